@@ -1,0 +1,28 @@
+# Flags of every target: warnings, floating point rules, sanitizers, and the instruction sets of the CPU backend.
+include(CheckCCompilerFlag)
+
+add_library(te_flags INTERFACE)
+target_compile_options(te_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes
+  # every instruction of a program rounds once and nothing is contracted: the same bits everywhere
+  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+target_compile_definitions(te_flags INTERFACE _POSIX_C_SOURCE=200809L _DEFAULT_SOURCE)
+set(CMAKE_C_FLAGS_RELEASE "-O3 -DNDEBUG")
+set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
+
+if(TE_SANITIZE)
+  target_compile_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE})
+endif()
+
+# Files in src/kernels/cpu/isa are compiled once per entry.
+set(TE_ISAS portable)
+set(TE_ISA_FLAGS_portable "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  check_c_compiler_flag("-mavx512f" TE_COMPILER_HAS_AVX512)
+  if(TE_COMPILER_HAS_AVX512)
+    list(APPEND TE_ISAS avx2 avx512)
+    set(TE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
+    set(TE_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+    target_compile_definitions(te_flags INTERFACE TE_ISA_HAS_X86=1)
+  endif()
+endif()

@@ -1,0 +1,93 @@
+/* backend.c - the CPU backend's table, its memory and the choice of instruction set. */
+#include "cpu.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const isa_names[TE_CPU_ISA_COUNT] = {"portable", "avx2", "avx512"};
+
+const char *te_cpu_isa_name(te_cpu_isa isa) { return isa_names[isa]; }
+
+te_cpu_isa te_cpu_isa_detect(void)
+{
+    te_cpu_isa best = TE_CPU_PORTABLE;
+#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = TE_CPU_AVX2;
+    if (best == TE_CPU_AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        best = TE_CPU_AVX512;
+#endif
+    const char *wish = getenv("TE_CPU_ISA");
+    for (int i = 0; wish && i < (int)best; i++)
+        if (strcmp(wish, isa_names[i]) == 0) best = (te_cpu_isa)i;
+    return best;
+}
+
+te_status te_exec_fail(te_exec *exec, te_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(exec->message, sizeof exec->message, format, args);
+    va_end(args);
+    return status;
+}
+
+static te_status cpu_open(te_exec *exec, int index)
+{
+    if (index != 0) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cpu:%d: there is one CPU device, cpu", index);
+    te_cpu_device *device = te_mem_zalloc(exec->mem, sizeof *device);
+    if (!device) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory opening the CPU device");
+    device->isa = te_cpu_isa_detect();
+    exec->device = device;
+    return TE_OK;
+}
+
+static void cpu_close(te_exec *exec)
+{
+    te_cpu_device *device = te_cpu(exec);
+    if (!device) return;
+    if (device->gemm_release) device->gemm_release(exec, device->gemm);
+    te_mem_free(exec->mem, device, sizeof *device);
+    exec->device = NULL;
+}
+
+static te_status cpu_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind)
+{
+    (void)exec;
+    (void)kind;
+    if (bytes) memmove(dst, src, bytes);
+    return TE_OK;
+}
+
+static te_status cpu_synchronize(te_exec *exec)
+{
+    (void)exec;
+    return TE_OK;
+}
+
+const te_backend te_backend_cpu = {
+    .name = "cpu",
+    .host_memory = true,
+    .device_open = cpu_open,
+    .device_close = cpu_close,
+    .memory_alloc = te_cpu_memory_alloc,
+    .memory_free = te_cpu_memory_free,
+    .memory_copy = cpu_memory_copy,
+    .synchronize = cpu_synchronize,
+    .program_run = te_cpu_program_run,
+    .gemm = te_cpu_gemm,
+    .attention = te_cpu_attention,
+    .attention_backward = te_cpu_attention_backward,
+    .copy = te_cpu_copy,
+    .embedding = te_cpu_embedding,
+    .embedding_backward = te_cpu_embedding_backward,
+    .gather = te_cpu_gather,
+    .scatter_add = te_cpu_scatter_add,
+    .arg_reduce = te_cpu_arg_reduce,
+    .topk = te_cpu_topk,
+    .cumsum = te_cpu_cumsum,
+    .multinomial = te_cpu_multinomial,
+};

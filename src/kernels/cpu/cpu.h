@@ -1,0 +1,49 @@
+/* cpu.h - what the files of the CPU backend share.
+ *
+ * Files in isa/ hold the inner loops. The build compiles each of them once per instruction set with TE_ISA defined to
+ * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide, and
+ * is reached through the device's `isa` at run time. All copies give the same bits.
+ */
+#ifndef TE_KERNELS_CPU_H
+#define TE_KERNELS_CPU_H
+
+#include "../kernels.h"
+
+#define TE_ISA_JOIN2(a, b) a##_##b
+#define TE_ISA_JOIN(a, b)  TE_ISA_JOIN2(a, b)
+#define TE_ISA_NAME(name)  TE_ISA_JOIN(name, TE_ISA)
+
+typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_ISA_COUNT } te_cpu_isa;
+
+/* The state behind te_exec.device on the CPU. */
+typedef struct te_cpu_device {
+    te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers it */
+    void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
+    void     (*gemm_release)(te_exec *exec, void *gemm);
+} te_cpu_device;
+
+static inline te_cpu_device *te_cpu(te_exec *exec) { return (te_cpu_device *)exec->device; }
+
+te_cpu_isa  te_cpu_isa_detect(void);
+const char *te_cpu_isa_name(te_cpu_isa isa);
+
+/* memory.c: large blocks are aligned to and advised for huge pages, since page faults cost more than the arithmetic. */
+void *te_cpu_memory_alloc(te_exec *, size_t bytes);
+void  te_cpu_memory_free(te_exec *, void *ptr, size_t bytes);
+
+/* Entries of the backend's table, by file. */
+te_status te_cpu_program_run(te_exec *, te_program *, const te_run *runs, int n_runs);           /* program*.c */
+te_status te_cpu_gemm(te_exec *, const te_gemm *);                                               /* gemm*.c */
+te_status te_cpu_attention(te_exec *, const te_attention *);                                     /* attention*.c */
+te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
+te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */
+te_status te_cpu_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids); /* embedding.c */
+te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
+te_status te_cpu_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim); /* index.c */
+te_status te_cpu_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
+te_status te_cpu_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);  /* select.c */
+te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
+te_status te_cpu_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
+te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+
+#endif

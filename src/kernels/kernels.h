@@ -1,0 +1,190 @@
+/* kernels.h - what a backend (cpu, cuda) offers to the engine.
+ *
+ * Kernels know nothing of tensors, autograd or Lua. Operands are plain views; memory they need in passing comes from
+ * the te_exec; a failure is a te_status with a message in the te_exec that names the offending values. On a device with
+ * streams every call is asynchronous and ordered after the calls before it on the same te_exec; pointers in views are
+ * device pointers that the host must not touch. On the CPU every call has finished when it returns.
+ *
+ * All functions accept empty views (some extent 0) and any alignment of the element's natural size.
+ */
+#ifndef TE_KERNELS_KERNELS_H
+#define TE_KERNELS_KERNELS_H
+
+#include "memory.h"
+#include "program.h"
+#include "tetrain/types.h"
+
+typedef struct te_exec    te_exec;
+typedef struct te_backend te_backend;
+
+/* Scales of a quantized operand: x = q * scale_inv. block_rows x block_cols elements share one factor; 0 stands for the
+ * whole extent, so {0, 0} is per-tensor scaling. */
+typedef struct te_quant {
+    const void *scale_inv;
+    te_dtype    scale_dtype; /* TE_F32, TE_U8 (E8M0 exponents) or TE_F8E4M3 */
+    int         block_rows, block_cols;
+    const float *amax;       /* second-level tensor amax (NVFP4), else NULL */
+} te_quant;
+
+/* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative. data NULL: absent. */
+typedef struct te_view {
+    void           *data;
+    te_dtype        dtype;
+    int             ndim;
+    int64_t         shape[TE_MAX_DIMS];
+    int64_t         stride[TE_MAX_DIMS];
+    const te_quant *quant; /* NULL: plain values */
+} te_view;
+
+/* Counter-based random numbers: Philox4x32-10 with key `seed`; element i of the iteration space (row-major, logical
+ * position, whatever the strides) uses word i % 4 of counter {lo(offset + i / 4), hi(offset + i / 4), lo(stream), hi(stream)}. */
+typedef struct te_rng {
+    uint64_t seed, stream, offset;
+} te_rng;
+
+/* --- running programs ------------------------------------------------------------------------------------------- */
+
+typedef struct te_operand {
+    void    *data;
+    te_dtype dtype;
+    bool     accumulate;          /* outputs: add to what is there (beta = 1) */
+    int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
+} te_operand;
+
+/* One application of a program: an iteration space and what its slots are bound to. */
+typedef struct te_run {
+    int               ndim; /* 1 … TE_MAX_DIMS; backends merge dimensions where strides allow, never the last one into
+                               others when the program has ROW values or reductions */
+    int64_t           shape[TE_MAX_DIMS];
+    const te_operand *inputs;  /* program->n_inputs */
+    const te_operand *outputs; /* program->n_outputs; an output with data NULL is not wanted */
+    const double     *params;  /* program->n_params */
+    const te_rng     *rngs;    /* program->n_rngs */
+    bool              compute_f64; /* float64 instead of float32 values */
+} te_run;
+
+/* --- matrix product --------------------------------------------------------------------------------------------- */
+
+typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activation;
+
+/* c[…, m, n] = act(alpha * a[…, m, k] b[…, k, n] + bias[n]) + beta * c. Leading dimensions are batches, equal in all
+ * three (stride 0 to broadcast a or b). Any strides; views whose unit stride is in either of the last two dimensions are
+ * used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, or the inputs' dtype; accumulation f32 (f64 for
+ * f64). */
+typedef struct te_gemm {
+    te_view       a, b, c;
+    te_view       bias;       /* absent or [n], any float dtype */
+    te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
+    te_activation activation;
+    float         alpha, beta; /* beta 0 (c is not read) or 1 */
+    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed copy may be kept */
+} te_gemm;
+
+/* --- attention -------------------------------------------------------------------------------------------------- */
+
+/* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
+ * q, out [batch, heads, seq_q, dim]; k [batch, kv_heads, seq_kv, dim]; v [batch, kv_heads, seq_kv, dim_v] with
+ * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others any.
+ * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv.
+ * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
+ * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0. */
+typedef struct te_attention {
+    te_view        q, k, v, out;
+    te_view        lse;  /* f32 [batch, heads, seq_q]: log of the softmax denominator, -inf for a masked row; may be absent */
+    te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled scores */
+    double         scale;
+    int64_t        window_left, window_right;
+    bool           bottom_right;
+    const int32_t *cu_seqlens_q, *cu_seqlens_kv; /* NULL: not packed */
+    int            n_seqs;
+    double         dropout; /* probability of dropping an entry of the softmax */
+    te_rng         rng;     /* element ((b * heads + h) * seq_q + i) * seq_kv + j (total extents when packed) */
+} te_attention;
+
+/* Gradients, overwritten: dq, dk, dv have the shapes of q, k, v and any strides with a unit last one. */
+typedef struct te_attention_grad {
+    te_attention forward; /* with out and lse as forward left them */
+    te_view      dout, dq, dk, dv;
+} te_attention_grad;
+
+/* --- the table -------------------------------------------------------------------------------------------------- */
+
+typedef enum te_copy_kind { TE_COPY_HOST_TO_DEVICE, TE_COPY_DEVICE_TO_HOST, TE_COPY_DEVICE_TO_DEVICE } te_copy_kind;
+
+/* Where kernels run: one device, in order. Made by device_open, used by one thread at a time. */
+struct te_exec {
+    const te_backend *backend;
+    const te_mem     *mem;     /* host memory for descriptors, caches, compiled programs */
+    void             *device;  /* the backend's own state */
+    int               threads; /* CPU threads that kernels may use; results do not depend on it */
+
+    /* Device memory for the duration of a kernel, from the engine's caching allocator, 64-byte aligned; NULL with the
+     * message set when memory is exhausted. */
+    void *(*scratch)(te_exec *, size_t bytes);
+    void  (*scratch_free)(te_exec *, void *ptr);
+    void  *owner;
+
+    char message[512];
+};
+
+/* Writes the message and returns the status. */
+te_status te_exec_fail(te_exec *exec, te_status status, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+struct te_backend {
+    const char *name; /* "cpu", "cuda" */
+    bool        host_memory; /* device pointers may be read and written by the host */
+
+    te_status (*device_open)(te_exec *exec, int index);
+    void      (*device_close)(te_exec *exec);
+
+    /* Raw memory under the caching allocator; 64-byte aligned; NULL when exhausted. */
+    void *(*memory_alloc)(te_exec *exec, size_t bytes);
+    void  (*memory_free)(te_exec *exec, void *ptr, size_t bytes);
+    te_status (*memory_copy)(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
+    te_status (*synchronize)(te_exec *exec);
+
+    /* Runs the program once per te_run, as one kernel. */
+    te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
+
+    te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
+    te_status (*attention)(te_exec *exec, const te_attention *attention);
+    te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
+
+    /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
+    te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);
+
+    /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have another
+     * float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed. */
+    te_status (*embedding)(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids);
+    te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids);
+
+    /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src. */
+    te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
+    te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
+
+    /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the extreme. */
+    te_status (*arg_reduce)(te_exec *exec, const te_view *index, const te_view *src, bool largest);
+    /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */
+    te_status (*topk)(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest);
+    te_status (*cumsum)(te_exec *exec, const te_view *dst, const te_view *src, bool reverse); /* along the last dimension */
+    /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
+     * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
+    te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+};
+
+extern const te_backend te_backend_cpu;
+
+static inline bool te_view_present(const te_view *v) { return v->data != NULL; }
+
+static inline int64_t te_view_numel(const te_view *v)
+{
+    int64_t n = 1;
+    for (int i = 0; i < v->ndim; i++) n *= v->shape[i];
+    return n;
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients.
+ *
+ * Conventions
+ *   - A function that can fail returns te_status, or NULL where it makes an object; te_context_error then holds a
+ *     message with the offending values. Nothing here aborts, exits or prints.
+ *   - Tensors are reference counted. A function that returns a te_tensor * gives the caller one reference unless its
+ *     comment says "borrowed"; arguments are borrowed. Releasing NULL is a no-op.
+ *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
+ *   - One context is used by one thread at a time. Two contexts know nothing of each other.
+ *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.
+ */
+#ifndef TETRAIN_TE_H
+#define TETRAIN_TE_H
+
+#include "types.h"
+
+#if defined(__GNUC__)
+#define TE_API __attribute__((visibility("default")))
+#else
+#define TE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct te_context te_context;
+typedef struct te_tensor  te_tensor;
+typedef struct te_op      te_op;
+
+/* --- context ------------------------------------------------------------------------------------------------------ */
+
+typedef struct te_context_options {
+    size_t struct_size;         /* sizeof(te_context_options): lets the struct grow */
+    int    threads;             /* CPU threads for kernels, 0: all cores */
+    size_t tensor_memory_limit; /* bytes of tensor memory per device, 0: none */
+    /* Host memory hook with lua_Alloc's contract, NULL: the C library. */
+    void *(*realloc)(void *user, void *ptr, size_t old_size, size_t new_size);
+    void *realloc_user;
+} te_context_options;
+
+/* options may be NULL. NULL when memory is exhausted. */
+TE_API te_context *te_context_open(const te_context_options *options);
+TE_API void        te_context_release(te_context *ctx);
+TE_API const char *te_context_error(const te_context *ctx); /* message of the last failure, valid until the next one */
+TE_API void        te_context_interrupt(te_context *ctx);   /* from any thread or signal handler: the next op fails */
+TE_API void        te_context_clear_interrupt(te_context *ctx);
+TE_API void        te_context_set_threads(te_context *ctx, int threads);
+TE_API int         te_context_threads(const te_context *ctx);
+/* Called when tensor memory runs out, before the last attempt; may release tensors. */
+TE_API void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user);
+
+typedef struct te_memory_stats {
+    size_t   current, peak; /* bytes in live tensors, now and at most */
+    size_t   reserved;      /* bytes taken from the system, cached blocks included */
+    uint64_t allocations;   /* blocks handed out since the context was opened */
+} te_memory_stats;
+
+TE_API te_status te_context_memory(te_context *ctx, const char *device, te_memory_stats *stats);
+TE_API void      te_context_reset_peak(te_context *ctx);
+TE_API void      te_context_empty_cache(te_context *ctx);
+
+/* Random numbers: Philox4x32-10 with key `seed`. Every drawing op takes the next range of offsets, so the state is two
+ * numbers and restoring it replays the same draws. */
+TE_API void te_context_seed(te_context *ctx, uint64_t seed);
+TE_API void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset);
+TE_API void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t offset);
+
+/* Whether ops record gradients; returns the setting before. */
+TE_API bool te_context_set_grad_enabled(te_context *ctx, bool enabled);
+TE_API bool te_context_grad_enabled(const te_context *ctx);
+/* Compute dtype of linear, norm, attention and embedding ops (autocast); TE_DTYPE_COUNT: that of their operands.
+ * Returns the setting before. */
+TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
+
+/* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+/* Uninitialised tensor on the default device ("cpu"). */
+TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
+TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
+/* Wraps host memory without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it alive. */
+TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
+                                      void (*deleter)(void *user), void *user);
+TE_API te_tensor     *te_tensor_retain(te_tensor *t);
+TE_API void           te_tensor_release(te_tensor *t);
+TE_API void          *te_tensor_data(te_tensor *t); /* host pointer of a contiguous CPU tensor, else NULL */
+TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
+TE_API int            te_tensor_ndim(const te_tensor *t);
+TE_API const int64_t *te_tensor_shape(const te_tensor *t);
+TE_API int64_t        te_tensor_numel(const te_tensor *t);
+TE_API const char    *te_tensor_device(const te_tensor *t);
+TE_API te_context    *te_tensor_context(const te_tensor *t);
+
+/* Copies between a tensor (any strides, any device) and contiguous host memory of `dtype`, converting. */
+TE_API te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host);
+TE_API te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host);
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+TE_API bool       te_tensor_requires_grad(const te_tensor *t);      /* of a leaf, or a result that depends on one */
+TE_API te_status  te_tensor_set_requires_grad(te_tensor *t, bool on);
+TE_API te_tensor *te_tensor_grad(const te_tensor *t);               /* borrowed; NULL when there is none */
+TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
+/* Adds d loss / d leaf to the .grad of every leaf below. grad NULL: loss must have one element, and 1 is used.
+ * Saved tensors are released as they are consumed unless retain. */
+TE_API te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain);
+
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+/* An argument of an operation, in the order of its signature (see te_op_signature). */
+typedef enum te_arg_kind {
+    TE_ARG_ABSENT = 0, /* takes the declared default */
+    TE_ARG_TENSOR,
+    TE_ARG_TENSORS,
+    TE_ARG_NUMBER, /* also int, bool, dim, dtype and choices by their index */
+    TE_ARG_INTS,
+    TE_ARG_TEXT
+} te_arg_kind;
+
+typedef struct te_arg {
+    te_arg_kind kind;
+    int         n; /* TENSORS, INTS: how many */
+    union {
+        te_tensor        *tensor;
+        te_tensor *const *tensors;
+        double            number;
+        const int64_t    *ints;
+        const char       *text;
+    } as;
+} te_arg;
+
+TE_API const te_op *te_op_find(te_context *ctx, const char *name); /* NULL: no such operation */
+TE_API const te_op *te_op_at(te_context *ctx, int i);              /* i from 0; NULL past the last */
+TE_API const char  *te_op_name(const te_op *op);
+TE_API const char  *te_op_signature(const te_op *op); /* "softmax(x, dim: dim = -1)" */
+TE_API const char  *te_op_doc(const te_op *op);
+/* Runs an operation. out receives op's results, one reference each; on failure all are NULL. */
+TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out);
+
+TE_API const char *te_dtype_name(te_dtype dtype);
+TE_API size_t      te_dtype_size(te_dtype dtype);
+TE_API const char *te_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

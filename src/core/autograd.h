@@ -1,0 +1,38 @@
+/* autograd.h - the tape: one node per recorded call. */
+#ifndef TE_CORE_AUTOGRAD_H
+#define TE_CORE_AUTOGRAD_H
+
+#include "op.h"
+
+/* What backward must know of an input after forward is gone. */
+typedef struct te_grad_meta {
+    te_node   *node; /* producer; NULL for leaves */
+    int        output;
+    te_tensor *leaf; /* collects into leaf->grad; NULL for results and for inputs without gradient */
+    te_device *device;
+    te_dtype   dtype;
+    int        ndim;
+    int64_t    shape[TE_MAX_DIMS];
+} te_grad_meta;
+
+struct te_node {
+    te_call       call;
+    uint64_t      order; /* creation number: consumers have higher ones than producers */
+    int           refs;
+    bool          queued, consumed;
+    int           n_edges;
+    te_grad_meta *edges;
+    te_node      *next_dead;
+};
+
+/* Makes the node of a finished forward call (in, out and saved filled) and connects the results. */
+te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs);
+bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or result of a node */
+void      te_node_release(te_node *node);
+
+/* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any .grad.
+ * grads[i] receives a reference, or NULL where there is no path. */
+te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
+                           te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain);
+
+#endif

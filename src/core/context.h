@@ -1,0 +1,74 @@
+/* context.h - the context: everything that would otherwise be global. */
+#ifndef TE_CORE_CONTEXT_H
+#define TE_CORE_CONTEXT_H
+
+#include "allocator.h"
+#include "kernels/kernels.h"
+#include "tetrain/te.h"
+
+#include <stdarg.h>
+
+#define TE_PRINTF(format, first) __attribute__((format(printf, format, first)))
+
+typedef struct te_node     te_node;
+typedef struct te_variants te_variants;
+
+enum { TE_MAX_DEVICES = 9 }; /* cpu and eight accelerators */
+
+/* A device that this context has opened. */
+typedef struct te_device {
+    te_exec      exec;
+    te_allocator allocator;
+    char         name[16]; /* "cpu", "cuda:0" */
+    bool         open;
+} te_device;
+
+struct te_context {
+    te_mem    mem;
+    int       refs; /* the owner's and one per tensor, storage and node */
+    te_device devices[TE_MAX_DEVICES];
+    size_t    tensor_memory_limit;
+    int       threads;
+
+    bool     grad_enabled;
+    te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
+    uint64_t seed, rng_offset;
+    uint64_t next_storage_id, next_node;
+
+    te_op       *ops; /* parsed declarations */
+    int          n_ops;
+    te_variants *variants; /* compiled programs of program ops */
+
+    void (*reclaim)(void *user);
+    void  *reclaim_user;
+    bool   reclaiming;
+
+    te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the stack */
+    bool     freeing_nodes;
+    void    *free_tensors; /* recycled te_tensor structs */
+    int      n_free_tensors;
+
+    volatile int interrupted;
+    te_status    status;
+    char         message[1024];
+};
+
+/* Records the message and returns status. */
+te_status te_fail(te_context *ctx, te_status status, const char *format, ...) TE_PRINTF(3, 4);
+/* Takes over the message of a kernel that failed in `op`. */
+te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op);
+te_status te_fail_memory(te_context *ctx, const char *what);
+
+static inline void te_context_retain(te_context *ctx) { ctx->refs++; }
+void               te_context_unref(te_context *ctx);
+
+/* Opens on first use; NULL with the reason recorded. */
+te_device *te_context_device(te_context *ctx, const char *name);
+
+/* Reserves `words` Philox words and says where they start. */
+te_rng te_context_draw(te_context *ctx, uint64_t words);
+
+/* TE_ERROR_INTERRUPTED once te_context_interrupt was called. */
+te_status te_context_poll(te_context *ctx);
+
+#endif

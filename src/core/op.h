@@ -1,0 +1,144 @@
+/* op.h - operations: one declaration each, from which argument checks, binding, help, gradient and tests follow.
+ *
+ * A declaration is a row of a table in src/core/ops/. Its signature is text:
+ *
+ *     layer_norm(x, gamma = 1, beta = 0; eps: number = 1e-5)
+ *
+ * Parameters without a type are tensors; a default makes them optional, and where the op takes numbers, a number may stand for a
+ * tensor. `name: type` are attributes; types: number, int, bool, dim (from 1 in Lua, from 0 here), dims, shape, dtype,
+ * device, text, tensors, or choices a|b|c. What follows ';' is given by name only, in the options table.
+ *
+ * An op is either a *program op* (`formula` set: a row program, see formula in program_build.h; its gradient is derived, or given as a
+ * formula) or a *structured op* with a forward and a backward function over a te_call.
+ */
+#ifndef TE_CORE_OP_H
+#define TE_CORE_OP_H
+
+#include "tensor.h"
+
+enum { TE_OP_MAX_INPUTS = 6, TE_OP_MAX_ATTRS = 12, TE_OP_MAX_OUTPUTS = 3, TE_OP_MAX_SAVED = 12 };
+
+typedef enum te_param_type {
+    TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_DIMS, TE_TYPE_SHAPE,
+    TE_TYPE_DTYPE, TE_TYPE_DEVICE, TE_TYPE_TEXT, TE_TYPE_CHOICE
+} te_param_type;
+
+/* A parsed parameter. */
+typedef struct te_param {
+    char          name[24];
+    te_param_type type;
+    bool          optional, by_name; /* by_name: only in the options table */
+    bool          has_default;
+    double        number;      /* default of tensors that stand for a constant, numbers, ints, bools, dims, choices (index) */
+    char          text[64];    /* choices "a|b|c", or default text */
+    int           slot;        /* index among inputs or among attributes */
+} te_param;
+
+typedef struct te_attr {
+    bool    set; /* given by the caller or by a default */
+    double  number;
+    int     n; /* dims, shape */
+    int64_t ints[TE_MAX_DIMS];
+    const char *text;
+} te_attr;
+
+typedef struct te_call te_call;
+
+enum te_op_flags {
+    TE_OP_NUMBERS = 1 << 0,  /* numbers may stand for tensors */
+    TE_OP_INPLACE = 1 << 1,  /* has a form `name_` that writes into its first input */
+    TE_OP_METHOD = 1 << 2,   /* also a method of tensors */
+    TE_OP_COMPUTE = 1 << 3,  /* result in the compute dtype (autocast), else the first input's */
+    TE_OP_BOOL = 1 << 4,     /* result is bool */
+    TE_OP_FLOAT = 1 << 5,    /* integers give float32 */
+    TE_OP_F32 = 1 << 6,      /* result is float32 (float64 for float64) */
+    TE_OP_GATED = 1 << 7,    /* x is split in halves along the last dimension: program inputs a and b */
+    TE_OP_REDUCE = 1 << 8,   /* attributes dim, keepdim: rows are the reduced dimensions */
+    TE_OP_ROWS = 1 << 9,     /* attribute dim: the row is that dimension (softmax) */
+    TE_OP_LASTROW = 1 << 10, /* the row is the last dimension */
+    TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
+    TE_OP_NOGRAD = 1 << 12   /* never differentiable */
+};
+
+typedef struct te_op_def {
+    const char *signature;
+    const char *doc;      /* first sentence: what; then shapes, errors, source */
+    unsigned    flags;
+    const char *formula;  /* program ops */
+    const char *gradient; /* explicit gradient formula, NULL: derived */
+    const char *outputs;  /* names of the formula's results, "y" when NULL; structured ops: only their number counts */
+    const char *rows;     /* names of inputs that hold one value per row, "target" */
+    const char *domain;   /* where the gradient test draws inputs, "0.1 3"; "-2 2" when NULL */
+    te_status (*forward)(te_call *call);
+    te_status (*backward)(te_call *call);
+} te_op_def;
+
+struct te_op {
+    const te_op_def *def;
+    char             name[32];
+    te_param         params[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS];
+    int              n_params, n_inputs, n_attrs, n_outputs;
+    bool             takes_list; /* first input is a list of tensors */
+};
+
+/* One application of an op. The same struct, kept in the graph, is what backward sees. */
+struct te_call {
+    te_context  *ctx;
+    const te_op *op;
+    te_tensor   *in[TE_OP_MAX_INPUTS]; /* borrowed in forward; NULL: absent. In backward: NULL, use what was saved */
+    bool         is_number[TE_OP_MAX_INPUTS];
+    double       number[TE_OP_MAX_INPUTS]; /* numbers that stand for tensors */
+    te_tensor  **list; /* list inputs, borrowed */
+    int          n_list;
+    te_attr      attr[TE_OP_MAX_ATTRS];
+    te_tensor   *out[TE_OP_MAX_OUTPUTS]; /* forward: results, owned */
+    te_tensor   *inplace;                /* forward: result 0 goes here, NULL: a new tensor */
+    bool         record;                 /* forward: some input needs a gradient; save what backward reads */
+
+    te_tensor *saved[TE_OP_MAX_SAVED];
+    uint64_t   saved_version[TE_OP_MAX_SAVED];
+    int        n_saved;
+    te_rng     rng;
+    int64_t    memo[8];  /* whatever forward wants backward to know */
+    const void *pointer; /* likewise, not owned; or owned by release */
+    void      (*release)(te_call *call);
+
+    te_node   *node;                     /* backward */
+    te_tensor *dout[TE_OP_MAX_OUTPUTS];  /* backward: gradients of the results, contiguous or not; NULL: zero */
+    bool       wanted[TE_OP_MAX_INPUTS]; /* inputs that need a gradient */
+};
+
+/* --- for ops ------------------------------------------------------------------------------------------------------ */
+
+/* Keeps t (retained) for backward; returns its index in saved, or -1 (already failed). NULL is kept as NULL. */
+int te_call_save(te_call *call, te_tensor *t);
+/* Errors in the op's name: "te.softmax: …". */
+te_status te_call_fail(te_call *call, te_status status, const char *format, ...) TE_PRINTF(3, 4);
+te_status te_call_kernel(te_call *call, te_exec *exec, te_status status); /* passes a kernel's failure on */
+te_exec  *te_call_exec(te_call *call, const te_tensor *t);                /* where t lives */
+te_dtype  te_call_compute_dtype(const te_call *call, te_dtype otherwise);
+
+/* Gradient of input i. `give` hands over a tensor (the reference is consumed; NULL reports the failure that made it NULL).
+ * `target` returns a contiguous buffer of the input's shape to be written (*accumulate false) or added to (true): the
+ * parameter's own .grad where possible. Borrowed; NULL on failure. */
+te_status  te_grad_give(te_call *call, int i, te_tensor *grad);
+te_tensor *te_grad_target(te_call *call, int i, bool *accumulate);
+/* Shape, dtype of input i in backward. */
+const struct te_grad_meta *te_grad_input(const te_call *call, int i);
+
+/* --- registry ----------------------------------------------------------------------------------------------------- */
+
+te_status te_ops_open(te_context *ctx);
+void      te_ops_close(te_context *ctx);
+te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op);
+
+/* The in-place form: result 0 is written into the first input. */
+te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args);
+/* Short forms for use inside the engine: tensors only, in order. A new reference or NULL. */
+te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in);
+
+/* Program ops. */
+te_status te_program_op_forward(te_call *call);
+te_status te_program_op_backward(te_call *call);
+
+#endif

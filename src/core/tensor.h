@@ -1,0 +1,68 @@
+/* tensor.h - tensors and their storage, as the engine sees them. */
+#ifndef TE_CORE_TENSOR_H
+#define TE_CORE_TENSOR_H
+
+#include "context.h"
+
+/* Bytes on a device, shared by views. */
+typedef struct te_storage {
+    te_context *ctx;
+    te_device  *device;
+    te_block   *block; /* NULL: foreign memory */
+    void       *data;
+    size_t      bytes;
+    uint64_t    id;      /* unique within the context */
+    uint64_t    version; /* grows with every write in place */
+    int         refs;
+    void      (*deleter)(void *user);
+    void       *user;
+    te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
+    uint64_t    shadow_version;
+} te_storage;
+
+struct te_tensor {
+    te_context *ctx;
+    te_storage *storage;
+    int         refs;
+    te_dtype    dtype;
+    int         ndim;
+    bool        requires_grad; /* a leaf that collects gradients */
+    int64_t     offset;        /* elements from the start of the storage */
+    int64_t     shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    te_node    *node; /* what computed it, NULL for leaves */
+    int         node_output;
+    te_tensor  *grad;
+};
+
+/* A new tensor on `device` (NULL: cpu), uninitialised. */
+te_tensor *te_tensor_new(te_context *ctx, te_device *device, te_dtype dtype, int ndim, const int64_t *shape);
+te_tensor *te_tensor_new_like(const te_tensor *t); /* contiguous, same shape, dtype and device */
+/* A view with another geometry on the same storage; not connected to the graph. */
+te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset);
+te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, double value);
+
+bool    te_tensor_contiguous(const te_tensor *t);
+bool    te_same_shape(const te_tensor *a, const te_tensor *b);
+te_view te_tensor_view(const te_tensor *t);
+void   *te_tensor_pointer(const te_tensor *t); /* device address of the first element */
+
+/* Contiguous copies and conversions outside the graph. A new reference; t itself when nothing has to be done. */
+te_tensor *te_tensor_contiguous_copy(te_tensor *t);
+te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype);
+te_tensor *te_tensor_clone_data(te_tensor *t);
+/* As te_tensor_cast, but the copy is kept with the storage until the tensor changes: weights under autocast. */
+te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype);
+te_status  te_tensor_copy_data(te_tensor *dst, te_tensor *src); /* dst = src, broadcasting; bumps dst's version */
+te_status  te_tensor_fill(te_tensor *t, double value);
+
+/* Number of elements, or -1 when the byte size does not fit 63 bits or an extent is negative. */
+int64_t te_shape_numel(int ndim, const int64_t *shape, size_t element_size);
+/* "{2, 3}" in a caller's buffer; returns it. */
+const char *te_shape_text(int ndim, const int64_t *shape, char *text, size_t size);
+#define TE_SHAPE_TEXT(t) te_shape_text((t)->ndim, (t)->shape, (char[160]){0}, 160)
+/* Normalises a dimension that may count from the end; -1 when out of range. */
+int te_dim_index(int64_t dim, int ndim);
+/* Shape that a and b broadcast to; false when they do not. */
+bool te_broadcast(int *ndim, int64_t *shape, int other_ndim, const int64_t *other_shape);
+
+#endif

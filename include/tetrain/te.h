@@ -14,12 +14,6 @@
 
 #include "types.h"
 
-#if defined(__GNUC__)
-#define TE_API __attribute__((visibility("default")))
-#else
-#define TE_API
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -137,8 +131,6 @@ TE_API const char  *te_op_doc(const te_op *op);
 /* Runs an operation. out receives op's results, one reference each; on failure all are NULL. */
 TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out);
 
-TE_API const char *te_dtype_name(te_dtype dtype);
-TE_API size_t      te_dtype_size(te_dtype dtype);
 TE_API const char *te_version(void);
 
 #ifdef __cplusplus

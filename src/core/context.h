@@ -8,7 +8,7 @@
 
 #include <stdarg.h>
 
-#define TE_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define TE_PRINTF(string, first) __attribute__((__format__(__printf__, string, first)))
 
 typedef struct te_node     te_node;
 typedef struct te_variants te_variants;
@@ -17,6 +17,7 @@ enum { TE_MAX_DEVICES = 9 }; /* cpu and eight accelerators */
 
 /* A device that this context has opened. */
 typedef struct te_device {
+    te_context  *ctx;
     te_exec      exec;
     te_allocator allocator;
     char         name[16]; /* "cpu", "cuda:0" */
@@ -43,6 +44,7 @@ struct te_context {
     void  *reclaim_user;
     bool   reclaiming;
 
+    struct te_engine *engine; /* the backward pass in progress, NULL: none */
     te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the stack */
     bool     freeing_nodes;
     void    *free_tensors; /* recycled te_tensor structs */
@@ -62,8 +64,12 @@ te_status te_fail_memory(te_context *ctx, const char *what);
 static inline void te_context_retain(te_context *ctx) { ctx->refs++; }
 void               te_context_unref(te_context *ctx);
 
-/* Opens on first use; NULL with the reason recorded. */
+/* Opens on first use; NULL with the reason recorded. A NULL name is the default device. */
 te_device *te_context_device(te_context *ctx, const char *name);
+
+/* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the request
+ * fails; then NULL with the sizes recorded. */
+te_block *te_device_alloc(te_device *device, size_t bytes);
 
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);

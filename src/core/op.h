@@ -5,7 +5,7 @@
  *     layer_norm(x, gamma = 1, beta = 0; eps: number = 1e-5)
  *
  * Parameters without a type are tensors; a default makes them optional, and where the op takes numbers, a number may stand for a
- * tensor. `name: type` are attributes; types: number, int, bool, dim (from 1 in Lua, from 0 here), dims, shape, dtype,
+ * tensor. `name: type` are attributes; types: number, int, bool, dim and index (from 1 in Lua, from 0 here), dims, shape, dtype,
  * device, text, tensors, or choices a|b|c. What follows ';' is given by name only, in the options table.
  *
  * An op is either a *program op* (`formula` set: a row program, see formula in program_build.h; its gradient is derived, or given as a
@@ -19,7 +19,7 @@
 enum { TE_OP_MAX_INPUTS = 6, TE_OP_MAX_ATTRS = 12, TE_OP_MAX_OUTPUTS = 3, TE_OP_MAX_SAVED = 12 };
 
 typedef enum te_param_type {
-    TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_DIMS, TE_TYPE_SHAPE,
+    TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_INDEX, TE_TYPE_DIMS, TE_TYPE_SHAPE,
     TE_TYPE_DTYPE, TE_TYPE_DEVICE, TE_TYPE_TEXT, TE_TYPE_CHOICE
 } te_param_type;
 
@@ -53,9 +53,7 @@ enum te_op_flags {
     TE_OP_FLOAT = 1 << 5,    /* integers give float32 */
     TE_OP_F32 = 1 << 6,      /* result is float32 (float64 for float64) */
     TE_OP_GATED = 1 << 7,    /* x is split in halves along the last dimension: program inputs a and b */
-    TE_OP_REDUCE = 1 << 8,   /* attributes dim, keepdim: rows are the reduced dimensions */
-    TE_OP_ROWS = 1 << 9,     /* attribute dim: the row is that dimension (softmax) */
-    TE_OP_LASTROW = 1 << 10, /* the row is the last dimension */
+    TE_OP_LASTROW = 1 << 10, /* the row is the last dimension; the space is that of the first input */
     TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
     TE_OP_NOGRAD = 1 << 12   /* never differentiable */
 };
@@ -103,9 +101,8 @@ struct te_call {
     const void *pointer; /* likewise, not owned; or owned by release */
     void      (*release)(te_call *call);
 
-    te_node   *node;                     /* backward */
-    te_tensor *dout[TE_OP_MAX_OUTPUTS];  /* backward: gradients of the results, contiguous or not; NULL: zero */
-    bool       wanted[TE_OP_MAX_INPUTS]; /* inputs that need a gradient */
+    te_node   *node;                    /* backward: where the call stands in the graph */
+    te_tensor *dout[TE_OP_MAX_OUTPUTS]; /* backward: gradients of the results, any strides; NULL: zero */
 };
 
 /* --- for ops ------------------------------------------------------------------------------------------------------ */
@@ -123,7 +120,9 @@ te_dtype  te_call_compute_dtype(const te_call *call, te_dtype otherwise);
  * parameter's own .grad where possible. Borrowed; NULL on failure. */
 te_status  te_grad_give(te_call *call, int i, te_tensor *grad);
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate);
-/* Shape, dtype of input i in backward. */
+/* Whether input i needs a gradient; whether inputs i and j are the same tensor; shape and dtype of input i. */
+bool                       te_grad_wanted(const te_call *call, int i);
+bool                       te_grad_same(const te_call *call, int i, int j);
 const struct te_grad_meta *te_grad_input(const te_call *call, int i);
 
 /* --- registry ----------------------------------------------------------------------------------------------------- */
@@ -136,6 +135,11 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op);
 te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args);
 /* Short forms for use inside the engine: tensors only, in order. A new reference or NULL. */
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in);
+
+/* A composite op: runs op `name` (recorded by itself) and hands its results on as the call's own. */
+te_status te_call_delegate(te_call *call, const char *name, int n_args, const te_arg *args);
+/* Likewise with a tensor made by ops that recorded themselves (reference consumed; NULL reports the failure). */
+te_status te_call_result(te_call *call, te_tensor *result);
 
 /* Program ops. */
 te_status te_program_op_forward(te_call *call);

@@ -108,16 +108,16 @@ typedef enum te_output_kind {
     TE_OUT_AMAX    /* max |value| over the whole space ignoring NaN, one number; 0 for an empty space */
 } te_output_kind;
 
-typedef struct te_program_output {
+struct te_program_output { /* no typedef: te_program_output is the function that adds one (program_build.h) */
     uint8_t kind;  /* te_output_kind */
     int32_t value;
-} te_program_output;
+};
 
 typedef struct te_program {
     const te_mem      *mem;
     char               name[48]; /* for profiles and dumps: "gelu", "layer_norm.backward" */
     te_insn           *insns;
-    te_program_output *outputs;
+    struct te_program_output *outputs;
     uint8_t           *input_rates; /* te_rate per input: ROW inputs are read once per row, UNIFORM ones once */
     size_t             insn_capacity, output_capacity, input_capacity;
     int                n_insns, n_outputs, n_inputs, n_params, n_rngs;

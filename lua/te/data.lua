@@ -1,0 +1,212 @@
+--- te.data: where training text comes from, and batches of it.
+--
+-- A source is a text file, a folder of text files, or token shards (.bin: raw uint16, or with a header that says uint16
+-- or uint32). Without any, the project's own text: the tree that the script stands in, else the sources of the Lua
+-- library, which every executable carries.
+--
+-- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
+-- alone, so a run that resumes there sees what it would have seen.
+
+local te = require "te"
+local options = require "te.options"
+local tokenizer = require "te.tokenizer"
+
+local data = {}
+
+-- Reading ---------------------------------------------------------------------------------------------------------
+
+local function read_file(path)
+    local file, problem = io.open(path, "rb")
+    if not file then error(problem, 0) end
+    local text
+    text, problem = file:read("*a")
+    file:close()
+    if not text then error(("%s: %s"):format(path, problem), 0) end
+    return text
+end
+
+local function is_text(text) return not text:sub(1, 4096):find("%z") end
+
+-- Regular files below a folder in the order of their names, hidden ones and build outputs left out.
+local function files_below(folder, accept, found)
+    found = found or {}
+    local names = te._core.list_dir(folder)
+    table.sort(names)
+    for _, name in ipairs(names) do
+        local path = folder .. "/" .. name
+        local stat = te._core.stat(path)
+        if name:find("^%.") or not stat then -- hidden, or gone
+        elseif stat.type == "directory" then
+            if not name:find("^build") and name ~= "out" then files_below(path, accept, found) end
+        elseif accept(name) then
+            found[#found + 1] = path
+        end
+    end
+    return found
+end
+
+local function join_files(paths)
+    local texts = {}
+    for _, path in ipairs(paths) do
+        local text = read_file(path)
+        if is_text(text) then texts[#texts + 1] = text end
+    end
+    return table.concat(texts, "\n"), #texts
+end
+
+local OWN = { md = true, lua = true, c = true, h = true, sh = true, cmake = true }
+
+-- The tree around a script at `script`, recognised by its library.
+local function source_tree(script)
+    local folder = script and (script:match("^(.*)/[^/]*$") or ".")
+    for _, root in ipairs(folder and { folder .. "/..", folder, "." } or {}) do
+        if te._core.stat(root .. "/lua/te/modules.lua") and te._core.stat(root .. "/src/core") then return root end
+    end
+end
+
+--- Text that is always at hand.
+---@param script string|nil  path of the running script
+---@return string text
+---@return string description
+function data.own_text(script)
+    local root = source_tree(script)
+    if root then
+        local paths = files_below(root, function(name) return OWN[name:match("%.(%w+)$")] end)
+        local text, n = join_files(paths)
+        return text, ("the project's own text, %d files"):format(n)
+    end
+    local texts = {}
+    local sources = te._core.library_sources()
+    for _, name in ipairs(options.names(sources)) do texts[#texts + 1] = sources[name] end
+    return table.concat(texts, "\n"), ("the library's own text, %d files"):format(#texts)
+end
+
+-- Streams ---------------------------------------------------------------------------------------------------------
+
+local function has_shards(folder)
+    for _, name in ipairs(te._core.list_dir(folder)) do
+        if name:find("%.bin$") then return true end
+    end
+    return false
+end
+
+-- The shards of a path, split where their names say so: { train = {…}, val = {…} }.
+local function shards_of(path, stat)
+    if stat.type ~= "directory" then return { train = { path } } end
+    local found = { train = {}, val = {} }
+    for _, file in ipairs(files_below(path, function(name) return name:find("%.bin$") end)) do
+        table.insert(file:match("[^/]*$"):find("val") and found.val or found.train, file)
+    end
+    if #found.train == 0 or #found.val == 0 then
+        local all = #found.train > 0 and found.train or found.val
+        return { train = all }
+    end
+    return found
+end
+
+local function length_of(source)
+    local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = 1,
+        prefetch = 0 }
+    local n = loader.n_tokens
+    loader:close()
+    return n
+end
+
+local function text_source(text, kind)
+    local tok = kind == "char" and tokenizer.char(text) or tokenizer.byte()
+    return { tokens = te._core.encode_text(text, tok.points) }, tok
+end
+
+-- { train = source, val = source or nil, tokenizer =, description = }
+local function find_source(opts)
+    if not opts.path then
+        local text, description = data.own_text(opts.script)
+        local source, tok = text_source(text, opts.tokenizer)
+        return { train = source, tokenizer = tok, description = description }
+    end
+    local stat = te._core.stat(opts.path)
+    if not stat then error(opts.path .. ": no such file or folder", 0) end
+    if opts.path:find("%.bin$") or stat.type == "directory" and has_shards(opts.path) then
+        local shards = shards_of(opts.path, stat)
+        return { train = { paths = shards.train }, val = shards.val and { paths = shards.val },
+            description = opts.path }
+    end
+    local text = stat.type == "directory"
+        and join_files(files_below(opts.path, function() return true end)) or read_file(opts.path)
+    local source, tok = text_source(text, opts.tokenizer)
+    return { train = source, tokenizer = tok, description = opts.path }
+end
+
+-- Sets ------------------------------------------------------------------------------------------------------------
+
+local Set = {}
+Set.__index = Set
+
+local OPEN = {
+    path = { "string" },                     -- file, folder or shards; the project's own text when there is none
+    script = { "string" },                   -- path of the running script, for finding that text
+    tokenizer = { "string", "char", choices = { "byte", "char" } },
+    batch = { "size", 1 },
+    block = { "size", 64 },
+    seed = { "integer", 1, min = 0 },
+    val_fraction = { "number", 0.1, min = 0, max = 0.9 }, -- the end of the stream, unless shards are named val
+}
+
+local function loader(set, source, first, last, sequential)
+    return te._core.tokens_open { paths = source.paths, tokens = source.tokens, begin = first, ["end"] = last,
+        batch = set.batch, block = set.block, seed = set.seed, sequential = sequential,
+        prefetch = sequential and 0 or 3 }
+end
+
+--- Opens a training and a validation part.
+---@return table set  n_tokens, n_train, n_val, tokenizer (nil for shards), description, train and val loaders
+function data.open(opts)
+    opts = options.check("te.data.open", opts, OPEN, 2)
+    local found = find_source(opts)
+    local n = length_of(found.train)
+    local set = setmetatable({ tokenizer = found.tokenizer, description = found.description, batch = opts.batch,
+        block = opts.block, seed = opts.seed, n_tokens = n }, Set)
+    local n_val_source = found.val and length_of(found.val)
+    set.n_train = found.val and n or n - math.floor(n * opts.val_fraction)
+    set.n_val = n_val_source or n - set.n_train
+    if set.n_train <= opts.block then
+        error(("%s: %d tokens for training are too few for a block of %d"):format(set.description, set.n_train,
+            opts.block), 0)
+    end
+    set.train = loader(set, found.train, 0, set.n_train, false)
+    if set.n_val > opts.block * opts.batch then
+        set.val = loader(set, found.val or found.train, found.val and 0 or set.n_train, found.val and set.n_val or n,
+            true)
+    end
+    return set
+end
+
+--- x, y {batch, block} of training batch number `s` (from 0) when given, else of the next one.
+function Set:next_train(s)
+    if s then self.train:seek(s) end
+    return self.train:next()
+end
+
+--- Mean of loss(x, y) over the first `batches` batches of the validation part, always the same ones.
+---@return number|nil  nil when the part is too small for a batch
+function Set:validation_loss(batches, loss)
+    if not self.val then return nil end
+    local available = math.floor((self.n_val - 1) / (self.block * self.batch))
+    local n, sum = math.min(batches, available), 0
+    self.val:seek(0)
+    for _ = 1, n do sum = sum + loss(self.val:next()) end
+    return sum / n
+end
+
+--- What must be the same for a run to go on, as texts.
+function Set:texts()
+    return { tokenizer = self.tokenizer and self.tokenizer:describe(), ["data.tokens"] = ("%.0f"):format(self.n_tokens),
+        ["data.train_tokens"] = ("%.0f"):format(self.n_train) }
+end
+
+function Set:close()
+    self.train:close()
+    if self.val then self.val:close() end
+end
+
+return data

@@ -1,0 +1,49 @@
+--- te.initializers: functions that fill a new parameter, for init_method options.
+
+local te = require "te"
+local options = require "te.options"
+
+local initializers = {}
+
+--- N(mean, std).
+function initializers.normal(mean, std)
+    options.argument("te.initializers.normal", "std", std, { "number", min = 0 }, 2)
+    return function(t)
+        local values = te.randn(t.shape, { device = t.device })
+        values:mul_(std)
+        if mean ~= 0 then values:add_(mean) end
+        t:copy_(values)
+        values:release()
+    end
+end
+
+--- U(low, high).
+function initializers.uniform(low, high)
+    return function(t)
+        local values = te.rand(t.shape, { device = t.device })
+        values:mul_(high - low)
+        values:add_(low)
+        t:copy_(values)
+        values:release()
+    end
+end
+
+function initializers.constant(value)
+    return function(t) t:fill_(value) end
+end
+
+--- A leaf tensor that requires a gradient, filled by `init`.
+---@param shape integer[]
+---@param init function
+---@param opts table  { dtype =, device = }
+function initializers.parameter(shape, init, opts)
+    local t = te.empty(shape, { dtype = opts.params_dtype or opts.dtype, device = opts.device })
+    local replaced = init(t)
+    if te.is_tensor(replaced) then t:copy_(replaced) end
+    t.requires_grad = true
+    return t
+end
+
+initializers.default = initializers.normal(0, 0.023)
+
+return initializers

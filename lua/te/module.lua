@@ -1,0 +1,300 @@
+--- te.Module: the base of everything that holds parameters.
+--
+--     local MLP = te.Module:extend("MLP")
+--     function MLP:init(width) self.up, self.down = te.Linear(width, 4 * width), te.Linear(4 * width, width) end
+--     function MLP:forward(x)  return self.down(te.gelu(self.up(x))) end
+--
+-- A class is the metatable of its instances. Fields are plain: an instance only remembers in which order their names
+-- first appeared, and everything that walks a model looks at what stands in them now. A field counts when it holds a
+-- module, a parameter (a leaf tensor that requires a gradient, or one named by register_parameter), a buffer, or a list
+-- of modules and parameters. The array part counts too, which is how containers keep theirs.
+
+local te = require "te"
+local options = require "te.options"
+
+local Module = { __name = "Module", is_module = true, training = true }
+Module.__index = Module
+
+--- Whether `value` is an instance of `class` or of a class derived from it.
+local function is(value, class)
+    local c = type(value) == "table" and getmetatable(value)
+    while type(c) == "table" do
+        if rawequal(c, class) then return true end
+        c = rawget(c, "super")
+    end
+    return false
+end
+
+local function is_module(value)
+    local class = type(value) == "table" and getmetatable(value)
+    return type(class) == "table" and class.is_module == true
+end
+
+local function instantiate(class, ...)
+    local self = setmetatable({}, class)
+    rawset(self, "_fields", {})
+    rawset(self, "_registered", {})
+    self:init(...)
+    return self
+end
+
+--- Makes a class. Metamethods are inherited; everything else is found through the parent.
+---@param name string
+function Module:extend(name)
+    options.argument("Module:extend", "name", name, { "string" }, 2)
+    local class = {}
+    for key, value in pairs(self) do
+        if type(key) == "string" and key:find("^__") then class[key] = value end
+    end
+    class.__index, class.__name, class.super = class, name, self
+    -- Promises of a built-in class about its forward; whoever derives from it may write another one.
+    class.pure = false
+    return setmetatable(class, {
+        __index = self, __call = instantiate, __tostring = function() return "class " .. name end,
+    })
+end
+
+function Module:init() end
+
+function Module:forward()
+    error(("%s: the class has no forward method"):format(self.__name), 2)
+end
+
+function Module:__call(...) return self:forward(...) end
+
+-- Runs for names that the instance does not have yet.
+function Module:__newindex(name, value)
+    rawset(self, name, value)
+    if te.is_tensor(value) and value.requires_grad and value.is_leaf then
+        self._registered[name] = self._registered[name] or "parameter" -- it stays one when it is frozen later
+    end
+    if type(name) == "string" and value ~= nil then
+        for _, known in ipairs(self._fields) do
+            if known == name then return end
+        end
+        table.insert(self._fields, name)
+    end
+end
+
+--- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
+function Module:register_parameter(name, tensor)
+    if not te.is_tensor(tensor) then
+        error(("%s: parameter %s: expected a tensor, got %s"):format(self.__name, tostring(name), type(tensor)), 2)
+    end
+    tensor.requires_grad = true
+    self._registered[name] = "parameter"
+    self[name] = tensor
+    return tensor
+end
+
+--- Makes `tensor` a buffer: saved and moved with the module, never optimized.
+function Module:register_buffer(name, tensor)
+    self._registered[name] = "buffer"
+    self[name] = tensor
+    return tensor
+end
+
+local function kind_of(self, name, value)
+    if is_module(value) then return "module" end
+    if te.is_tensor(value) then
+        return self._registered[name] or (value.requires_grad and value.is_leaf and "parameter") or nil
+    end
+end
+
+-- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`.
+local function each(self, visit)
+    local function look(name, value, holder, key)
+        local kind = kind_of(self, name, value)
+        if kind then visit(kind, name, value, holder, key) end
+        return kind
+    end
+    for _, name in ipairs(self._fields) do
+        local value = rawget(self, name)
+        if not look(name, value, self, name) and type(value) == "table" and not getmetatable(value) then
+            for i = 1, #value do look(name .. "." .. i, value[i], value, i) end
+        end
+    end
+    for i = 1, #self do look(tostring(i), self[i], self, i) end
+end
+
+-- Calls visit(name, tensor, kind, holder, key, module) for every tensor in the tree, under its full name. A module that
+-- stands in several places is entered every time, so a visitor sees all the names of a shared tensor.
+local function walk(self, prefix, visit)
+    each(self, function(kind, name, value, holder, key)
+        if kind == "module" then
+            walk(value, prefix .. name .. ".", visit)
+        else
+            visit(prefix .. name, value, kind, holder, key, self)
+        end
+    end)
+end
+
+--- The list of all parameters, each once.
+function Module:parameters()
+    local list, seen = {}, {}
+    walk(self, "", function(_, tensor, kind)
+        if kind == "parameter" and not seen[tensor] then
+            seen[tensor] = true
+            list[#list + 1] = tensor
+        end
+    end)
+    return list
+end
+
+--- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
+--- once, under its first name.
+function Module:named_parameters()
+    local entries, seen, i = {}, {}, 0
+    walk(self, "", function(name, tensor, kind, _, _, module)
+        if kind == "parameter" and not seen[tensor] then
+            seen[tensor] = true
+            entries[#entries + 1] = { name, tensor, module }
+        end
+    end)
+    return function()
+        i = i + 1
+        if entries[i] then return unpack(entries[i]) end
+    end
+end
+
+--- The modules directly in this one, as a list of { name =, module = }.
+function Module:children()
+    local list = {}
+    each(self, function(kind, name, value)
+        if kind == "module" then list[#list + 1] = { name = name, module = value } end
+    end)
+    return list
+end
+
+--- Parameters and buffers by name. The tensors are the module's own; a shared one stands under its first name.
+function Module:state_dict()
+    local state, seen = {}, {}
+    walk(self, "", function(name, tensor)
+        if not seen[tensor] then
+            seen[tensor] = true
+            state[name] = tensor
+        end
+    end)
+    return state
+end
+
+local function shape_text(tensor) return "{" .. table.concat(tensor.shape, ", ") .. "}" end
+
+-- Names in `names` that stand in the message, at most a few.
+local function few(names)
+    table.sort(names)
+    local shown = table.concat(names, ", ", 1, math.min(#names, 5))
+    return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
+end
+
+--- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match.
+--- Nothing is changed unless everything fits.
+---@param state table<string, any>
+---@param opts table|nil  { strict = true }
+function Module:load_state_dict(state, opts)
+    local who = self.__name .. ":load_state_dict"
+    options.argument(who, "state", state, { "table" }, 2)
+    local strict = options.check(who, opts, { strict = { "boolean", true } }, 2).strict
+    local known, names, source, absent, problem = {}, {}, {}, {}, nil
+    walk(self, "", function(name, tensor, _, _, _, module)
+        known[name] = true
+        names[#names + 1] = name
+        local given = state[name]
+        if given == nil then
+            absent[tensor] = absent[tensor] or name
+        elseif not te.is_tensor(given) then
+            problem = problem or ("%s: expected a tensor, got %s"):format(name, type(given))
+        elseif shape_text(given) ~= shape_text(tensor) then
+            problem = problem or ("%s of %s has shape %s, the one given has %s"):format(name, module.__name,
+                shape_text(tensor), shape_text(given))
+        else
+            source[tensor] = given
+        end
+    end)
+    if problem then error(("%s: %s"):format(who, problem), 2) end
+    if strict then
+        local missing, unexpected = {}, {}
+        for tensor, name in pairs(absent) do -- a shared tensor may come under any of its names
+            if not source[tensor] then missing[#missing + 1] = name end
+        end
+        for name in pairs(state) do
+            if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
+        end
+        if #missing > 0 then error(("%s: missing: %s"):format(who, few(missing)), 2) end
+        if #unexpected > 0 then
+            local near = options.nearest(unexpected[1], names)
+            error(("%s: unexpected: %s%s"):format(who, few(unexpected),
+                near and (" (nearest known: %s)"):format(near) or ""), 2)
+        end
+    end
+    te.no_grad(function()
+        for tensor, given in pairs(source) do tensor:copy_(given) end
+    end)
+    return self
+end
+
+--- Calls fn(module) for every module of the tree, children first.
+function Module:apply(fn)
+    for _, child in ipairs(self:children()) do child.module:apply(fn) end
+    fn(self)
+    return self
+end
+
+local function set_training(self, on)
+    return self:apply(function(module) module.training = on end)
+end
+
+function Module:train() return set_training(self, true) end
+function Module:eval() return set_training(self, false) end
+
+--- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors: make optimizers after.
+---@param where string
+function Module:to(where)
+    local moved = {}
+    walk(self, "", function(_, tensor, _, holder, key)
+        local new = moved[tensor]
+        if not new then
+            new = tensor:detach():to(where)
+            new.requires_grad = tensor.requires_grad
+            moved[tensor], moved[new] = new, new
+        end
+        holder[key] = new
+    end)
+    return self
+end
+
+function Module:zero_grad()
+    for _, parameter in ipairs(self:parameters()) do parameter.grad = nil end
+    return self
+end
+
+function Module:num_parameters()
+    local n = 0
+    for _, parameter in ipairs(self:parameters()) do n = n + parameter:numel() end
+    return n
+end
+
+--- What stands between the parentheses when the module prints; classes override it.
+function Module:describe() return "" end
+
+local function print_tree(self, indent)
+    local lines = {}
+    local children = self:children()
+    if self[1] ~= nil then -- a container: also what is callable without being a module
+        children = {}
+        for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
+    end
+    for _, child in ipairs(children) do
+        local text = is_module(child.module) and print_tree(child.module, indent .. "  ") or tostring(child.module)
+        lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)
+    end
+    local head = ("%s(%s"):format(self.__name, self:describe())
+    if #lines == 0 then return head .. ")" end
+    return head .. "\n" .. table.concat(lines) .. indent .. ")"
+end
+
+function Module:__tostring() return print_tree(self, "") end
+
+-- te.Module itself is extended, never run; `is` travels with it so that one file defines both.
+Module.is = is
+return setmetatable(Module, { __call = instantiate, __tostring = function() return "class Module" end })

@@ -1,0 +1,47 @@
+--- What `te` offers beyond the engine's functions, by name: loaded when the name is first used.
+--
+-- Every value is "module.path" or "module.path:field", where a file defines several things. `te.X` for a name below is
+--
+--     local path, field = value:match("^([^:]+):?(.*)$")
+--     local loaded = require(path)
+--     te.X = field ~= "" and loaded[field] or loaded
+
+local modules = {
+    -- modules and containers
+    Module = "te.module",
+    BasicOperation = "te.operation:BasicOperation",
+    FusedOperation = "te.operation:FusedOperation",
+    Sequential = "te.sequential",
+    Residual = "te.residual",
+    is = "te.module:is",
+
+    -- libraries
+    ops = "te.ops",
+    optim = "te.optim",
+    models = "te.models",
+    train = "te.train",
+    initializers = "te.initializers",
+    tokenizer = "te.tokenizer",
+    data = "te.data",
+}
+
+-- Operations: reachable as te.X and as te.ops.X.
+local operations = {
+    ["te.ops.linear"] = { "Linear", "BasicLinear", "Bias" },
+    ["te.ops.grouped_linear"] = { "GroupedLinear" },
+    ["te.ops.norm"] = { "LayerNorm", "RMSNorm", "L2Normalization" },
+    ["te.ops.activation"] = {
+        "ReLU", "GELU", "QuickGELU", "QGELU", "SReLU", "SiLU",
+        "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
+    },
+    ["te.ops.basic"] = { "Identity", "Reshape", "ConstantScale", "Dropout", "MakeExtraOutput", "AddExtraInput" },
+    ["te.ops.embedding"] = { "Embedding" },
+    ["te.ops.attention"] = {
+        "MultiHeadedSelfAttention", "GroupedQueryAttention", "MultiQuerySelfAttention", "DotProductAttention",
+    },
+}
+for path, names in pairs(operations) do
+    for _, name in ipairs(names) do modules[name] = path .. ":" .. name end
+end
+
+return modules

@@ -1,0 +1,116 @@
+--- Attention as modules.
+--
+-- The self-attention modules project x to Q, K and V in one product, attend, and project back. x is {tokens, hidden} for
+-- one sequence, {batch, seq, hidden}, or {tokens, hidden} with seq_lens {batch} for packed sequences. Grouped-query
+-- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is the
+-- ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023).
+
+local te = require "te"
+local options = require "te.options"
+local Module = require "te.module"
+local BasicOperation = require("te.operation").BasicOperation
+
+local SELF_ATTENTION = {
+    causal = { "boolean", true },
+    dropout = { "number", 0, min = 0, max = 1 }, -- of attention probabilities, while training
+    scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
+    window_left = { "integer", nil, min = -1 },  -- how far back a token sees; -1: to the start
+    bias = { "boolean", true },
+    init_method = { "callable" },                -- of the projection to Q, K and V
+    output_layer_init_method = { "callable" },   -- of the projection back
+    params_dtype = { "string", "float32" },
+    device = { "string", "cpu" },
+}
+
+local SelfAttention = Module:extend("SelfAttention")
+
+SelfAttention.takes_seq_lens = true
+
+local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
+    local who = "te." .. self.__name
+    options.argument(who, "hidden_size", hidden_size, { "size" }, 4)
+    options.argument(who, "num_heads", num_heads, { "size" }, 4)
+    options.argument(who, "num_kv_heads", num_kv_heads, { "size" }, 4)
+    if hidden_size % num_heads ~= 0 or num_heads % num_kv_heads ~= 0 then
+        error(("%s: hidden_size %d must be a multiple of num_heads %d, and that of num_kv_heads %d"):format(who,
+            hidden_size, num_heads, num_kv_heads), 4)
+    end
+    opts = options.check(who, opts, SELF_ATTENTION, 4)
+    self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, hidden_size / num_heads
+    self.dropout = opts.dropout
+
+    local function linear(inputs, outputs, init_method)
+        return te.Linear(inputs, outputs, { bias = opts.bias, init_method = init_method,
+            params_dtype = opts.params_dtype, device = opts.device })
+    end
+    self.qkv = linear(hidden_size, hidden_size + 2 * num_kv_heads * self.head_size, opts.init_method)
+    self.proj = linear(hidden_size, hidden_size, opts.output_layer_init_method or opts.init_method)
+    self.options = { heads = num_heads, kv_heads = num_kv_heads, causal = opts.causal, scale = opts.scale,
+        window_left = opts.window_left, dropout = 0 }
+end
+
+function SelfAttention:forward(x, seq_lens)
+    self.options.dropout = self.training and self.dropout or 0
+    local qkv = self.qkv(x)
+    local attended = te.self_attention(qkv, seq_lens, self.options)
+    if self.qkv.pure then qkv:release() end -- a replacement may keep what it returns or reads
+    local y = self.proj(attended)
+    if self.proj.pure then attended:release() end
+    return y
+end
+
+function SelfAttention:describe()
+    return ("heads=%d, kv_heads=%d, causal=%s"):format(self.num_heads, self.num_kv_heads, tostring(self.options.causal))
+end
+
+local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")
+MultiHeadedSelfAttention.pure = true
+
+function MultiHeadedSelfAttention:init(hidden_size, num_heads, opts)
+    init_heads(self, hidden_size, num_heads, num_heads, opts)
+end
+
+local GroupedQueryAttention = SelfAttention:extend("GroupedQueryAttention")
+GroupedQueryAttention.pure = true
+
+function GroupedQueryAttention:init(hidden_size, num_heads, num_kv_heads, opts)
+    init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
+end
+
+local MultiQuerySelfAttention = SelfAttention:extend("MultiQuerySelfAttention")
+MultiQuerySelfAttention.pure = true
+
+function MultiQuerySelfAttention:init(hidden_size, num_heads, opts)
+    init_heads(self, hidden_size, num_heads, 1, opts)
+end
+
+local DotProductAttention = BasicOperation:extend("DotProductAttention")
+DotProductAttention.pure = true
+DotProductAttention.num_extra_inputs = 2
+
+local DOT_PRODUCT = {
+    causal = { "boolean", false },
+    scale = { "number" },
+    dropout = { "number", 0, min = 0, max = 1 },
+    window_left = { "integer", nil, min = -1 },
+    window_right = { "integer", nil, min = -1 },
+    bottom_right = { "boolean" },
+}
+
+--- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
+function DotProductAttention:init(opts)
+    self.options = options.check("te.DotProductAttention", opts, DOT_PRODUCT, 3)
+    self.dropout = self.options.dropout
+end
+
+function DotProductAttention:op_forward(_, q, k, v)
+    self.options.dropout = self.training and self.dropout or 0
+    return te.scaled_dot_product_attention(q, k, v, self.options)
+end
+
+function DotProductAttention:describe() return "causal=" .. tostring(self.options.causal) end
+
+return {
+    MultiHeadedSelfAttention = MultiHeadedSelfAttention, GroupedQueryAttention = GroupedQueryAttention,
+    MultiQuerySelfAttention = MultiQuerySelfAttention, DotProductAttention = DotProductAttention,
+}

@@ -1,0 +1,31 @@
+--- te.Embedding: rows of a table by token id. Ids are data and count from 0.
+
+local te = require "te"
+local options = require "te.options"
+local initializers = require "te.initializers"
+local BasicOperation = require("te.operation").BasicOperation
+
+local Embedding = BasicOperation:extend("Embedding")
+Embedding.pure = true
+
+local EMBEDDING = {
+    init_method = { "callable" },
+    params_dtype = { "string", "float32" },
+    device = { "string", "cpu" },
+}
+
+function Embedding:init(num_embeddings, embedding_dim, opts)
+    opts = options.check("te.Embedding", opts, EMBEDDING, 3)
+    self.num_embeddings = options.argument("te.Embedding", "num_embeddings", num_embeddings, { "size" }, 3)
+    self.embedding_dim = options.argument("te.Embedding", "embedding_dim", embedding_dim, { "size" }, 3)
+    self.weight = initializers.parameter({ num_embeddings, embedding_dim },
+        opts.init_method or initializers.default, opts)
+end
+
+function Embedding:op_forward(_, ids) return te.embedding(self.weight, ids) end
+
+function Embedding:describe()
+    return ("num_embeddings=%d, embedding_dim=%d"):format(self.num_embeddings, self.embedding_dim)
+end
+
+return { Embedding = Embedding }

@@ -1,0 +1,9 @@
+--- te.optim: optimizers, gradient clipping and learning rate schedules.
+
+return {
+    AdamW = require "te.optim.adamw",
+    SGD = require "te.optim.sgd",
+    grad_norm = require("te.optim.clip").grad_norm,
+    clip_grad_norm = require("te.optim.clip").clip_grad_norm,
+    cosine = require("te.optim.schedule").cosine,
+}

@@ -1,0 +1,52 @@
+--- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
+
+local te = require "te"
+local Module = require "te.module"
+
+local clip = {}
+
+local function gradients(params)
+    if Module.is(params, Module) then params = params:parameters() end
+    local list, owners = {}, {}
+    for _, parameter in ipairs(params) do
+        local grad = parameter.grad
+        if grad then
+            list[#list + 1] = grad
+            owners[#owners + 1] = parameter
+        end
+    end
+    return list, owners
+end
+
+--- The 2-norm of all gradients together.
+---@param params table  a list of parameters, or a module
+---@return number norm  NaN or infinite when a gradient is
+---@return table|nil broken  then: the list of parameters whose gradients are not finite
+function clip.grad_norm(params)
+    local grads, owners = gradients(params)
+    if #grads == 0 then return 0 end
+    local squares, total = te._core.sum_squares(grads)
+    if total - total == 0 then return math.sqrt(total) end
+    local broken = {}
+    for i, square in ipairs(squares) do
+        if square - square ~= 0 then broken[#broken + 1] = owners[i] end
+    end
+    return math.sqrt(total), broken
+end
+
+--- Scales the gradients so that their norm is at most `max`; leaves them alone when it is not finite. Returns the norm
+--- before. `opt:step{ grad_scale = … }` does the same without a pass of its own.
+function clip.clip_grad_norm(params, max)
+    if type(max) ~= "number" or not (max > 0) then
+        error(("te.optim.clip_grad_norm: max: expected a number above 0, got %s"):format(tostring(max)), 2)
+    end
+    local norm, broken = clip.grad_norm(params)
+    if norm > max and not broken then
+        te.no_grad(function()
+            for _, grad in ipairs((gradients(params))) do grad:mul_(max / norm) end
+        end)
+    end
+    return norm
+end
+
+return clip

@@ -1,0 +1,201 @@
+--- What AdamW and SGD share: parameter groups, state per parameter, saving and loading.
+--
+-- params is a list of tensors, a module, or a list of groups { params = …, lr = …, weight_decay = … } whose options
+-- replace the optimizer's. One step updates every group in one pass of the engine; parameters without a gradient are
+-- left alone, and each counts its own steps.
+--
+-- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
+-- their rounding.
+
+local te = require "te"
+local options = require "te.options"
+local is_module = require("te.module").is
+local Module = require "te.module"
+
+local Optimizer = {}
+Optimizer.__index = Optimizer
+
+--- Makes an optimizer class.
+---@param name string
+---@param declared table  options of a group
+---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
+function Optimizer.define(name, declared, slots)
+    local class = { name = name, declared = declared, slots = slots }
+    class.__index = class
+    return setmetatable(class, {
+        __index = Optimizer,
+        __call = function(_, params, opts) return Optimizer.new(class, params, opts) end,
+        __tostring = function() return "class te.optim." .. name end,
+    })
+end
+
+local function is_list_of_tensors(list)
+    for _, value in ipairs(list) do
+        if not te.is_tensor(value) then return false end
+    end
+    return true
+end
+
+local function as_parameters(who, params)
+    if is_module(params, Module) then params = params:parameters() end
+    if type(params) ~= "table" or getmetatable(params) or #params == 0 or not is_list_of_tensors(params) then
+        error(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }", 4)
+    end
+    return params
+end
+
+local function add_group(self, who, group, defaults, seen)
+    local given = {}
+    for name, value in pairs(defaults) do given[name] = value end
+    for name, value in pairs(group) do
+        if name ~= "params" then given[name] = value end
+    end
+    local complete = options.check(who, given, self.declared, 4)
+    complete.params = as_parameters(who, group.params)
+    complete.slots = self.slots(complete)
+    for i, parameter in ipairs(complete.params) do
+        if seen[parameter] then error(("%s: parameter %d of a group came before"):format(who, i), 4) end
+        seen[parameter] = true
+        self.order[#self.order + 1] = parameter
+    end
+    self.groups[#self.groups + 1] = complete
+end
+
+function Optimizer.new(class, params, opts)
+    local who = "te.optim." .. class.name
+    local self = setmetatable({ groups = {}, state = {}, order = {} }, class)
+    options.check(who, opts, class.declared, 3)
+    local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
+        and not getmetatable(params[1])
+    local seen = {}
+    for _, group in ipairs(grouped and params or { { params = params } }) do
+        add_group(self, who, group, opts or {}, seen)
+    end
+    return self
+end
+
+local function new_state(group, parameter)
+    local state = { step = 0 }
+    for _, slot in ipairs(group.slots) do
+        state[slot] = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
+    end
+    if group.master_weights and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
+        state.master = parameter:detach():to("float32")
+    end
+    return state
+end
+
+-- Parameters of a group that have a gradient, in batches that the engine can take at once: alike in their step count
+-- and in having a master copy. There is one batch unless somebody froze or added parameters on the way.
+local function batches(self, group)
+    local list, by_key = {}, {}
+    for _, parameter in ipairs(group.params) do
+        local grad = parameter.grad
+        if grad then
+            local state = self.state[parameter]
+            if not state then
+                state = new_state(group, parameter)
+                self.state[parameter] = state
+            end
+            state.step = state.step + 1
+            local key = state.master and -state.step or state.step
+            local batch = by_key[key]
+            if not batch then
+                batch = { step = state.step, params = {}, grads = {}, masters = state.master and {} or nil }
+                for _, slot in ipairs(group.slots) do batch[slot] = {} end
+                by_key[key] = batch
+                list[#list + 1] = batch
+            end
+            local n = #batch.params + 1
+            batch.params[n], batch.grads[n] = parameter, grad
+            if state.master then batch.masters[n] = state.master end
+            for _, slot in ipairs(group.slots) do batch[slot][n] = state[slot] end
+        end
+    end
+    return list
+end
+
+--- Updates the parameters from their gradients.
+---@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
+---  lr: used instead of the groups' own
+function Optimizer:step(opts)
+    opts = options.check("te.optim." .. self.name .. ":step", opts,
+        { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } }, 2)
+    for _, group in ipairs(self.groups) do
+        for _, batch in ipairs(batches(self, group)) do
+            batch.lr, batch.grad_scale = opts.lr or group.lr, opts.grad_scale
+            self:update(group, batch)
+        end
+    end
+end
+
+function Optimizer:zero_grad()
+    for _, parameter in ipairs(self.order) do parameter.grad = nil end
+end
+
+--- Sets the learning rate of all groups.
+function Optimizer:set_lr(lr)
+    for _, group in ipairs(self.groups) do group.lr = lr end
+end
+
+--- { state = { [i] = { step =, … tensors … } }, groups = { { … options … } } }, i counting parameters over all groups.
+function Optimizer:state_dict()
+    local saved = { state = {}, groups = {} }
+    for i, parameter in ipairs(self.order) do
+        local state = self.state[parameter]
+        if state then
+            local copy = {}
+            for name, value in pairs(state) do copy[name] = value end
+            saved.state[i] = copy
+        end
+    end
+    for i, group in ipairs(self.groups) do
+        saved.groups[i] = {}
+        for name in pairs(self.declared) do saved.groups[i][name] = group[name] end
+    end
+    return saved
+end
+
+local function load_parameter(self, who, i, group, parameter, saved)
+    local state = new_state(group, parameter)
+    for name, value in pairs(state) do
+        local given = saved[name]
+        if given == nil then
+            error(("%s: parameter %d: %s is missing"):format(who, i, name), 3)
+        elseif name == "step" then
+            state.step = given
+        elseif given:numel() ~= value:numel() then
+            error(("%s: parameter %d: %s has shape {%s}, the parameter {%s}"):format(who, i, name,
+                table.concat(given.shape, ", "), table.concat(parameter.shape, ", ")), 3)
+        else
+            value:copy_(given)
+        end
+    end
+    self.state[parameter] = state
+end
+
+--- Takes over what state_dict returned; the parameters must be the same ones in the same order.
+function Optimizer:load_state_dict(saved)
+    local who = "te.optim." .. self.name .. ":load_state_dict"
+    if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
+        error(who .. ": expected what state_dict returns", 2)
+    elseif #saved.groups ~= #self.groups then
+        error(("%s: %d groups for an optimizer of %d"):format(who, #saved.groups, #self.groups), 2)
+    end
+    local i = 0
+    for g, group in ipairs(self.groups) do
+        for name, value in pairs(saved.groups[g]) do
+            if self.declared[name] then group[name] = value end
+        end
+        for _, parameter in ipairs(group.params) do
+            i = i + 1
+            if saved.state[i] then
+                load_parameter(self, who, i, group, parameter, saved.state[i])
+            else
+                self.state[parameter] = nil
+            end
+        end
+    end
+end
+
+return Optimizer

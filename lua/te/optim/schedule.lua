@@ -1,0 +1,26 @@
+--- Learning rates as functions of the step, which counts from 1. They hold no state, so resuming needs none.
+
+local options = require "te.options"
+
+local schedule = {}
+
+--- Linear warm-up to max, then half a cosine down to min, which is reached at step `steps` and kept.
+---@param opts table  { max =, min = 0, warmup = 0, steps = }
+---@return fun(step: integer): number
+function schedule.cosine(opts)
+    opts = options.check("te.optim.cosine", opts, {
+        max = { "number", nil, min = 0 },
+        min = { "number", 0, min = 0 },
+        warmup = { "integer", 0, min = 0 },
+        steps = { "size" },
+    }, 2)
+    if not opts.max or not opts.steps then error("te.optim.cosine: options max and steps are needed", 2) end
+    return function(step)
+        if step <= opts.warmup then return opts.max * step / (opts.warmup + 1) end
+        if step >= opts.steps then return opts.min end
+        local progress = (step - opts.warmup) / math.max(1, opts.steps - opts.warmup)
+        return opts.min + 0.5 * (1 + math.cos(math.pi * progress)) * (opts.max - opts.min)
+    end
+end
+
+return schedule

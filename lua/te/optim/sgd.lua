@@ -1,0 +1,24 @@
+--- te.optim.SGD: stochastic gradient descent with momentum.
+
+local te = require "te"
+local Optimizer = require "te.optim.optimizer"
+
+local SGD = Optimizer.define("SGD", {
+    lr = { "number", 1e-3, min = 0 },
+    momentum = { "number", 0, min = 0 },
+    dampening = { "number", 0 },
+    weight_decay = { "number", 0, min = 0 },
+    nesterov = { "boolean", false },
+    master_weights = { "boolean", false },
+}, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
+
+function SGD.update(_, group, batch)
+    te._core.sgd_step {
+        params = batch.params, grads = batch.grads, masters = batch.masters, momentum_buffers = batch.momentum_buffer,
+        lr = batch.lr, grad_scale = batch.grad_scale, first = batch.step == 1,
+        momentum = group.momentum, dampening = group.dampening, weight_decay = group.weight_decay,
+        nesterov = group.nesterov,
+    }
+end
+
+return SGD

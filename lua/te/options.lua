@@ -1,0 +1,123 @@
+--- Declared options: one table says name, type, default and range; checks, messages and --help follow from it.
+--
+-- A declaration is { type, default, min =, max =, choices =, help = }. Types are Lua's own, "integer", "size" (an
+-- integer above 0), and "any". An option without a default may stay nil.
+
+local options = {}
+
+-- Edit distance with transpositions; rows are reused, names are short.
+local function distance(a, b)
+    local before, previous, current = {}, {}, {}
+    for j = 0, #b do previous[j] = j end
+    for i = 1, #a do
+        current[0] = i
+        for j = 1, #b do
+            local differ = a:byte(i) ~= b:byte(j) and 1 or 0
+            local best = math.min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + differ)
+            if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
+                best = math.min(best, before[j - 2] + 1)
+            end
+            current[j] = best
+        end
+        before, previous, current = previous, current, before
+    end
+    return previous[#b]
+end
+
+--- The known name closest to `name`.
+---@param name string
+---@param known string[]
+---@return string|nil nearest  nil when none is similar
+function options.nearest(name, known)
+    local best, least
+    for _, candidate in ipairs(known) do
+        local d = distance(name:lower(), candidate:lower())
+        if not least or d < least then best, least = candidate, d end
+    end
+    if best and least <= math.max(2, #best / 2) then return best end
+end
+
+--- Sorted keys of a table, as strings.
+function options.names(t)
+    local names = {}
+    for name in pairs(t) do names[#names + 1] = tostring(name) end
+    table.sort(names)
+    return names
+end
+
+local function type_matches(kind, value)
+    if kind == "any" then return true end
+    if kind == "integer" or kind == "size" then
+        return type(value) == "number" and value == math.floor(value) and math.abs(value) < 2 ^ 53
+            and (kind == "integer" or value >= 1)
+    end
+    if kind == "callable" then
+        local mt = getmetatable(value)
+        return type(value) == "function" or type(mt) == "table" and mt.__call ~= nil
+    end
+    return type(value) == kind and value == value
+end
+
+--- How a declaration reads: "integer from 1 to 8", "one of float32, bfloat16".
+function options.describe(declared)
+    if declared.choices then return "one of " .. table.concat(declared.choices, ", ") end
+    local text = declared[1] == "size" and "positive integer" or declared[1]
+    if declared.min and declared.max then return ("%s from %g to %g"):format(text, declared.min, declared.max) end
+    if declared.min then return ("%s, at least %g"):format(text, declared.min) end
+    if declared.max then return ("%s, at most %g"):format(text, declared.max) end
+    return text
+end
+
+local function quoted(value)
+    return type(value) == "string" and ("%q"):format(value) or tostring(value)
+end
+
+--- nil when `value` is allowed, else what is expected and what came.
+function options.reason(declared, value)
+    local ok = type_matches(declared[1], value)
+    if ok and declared.choices then
+        ok = false
+        for _, choice in ipairs(declared.choices) do ok = ok or choice == value end
+    end
+    if ok and declared.min then ok = value >= declared.min end
+    if ok and declared.max then ok = value <= declared.max end
+    if not ok then return ("expected %s, got %s"):format(options.describe(declared), quoted(value)) end
+end
+
+--- Checks an options table against its declarations and fills in the defaults.
+---@param who string       the function, for messages
+---@param given table|nil  what the caller passed
+---@param declared table<string, table>
+---@param level integer|nil  as for error, counted from the caller; 1 blames the caller's caller
+---@return table complete
+function options.check(who, given, declared, level)
+    level = (level or 1) + 1
+    local complete = {}
+    if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
+        error(("%s: options: expected a table, got %s"):format(who, type(given)), level)
+    end
+    for name, value in pairs(given or {}) do
+        local declaration = declared[name]
+        if not declaration then
+            local near = options.nearest(tostring(name), options.names(declared))
+            error(("%s: unknown option %s%s"):format(who, quoted(name),
+                near and (", did you mean %q?"):format(near) or ""), level)
+        end
+        local reason = options.reason(declaration, value)
+        if reason then error(("%s: option %s: %s"):format(who, name, reason), level) end
+        complete[name] = value
+    end
+    for name, declaration in pairs(declared) do
+        if complete[name] == nil then complete[name] = declaration[2] end
+    end
+    return complete
+end
+
+--- Checks one positional argument.
+function options.argument(who, name, value, declared, level)
+    local reason = options.reason(declared, value)
+    if reason then error(("%s: %s: %s"):format(who, name, reason), (level or 1) + 1) end
+    return value
+end
+
+return options

@@ -1,0 +1,144 @@
+--- te.tokenizer: text to token ids and back. Ids count from 0.
+--
+-- byte: every byte is a token; 256 of them, any text. char: one token for each code point that occurs in a text, in
+-- their order. A byte that is no UTF-8 stands for the code point 0xDC00 + byte, as surrogates cannot occur in UTF-8, so
+-- that every text survives the way there and back.
+
+local options = require "te.options"
+
+local tokenizer = {}
+
+local BAD = 0xDC00
+
+local MULTIBYTE = {
+    -- least first byte, bytes, bits in the first byte, least and most code point
+    { 0xF0, 4, 0x07, 0x10000, 0x10FFFF }, { 0xE0, 3, 0x0F, 0x800, 0xFFFF }, { 0xC0, 2, 0x1F, 0x80, 0x7FF },
+}
+
+-- Code point at position i of text, and its length in bytes.
+local function code_point(text, i)
+    local first = text:byte(i)
+    if first < 0x80 then return first, 1 end
+    for _, form in ipairs(MULTIBYTE) do
+        local least, length, mask, low, high = unpack(form)
+        if first >= least then
+            local point = first % (mask + 1)
+            for k = i + 1, i + length - 1 do
+                local byte = text:byte(k)
+                if not byte or byte < 0x80 or byte > 0xBF then return BAD + first, 1 end
+                point = point * 64 + byte - 0x80
+            end
+            if first > 0xF4 or point < low or point > high or (point >= 0xD800 and point <= 0xDFFF) then
+                return BAD + first, 1
+            end
+            return point, length
+        end
+    end
+    return BAD + first, 1
+end
+
+local function bytes_of(point)
+    if point >= BAD and point < BAD + 256 then return string.char(point - BAD) end
+    if point < 0x80 then return string.char(point) end
+    local tail = {}
+    local lead = { 0xC0, 0xE0, 0xF0 }
+    local n = point < 0x800 and 1 or point < 0x10000 and 2 or 3
+    for k = n, 1, -1 do
+        tail[k] = string.char(0x80 + point % 64)
+        point = math.floor(point / 64)
+    end
+    return string.char(lead[n] + point) .. table.concat(tail)
+end
+
+local function each_point(text)
+    local i = 1
+    return function()
+        if i > #text then return nil end
+        local point, length = code_point(text, i)
+        i = i + length
+        return point
+    end
+end
+
+local Byte = { kind = "byte", vocab_size = 256 }
+Byte.__index = Byte
+
+function Byte.encode(_, text)
+    local ids = {}
+    for i = 1, #text do ids[i] = text:byte(i) end
+    return ids
+end
+
+function Byte.decode(_, ids)
+    local pieces = {}
+    for i, id in ipairs(ids) do pieces[i] = string.char(id) end
+    return table.concat(pieces)
+end
+
+function Byte.describe() return "byte" end
+
+local Char = { kind = "char" }
+Char.__index = Char
+
+local function new_char(points)
+    local self = setmetatable({ points = points, vocab_size = #points, ids = {}, texts = {} }, Char)
+    for i, point in ipairs(points) do
+        self.ids[point] = i - 1
+        self.texts[i - 1] = bytes_of(point)
+    end
+    return self
+end
+
+function Char:encode(text)
+    local ids, n = {}, 0
+    for point in each_point(text) do
+        local id = self.ids[point]
+        if not id then
+            error(("te.tokenizer: character %q (code point %d) is not among the %d known ones"):format(
+                bytes_of(point), point, self.vocab_size), 2)
+        end
+        n = n + 1
+        ids[n] = id
+    end
+    return ids
+end
+
+function Char:decode(ids)
+    local pieces = {}
+    for i, id in ipairs(ids) do pieces[i] = self.texts[id] or error(
+        ("te.tokenizer: token %s of a vocabulary of %d"):format(tostring(id), self.vocab_size), 2) end
+    return table.concat(pieces)
+end
+
+function Char:describe() return "char " .. table.concat(self.points, " ") end
+
+function tokenizer.byte() return setmetatable({}, Byte) end
+
+--- A tokenizer of the characters of `text`.
+function tokenizer.char(text)
+    options.argument("te.tokenizer.char", "text", text, { "string" }, 2)
+    local points, seen = {}, {}
+    for point in each_point(text) do
+        if not seen[point] then
+            seen[point] = true
+            points[#points + 1] = point
+        end
+    end
+    table.sort(points)
+    return new_char(points)
+end
+
+--- A tokenizer of the given code points, sorted.
+function tokenizer.from_points(points) return new_char(points) end
+
+--- The tokenizer that describe() described.
+function tokenizer.parse(text)
+    if text == "byte" then return tokenizer.byte() end
+    local list = type(text) == "string" and text:match("^char ([%d ]+)$")
+    if not list then error(("te.tokenizer.parse: %q is no description of a tokenizer"):format(tostring(text)), 2) end
+    local points = {}
+    for number in list:gmatch("%d+") do points[#points + 1] = tonumber(number) end
+    return new_char(points)
+end
+
+return tokenizer

@@ -1,0 +1,14 @@
+--- te.train: what a training script needs around its loop.
+
+return {
+    command_line = require "te.train.command_line",
+    run = require("te.train.run").run,
+    fail = require("te.train.run").fail,
+    io = require("te.train.run").io,
+    exit = require("te.train.run").exit,
+    Progress = require "te.train.progress",
+    Metrics = require "te.train.metrics",
+    checkpoint = require "te.train.checkpoint",
+    guard = require "te.train.guard",
+    peak_flops = require "te.train.peak",
+}

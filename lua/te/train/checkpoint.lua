@@ -1,0 +1,143 @@
+--- te.train.checkpoint: everything that a run needs to go on, in one safetensors file per saved step.
+--
+-- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's step counts,
+-- the state of the random numbers, and whatever the script adds. A file appears whole or not at all (te.save), so the
+-- newest one is always good.
+
+local te = require "te"
+local run = require "te.train.run"
+
+local checkpoint = {}
+
+local NAME = "checkpoint-%08d.safetensors"
+local PATTERN = "^checkpoint%-(%d+)%.safetensors$"
+
+--- Steps that have a checkpoint in the folder, in order.
+function checkpoint.steps(folder)
+    local steps = {}
+    if not te._core.stat(folder) then return steps end
+    for _, name in ipairs(te._core.list_dir(folder)) do
+        local step = tonumber(name:match(PATTERN))
+        if step then steps[#steps + 1] = step end
+    end
+    table.sort(steps)
+    return steps
+end
+
+function checkpoint.path(folder, step) return ("%s/" .. NAME):format(folder, step) end
+
+--- The newest checkpoint in a folder; nil when there is none.
+function checkpoint.latest(folder)
+    local steps = checkpoint.steps(folder)
+    return steps[#steps] and checkpoint.path(folder, steps[#steps])
+end
+
+local function parameter_names(model)
+    local names = {}
+    for name, parameter in model:named_parameters() do names[parameter] = name end
+    return names
+end
+
+-- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
+local function add_optimizer(tensors, metadata, model, optimizer)
+    local names, state, counts = parameter_names(model), optimizer:state_dict().state, {}
+    for i, parameter in ipairs(optimizer.order) do
+        counts[i] = state[i] and state[i].step or 0
+        for slot, value in pairs(state[i] or {}) do
+            if te.is_tensor(value) then tensors[("optimizer.%s.%s"):format(slot, names[parameter])] = value end
+        end
+    end
+    metadata["optimizer.steps"] = table.concat(counts, " ")
+end
+
+--- Writes a checkpoint and removes older ones.
+---@param opts table  folder, step, model, optimizer, metadata (a list of tables of texts), keep (how many stay)
+---@return string path
+function checkpoint.save(opts)
+    local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
+    for _, texts in ipairs(opts.metadata) do
+        for name, value in pairs(texts) do metadata[name] = value end
+    end
+    for name, tensor in pairs(opts.model:state_dict()) do tensors["model." .. name] = tensor end
+    add_optimizer(tensors, metadata, opts.model, opts.optimizer)
+    local path = checkpoint.path(opts.folder, opts.step)
+    te.save(path, tensors, metadata)
+    local steps = checkpoint.steps(opts.folder)
+    for i = 1, #steps - opts.keep do os.remove(checkpoint.path(opts.folder, steps[i])) end
+    return path
+end
+
+--- Reads a checkpoint: { step =, metadata =, tensors = }.
+function checkpoint.load(path)
+    local tensors, metadata = te.load(path)
+    local step = metadata and tonumber(metadata.step)
+    if not step then error(path .. ": not a training checkpoint (its metadata has no step)", 0) end
+    return { path = path, step = step, metadata = metadata, tensors = tensors }
+end
+
+local function with_prefix(tensors, prefix)
+    local found = {}
+    for name, tensor in pairs(tensors) do
+        if name:sub(1, #prefix) == prefix then found[name:sub(#prefix + 1)] = tensor end
+    end
+    return found
+end
+
+function checkpoint.restore_model(saved, model)
+    return model:load_state_dict(with_prefix(saved.tensors, "model."))
+end
+
+--- Puts back the optimizer and the random numbers; the model comes first.
+function checkpoint.restore_training(saved, model, optimizer)
+    local names, all, i = parameter_names(model), { state = {}, groups = {} }, 0
+    local states = {}
+    for name, tensor in pairs(with_prefix(saved.tensors, "optimizer.")) do
+        local slot, parameter = name:match("^([^.]*)%.(.*)$")
+        states[parameter] = states[parameter] or {}
+        states[parameter][slot] = tensor
+    end
+    local counts = saved.metadata["optimizer.steps"] or ""
+    for count in counts:gmatch("%d+") do
+        i = i + 1
+        local parameter = optimizer.order[i]
+        if parameter and tonumber(count) > 0 then
+            all.state[i] = states[names[parameter]] or {}
+            all.state[i].step = tonumber(count)
+        end
+    end
+    if i ~= #optimizer.order then
+        error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, i, #optimizer.order), 0)
+    end
+    for g = 1, #optimizer.groups do all.groups[g] = {} end
+    optimizer:load_state_dict(all)
+    te.rng_state(saved.metadata.rng)
+end
+
+--- Ends with an error when a run would go on with other data than it began with.
+function checkpoint.check_data(saved, set)
+    for name, text in pairs(set:texts()) do
+        if saved.metadata[name] ~= text then
+            run.fail(run.exit.io, ("%s: the data has changed since: %s was %s, is %s"):format(saved.path, name,
+                tostring(saved.metadata[name]):sub(1, 60), text:sub(1, 60)))
+        end
+    end
+end
+
+--- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new run
+--- replaces it.
+function checkpoint.set_aside(folder)
+    te._core.mkdir(folder)
+    local steps = checkpoint.steps(folder)
+    if #steps == 0 then return end
+    local previous = folder .. "/previous"
+    te._core.mkdir(previous)
+    for _, step in ipairs(checkpoint.steps(previous)) do os.remove(checkpoint.path(previous, step)) end
+    for _, step in ipairs(steps) do
+        local from, to = checkpoint.path(folder, step), checkpoint.path(previous, step)
+        local ok, problem = os.rename(from, to)
+        if not ok then error(problem, 0) end
+    end
+    os.rename(folder .. "/metrics.jsonl", previous .. "/metrics.jsonl")
+end
+
+return checkpoint

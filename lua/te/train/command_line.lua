@@ -1,0 +1,157 @@
+--- Command lines from one table of defaults.
+--
+--     local options = te.train.command_line {
+--         script = "train_gpt.lua", about = "Trains a GPT.",
+--         { "learning-rate", "number", 1e-3, min = 0, max = 10, help = "…" }, …,
+--         presets = { name = { ["learning-rate"] = 1e-4 } },
+--     }
+--     local o = options:parse(arg)          -- o.learning_rate
+--
+-- --key=value and --key value are the same, - and _ too. A boolean stands alone (--resume) or takes true or false.
+-- With presets there is an option --preset: its values stand between the defaults and what the command line says.
+
+local options = require "te.options"
+local run = require "te.train.run"
+
+local CommandLine = {}
+CommandLine.__index = CommandLine
+
+local function key_of(name) return (name:gsub("%-", "_")) end
+
+local function usage(self, message)
+    run.fail(run.exit.usage, ("%s: %s (--help lists the options)"):format(self.script, message))
+end
+
+local function new(declared)
+    local self = setmetatable({ script = declared.script, about = declared.about, rows = {}, by_key = {},
+        presets = declared.presets }, CommandLine)
+    for i, row in ipairs(declared) do self.rows[i] = row end
+    if self.presets then
+        table.insert(self.rows, 1, { "preset", "string", choices = options.names(self.presets),
+            help = "a set of options; others may follow" })
+    end
+    for _, row in ipairs(self.rows) do
+        local check = { row[2], row[3], min = row.min, max = row.max, choices = row.choices }
+        self.by_key[key_of(row[1])] = { name = row[1], row = row, check = check }
+    end
+    return self
+end
+
+-- The value that a word means for an option, or an error naming both.
+local function convert(self, option, word)
+    local kind, value = option.check[1], word
+    if kind == "boolean" then
+        value = ({ ["true"] = true, ["false"] = false })[word]
+        if value == nil then value = word end
+    elseif kind ~= "string" then
+        value = tonumber(word)
+        if value == nil or value - value ~= 0 then value = word end
+    end
+    local reason = options.reason(option.check, value)
+    if reason then usage(self, ("--%s: %s"):format(option.name, reason)) end
+    return value
+end
+
+local function find(self, name)
+    local option = self.by_key[key_of(name)]
+    if option then return option end
+    local names = {}
+    for _, row in ipairs(self.rows) do names[#names + 1] = row[1] end
+    local near = options.nearest(name, names)
+    usage(self, ("unknown option --%s%s"):format(name, near and (", did you mean --%s?"):format(near) or ""))
+end
+
+-- Options that the words give, by key.
+local function read(self, words)
+    local given, i = {}, 1
+    while words[i] do
+        local word = words[i]
+        if word == "--help" or word == "-h" then
+            io.stdout:write(self:help())
+            run.fail(run.exit.ok)
+        end
+        local name, value = word:match("^%-%-([^=]+)=(.*)$")
+        name = name or word:match("^%-%-(.+)$")
+        if not name then usage(self, ("unexpected argument %q"):format(word)) end
+        local option = find(self, name)
+        if value == nil then
+            local following = words[i + 1]
+            if option.check[1] == "boolean" and following ~= "true" and following ~= "false" then
+                value = "true"
+            elseif following == nil then
+                usage(self, ("--%s: expected %s"):format(option.name, options.describe(option.check)))
+            else
+                value, i = following, i + 1
+            end
+        end
+        given[key_of(option.name)] = convert(self, option, value)
+        i = i + 1
+    end
+    return given
+end
+
+--- Values of all options by key: defaults, then the preset's, then the given ones.
+---@param words string[]
+---@return table values
+---@return table given  only what the command line said
+function CommandLine:parse(words)
+    local given, values = read(self, words), {}
+    for key, option in pairs(self.by_key) do values[key] = option.check[2] end
+    for name, value in pairs(given.preset and self.presets[given.preset] or {}) do
+        local option = self.by_key[key_of(name)]
+        local reason = not option and "no such option" or options.reason(option.check, value)
+        if reason then error(("preset %s: %s: %s"):format(given.preset, name, reason), 2) end
+        values[key_of(name)] = value
+    end
+    for key, value in pairs(given) do values[key] = value end
+    return values, given
+end
+
+--- The values as texts by "option.<key>", for a checkpoint; those that say where a run is kept are left out.
+function CommandLine:texts(values)
+    local texts = {}
+    for key in pairs(self.by_key) do
+        if values[key] ~= nil and key ~= "out" and key ~= "resume" and key ~= "preset" then
+            texts["option." .. key] = type(values[key]) == "number" and ("%.17g"):format(values[key])
+                or tostring(values[key])
+        end
+    end
+    return texts
+end
+
+--- Replaces the values that the command line did not give by those of a checkpoint.
+function CommandLine:restore(values, given, texts)
+    for key, option in pairs(self.by_key) do
+        local text = texts["option." .. key]
+        if text and given[key] == nil then values[key] = convert(self, option, text) end
+    end
+end
+
+local function value_text(value)
+    if value == nil or value == "" then return "" end
+    return type(value) == "number" and ("%.7g"):format(value) or tostring(value)
+end
+
+--- The text of --help.
+function CommandLine:help()
+    local lines = { ("usage: tetrain %s [--option=value …]\n"):format(self.script), self.about, "" }
+    for _, row in ipairs(self.rows) do
+        if row.section then lines[#lines + 1] = "\n" .. row.section end
+        local default = value_text(row[3])
+        local check = self.by_key[key_of(row[1])].check
+        lines[#lines + 1] = ("  --%-18s %s%s"):format(row[1], row.help or "",
+            default ~= "" and (" [%s]"):format(default) or "")
+        if row.choices then lines[#lines] = lines[#lines] .. "; " .. options.describe(check) end
+    end
+    if self.presets then
+        lines[#lines + 1] = "\nPresets"
+        for _, name in ipairs(options.names(self.presets)) do
+            local parts = options.names(self.presets[name])
+            for i, key in ipairs(parts) do parts[i] = key .. "=" .. value_text(self.presets[name][key]) end
+            lines[#lines + 1] = ("  %s: %s"):format(name, table.concat(parts, " "))
+        end
+    end
+    return table.concat(lines, "\n") .. "\n"
+end
+
+return new

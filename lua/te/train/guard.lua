@@ -1,0 +1,52 @@
+--- te.train.guard: what is not finite never reaches the weights.
+--
+-- A step whose loss or gradients are not finite is skipped and counted; three in a row end the run with the name of the
+-- tensor that holds the damage and of the layer it belongs to.
+
+local te = require "te"
+local run = require "te.train.run"
+
+local Guard = {}
+Guard.__index = Guard
+
+local PATIENCE = 3
+
+local function finite(x) return x - x == 0 end
+
+local function new(model)
+    return setmetatable({ model = model, skipped = 0, in_a_row = 0 }, Guard)
+end
+
+-- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite.
+local function culprit(model, kind)
+    local tensors, texts = {}, {}
+    for name, parameter, module in model:named_parameters() do
+        local tensor = kind == "gradient" and parameter.grad or kind == "parameter" and parameter:detach()
+        if tensor then
+            tensors[#tensors + 1] = tensor
+            texts[#texts + 1] = ("%s %s of %s"):format(kind, name, tostring(module):match("^[^\n]*"))
+        end
+    end
+    if #tensors == 0 then return nil end
+    for i, square in ipairs((te._core.sum_squares(tensors))) do
+        if not finite(square) then return texts[i] end
+    end
+end
+
+--- Whether the step may be applied. Ends the run at the third refusal in a row.
+---@param loss number
+---@param grad_norm number
+function Guard:allows(loss, grad_norm)
+    if finite(loss) and finite(grad_norm) then
+        self.in_a_row = 0
+        return true
+    end
+    self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+    if self.in_a_row < PATIENCE then return false end
+    local what = culprit(self.model, "parameter") or culprit(self.model, "gradient")
+        or ("the loss of %s"):format(self.model.__name)
+    run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
+        PATIENCE, tostring(loss), tostring(grad_norm), what))
+end
+
+return new

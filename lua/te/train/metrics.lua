@@ -1,0 +1,57 @@
+--- te.train.Metrics: numbers of a run as JSON lines, one object a step.
+
+local Metrics = {}
+Metrics.__index = Metrics
+
+local function encode(value)
+    if type(value) == "number" then
+        if value - value ~= 0 then return "null" end -- JSON has no NaN and no infinities
+        return ("%.9g"):format(value)
+    elseif type(value) == "boolean" then
+        return tostring(value)
+    end
+    return '"' .. tostring(value):gsub('[%c"\\]', function(c) return ("\\u%04x"):format(c:byte()) end) .. '"'
+end
+
+-- Lines of the file up to a step: what a run that stopped without saving wrote after its last checkpoint goes.
+local function lines_until(path, step)
+    local kept = {}
+    local file = io.open(path, "r")
+    if not file then return "" end
+    for text in file:lines() do
+        local at = tonumber(text:match('^{"step":(%d+)'))
+        if at and at <= step and text:sub(-1) == "}" then kept[#kept + 1] = text .. "\n" end
+    end
+    file:close()
+    return table.concat(kept)
+end
+
+--- Opens the file for a run that goes on after `step` (0: a new one).
+function Metrics.open(path, step)
+    local before = step > 0 and lines_until(path, step) or ""
+    local file, problem = io.open(path, "w")
+    if not file then error(problem, 0) end
+    local self = setmetatable({ file = file, path = path }, Metrics)
+    self:append(before)
+    return self
+end
+
+function Metrics:append(...)
+    local ok, problem = self.file:write(...)
+    if ok then ok, problem = self.file:flush() end
+    if not ok then error(("%s: %s"):format(self.path, problem), 0) end
+end
+
+--- Writes one object; fields is a list of name, value, name, value … so that their order is the reader's.
+function Metrics:write(fields)
+    local parts = {}
+    for i = 1, #fields, 2 do parts[#parts + 1] = ('"%s":%s'):format(fields[i], encode(fields[i + 1])) end
+    self:append("{", table.concat(parts, ","), "}\n")
+end
+
+function Metrics:close()
+    if self.file then self.file:close() end
+    self.file = nil
+end
+
+return Metrics

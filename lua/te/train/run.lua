@@ -1,0 +1,50 @@
+--- Exit codes of scripts, and failures that carry one.
+--
+-- Inside te.train.run, te.train.fail(code, message) ends the script with that code and only the message; anything else
+-- that is raised is a fault of the script and comes with a traceback.
+
+local run = {}
+
+--- 75 and 74 are EX_TEMPFAIL and EX_IOERR of sysexits.h: run it again, and look at the disk.
+run.exit = { ok = 0, script = 1, usage = 2, io = 74, interrupted = 75, not_finite = 77 }
+
+local Failure = {}
+Failure.__index = Failure
+function Failure:__tostring() return self.message end
+
+--- Ends the script.
+---@param code integer  one of te.train.exit
+---@param message string|nil  goes to standard error
+function run.fail(code, message)
+    error(setmetatable({ code = code, message = message }, Failure), 0)
+end
+
+--- Runs something that reads or writes files; what it raises ends the script with exit code 74.
+function run.io(fn, ...)
+    local results = { n = 0 }
+    local function keep(ok, ...)
+        results = { n = select("#", ...), ... }
+        return ok
+    end
+    if not keep(pcall(fn, ...)) then
+        local problem = results[1]
+        if getmetatable(problem) == Failure then error(problem, 0) end
+        run.fail(run.exit.io, tostring(problem))
+    end
+    return unpack(results, 1, results.n)
+end
+
+--- Runs a script's main function and exits the process with its code (what it returns, 0 for nothing).
+function run.run(main, ...)
+    local ok, result = xpcall(main, function(problem)
+        if getmetatable(problem) == Failure then return problem end
+        return setmetatable({ code = run.exit.script, message = debug.traceback(tostring(problem), 2) }, Failure)
+    end, ...)
+    if not ok and result.message then
+        io.stdout:flush()
+        io.stderr:write(result.message, "\n")
+    end
+    os.exit(ok and (result or run.exit.ok) or result.code, true)
+end
+
+return run

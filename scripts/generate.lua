@@ -1,0 +1,61 @@
+-- Continues a text with a model that train_gpt.lua trained.
+--
+--     tetrain generate.lua --out=out/gpt --prompt="local function " --tokens=500
+--     tetrain generate.lua --checkpoint=out/gpt/checkpoint-00002000.safetensors --temperature=0
+
+local te = require "te"
+local train = te.train
+
+local command_line = train.command_line {
+    script = "generate.lua",
+    about = "Continues a text with a model that train_gpt.lua trained.",
+    { "out", "string", "out/gpt", help = "folder of the training run; its newest checkpoint is taken" },
+    { "checkpoint", "string", help = "a certain checkpoint instead" },
+    { "prompt", "string", "\n", help = "text to continue" },
+    { "tokens", "size", 300, help = "how many to add" },
+    { "samples", "size", 1, help = "how many continuations" },
+    { "temperature", "number", 0.8, min = 0, max = 100, help = "0: always the likeliest token" },
+    { "top-k", "integer", 40, min = 0, help = "choose among so many likeliest tokens; 0: among all" },
+    { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
+    { "seed", "integer", 1, min = 0, help = "of the choices" },
+    { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
+}
+
+local function load(o)
+    local path = o.checkpoint or train.checkpoint.latest(o.out)
+    if not path then train.fail(train.exit.io, ("no checkpoint in %s; train_gpt.lua makes one"):format(o.out)) end
+    local saved = train.io(train.checkpoint.load, path)
+    if not saved.metadata.tokenizer then
+        train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
+    end
+    return te.models.gpt.from_checkpoint(saved), te.tokenizer.parse(saved.metadata.tokenizer)
+end
+
+local function main(words)
+    local o = command_line:parse(words)
+    if o.prompt == "" then train.fail(train.exit.usage, "generate.lua: --prompt: expected some text") end
+    if o.threads > 0 then te.set_num_threads(o.threads) end
+    te.manual_seed(o.seed)
+    local model, tokenizer = load(o)
+    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
+    if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. tostring(prompt)) end
+
+    for i = 1, o.samples do
+        if i > 1 then io.stdout:write("\n----\n") end
+        io.stdout:write(o.prompt)
+        te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
+            model:generate(te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
+                temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil,
+                on_token = function(token)
+                    io.stdout:write(tokenizer:decode({ token:item() }))
+                    io.stdout:flush()
+                    return not te._core.interrupt_flag()
+                end,
+            })
+        end)
+        if te._core.interrupt_flag() then return train.exit.interrupted end
+    end
+    io.stdout:write("\n")
+end
+
+train.run(main, arg)

@@ -1,0 +1,95 @@
+#!/bin/sh
+# Builds and runs all tests: GCC without warnings, clang without warnings, the C tests and the Lua specs on the release
+# build, and both again under AddressSanitizer and UndefinedBehaviorSanitizer. The last line reads "N passed, N failed";
+# the exit status is 0 when nothing failed.
+set -u
+cd "$(dirname "$0")/.."
+. scripts/packages.sh
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+passed=0
+failed=0
+
+# count PASSED FAILED
+count() {
+    passed=$((passed + $1))
+    failed=$((failed + $2))
+}
+
+# step NAME COMMAND…: one check that passes or fails as a whole.
+step() {
+    name=$1
+    shift
+    echo "== $name"
+    if "$@" >"$logs/step" 2>&1; then
+        count 1 0
+    else
+        cat "$logs/step"
+        echo "FAILED: $name"
+        count 0 1
+    fi
+}
+
+finish() {
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+build() {
+    cmake --preset "$1" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && cmake --build --preset "$1"
+}
+
+# Every file as GCC compiles it, parsed by clang; <omp.h> comes from GCC.
+clang_warnings() {
+    sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g' |
+        sed "s|^[^ ]*|clang -fsyntax-only -Werror -idirafter $(gcc -print-file-name=include)|; s| -o [^ ]*||" |
+        tr '\n' '\0' | xargs -0 -n 1 -P "$(nproc)" sh -c
+}
+
+# c_tests FOLDER
+c_tests() {
+    echo "== C tests in $1"
+    ctest --test-dir "$1" --output-on-failure -j "$(nproc)" >"$logs/ctest" 2>&1
+    bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1/p' "$logs/ctest")
+    all=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\2/p' "$logs/ctest")
+    if [ -z "$all" ]; then
+        cat "$logs/ctest"
+        count 0 1
+    else
+        [ "$bad" -eq 0 ] || cat "$logs/ctest"
+        count $((all - bad)) "$bad"
+    fi
+}
+
+# specs FOLDER: the Lua specs under FOLDER/tetrain.
+specs() {
+    echo "== Lua specs in $1"
+    TETRAIN="$PWD/$1/tetrain" busted --lua="$PWD/$1/tetrain" -o TAP spec >"$logs/specs" 2>&1
+    status=$?
+    good=$(grep -c '^ok ' "$logs/specs")
+    bad=$(grep -c '^not ok ' "$logs/specs")
+    # a process that died, or a file that did not load, is a failure of its own
+    [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
+    [ "$good" -eq 0 ] && [ "$bad" -eq 0 ] && bad=1
+    [ "$bad" -eq 0 ] || grep -v '^ok ' "$logs/specs"
+    count "$good" "$bad"
+}
+
+install_packages $TETRAIN_BUILD_PACKAGES $TETRAIN_TEST_PACKAGES || { count 0 1; finish; }
+
+step "build with GCC, warnings are errors" build release
+[ -x build/tetrain ] || finish
+step "warnings of clang" clang_warnings
+c_tests build
+specs build
+
+step "build with sanitizers" build asan
+if [ -x build-asan/tetrain ]; then
+    # libgomp's threads and LuaJIT's own heap are invisible to the leak checker: the C tests look for leaks, specs do not
+    export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+    c_tests build-asan
+    ASAN_OPTIONS=detect_leaks=0 specs build-asan
+fi
+finish

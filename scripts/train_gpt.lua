@@ -1,0 +1,213 @@
+-- Trains a GPT on text.
+--
+--     tetrain train_gpt.lua                              the project's own text, characters, a minute or two
+--     tetrain train_gpt.lua --data=book.txt --steps=5000
+--     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --dtype=bfloat16
+--     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
+--
+-- OUT/metrics.jsonl holds one JSON object a step, OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C
+-- finishes the step and saves. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not finite.
+
+local te = require "te"
+local train = te.train
+
+local command_line = train.command_line {
+    script = "train_gpt.lua",
+    about = "Trains a GPT on a text file, a folder of text files, or token shards.",
+    { "data", "string", section = "Data",
+        help = "text file, folder, or .bin shards; the project's own text unless given" },
+    { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
+    { "vocab-size", "size", 50304, help = "for shards, whose tokens are ids already" },
+    { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "of the data, kept for validation" },
+
+    { "n-layer", "size", 4, section = "Model", help = "blocks" },
+    { "n-head", "size", 4, help = "attention heads" },
+    { "n-embd", "size", 128, help = "width" },
+    { "block", "size", 64, help = "tokens of context" },
+    { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
+    { "bias", "boolean", false, help = "biases in linear layers and norms" },
+
+    { "steps", "size", 2000, section = "Training", help = "optimizer steps" },
+    { "batch", "size", 12, help = "rows of a batch" },
+    { "grad-accumulation", "size", 1, help = "batches per step" },
+    { "lr", "number", 1e-3, min = 0, max = 10, help = "highest learning rate" },
+    { "min-lr", "number", 1e-4, min = 0, max = 10, help = "at the end of the cosine" },
+    { "warmup", "integer", 100, min = 0, help = "steps of linear warm-up" },
+    { "beta1", "number", 0.9, min = 0, max = 0.9999, help = "AdamW" },
+    { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
+    { "weight-decay", "number", 0.1, min = 0, max = 10, help = "of matrices" },
+    { "clip", "number", 1, min = 0, help = "largest gradient norm; 0: no limit" },
+    { "dtype", "string", "float32", choices = { "float32", "bfloat16" },
+        help = "of the computation; weights and optimizer stay float32" },
+    { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
+    { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
+    { "device", "string", "cpu", help = "cpu, cuda, cuda:1" },
+
+    { "out", "string", "out/gpt", section = "Output", help = "folder" },
+    { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
+    { "eval-interval", "size", 250, help = "steps between validations, samples and checkpoints" },
+    { "eval-batches", "size", 200, help = "batches of a validation" },
+    { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
+    { "keep", "size", 2, help = "newest checkpoints that stay" },
+    { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
+
+    presets = {
+        ["nanogpt-char"] = { tokenizer = "char", n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12,
+            dropout = 0, steps = 2000, lr = 1e-3, min_lr = 1e-4, warmup = 100, beta2 = 0.99, weight_decay = 0.1,
+            clip = 1, val_fraction = 0.1 },
+        ["gpt2"] = { n_layer = 12, n_head = 12, n_embd = 768, block = 1024, batch = 4, grad_accumulation = 8,
+            lr = 6e-4, min_lr = 6e-5, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true },
+    },
+}
+
+-- Everything that lives as long as the run, fresh or from a checkpoint.
+local function open_run(o, given, script)
+    local saved
+    if o.resume then
+        local path = train.checkpoint.latest(o.out)
+        if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
+        saved = train.io(train.checkpoint.load, path)
+        command_line:restore(o, given, saved.metadata)
+    end
+    if o.threads > 0 then te.set_num_threads(o.threads) end
+    te.manual_seed(o.seed)
+
+    local run = { options = o, first_step = saved and saved.step + 1 or 1 }
+    run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
+        block = o.block, seed = o.seed, val_fraction = o.val_fraction })
+    run.tokenizer = run.set.tokenizer
+    if saved then
+        train.checkpoint.check_data(saved, run.set)
+        run.model = te.models.gpt.from_checkpoint(saved)
+    else
+        run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
+            block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
+            bias = o.bias }
+    end
+    if o.device ~= "cpu" then run.model:to(o.device) end
+    run.parameters = run.model:parameters()
+    run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
+    run.schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps }
+    run.guard = train.guard(run.model)
+    if saved then
+        train.checkpoint.restore_training(saved, run.model, run.optimizer)
+    else
+        train.io(train.checkpoint.set_aside, o.out)
+    end
+    run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
+    return run
+end
+
+local function loss_of(run, x, y)
+    local o = run.options
+    if o.device ~= "cpu" then x, y = x:to(o.device), y:to(o.device) end
+    return te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
+        local logits, loss = run.model(x, y)
+        logits:release()
+        return loss
+    end)
+end
+
+-- One optimizer step. Returns loss, gradient norm, learning rate and whether the weights were updated.
+local function train_step(run, step)
+    local o, total = run.options, 0
+    for _ = 1, o.grad_accumulation do
+        local loss = loss_of(run, train.io(run.set.next_train, run.set))
+        total = total + loss:item()
+        loss:backward()
+    end
+    -- gradients are sums over the batches; the optimizer divides, in the pass that it makes anyway
+    local scale, lr = 1 / o.grad_accumulation, run.schedule(step)
+    local loss, norm = total * scale, te.optim.grad_norm(run.parameters) * scale
+    local allowed = run.guard:allows(loss, norm)
+    if allowed then
+        if o.clip > 0 and norm > o.clip then scale = scale * o.clip / norm end
+        run.optimizer:step { lr = lr, grad_scale = scale }
+    end
+    run.optimizer:zero_grad()
+    return loss, norm, lr, allowed
+end
+
+local function validate(run)
+    run.model:eval()
+    local loss = te.no_grad(function()
+        return run.set:validation_loss(run.options.eval_batches, function(x, y) return loss_of(run, x, y):item() end)
+    end)
+    run.model:train()
+    return loss
+end
+
+-- A sample from the model; training sees the same random numbers with and without it.
+local function sample(run)
+    if run.options.sample_tokens == 0 or not run.tokenizer then return end
+    local rng = te.rng_state()
+    local start = te.tensor({ { run.tokenizer:encode("\n")[1] } }, { dtype = "int32", device = run.options.device })
+    local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40 })
+    te.rng_state(rng)
+    return run.tokenizer:decode(ids:totable()[1])
+end
+
+local function save(run, step)
+    return train.io(train.checkpoint.save, { folder = run.options.out, step = step, model = run.model,
+        optimizer = run.optimizer, keep = run.options.keep,
+        metadata = { command_line:texts(run.options), run.set:texts(), run.model:texts() } })
+end
+
+local function loop(run, progress)
+    local o = run.options
+    for step = run.first_step, o.steps do
+        local started = te._core.clock()
+        local loss, norm, lr, allowed = train_step(run, step)
+        local seconds = te._core.clock() - started
+        local speed = o.batch * o.block * o.grad_accumulation / seconds
+        local record = { "step", step, "loss", loss, "lr", lr, "grad_norm", norm, "ms", seconds * 1000,
+            "tokens_per_s", speed }
+        progress:update { step = step, loss = loss, lr = lr, grad_norm = norm, ms = seconds * 1000,
+            tokens_per_s = speed }
+        if not allowed then
+            table.insert(record, "skipped")
+            table.insert(record, true)
+            progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", step, loss, norm, run.guard.skipped)
+        end
+
+        local stop = te._core.interrupt_flag()
+        local pause = step % o.eval_interval == 0 or step == o.steps
+        if pause and not stop then
+            local val_loss = validate(run)
+            if val_loss then
+                table.insert(record, "val_loss")
+                table.insert(record, val_loss)
+            end
+            progress:print("step %d: train loss %.4f, validation loss %.4f", step, loss, val_loss or 0 / 0)
+            local text = sample(run)
+            if text then progress:print("%s\n", text) end
+        end
+        train.io(run.metrics.write, run.metrics, record)
+        if pause or stop then
+            local path = save(run, step)
+            if stop then
+                progress:print("interrupted after step %d; %s", step, path)
+                return train.exit.interrupted
+            end
+        end
+    end
+    return train.exit.ok
+end
+
+local function main(words)
+    local o, given = command_line:parse(words)
+    local run = open_run(o, given, words[0])
+    local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval,
+        flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype) }
+    progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
+    progress:print("%d parameters, %d threads, %s, steps %d to %d, %s", run.model:num_parameters(),
+        te.get_num_threads(), o.dtype, run.first_step, o.steps, o.out)
+    run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
+    local code = loop(run, progress)
+    progress:finish()
+    run.metrics:close()
+    run.set:close()
+    return code
+end
+
+train.run(main, arg)

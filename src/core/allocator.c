@@ -1,0 +1,102 @@
+/* allocator.c - see allocator.h. */
+#include "allocator.h"
+
+/* Class and rounded size of a request: multiples of 64 up to 512, then eight steps per power of two. */
+static int size_class(size_t bytes, size_t *rounded)
+{
+    if (bytes <= 512) {
+        int units = bytes ? (int)((bytes + 63) / 64) : 1;
+        *rounded = (size_t)units * 64;
+        return units - 1;
+    }
+    int    e = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^e < bytes <= 2^(e+1), e >= 9 */
+    size_t step = (size_t)1 << (e - 3);
+    size_t k = (bytes + step - 1) / step; /* 9 … 16 */
+    *rounded = k * step;
+    return 8 + (e - 9) * 8 + (int)(k - 9);
+}
+
+void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit)
+{
+    memset(allocator, 0, sizeof *allocator);
+    allocator->exec = exec;
+    allocator->limit = limit;
+}
+
+static void release_block(te_allocator *allocator, te_block *block)
+{
+    allocator->exec->backend->memory_free(allocator->exec, block->ptr, block->size);
+    allocator->reserved -= block->size;
+    block->ptr = NULL;
+    block->next = allocator->spare;
+    allocator->spare = block;
+}
+
+void te_allocator_empty_cache(te_allocator *allocator)
+{
+    for (int i = 0; i < TE_SIZE_CLASSES; i++) {
+        while (allocator->cached[i]) {
+            te_block *block = allocator->cached[i];
+            allocator->cached[i] = block->next;
+            release_block(allocator, block);
+        }
+    }
+}
+
+void te_allocator_close(te_allocator *allocator)
+{
+    te_allocator_empty_cache(allocator);
+    while (allocator->spare) {
+        te_block *block = allocator->spare;
+        allocator->spare = block->next;
+        te_mem_free(allocator->exec->mem, block, sizeof *block);
+    }
+}
+
+/* A block fresh from the system, within the limit. */
+static te_block *reserve_block(te_allocator *allocator, size_t size)
+{
+    if (allocator->limit && (size > allocator->limit || allocator->reserved > allocator->limit - size)) return NULL;
+    te_block *block = allocator->spare;
+    if (block)
+        allocator->spare = block->next;
+    else if (!(block = te_mem_alloc(allocator->exec->mem, sizeof *block)))
+        return NULL;
+    block->ptr = allocator->exec->backend->memory_alloc(allocator->exec, size);
+    if (!block->ptr) {
+        block->next = allocator->spare;
+        allocator->spare = block;
+        return NULL;
+    }
+    block->size = size;
+    allocator->reserved += size;
+    return block;
+}
+
+te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
+{
+    if (bytes > (size_t)1 << 46) return NULL;
+    size_t    size;
+    int       class = size_class(bytes, &size);
+    te_block *block = allocator->cached[class];
+    if (block)
+        allocator->cached[class] = block->next;
+    else if (!(block = reserve_block(allocator, size))) {
+        te_allocator_empty_cache(allocator);
+        if (!(block = reserve_block(allocator, size))) return NULL;
+    }
+    block->next = NULL;
+    allocator->allocations++;
+    allocator->current += block->size;
+    if (allocator->current > allocator->peak) allocator->peak = allocator->current;
+    return block;
+}
+
+void te_allocator_free(te_allocator *allocator, te_block *block)
+{
+    size_t size;
+    int    class = size_class(block->size, &size);
+    allocator->current -= block->size;
+    block->next = allocator->cached[class];
+    allocator->cached[class] = block;
+}

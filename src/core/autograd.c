@@ -1,0 +1,426 @@
+/* autograd.c - recording calls and walking them backwards.
+ *
+ * Nodes are numbered as they are made, so a consumer always has a higher number than what produced its inputs. Backward
+ * keeps the reached nodes in a heap and takes the highest number first: when a node's turn comes, every gradient of its
+ * results has arrived. Gradients wait in the producer's call.dout, those of leaves in leaf->grad, or in the slots of
+ * te_autograd_grad.
+ */
+#include "autograd.h"
+
+#include "ops/ops.h"
+
+/* A tensor whose gradient te_autograd_grad was asked for. */
+typedef struct capture {
+    te_tensor *leaf; /* or */
+    te_node   *node;
+    int        output;
+    te_tensor *grad;
+} capture;
+
+typedef struct te_engine {
+    te_context *ctx;
+    te_node   **heap;
+    size_t      n, capacity;
+    capture    *captures; /* NULL: gradients of leaves go to .grad */
+    int         n_captures;
+    bool        retain;
+} te_engine;
+
+bool te_needs_grad(const te_tensor *t) { return t->requires_grad || t->node; }
+
+/* --- nodes -------------------------------------------------------------------------------------------------------- */
+
+static void drop_saved(te_node *node)
+{
+    for (int i = 0; i < node->call.n_saved; i++) {
+        te_tensor_release(node->call.saved[i]);
+        node->call.saved[i] = NULL;
+    }
+    node->call.n_saved = 0;
+    if (node->call.release) node->call.release(&node->call);
+    node->call.release = NULL;
+}
+
+static void drop_douts(te_node *node)
+{
+    for (int i = 0; i < TE_OP_MAX_OUTPUTS; i++) {
+        te_tensor_release(node->call.dout[i]);
+        node->call.dout[i] = NULL;
+    }
+}
+
+static void free_node(te_node *node)
+{
+    te_context *ctx = node->call.ctx;
+    drop_saved(node);
+    drop_douts(node);
+    for (int i = 0; i < node->n_edges; i++) {
+        te_tensor_release(node->edges[i].leaf);
+        if (node->edges[i].node) te_node_release(node->edges[i].node);
+    }
+    te_mem_free(&ctx->mem, node, sizeof *node + (size_t)node->n_edges * sizeof *node->edges);
+    te_context_unref(ctx);
+}
+
+/* Releasing a node may release the nodes below it; they are queued rather than freed recursively. */
+void te_node_release(te_node *node)
+{
+    if (--node->refs > 0) return;
+    te_context *ctx = node->call.ctx;
+    node->next_dead = ctx->dead_nodes;
+    ctx->dead_nodes = node;
+    if (ctx->freeing_nodes) return;
+    te_context_retain(ctx);
+    ctx->freeing_nodes = true;
+    while (ctx->dead_nodes) {
+        te_node *dead = ctx->dead_nodes;
+        ctx->dead_nodes = dead->next_dead;
+        free_node(dead);
+    }
+    ctx->freeing_nodes = false;
+    te_context_unref(ctx);
+}
+
+static void describe_input(te_grad_meta *meta, te_tensor *t)
+{
+    meta->device = t->storage->device;
+    meta->dtype = t->dtype;
+    meta->ndim = t->ndim;
+    memcpy(meta->shape, t->shape, sizeof meta->shape);
+    if (t->node) {
+        meta->node = t->node;
+        meta->output = t->node_output;
+        t->node->refs++;
+    } else if (t->requires_grad) {
+        meta->leaf = te_tensor_retain(t);
+    }
+}
+
+te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
+{
+    te_context *ctx = call->ctx;
+    te_node    *node = te_mem_alloc(&ctx->mem, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
+    if (!node) return te_fail_memory(ctx, call->op->name);
+    memset(node, 0, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
+    node->call = *call;
+    node->call.node = node;
+    node->order = ctx->next_node++;
+    node->edges = (te_grad_meta *)(node + 1);
+    node->n_edges = n_inputs;
+    te_context_retain(ctx);
+    for (int i = 0; i < n_inputs; i++)
+        if (inputs[i]) describe_input(&node->edges[i], inputs[i]);
+    /* what is borrowed from the caller does not outlive the call */
+    memset(node->call.in, 0, sizeof node->call.in);
+    memset(node->call.out, 0, sizeof node->call.out);
+    node->call.list = NULL;
+    node->call.inplace = NULL;
+    for (int i = 0; i < call->op->n_outputs; i++) {
+        if (!call->out[i]) continue;
+        call->out[i]->node = node;
+        call->out[i]->node_output = i;
+        node->refs++;
+    }
+    call->n_saved = 0; /* the node owns them now */
+    call->release = NULL;
+    return TE_OK;
+}
+
+/* --- the heap ----------------------------------------------------------------------------------------------------- */
+
+static te_status push(te_engine *e, te_node *node)
+{
+    if (node->queued) return TE_OK;
+    void *heap = e->heap;
+    if (!te_mem_grow(&e->ctx->mem, &heap, &e->capacity, e->n + 1, sizeof *e->heap)) return te_fail_memory(e->ctx, "te.backward");
+    e->heap = heap;
+    size_t i = e->n++;
+    while (i > 0 && e->heap[(i - 1) / 2]->order < node->order) {
+        e->heap[i] = e->heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    e->heap[i] = node;
+    node->queued = true;
+    node->refs++;
+    return TE_OK;
+}
+
+static te_node *pop(te_engine *e)
+{
+    te_node *top = e->heap[0], *last = e->heap[--e->n];
+    size_t   i = 0;
+    for (;;) {
+        size_t child = 2 * i + 1;
+        if (child >= e->n) break;
+        if (child + 1 < e->n && e->heap[child + 1]->order > e->heap[child]->order) child++;
+        if (e->heap[child]->order <= last->order) break;
+        e->heap[i] = e->heap[child];
+        i = child;
+    }
+    if (e->n) e->heap[i] = last;
+    top->queued = false;
+    return top;
+}
+
+/* --- gradients of inputs ------------------------------------------------------------------------------------------ */
+
+const te_grad_meta *te_grad_input(const te_call *call, int i) { return &call->node->edges[i]; }
+
+static te_tensor **leaf_slot(te_engine *e, te_tensor *leaf)
+{
+    if (!e->captures) return &leaf->grad;
+    for (int i = 0; i < e->n_captures; i++)
+        if (e->captures[i].leaf == leaf) return &e->captures[i].grad;
+    return NULL;
+}
+
+/* Where the gradient of an input gathers; NULL when nobody wants it. */
+static te_tensor **grad_slot(te_engine *e, const te_grad_meta *meta)
+{
+    if (meta->node) return &meta->node->call.dout[meta->output];
+    return meta->leaf ? leaf_slot(e, meta->leaf) : NULL;
+}
+
+bool te_grad_wanted(const te_call *call, int i)
+{
+    return i < call->node->n_edges && grad_slot(call->ctx->engine, te_grad_input(call, i)) != NULL;
+}
+
+bool te_grad_same(const te_call *call, int i, int j)
+{
+    te_engine  *e = call->ctx->engine;
+    te_tensor **a = grad_slot(e, te_grad_input(call, i));
+    return a && a == grad_slot(e, te_grad_input(call, j));
+}
+
+static bool exclusive(const te_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && t->storage->block; }
+
+static te_status arrived(te_engine *e, const te_grad_meta *meta) { return meta->node ? push(e, meta->node) : TE_OK; }
+
+/* Whether more may be added to the gradient in the slot without anybody else seeing it; a leaf's .grad is there for that. */
+static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *grad)
+{
+    bool own = meta->leaf && !e->captures ? grad->storage->block != NULL && !grad->node : exclusive(grad);
+    return own && grad->dtype == meta->dtype && te_tensor_contiguous(grad);
+}
+
+/* Puts a first gradient into its slot. A leaf's is contiguous, unshared memory, since it will be added to. */
+static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot, te_tensor *grad)
+{
+    if (meta->leaf && !(exclusive(grad) && te_tensor_contiguous(grad))) {
+        te_tensor *copy = te_tensor_clone_data(grad);
+        te_tensor_release(grad);
+        if (!copy) return e->ctx->status;
+        grad = copy;
+    }
+    *slot = grad;
+    return arrived(e, meta);
+}
+
+te_status te_grad_give(te_call *call, int i, te_tensor *grad)
+{
+    te_engine          *e = call->ctx->engine;
+    const te_grad_meta *meta = te_grad_input(call, i);
+    te_tensor         **slot = grad_slot(e, meta);
+    if (!grad) return call->ctx->status;
+    if (!slot) {
+        te_tensor_release(grad);
+        return TE_OK;
+    }
+    if (grad->dtype != meta->dtype) {
+        te_tensor *cast = te_tensor_cast(grad, meta->dtype);
+        te_tensor_release(grad);
+        if (!cast) return call->ctx->status;
+        grad = cast;
+    }
+    if (!*slot) return settle(e, meta, slot, grad);
+    te_status status = TE_OK;
+    if (!may_add(e, meta, *slot)) {
+        te_tensor *copy = te_tensor_clone_data(*slot);
+        if (!copy) {
+            te_tensor_release(grad);
+            return call->ctx->status;
+        }
+        te_tensor_release(*slot);
+        *slot = copy;
+    }
+    status = te_add_to(*slot, grad);
+    te_tensor_release(grad);
+    return status == TE_OK ? arrived(e, meta) : status;
+}
+
+te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
+{
+    te_engine          *e = call->ctx->engine;
+    const te_grad_meta *meta = te_grad_input(call, i);
+    te_tensor         **slot = grad_slot(e, meta);
+    if (*slot && !may_add(e, meta, *slot)) {
+        te_tensor *copy = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+        if (!copy || te_tensor_copy_data(copy, *slot) != TE_OK) {
+            te_tensor_release(copy);
+            return NULL;
+        }
+        te_tensor_release(*slot);
+        *slot = copy;
+    }
+    *accumulate = *slot != NULL;
+    if (!*slot) *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+    if (!*slot || arrived(e, meta) != TE_OK) return NULL;
+    (*slot)->storage->version++;
+    return *slot;
+}
+
+/* --- the walk ----------------------------------------------------------------------------------------------------- */
+
+static te_status check_saved(te_node *node)
+{
+    te_call *call = &node->call;
+    if (node->consumed)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: this part of the graph was used before and its saved tensors are gone; "
+                                                     "pass retain_graph = true to the first backward");
+    for (int i = 0; i < call->n_saved; i++)
+        if (call->saved[i] && call->saved[i]->storage->version != call->saved_version[i])
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: a tensor of shape %s that it saved was changed in place since",
+                                TE_SHAPE_TEXT(call->saved[i]));
+    return TE_OK;
+}
+
+static te_status run_node(te_engine *e, te_node *node)
+{
+    te_status status = te_context_poll(e->ctx);
+    if (status == TE_OK) status = check_saved(node);
+    for (int i = 0; i < e->n_captures; i++)
+        if (e->captures[i].node == node) e->captures[i].grad = te_tensor_retain(node->call.dout[e->captures[i].output]);
+    if (status == TE_OK) {
+        const te_op_def *def = node->call.op->def;
+        status = def->formula ? te_program_op_backward(&node->call) : def->backward(&node->call);
+    }
+    drop_douts(node);
+    if (status == TE_OK && !e->retain) {
+        drop_saved(node);
+        node->consumed = true;
+    }
+    return status;
+}
+
+static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
+{
+    te_context *ctx = e->ctx;
+    if (!te_needs_grad(output))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: the tensor does not depend on anything that requires a gradient");
+    if (grad && (!te_same_shape(grad, output)))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: gradient %s for a tensor %s", TE_SHAPE_TEXT(grad), TE_SHAPE_TEXT(output));
+    if (!grad && te_tensor_numel(output) != 1)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: a gradient is needed for a tensor of shape %s", TE_SHAPE_TEXT(output));
+    te_tensor *first = NULL;
+    if (grad) {
+        first = te_tensor_cast(grad, output->dtype);
+    } else {
+        first = te_tensor_new_like(output);
+        if (first && te_tensor_fill(first, 1) != TE_OK) {
+            te_tensor_release(first);
+            first = NULL;
+        }
+    }
+    /* as if a consumer of `output` handed its gradient over */
+    struct {
+        te_node      node;
+        te_grad_meta edge;
+    } consumer = {.node = {.call = {.ctx = ctx}}};
+    consumer.node.edges = &consumer.edge;
+    consumer.node.n_edges = 1;
+    consumer.node.call.node = &consumer.node;
+    describe_input(&consumer.edge, output);
+    te_status status = te_grad_give(&consumer.node.call, 0, first);
+    te_tensor_release(consumer.edge.leaf);
+    if (consumer.edge.node) te_node_release(consumer.edge.node);
+    return status;
+}
+
+static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs)
+{
+    te_context *ctx = e->ctx;
+    te_engine  *outer = ctx->engine; /* a recomputation inside backward runs its own */
+    bool        grad_enabled = te_context_set_grad_enabled(ctx, false);
+    ctx->engine = e;
+    te_status status = TE_OK;
+    for (int i = 0; i < n_outputs && status == TE_OK; i++) status = seed(e, outputs[i], seeds ? seeds[i] : NULL);
+    while (e->n) {
+        te_node *node = pop(e);
+        if (status == TE_OK)
+            status = run_node(e, node);
+        else
+            drop_douts(node);
+        te_node_release(node);
+    }
+    te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
+    ctx->engine = outer;
+    te_context_set_grad_enabled(ctx, grad_enabled);
+    return status;
+}
+
+te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
+{
+    te_engine e = {.ctx = loss->ctx, .retain = retain};
+    return run(&e, &loss, grad ? &grad : NULL, 1);
+}
+
+te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
+                           te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain)
+{
+    capture  *captures = te_mem_zalloc(&ctx->mem, (size_t)n_inputs * sizeof *captures);
+    te_engine e = {.ctx = ctx, .retain = retain, .captures = captures, .n_captures = n_inputs};
+    if (!captures) return te_fail_memory(ctx, "te.grad");
+    for (int i = 0; i < n_inputs; i++) {
+        if (inputs[i]->node)
+            captures[i] = (capture){.node = inputs[i]->node, .output = inputs[i]->node_output};
+        else
+            captures[i].leaf = inputs[i];
+    }
+    te_status status = run(&e, outputs, seeds, n_outputs);
+    for (int i = 0; i < n_inputs; i++) {
+        bool again = false; /* the same tensor asked for twice: the first slot collected */
+        for (int j = 0; j < i && !captures[i].grad; j++) {
+            if (inputs[j] != inputs[i]) continue;
+            grads[i] = te_tensor_retain(grads[j]);
+            again = true;
+        }
+        if (!again) grads[i] = captures[i].grad;
+        if (status != TE_OK) {
+            te_tensor_release(grads[i]);
+            grads[i] = NULL;
+        }
+    }
+    te_mem_free(&ctx->mem, captures, (size_t)n_inputs * sizeof *captures);
+    return status;
+}
+
+/* --- leaves ------------------------------------------------------------------------------------------------------- */
+
+bool       te_tensor_requires_grad(const te_tensor *t) { return te_needs_grad(t); }
+te_tensor *te_tensor_grad(const te_tensor *t) { return t->grad; }
+
+te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
+{
+    bool is_float = t->dtype == TE_F32 || t->dtype == TE_F64 || t->dtype == TE_BF16 || t->dtype == TE_F16;
+    if (on && !is_float)
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient", te_dtype_name(t->dtype));
+    if (t->node) {
+        if (on) return TE_OK;
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: the tensor is a result; use detach()");
+    }
+    t->requires_grad = on;
+    return TE_OK;
+}
+
+te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
+{
+    if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype),
+                       TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
+    if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
+    te_tensor_retain(grad);
+    te_tensor_release(t->grad);
+    t->grad = grad;
+    return TE_OK;
+}

@@ -1,0 +1,247 @@
+/* context.c - life of a context, its devices, messages, random state. */
+#include "context.h"
+#include "op.h"
+#include "tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define TE_VERSION_TEXT "0.1.0"
+
+const char *te_version(void) { return TE_VERSION_TEXT; }
+
+/* --- messages ----------------------------------------------------------------------------------------------------- */
+
+te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
+{
+    char    text[sizeof ctx->message]; /* the arguments may point into the old message */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(ctx->message, text, sizeof text);
+    ctx->status = status;
+    return status;
+}
+
+te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op)
+{
+    return te_fail(ctx, status, "te.%s: %s", op, exec->message[0] ? exec->message : "the kernel failed");
+}
+
+te_status te_fail_memory(te_context *ctx, const char *what)
+{
+    return te_fail(ctx, TE_ERROR_MEMORY, "%s: out of host memory", what);
+}
+
+const char *te_context_error(const te_context *ctx) { return ctx->message; }
+
+/* --- devices ------------------------------------------------------------------------------------------------------ */
+
+static void *lend_scratch(te_exec *exec, size_t bytes)
+{
+    te_device *device = exec->owner;
+    te_block  *block = te_device_alloc(device, bytes);
+    if (!block) {
+        te_exec_fail(exec, TE_ERROR_MEMORY, "%s", device->ctx->message);
+        return NULL;
+    }
+    block->next = device->allocator.scratch;
+    device->allocator.scratch = block;
+    return block->ptr;
+}
+
+static void take_scratch(te_exec *exec, void *ptr)
+{
+    te_device *device = exec->owner;
+    for (te_block **link = &device->allocator.scratch; *link; link = &(*link)->next) {
+        te_block *block = *link;
+        if (block->ptr != ptr) continue;
+        *link = block->next;
+        te_allocator_free(&device->allocator, block);
+        return;
+    }
+}
+
+static te_device *open_device(te_context *ctx, te_device *device, const te_backend *backend, const char *name, int index)
+{
+    te_exec *exec = &device->exec;
+    device->ctx = ctx;
+    snprintf(device->name, sizeof device->name, "%s", name);
+    *exec = (te_exec){.backend = backend, .mem = &ctx->mem, .threads = ctx->threads, .scratch = lend_scratch,
+                      .scratch_free = take_scratch, .owner = device};
+    te_allocator_open(&device->allocator, exec, ctx->tensor_memory_limit);
+    te_status status = backend->device_open(exec, index);
+    if (status != TE_OK) {
+        te_fail(ctx, status, "%s: %s", name, exec->message);
+        return NULL;
+    }
+    device->open = true;
+    return device;
+}
+
+te_device *te_context_device(te_context *ctx, const char *name)
+{
+    if (!name || strcmp(name, "cpu") == 0 || strcmp(name, "cpu:0") == 0) {
+        te_device *cpu = &ctx->devices[0];
+        return cpu->open ? cpu : open_device(ctx, cpu, &te_backend_cpu, "cpu", 0);
+    }
+    if (strncmp(name, "cuda", 4) == 0)
+        te_fail(ctx, TE_ERROR_UNSUPPORTED, "device \"%s\": this build has no CUDA module", name);
+    else
+        te_fail(ctx, TE_ERROR_ARGUMENT, "device \"%s\": no such device; known are \"cpu\", \"cuda\", \"cuda:N\"", name);
+    return NULL;
+}
+
+te_block *te_device_alloc(te_device *device, size_t bytes)
+{
+    te_context *ctx = device->ctx;
+    te_block   *block = te_allocator_alloc(&device->allocator, bytes);
+    if (!block && ctx->reclaim && !ctx->reclaiming) {
+        ctx->reclaiming = true;
+        ctx->reclaim(ctx->reclaim_user);
+        ctx->reclaiming = false;
+        block = te_allocator_alloc(&device->allocator, bytes);
+    }
+    if (!block)
+        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes, device->name,
+                device->allocator.current, device->allocator.limit);
+    return block;
+}
+
+static void close_device(te_device *device)
+{
+    if (!device->open) return;
+    te_allocator_close(&device->allocator);
+    device->exec.backend->device_close(&device->exec);
+    device->open = false;
+}
+
+te_status te_context_memory(te_context *ctx, const char *name, te_memory_stats *stats)
+{
+    te_device *device = te_context_device(ctx, name);
+    if (!device) return ctx->status;
+    const te_allocator *a = &device->allocator;
+    *stats = (te_memory_stats){a->current, a->peak, a->reserved, a->allocations};
+    return TE_OK;
+}
+
+void te_context_reset_peak(te_context *ctx)
+{
+    for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].allocator.peak = ctx->devices[i].allocator.current;
+}
+
+void te_context_empty_cache(te_context *ctx)
+{
+    for (int i = 0; i < TE_MAX_DEVICES; i++)
+        if (ctx->devices[i].open) te_allocator_empty_cache(&ctx->devices[i].allocator);
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------- */
+
+static int all_cores(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > 1024 ? 1024 : (int)n;
+}
+
+te_context *te_context_open(const te_context_options *options)
+{
+    te_context_options o = {0};
+    if (options) memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    te_mem mem = te_mem_libc;
+    if (o.realloc) mem = (te_mem){o.realloc, o.realloc_user};
+    te_context *ctx = te_mem_zalloc(&mem, sizeof *ctx);
+    if (!ctx) return NULL;
+    ctx->mem = mem;
+    ctx->refs = 1;
+    ctx->threads = o.threads > 0 ? o.threads : all_cores();
+    ctx->tensor_memory_limit = o.tensor_memory_limit;
+    ctx->grad_enabled = true;
+    ctx->compute_dtype = TE_DTYPE_COUNT;
+    ctx->next_storage_id = 1;
+    if (te_ops_open(ctx) != TE_OK) {
+        te_context_release(ctx);
+        return NULL;
+    }
+    return ctx;
+}
+
+void te_context_unref(te_context *ctx)
+{
+    if (--ctx->refs > 0) return;
+    te_mem mem = ctx->mem;
+    te_ops_close(ctx);
+    te_tensor_pool_close(ctx);
+    for (int i = TE_MAX_DEVICES - 1; i >= 0; i--) close_device(&ctx->devices[i]);
+    te_mem_free(&mem, ctx, sizeof *ctx);
+}
+
+void te_context_release(te_context *ctx)
+{
+    if (!ctx) return;
+    ctx->reclaim = NULL;
+    te_context_unref(ctx);
+}
+
+/* --- settings ----------------------------------------------------------------------------------------------------- */
+
+void te_context_interrupt(te_context *ctx) { ctx->interrupted = 1; }
+void te_context_clear_interrupt(te_context *ctx) { ctx->interrupted = 0; }
+
+te_status te_context_poll(te_context *ctx)
+{
+    return ctx->interrupted ? te_fail(ctx, TE_ERROR_INTERRUPTED, "interrupted") : TE_OK;
+}
+
+void te_context_set_threads(te_context *ctx, int threads)
+{
+    ctx->threads = threads > 0 ? threads : all_cores();
+    for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.threads = ctx->threads;
+}
+
+int te_context_threads(const te_context *ctx) { return ctx->threads; }
+
+void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user)
+{
+    ctx->reclaim = reclaim;
+    ctx->reclaim_user = user;
+}
+
+void te_context_seed(te_context *ctx, uint64_t seed) { te_context_set_rng_state(ctx, seed, 0); }
+
+void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset)
+{
+    *seed = ctx->seed;
+    *offset = ctx->rng_offset;
+}
+
+void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t offset)
+{
+    ctx->seed = seed;
+    ctx->rng_offset = offset;
+}
+
+te_rng te_context_draw(te_context *ctx, uint64_t words)
+{
+    te_rng rng = {.seed = ctx->seed, .stream = 0, .offset = ctx->rng_offset};
+    ctx->rng_offset += (words + 3) / 4;
+    return rng;
+}
+
+bool te_context_set_grad_enabled(te_context *ctx, bool enabled)
+{
+    bool before = ctx->grad_enabled;
+    ctx->grad_enabled = enabled;
+    return before;
+}
+
+bool te_context_grad_enabled(const te_context *ctx) { return ctx->grad_enabled; }
+
+te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype)
+{
+    te_dtype before = ctx->compute_dtype;
+    ctx->compute_dtype = dtype;
+    return before;
+}

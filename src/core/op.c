@@ -1,0 +1,378 @@
+/* op.c - the registry: parsing declarations, checking arguments, running an operation. */
+#include "op.h"
+
+#include "autograd.h"
+#include "ops/ops.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* --- signatures --------------------------------------------------------------------------------------------------- */
+
+static const char *const type_names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "index", "dims", "shape", "dtype", "device", "text"};
+
+/* Cuts the next word (or number, or choice list) out of *at into word; false when there is none. */
+static bool next_word(const char **at, char *word, size_t size)
+{
+    const char *s = *at;
+    while (*s == ' ') s++;
+    size_t n = 0;
+    while (*s && !strchr(" ,;:()=", *s)) {
+        if (n + 1 < size) word[n++] = *s;
+        s++;
+    }
+    word[n] = 0;
+    while (*s == ' ') s++;
+    *at = s;
+    return n > 0;
+}
+
+static te_param_type type_of(const char *word)
+{
+    for (int i = 0; i < TE_TYPE_CHOICE; i++)
+        if (strcmp(word, type_names[i]) == 0) return (te_param_type)i;
+    return TE_TYPE_CHOICE;
+}
+
+/* Position of `word` in "a|b|c", or -1. */
+static int choice_index(const char *choices, const char *word)
+{
+    size_t n = strlen(word);
+    for (int i = 0; *choices; i++) {
+        const char *end = strchr(choices, '|');
+        size_t      length = end ? (size_t)(end - choices) : strlen(choices);
+        if (length == n && memcmp(choices, word, n) == 0) return i;
+        choices += length + (end != NULL);
+    }
+    return -1;
+}
+
+static void parse_default(te_param *p, const char *word)
+{
+    p->has_default = p->optional = true;
+    if (p->type == TE_TYPE_CHOICE)
+        p->number = choice_index(p->text, word);
+    else if (strcmp(word, "true") == 0)
+        p->number = 1;
+    else if (strcmp(word, "nil") == 0)
+        p->has_default = false;
+    else
+        p->number = strtod(word, NULL);
+}
+
+te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
+{
+    const char *at = def->signature;
+    char        word[64];
+    bool        by_name = false;
+    memset(op, 0, sizeof *op);
+    op->def = def;
+    next_word(&at, op->name, sizeof op->name);
+    if (*at++ != '(') return te_fail(ctx, TE_ERROR_INTERNAL, "operation \"%s\": no parameter list", def->signature);
+    while (*at && *at != ')') {
+        if (op->n_params == (int)(sizeof op->params / sizeof *op->params))
+            return te_fail(ctx, TE_ERROR_INTERNAL, "operation \"%s\": too many parameters", op->name);
+        te_param *p = &op->params[op->n_params++];
+        next_word(&at, p->name, sizeof p->name);
+        p->by_name = by_name;
+        if (*at == ':') {
+            at++;
+            next_word(&at, word, sizeof word);
+            p->type = type_of(word);
+            if (p->type == TE_TYPE_CHOICE) snprintf(p->text, sizeof p->text, "%s", word);
+        }
+        if (*at == '=') {
+            at++;
+            next_word(&at, word, sizeof word);
+            parse_default(p, word);
+        }
+        bool input = p->type == TE_TYPE_TENSOR || p->type == TE_TYPE_TENSORS;
+        if (p->type == TE_TYPE_TENSORS) op->takes_list = true;
+        p->slot = input ? op->n_inputs++ : op->n_attrs++;
+        if (*at == ';') by_name = true;
+        if (*at == ',' || *at == ';') at++;
+        while (*at == ' ') at++;
+    }
+    if (op->n_inputs > TE_OP_MAX_INPUTS || op->n_attrs > TE_OP_MAX_ATTRS)
+        return te_fail(ctx, TE_ERROR_INTERNAL, "operation \"%s\": too many inputs or attributes", op->name);
+    const char *outputs = def->outputs ? def->outputs : "y";
+    while (next_word(&outputs, word, sizeof word)) {
+        op->n_outputs++;
+        while (*outputs == ' ' || *outputs == ',') outputs++;
+    }
+    return TE_OK;
+}
+
+/* --- registry ----------------------------------------------------------------------------------------------------- */
+
+te_status te_ops_open(te_context *ctx)
+{
+    int n = 0;
+    for (const te_op_def *const *group = te_op_groups; *group; group++)
+        for (const te_op_def *def = *group; def->signature; def++) n++;
+    ctx->ops = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *ctx->ops);
+    if (!ctx->ops) return te_fail_memory(ctx, "te_context_open");
+    ctx->n_ops = n;
+    te_op *op = ctx->ops;
+    for (const te_op_def *const *group = te_op_groups; *group; group++) {
+        for (const te_op_def *def = *group; def->signature; def++) {
+            te_status status = te_op_parse(ctx, def, op++);
+            if (status != TE_OK) return status;
+        }
+    }
+    return te_variants_open(ctx);
+}
+
+void te_ops_close(te_context *ctx)
+{
+    te_variants_close(ctx);
+    if (ctx->ops) te_mem_free(&ctx->mem, ctx->ops, (size_t)ctx->n_ops * sizeof *ctx->ops);
+    ctx->ops = NULL;
+}
+
+const te_op *te_op_find(te_context *ctx, const char *name)
+{
+    for (int i = 0; i < ctx->n_ops; i++)
+        if (strcmp(ctx->ops[i].name, name) == 0) return &ctx->ops[i];
+    te_fail(ctx, TE_ERROR_ARGUMENT, "no operation \"%s\"", name);
+    return NULL;
+}
+
+const te_op *te_op_at(te_context *ctx, int i) { return i >= 0 && i < ctx->n_ops ? &ctx->ops[i] : NULL; }
+const char  *te_op_name(const te_op *op) { return op->name; }
+const char  *te_op_signature(const te_op *op) { return op->def->signature; }
+const char  *te_op_doc(const te_op *op) { return op->def->doc; }
+
+/* --- arguments ---------------------------------------------------------------------------------------------------- */
+
+te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
+{
+    char    text[768];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return te_fail(call->ctx, status, "te.%s: %s", call->op->name, text);
+}
+
+te_status te_call_kernel(te_call *call, te_exec *exec, te_status status)
+{
+    return status == TE_OK ? TE_OK : te_fail_exec(call->ctx, status, exec, call->op->name);
+}
+
+te_exec *te_call_exec(te_call *call, const te_tensor *t)
+{
+    (void)call;
+    return &t->storage->device->exec;
+}
+
+te_dtype te_call_compute_dtype(const te_call *call, te_dtype otherwise)
+{
+    bool castable = otherwise == TE_F32 || otherwise == TE_BF16 || otherwise == TE_F16;
+    return castable && call->ctx->compute_dtype != TE_DTYPE_COUNT ? call->ctx->compute_dtype : otherwise;
+}
+
+static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
+{
+    int i = p->slot;
+    if (arg->kind == TE_ARG_TENSOR && p->type == TE_TYPE_TENSOR) {
+        call->in[i] = arg->as.tensor;
+    } else if (arg->kind == TE_ARG_TENSORS && p->type == TE_TYPE_TENSORS) {
+        call->list = (te_tensor **)(uintptr_t)arg->as.tensors;
+        call->n_list = arg->n;
+    } else if (arg->kind == TE_ARG_NUMBER && p->type == TE_TYPE_TENSOR && (call->op->def->flags & TE_OP_NUMBERS)) {
+        call->is_number[i] = true;
+        call->number[i] = arg->as.number;
+    } else if (arg->kind != TE_ARG_ABSENT) {
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be a %s", p->name, type_names[p->type]);
+    } else if (!p->optional) {
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s is missing", p->name);
+    }
+    return TE_OK;
+}
+
+static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
+{
+    te_attr *a = &call->attr[p->slot];
+    a->set = arg->kind != TE_ARG_ABSENT;
+    switch (arg->kind) {
+    case TE_ARG_ABSENT:
+        if (!p->optional) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s is missing", p->name);
+        a->set = p->has_default;
+        a->number = p->number;
+        return TE_OK;
+    case TE_ARG_NUMBER:
+        if (p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE) {
+            a->n = 1;
+            a->ints[0] = (int64_t)arg->as.number;
+            return TE_OK;
+        }
+        if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
+        if (p->type != TE_TYPE_NUMBER && arg->as.number != (double)(int64_t)arg->as.number)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
+        a->number = arg->as.number;
+        return TE_OK;
+    case TE_ARG_INTS:
+        if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) break;
+        if (arg->n > TE_MAX_DIMS)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name, arg->n, TE_MAX_DIMS);
+        a->n = arg->n;
+        memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
+        return TE_OK;
+    case TE_ARG_TEXT:
+        if (p->type == TE_TYPE_CHOICE) {
+            int choice = choice_index(p->text, arg->as.text);
+            if (choice < 0)
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be one of %s, not \"%.40s\"", p->name, p->text, arg->as.text);
+            a->number = choice;
+            return TE_OK;
+        }
+        if (p->type != TE_TYPE_TEXT && p->type != TE_TYPE_DEVICE) break;
+        a->text = arg->as.text;
+        return TE_OK;
+    default: break;
+    }
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be a %s", p->name,
+                        p->type == TE_TYPE_CHOICE ? p->text : type_names[p->type]);
+}
+
+static te_status take_arguments(te_call *call, const te_arg *args, int n_args)
+{
+    static const te_arg absent = {.kind = TE_ARG_ABSENT};
+    const te_op        *op = call->op;
+    if (n_args > op->n_params)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%d arguments given, at most %d taken: %s", n_args, op->n_params, op->def->signature);
+    for (int i = 0; i < op->n_params; i++) {
+        const te_param *p = &op->params[i];
+        const te_arg   *arg = i < n_args ? &args[i] : &absent;
+        te_status       status = p->type == TE_TYPE_TENSOR || p->type == TE_TYPE_TENSORS ? take_input(call, p, arg) : take_attr(call, p, arg);
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static te_tensor **call_inputs(te_call *call, int *n)
+{
+    *n = call->op->takes_list ? call->n_list : call->op->n_inputs;
+    return call->op->takes_list ? call->list : call->in;
+}
+
+/* All inputs on one device; some input wants a gradient. */
+static te_status check_inputs(te_call *call)
+{
+    int              n;
+    te_tensor      **inputs = call_inputs(call, &n);
+    const te_device *device = NULL;
+    for (int i = 0; i < n; i++) {
+        te_tensor *t = inputs[i];
+        if (!t) continue;
+        if (t->ctx != call->ctx) return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor of another runtime was given");
+        if (device && t->storage->device != device)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", device->name, t->storage->device->name);
+        device = t->storage->device;
+        call->record |= call->ctx->grad_enabled && te_needs_grad(t);
+    }
+    if (call->op->def->flags & TE_OP_NOGRAD) call->record = false;
+    return TE_OK;
+}
+
+static void drop_call(te_call *call)
+{
+    for (int i = 0; i < call->n_saved; i++) te_tensor_release(call->saved[i]);
+    if (call->release) call->release(call);
+    call->n_saved = 0;
+    call->release = NULL;
+    for (int i = 0; i < TE_OP_MAX_OUTPUTS; i++) {
+        te_tensor_release(call->out[i]);
+        call->out[i] = NULL;
+    }
+}
+
+static te_status run_call(te_call *call)
+{
+    te_status status = te_context_poll(call->ctx);
+    if (status == TE_OK) status = call->op->def->formula ? te_program_op_forward(call) : call->op->def->forward(call);
+    if (status == TE_OK && call->record) {
+        int         n;
+        te_tensor **inputs = call_inputs(call, &n);
+        status = te_autograd_record(call, inputs, n); /* takes over what was saved */
+    }
+    if (status != TE_OK) drop_call(call);
+    return status;
+}
+
+te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
+{
+    for (int i = 0; i < n_out; i++) out[i] = NULL;
+    te_call   call = {.ctx = ctx, .op = op};
+    te_status status = take_arguments(&call, args, n_args);
+    if (status == TE_OK) status = check_inputs(&call);
+    if (status == TE_OK) status = run_call(&call);
+    if (status != TE_OK) return status;
+    for (int i = 0; i < op->n_outputs; i++) {
+        if (i < n_out)
+            out[i] = call.out[i];
+        else
+            te_tensor_release(call.out[i]);
+    }
+    return TE_OK;
+}
+
+te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
+{
+    te_call   call = {.ctx = ctx, .op = op};
+    te_status status = take_arguments(&call, args, n_args);
+    if (status == TE_OK && !(op->def->flags & TE_OP_INPLACE)) return te_call_fail(&call, TE_ERROR_ARGUMENT, "there is no form in place");
+    if (status == TE_OK) status = check_inputs(&call);
+    if (status != TE_OK) return status;
+    if (call.record)
+        return te_call_fail(&call, TE_ERROR_ARGUMENT,
+                            "writing in place into or from a tensor that takes part in gradients; use te.no_grad, or the form without underscore");
+    if (!call.in[0]) return te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
+    call.inplace = call.in[0];
+    status = run_call(&call);
+    if (status != TE_OK) return status;
+    te_tensor_release(call.out[0]);
+    return TE_OK;
+}
+
+te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in)
+{
+    const te_op *op = te_op_find(ctx, name);
+    te_arg       args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
+    te_tensor   *out = NULL;
+    if (!op) return NULL;
+    for (int i = 0; i < n; i++)
+        if (in[i]) args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = in[i]};
+    te_op_run(ctx, op, args, n, &out, 1);
+    return out;
+}
+
+te_status te_call_result(te_call *call, te_tensor *result)
+{
+    call->out[0] = result;
+    call->record = false; /* what it was made of is in the graph already */
+    return result ? TE_OK : call->ctx->status;
+}
+
+te_status te_call_delegate(te_call *call, const char *name, int n_args, const te_arg *args)
+{
+    const te_op *op = te_op_find(call->ctx, name);
+    if (!op) return call->ctx->status;
+    call->record = false;
+    return te_op_run(call->ctx, op, args, n_args, call->out, op->n_outputs);
+}
+
+int te_call_save(te_call *call, te_tensor *t)
+{
+    if (call->n_saved == TE_OP_MAX_SAVED) {
+        te_call_fail(call, TE_ERROR_INTERNAL, "more than %d tensors saved for backward", TE_OP_MAX_SAVED);
+        return -1;
+    }
+    call->saved[call->n_saved] = te_tensor_retain(t);
+    call->saved_version[call->n_saved] = t ? t->storage->version : 0;
+    return call->n_saved++;
+}

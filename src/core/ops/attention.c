@@ -1,0 +1,315 @@
+/* attention.c - scaled dot product attention on separate and on packed projections.
+ *
+ * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are never
+ * stored. The packed form exists because a projection's gradient is then written once, where three views would each
+ * need their own pass over it.
+ */
+#include "ops.h"
+
+#include "../autograd.h"
+
+#include <math.h>
+
+/* What backward needs beside tensors; lives with the call. */
+typedef struct attention_state {
+    te_mem       mem;
+    te_attention a;
+    int          n_offsets;
+    int32_t      offsets[]; /* cu_seqlens, n_offsets of them */
+} attention_state;
+
+static void release_state(te_call *call)
+{
+    attention_state *s = (attention_state *)(uintptr_t)call->pointer;
+    te_mem           mem = s->mem;
+    te_mem_free(&mem, s, sizeof *s + (size_t)s->n_offsets * sizeof *s->offsets);
+    call->pointer = NULL;
+}
+
+static attention_state *new_state(te_call *call, int n_offsets)
+{
+    attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
+    if (!s) {
+        te_fail_memory(call->ctx, call->op->name);
+        return NULL;
+    }
+    s->mem = call->ctx->mem;
+    s->n_offsets = n_offsets;
+    call->pointer = s;
+    call->release = release_state;
+    return s;
+}
+
+/* The options both ops share, in this order in their attributes. */
+enum { CAUSAL, SCALE, DROPOUT, WINDOW_LEFT, WINDOW_RIGHT, BOTTOM_RIGHT, N_SHARED };
+#define SHARED_OPTIONS \
+    "causal: bool = false, scale: number = nil, dropout: number = 0, window_left: int = -1, window_right: int = -1, bottom_right: bool = false"
+
+static te_status read_options(te_call *call, te_attention *a)
+{
+    const te_attr *o = call->attr;
+    a->scale = o[SCALE].set ? o[SCALE].number : 1 / sqrt((double)a->q.shape[3]);
+    a->window_left = (int64_t)o[WINDOW_LEFT].number;
+    a->window_right = o[CAUSAL].number != 0 ? 0 : (int64_t)o[WINDOW_RIGHT].number;
+    a->bottom_right = o[BOTTOM_RIGHT].number != 0;
+    a->dropout = o[DROPOUT].number;
+    if (!(a->dropout >= 0 && a->dropout < 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "dropout must lie in [0, 1), not %g", a->dropout);
+    if (a->dropout > 0)
+        a->rng = te_context_draw(call->ctx, (uint64_t)a->q.shape[0] * (uint64_t)a->q.shape[1] * (uint64_t)a->q.shape[2] * (uint64_t)a->k.shape[2]);
+    return TE_OK;
+}
+
+/* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
+static te_status run_forward(te_call *call, attention_state *s, te_device *device, te_tensor **out, te_tensor **lse)
+{
+    te_attention *a = &s->a;
+    int64_t       rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
+    int64_t       statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
+    *out = te_tensor_new(call->ctx, device, a->q.dtype, 4, rows);
+    *lse = *out ? te_tensor_new(call->ctx, device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
+    if (!*lse) return call->ctx->status;
+    a->out = te_tensor_view(*out);
+    a->out.shape[1] = rows[2];
+    a->out.shape[2] = rows[1];
+    a->out.stride[1] = (*out)->stride[2];
+    a->out.stride[2] = (*out)->stride[1];
+    a->lse = te_tensor_view(*lse);
+    return te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
+}
+
+/* --- separate projections ----------------------------------------------------------------------------------------- */
+
+static te_status check_separate(te_call *call)
+{
+    te_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
+    bool       fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->shape[0] == k->shape[0] && k->shape[0] == v->shape[0] &&
+                k->shape[1] == v->shape[1] && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[1] > 0 &&
+                q->shape[1] % k->shape[1] == 0;
+    if (!fits)
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "q {batch, heads, seq_q, dim}, k {batch, kv_heads, seq_kv, dim} and v {batch, kv_heads, seq_kv, dim_v} with heads a multiple of "
+                            "kv_heads are needed, not %s, %s, %s", TE_SHAPE_TEXT(q), TE_SHAPE_TEXT(k), TE_SHAPE_TEXT(v));
+    bool floating = q->dtype == TE_F32 || q->dtype == TE_F64 || q->dtype == TE_BF16 || q->dtype == TE_F16;
+    if (!floating || q->dtype != k->dtype || q->dtype != v->dtype)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "q, k and v must have one floating dtype, not %s, %s, %s", te_dtype_name(q->dtype),
+                            te_dtype_name(k->dtype), te_dtype_name(v->dtype));
+    return TE_OK;
+}
+
+/* t itself when its last dimension has unit stride, else a copy. */
+static te_tensor *unit_stride(te_tensor *t)
+{
+    return t->shape[t->ndim - 1] <= 1 || t->stride[t->ndim - 1] == 1 ? te_tensor_retain(t) : te_tensor_clone_data(t);
+}
+
+static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
+{
+    int64_t full[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]}, shape[TE_MAX_DIMS];
+    int     ndim = 4;
+    memcpy(shape, full, sizeof full);
+    bool fits = te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
+    if (!fits) return te_call_fail(call, TE_ERROR_ARGUMENT, "bias %s does not broadcast to the scores", TE_SHAPE_TEXT(bias));
+    if (te_needs_grad(bias)) return te_call_fail(call, TE_ERROR_UNSUPPORTED, "the bias has no gradient; detach it");
+    a->bias = (te_view){.data = te_tensor_pointer(bias), .dtype = bias->dtype, .ndim = 4};
+    for (int i = 0; i < 4; i++) {
+        int own = i - (4 - bias->ndim);
+        a->bias.shape[i] = full[i];
+        a->bias.stride[i] = own < 0 || bias->shape[own] == 1 ? 0 : bias->stride[own];
+    }
+    return TE_OK;
+}
+
+static te_status sdpa_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor  *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL;
+    te_status   status = check_separate(call);
+    if (status != TE_OK) return status;
+    attention_state *s = new_state(call, 0);
+    if (!s) return ctx->status;
+    for (int i = 0; i < 3; i++)
+        if (!(qkv[i] = unit_stride(call->in[i]))) status = ctx->status;
+    if (status == TE_OK) {
+        s->a.q = te_tensor_view(qkv[0]);
+        s->a.k = te_tensor_view(qkv[1]);
+        s->a.v = te_tensor_view(qkv[2]);
+        status = read_options(call, &s->a);
+    }
+    if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
+    if (status == TE_OK) status = run_forward(call, s, qkv[0]->storage->device, &out, &lse);
+    if (status == TE_OK) {
+        call->out[0] = te_tensor_alias(out, 4, s->a.out.shape, s->a.out.stride, 0);
+        if (!call->out[0]) status = ctx->status;
+    }
+    te_tensor *keep[] = {qkv[0], qkv[1], qkv[2], out, lse, bias};
+    for (int i = 0; i < 6 && status == TE_OK && call->record; i++)
+        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
+    te_tensor_release(out);
+    te_tensor_release(lse);
+    if (!call->record || status != TE_OK) {
+        release_state(call);
+        call->release = NULL;
+    }
+    return status;
+}
+
+static te_status sdpa_backward(te_call *call)
+{
+    const attention_state *s = call->pointer;
+    te_exec               *exec = te_call_exec(call, call->saved[0]);
+    te_attention_grad      g = {.forward = s->a};
+    te_tensor             *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
+    te_view               *views[3] = {&g.dq, &g.dk, &g.dv};
+    te_status              status = dout ? TE_OK : call->ctx->status;
+    for (int i = 0; i < 3 && status == TE_OK; i++) {
+        if (!(grads[i] = te_tensor_new_like(call->saved[i]))) status = call->ctx->status;
+        else *views[i] = te_tensor_view(grads[i]);
+    }
+    if (status == TE_OK) {
+        g.dout = te_tensor_view(dout);
+        status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
+    }
+    te_tensor_release(dout);
+    for (int i = 0; i < 3; i++) {
+        if (status == TE_OK && te_grad_wanted(call, i))
+            status = te_grad_give(call, i, grads[i]);
+        else
+            te_tensor_release(grads[i]);
+    }
+    return status;
+}
+
+/* --- one packed projection ---------------------------------------------------------------------------------------- */
+
+enum { HEADS = N_SHARED, KV_HEADS };
+
+/* q, k, v (or their gradients) inside qkv {.., (heads + 2 kv_heads) dim}: blocks Q | K | V. */
+static void packed_views(const te_tensor *qkv, int64_t heads, int64_t kv_heads, te_view *q, te_view *k, te_view *v)
+{
+    int64_t  dim = qkv->shape[qkv->ndim - 1] / (heads + 2 * kv_heads);
+    bool     batched = qkv->ndim == 3;
+    te_view  base = {.data = te_tensor_pointer(qkv), .dtype = qkv->dtype, .ndim = 4};
+    te_view *views[3] = {q, k, v};
+    int64_t  start = 0;
+    base.shape[0] = batched ? qkv->shape[0] : 1;
+    base.stride[0] = batched ? qkv->stride[0] : 0;
+    base.shape[2] = qkv->shape[qkv->ndim - 2];
+    base.stride[2] = qkv->stride[qkv->ndim - 2];
+    base.shape[3] = dim;
+    base.stride[3] = 1;
+    base.stride[1] = dim;
+    for (int i = 0; i < 3; i++) {
+        *views[i] = base;
+        views[i]->shape[1] = i ? kv_heads : heads;
+        views[i]->data = (char *)base.data + (size_t)start * te_dtype_size(qkv->dtype);
+        start += views[i]->shape[1] * dim;
+    }
+}
+
+static te_status check_packed(te_call *call, int64_t heads, int64_t kv_heads)
+{
+    te_tensor *qkv = call->in[0], *lens = call->in[1];
+    if (heads < 1 || kv_heads < 1 || heads % kv_heads)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "heads = %lld must be a multiple of kv_heads = %lld", (long long)heads, (long long)kv_heads);
+    if (qkv->ndim < 2 || qkv->ndim > 3 || qkv->shape[qkv->ndim - 1] % (heads + 2 * kv_heads))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "{tokens, width} or {batch, seq, width} is needed, width a multiple of heads + 2 kv_heads = %lld, not %s",
+                            (long long)(heads + 2 * kv_heads), TE_SHAPE_TEXT(qkv));
+    if (lens && (lens->ndim != 1 || qkv->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s beside %s",
+                            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(qkv));
+    return TE_OK;
+}
+
+/* Lengths to offsets; they must add up to the number of tokens. */
+static te_status read_lengths(te_call *call, attention_state *s, te_tensor *lens)
+{
+    int64_t  n = lens->shape[0], total = 0, tokens = call->in[0]->shape[0];
+    int64_t *lengths = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *lengths);
+    if (!lengths) return te_fail_memory(call->ctx, call->op->name);
+    te_status status = te_tensor_read(lens, TE_I64, lengths);
+    for (int64_t i = 0; i < n && status == TE_OK; i++) {
+        if (lengths[i] < 0 || lengths[i] > tokens - total)
+            status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens", (long long)i + 1, (long long)lengths[i], (long long)tokens);
+        else
+            s->offsets[i + 1] = (int32_t)(total += lengths[i]);
+    }
+    if (status == TE_OK && total != tokens)
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens add up to %lld of %lld tokens", (long long)total, (long long)tokens);
+    te_mem_free(&call->ctx->mem, lengths, (size_t)n * sizeof *lengths);
+    s->a.cu_seqlens_q = s->a.cu_seqlens_kv = s->offsets;
+    s->a.n_seqs = (int)n;
+    return status;
+}
+
+static te_status self_attention_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor  *lens = call->in[1], *out = NULL, *lse = NULL;
+    int64_t     heads = (int64_t)call->attr[HEADS].number, kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
+    te_status   status = check_packed(call, heads, kv_heads);
+    if (status != TE_OK) return status;
+    te_tensor       *qkv = unit_stride(call->in[0]);
+    attention_state *s = qkv ? new_state(call, lens ? (int)lens->shape[0] + 1 : 0) : NULL;
+    if (!s) {
+        te_tensor_release(qkv);
+        return ctx->status;
+    }
+    packed_views(qkv, heads, kv_heads, &s->a.q, &s->a.k, &s->a.v);
+    status = read_options(call, &s->a);
+    if (status == TE_OK && lens) status = read_lengths(call, s, lens);
+    if (status == TE_OK) status = run_forward(call, s, qkv->storage->device, &out, &lse);
+    if (status == TE_OK) {
+        int64_t shape[3];
+        memcpy(shape, qkv->shape, (size_t)qkv->ndim * sizeof *shape);
+        shape[qkv->ndim - 1] = heads * s->a.v.shape[3];
+        call->out[0] = te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
+        if (!call->out[0]) status = ctx->status;
+    }
+    te_tensor *keep[] = {qkv, out, lse};
+    for (int i = 0; i < 3 && status == TE_OK && call->record; i++)
+        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    call->memo[0] = heads;
+    call->memo[1] = kv_heads;
+    te_tensor_release(qkv);
+    te_tensor_release(out);
+    te_tensor_release(lse);
+    if (!call->record || status != TE_OK) {
+        release_state(call);
+        call->release = NULL;
+    }
+    return status;
+}
+
+static te_status self_attention_backward(te_call *call)
+{
+    const attention_state *s = call->pointer;
+    const te_grad_meta    *meta = te_grad_input(call, 0);
+    te_exec               *exec = te_call_exec(call, call->saved[0]);
+    te_tensor             *dqkv = te_tensor_new(call->ctx, meta->device, s->a.q.dtype, meta->ndim, meta->shape);
+    te_tensor             *dout = dqkv ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
+    te_status              status = dout ? TE_OK : call->ctx->status;
+    if (status == TE_OK) {
+        te_attention_grad g = {.forward = s->a, .dout = s->a.out};
+        g.dout.data = te_tensor_pointer(dout);
+        packed_views(dqkv, call->memo[0], call->memo[1], &g.dq, &g.dk, &g.dv);
+        status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
+    }
+    te_tensor_release(dout);
+    if (status == TE_OK) return te_grad_give(call, 0, dqkv);
+    te_tensor_release(dqkv);
+    return status;
+}
+
+const te_op_def te_ops_attention[] = {
+    {.signature = "scaled_dot_product_attention(q, k, v, bias = nil; " SHARED_OPTIONS ")",
+     .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; scale 1/sqrt(dim) when absent. "
+            "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right aligns the last query with the last key. "
+            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022).",
+     .forward = sdpa_forward, .backward = sdpa_backward},
+    {.signature = "self_attention(qkv, seq_lens = nil; " SHARED_OPTIONS ", heads: int = 1, kv_heads: int = nil)",
+     .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} with seq_lens {batch}; "
+            "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}.",
+     .forward = self_attention_forward, .backward = self_attention_backward},
+    {0},
+};

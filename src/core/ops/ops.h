@@ -1,0 +1,41 @@
+/* ops.h - the groups of operations. A group is a table in its own file; a new group is one line in groups.c. */
+#ifndef TE_CORE_OPS_H
+#define TE_CORE_OPS_H
+
+#include "../op.h"
+
+extern const te_op_def *const te_op_groups[]; /* ends with NULL; each table ends with an empty row */
+
+extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[], te_ops_view[],
+    te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[];
+
+/* Compiled programs of program ops, kept in the context. */
+te_status te_variants_open(te_context *ctx);
+void      te_variants_close(te_context *ctx);
+
+/* A program that the engine uses by itself, kept in the context from its first use; identified by its address. */
+typedef struct te_utility {
+    const char    *name, *inputs, *params, *outputs, *formula;
+    te_output_kind kind; /* of the first output, where not one value per element */
+} te_utility;
+
+te_program *te_utility_program(te_context *ctx, const te_utility *utility);
+
+/* Shorthand for calling ops from ops. */
+#define TE_A_TENSOR(t)    ((te_arg){.kind = TE_ARG_TENSOR, .as.tensor = (t)})
+#define TE_A_NUMBER(v)    ((te_arg){.kind = TE_ARG_NUMBER, .as.number = (v)})
+#define TE_A_INTS(p, len) ((te_arg){.kind = TE_ARG_INTS, .n = (len), .as.ints = (p)})
+#define TE_A_ABSENT       ((te_arg){.kind = TE_ARG_ABSENT})
+
+/* One result of op `name`, recorded as any call; NULL on failure. */
+te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args);
+
+/* Common dtype of two operands: bool < uint8 < int32 < int64 < (bfloat16, float16) < float32 < float64; bfloat16 with float16 gives float32. */
+te_dtype te_promote(te_dtype a, te_dtype b);
+
+/* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading ones). */
+te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate);
+/* dst += src, equal shapes. */
+te_status te_add_to(te_tensor *dst, te_tensor *src);
+
+#endif

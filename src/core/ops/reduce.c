@@ -1,0 +1,193 @@
+/* reduce.c - reductions over all or some dimensions.
+ *
+ * sum and mean add in place of the elements' order; the others are row programs: the reduced dimensions are moved last,
+ * joined into one row by recorded views, and the row op does the rest, gradient included.
+ */
+#include "ops.h"
+
+#include "../autograd.h"
+
+#include <math.h>
+
+/* attributes that every reduction has first: dim: dims, keepdim: bool */
+enum { DIM, KEEPDIM };
+
+/* Which dimensions are reduced: all when none are named. */
+static te_status reduced_dims(te_call *call, const te_tensor *x, bool *reduced)
+{
+    const te_attr *dims = &call->attr[DIM];
+    bool           all = !dims->set;
+    for (int i = 0; i < x->ndim; i++) reduced[i] = all;
+    for (int i = 0; !all && i < dims->n; i++) {
+        int dim = te_dim_index(dims->ints[i], x->ndim);
+        if (dim < 0 || reduced[dim])
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld %s in a tensor with %d dimensions",
+                                (long long)(dims->ints[i] < 0 ? dims->ints[i] : dims->ints[i] + 1), dim < 0 ? "is not" : "is named twice", x->ndim);
+        reduced[dim] = true;
+    }
+    return TE_OK;
+}
+
+/* Shape of the result, and with `spread` the shape that keeps reduced dimensions as 1. */
+static int result_shape(const te_tensor *x, const bool *reduced, bool keepdim, int64_t *shape)
+{
+    int n = 0;
+    for (int i = 0; i < x->ndim; i++) {
+        if (!reduced[i]) shape[n++] = x->shape[i];
+        else if (keepdim) shape[n++] = 1;
+    }
+    return n;
+}
+
+/* --- sum, mean ---------------------------------------------------------------------------------------------------- */
+
+static bool whole(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL; }
+
+static te_status add_up(te_call *call, bool mean)
+{
+    te_tensor *x = call->in[0];
+    bool       reduced[TE_MAX_DIMS];
+    int64_t    wide[TE_MAX_DIMS], shape[TE_MAX_DIMS], count = 1;
+    te_status  status = reduced_dims(call, x, reduced);
+    if (status != TE_OK) return status;
+    for (int i = 0; i < x->ndim; i++) count *= reduced[i] ? x->shape[i] : 1;
+    te_dtype   dtype = !whole(x->dtype) ? x->dtype : mean ? TE_F32 : TE_I64;
+    te_tensor *y = te_tensor_new(call->ctx, x->storage->device, dtype, result_shape(x, reduced, true, wide), wide);
+    if (!y) return call->ctx->status;
+    double scale = mean ? 1.0 / (double)count : 1.0;
+    status = te_sum_to(y, x, scale, false);
+    if (status == TE_OK && !(call->attr[KEEPDIM].number != 0)) {
+        int n = result_shape(x, reduced, false, shape);
+        y->ndim = n; /* nobody has seen it yet */
+        int64_t step = 1;
+        for (int i = n - 1; i >= 0; i--) {
+            y->shape[i] = shape[i];
+            y->stride[i] = step;
+            step *= shape[i] > 0 ? shape[i] : 1;
+        }
+    }
+    call->out[0] = y;
+    for (int i = 0; i < x->ndim; i++) call->memo[i] = reduced[i];
+    call->attr[KEEPDIM].ints[0] = mean ? count : 1;
+    return status;
+}
+
+static te_status sum_forward(te_call *call) { return add_up(call, false); }
+static te_status mean_forward(te_call *call) { return add_up(call, true); }
+
+/* Every element of a group receives the group's gradient (over the count): a broadcast view, nothing is written. */
+static te_status sum_backward(te_call *call)
+{
+    const te_grad_meta *x = te_grad_input(call, 0);
+    te_tensor          *dy = te_tensor_retain(call->dout[0]);
+    int64_t             count = call->attr[KEEPDIM].ints[0], stride[TE_MAX_DIMS];
+    if (count != 1) {
+        te_arg scale[] = {TE_A_TENSOR(dy), TE_A_NUMBER(1.0 / (double)count)};
+        te_tensor *scaled = te_op_call(call->ctx, "mul", 2, scale);
+        te_tensor_release(dy);
+        if (!(dy = scaled)) return call->ctx->status;
+    }
+    bool keepdim = call->attr[KEEPDIM].number != 0;
+    for (int i = 0, k = 0; i < x->ndim; i++) {
+        bool reduced = call->memo[i];
+        stride[i] = reduced ? 0 : dy->stride[k];
+        k += !reduced || keepdim;
+    }
+    te_tensor *spread = te_tensor_alias(dy, x->ndim, x->shape, stride, dy->offset);
+    te_tensor_release(dy);
+    return te_grad_give(call, 0, spread);
+}
+
+/* --- the others --------------------------------------------------------------------------------------------------- */
+
+/* x with the reduced dimensions joined into a last one, recorded. */
+static te_tensor *rows_of(te_context *ctx, te_tensor *x, const bool *reduced)
+{
+    int64_t order[TE_MAX_DIMS], shape[TE_MAX_DIMS];
+    int     n = 0, kept;
+    for (int i = 0; i < x->ndim; i++)
+        if (!reduced[i]) order[n++] = i;
+    kept = n;
+    int64_t row = 1;
+    for (int i = 0; i < x->ndim; i++) {
+        if (!reduced[i]) continue;
+        order[n++] = i;
+        row *= x->shape[i];
+    }
+    for (int i = 0; i < kept; i++) shape[i] = x->shape[order[i]];
+    shape[kept] = row;
+    te_arg     permute[] = {TE_A_TENSOR(x), TE_A_INTS(order, n)};
+    te_tensor *moved = te_op_call(ctx, "permute", 2, permute);
+    te_arg     reshape[] = {TE_A_TENSOR(moved), TE_A_INTS(shape, kept + 1)};
+    te_tensor *rows = moved ? te_op_call(ctx, "reshape", 2, reshape) : NULL;
+    te_tensor_release(moved);
+    return rows;
+}
+
+static te_status reduce_rows(te_call *call, const char *row_op, int n_extra, const te_arg *extra)
+{
+    te_context *ctx = call->ctx;
+    te_tensor  *x = call->in[0];
+    bool        reduced[TE_MAX_DIMS];
+    int64_t     shape[TE_MAX_DIMS];
+    te_status   status = reduced_dims(call, x, reduced);
+    if (status != TE_OK) return status;
+    te_tensor *rows = rows_of(ctx, x, reduced);
+    te_arg     args[4] = {TE_A_TENSOR(rows)};
+    for (int i = 0; i < n_extra; i++) args[1 + i] = extra[i];
+    te_tensor *y = rows ? te_op_call(ctx, row_op, 1 + n_extra, args) : NULL;
+    te_tensor_release(rows);
+    if (y && call->attr[KEEPDIM].number != 0) {
+        te_arg     reshape[] = {TE_A_TENSOR(y), TE_A_INTS(shape, result_shape(x, reduced, true, shape))};
+        te_tensor *kept = te_op_call(ctx, "reshape", 2, reshape);
+        te_tensor_release(y);
+        y = kept;
+    }
+    return te_call_result(call, y);
+}
+
+static te_status max_forward(te_call *call) { return reduce_rows(call, "max_row", 0, NULL); }
+static te_status min_forward(te_call *call) { return reduce_rows(call, "min_row", 0, NULL); }
+static te_status all_forward(te_call *call) { return reduce_rows(call, "all_row", 0, NULL); }
+static te_status any_forward(te_call *call) { return reduce_rows(call, "any_row", 0, NULL); }
+static te_status var_forward(te_call *call) { return reduce_rows(call, "var_row", 1, &TE_A_NUMBER(call->attr[2].number)); }
+
+static te_status norm_forward(te_call *call)
+{
+    double p = call->attr[2].number;
+    if (p == 2) return reduce_rows(call, "norm2_row", 0, NULL);
+    if (p == 1) return reduce_rows(call, "norm1_row", 0, NULL);
+    if (p == HUGE_VAL) return reduce_rows(call, "norm_inf_row", 0, NULL);
+    if (p > 0) return reduce_rows(call, "norm_p_row", 1, &TE_A_NUMBER(p));
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "p must be positive, not %g", p);
+}
+
+#define REDUCTION TE_OP_METHOD
+#define ROW       (TE_OP_LASTROW | TE_OP_HIDDEN)
+
+const te_op_def te_ops_reduce[] = {
+    {.signature = "sum(x, dim: dims = nil, keepdim: bool = false)", .doc = "Sum over dim (all dimensions when absent); whole numbers give int64.",
+     .flags = REDUCTION, .forward = sum_forward, .backward = sum_backward},
+    {.signature = "mean(x, dim: dims = nil, keepdim: bool = false)", .doc = "Mean over dim (all dimensions when absent).", .flags = REDUCTION,
+     .forward = mean_forward, .backward = sum_backward},
+    {.signature = "max(x, dim: dims = nil, keepdim: bool = false)", .doc = "Largest value over dim; NaN when there is one; see argmax for the position.",
+     .flags = REDUCTION, .forward = max_forward},
+    {.signature = "min(x, dim: dims = nil, keepdim: bool = false)", .doc = "Smallest value over dim; NaN when there is one.", .flags = REDUCTION, .forward = min_forward},
+    {.signature = "var(x, dim: dims = nil, keepdim: bool = false; correction: number = 1)",
+     .doc = "Variance over dim: sum of squared deviations over (count - correction).", .flags = REDUCTION, .forward = var_forward},
+    {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)", .doc = "p-norm over dim.", .flags = REDUCTION, .forward = norm_forward, .domain = "0.3 2"},
+    {.signature = "all(x, dim: dims = nil, keepdim: bool = false)", .doc = "Whether every value is not 0.", .flags = REDUCTION | TE_OP_NOGRAD, .forward = all_forward},
+    {.signature = "any(x, dim: dims = nil, keepdim: bool = false)", .doc = "Whether some value is not 0.", .flags = REDUCTION | TE_OP_NOGRAD, .forward = any_forward},
+    {.signature = "max_row(x)", .doc = "Maximum of a row.", .flags = ROW, .formula = "y = rowmax(x)"},
+    {.signature = "min_row(x)", .doc = "Minimum of a row.", .flags = ROW, .formula = "y = rowmin(x)"},
+    {.signature = "all_row(x)", .doc = "Whether a row has no 0.", .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD, .formula = "y = rowsum(x == 0) == 0"},
+    {.signature = "any_row(x)", .doc = "Whether a row has a value that is not 0.", .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD, .formula = "y = rowsum(x ~= 0) > 0"},
+    {.signature = "var_row(x; correction: number = 1)", .doc = "Variance of a row.", .flags = ROW | TE_OP_FLOAT,
+     .formula = "d = x - rowmean(x); y = rowsum(d * d) / (n - correction)"},
+    {.signature = "norm1_row(x)", .doc = "1-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowsum(abs(x))"},
+    {.signature = "norm2_row(x)", .doc = "2-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = sqrt(rowsum(x * x))",
+     .gradient = "dx = where(y == 0, 0, dy * x / y)"},
+    {.signature = "norm_inf_row(x)", .doc = "Largest magnitude of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowmax(abs(x))"},
+    {.signature = "norm_p_row(x; p: number = 2)", .doc = "p-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowsum(abs(x) ^ p) ^ (1 / p)"},
+    {0},
+};

@@ -1,0 +1,87 @@
+/* sum_to.c - adding up: gradients into gradients, and broadcast gradients back to the shape they came from. */
+#include "ops.h"
+
+static const te_utility add_into = {.name = "add_into", .inputs = "x", .outputs = "y", .formula = "y = x"};
+static const te_utility sum_columns = {.name = "sum_columns", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_COLSUM};
+static const te_utility sum_rows = {.name = "sum_rows", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = rowsum(x) * scale", .kind = TE_OUT_ROW};
+static const te_utility sum_all = {.name = "sum_all", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_SUM};
+
+static te_operand operand(const te_tensor *t)
+{
+    te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype};
+    memcpy(o.stride, t->stride, sizeof o.stride);
+    return o;
+}
+
+static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const int64_t *shape, te_operand in, te_operand out, double scale)
+{
+    te_context *ctx = dst->ctx;
+    te_exec    *exec = &dst->storage->device->exec;
+    te_program *program = te_utility_program(ctx, utility);
+    if (!program) return ctx->status;
+    te_run r = {.ndim = ndim ? ndim : 1, .shape = {1}, .inputs = &in, .outputs = &out, .params = &scale,
+                .compute_f64 = in.dtype == TE_F64 || in.dtype == TE_I64 || in.dtype == TE_I32 || out.dtype == TE_F64};
+    memcpy(r.shape, shape, (size_t)ndim * sizeof *shape);
+    dst->storage->version++;
+    te_status status = exec->backend->program_run(exec, program, &r, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, utility->name);
+}
+
+te_status te_add_to(te_tensor *dst, te_tensor *src)
+{
+    te_operand out = operand(dst);
+    out.accumulate = true;
+    return run(dst, &add_into, dst->ndim, dst->shape, operand(src), out, 1);
+}
+
+/* The general case: reduced dimensions last, in one row. */
+static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduced, double scale, bool accumulate)
+{
+    int     n = 0, kept = 0, lead = src->ndim - dst->ndim;
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS], row = 1, out_stride[TE_MAX_DIMS];
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < src->ndim; i++) {
+            if (reduced[i] != (pass == 1)) continue;
+            if (pass == 0) out_stride[kept++] = i < lead ? 0 : dst->stride[i - lead];
+            if (pass == 1) row *= src->shape[i];
+            shape[n] = src->shape[i];
+            stride[n++] = src->stride[i];
+        }
+    }
+    te_tensor *moved = te_tensor_alias(src, n, shape, stride, src->offset);
+    te_tensor *packed = moved ? te_tensor_contiguous_copy(moved) : NULL;
+    te_tensor_release(moved);
+    if (!packed) return dst->ctx->status;
+    te_operand in = {.data = te_tensor_pointer(packed), .dtype = packed->dtype}, out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
+    shape[kept] = row;
+    int64_t step = 1;
+    for (int i = kept; i >= 0; i--) {
+        in.stride[i] = step;
+        step *= shape[i];
+    }
+    memcpy(out.stride, out_stride, (size_t)kept * sizeof *out_stride);
+    te_status status = run(dst, &sum_rows, kept + 1, shape, in, out, scale);
+    te_tensor_release(packed);
+    return status;
+}
+
+te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate)
+{
+    bool reduced[TE_MAX_DIMS];
+    int  lead = src->ndim - dst->ndim, first_kept = src->ndim, last_kept = -1;
+    for (int i = 0; i < src->ndim; i++) {
+        reduced[i] = i < lead || (dst->shape[i - lead] == 1 && src->shape[i] != 1);
+        if (reduced[i]) continue;
+        if (first_kept == src->ndim) first_kept = i;
+        last_kept = i;
+    }
+    te_operand in = operand(src), out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
+    if (last_kept < 0) return run(dst, &sum_all, src->ndim, src->shape, in, out, scale);
+    bool only_last = first_kept == src->ndim - 1;
+    for (int i = 0; i < src->ndim - 1; i++) only_last &= reduced[i] || src->shape[i] == 1;
+    if (only_last) {
+        out.stride[src->ndim - 1] = dst->stride[dst->ndim - 1];
+        return run(dst, &sum_columns, src->ndim, src->shape, in, out, scale);
+    }
+    return sum_permuted(dst, src, reduced, scale, accumulate);
+}

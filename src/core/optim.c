@@ -1,0 +1,188 @@
+/* optim.c - see optim.h. Each update is a row program, applied to all tensors in one run of the backend. */
+#include "optim.h"
+
+#include "ops/ops.h"
+
+#include <math.h>
+
+/* params: what does not change within a step is computed once, in double. */
+static const te_utility adamw_program = {
+    .name = "adamw",
+    .inputs = "p g m v",
+    .params = "decay step_size beta1 beta2 rsqrt_correction eps grad_scale",
+    .outputs = "p2 m2 v2 copy",
+    .formula = "h = g * grad_scale; m2 = m * beta1 + h * (1 - beta1); v2 = v * beta2 + h * h * (1 - beta2); "
+               "p2 = p * decay - step_size * m2 / (sqrt(v2) * rsqrt_correction + eps); copy = p2",
+};
+
+static const te_utility sgd_program = {
+    .name = "sgd",
+    .inputs = "p g b",
+    .params = "lr momentum fresh nesterov weight_decay grad_scale",
+    .outputs = "p2 b2 copy",
+    .formula = "h = g * grad_scale + weight_decay * p; b2 = momentum * b + fresh * h; p2 = p - lr * where(nesterov, h + momentum * b2, b2); copy = p2",
+};
+
+static const te_utility squares_program = {.name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
+
+/* Runs and their operands for n tensors, in one block. */
+typedef struct batch {
+    te_run     *runs;
+    te_operand *operands;
+    int         n, inputs, outputs;
+    size_t      bytes;
+} batch;
+
+static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int outputs, const double *params)
+{
+    size_t each = sizeof(te_run) + (size_t)(inputs + outputs) * sizeof(te_operand);
+    *b = (batch){.n = n, .inputs = inputs, .outputs = outputs, .bytes = (size_t)n * each};
+    b->runs = te_mem_zalloc(&ctx->mem, b->bytes);
+    if (!b->runs) return te_fail_memory(ctx, "optimizer step");
+    b->operands = (te_operand *)(b->runs + n);
+    for (int i = 0; i < n; i++) {
+        te_operand *o = b->operands + (size_t)i * (size_t)(inputs + outputs);
+        b->runs[i].inputs = o;
+        b->runs[i].outputs = o + inputs;
+        b->runs[i].params = params;
+        b->runs[i].ndim = 1;
+    }
+    return TE_OK;
+}
+
+static te_operand flat(const te_tensor *t)
+{
+    te_operand o = {.data = t ? te_tensor_pointer(t) : NULL, .dtype = t ? t->dtype : TE_F32};
+    o.stride[0] = 1;
+    return o;
+}
+
+/* Every tensor of one parameter must be dense, of one size and on one device. */
+static te_status check_entry(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
+{
+    if (!t) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a tensor of parameter %d is missing", what, i + 1);
+    if (te_tensor_numel(t) != te_tensor_numel(param) || !te_tensor_contiguous(t))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is %s, but one of its tensors is %s or not contiguous", what, i + 1,
+                       TE_SHAPE_TEXT(param), TE_SHAPE_TEXT(t));
+    if (t->storage->device != param->storage->device)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is on %s, one of its tensors on %s", what, i + 1, param->storage->device->name,
+                       t->storage->device->name);
+    return TE_OK;
+}
+
+/* The compute copy that autocast keeps of a parameter, when it is one of the parameter's whole storage and current. */
+static te_tensor *current_shadow(const te_tensor *param)
+{
+    const te_storage *s = param->storage;
+    bool whole = param->offset == 0 && (size_t)te_tensor_numel(param) * te_dtype_size(param->dtype) == s->bytes;
+    return s->shadow && whole && s->shadow_version == s->version && te_tensor_numel(s->shadow) == te_tensor_numel(param) ? s->shadow : NULL;
+}
+
+static void written(te_tensor *param, te_tensor *shadow)
+{
+    param->storage->version++;
+    if (!shadow) return;
+    shadow->storage->version++;
+    param->storage->shadow_version = param->storage->version;
+}
+
+/* One update: state tensors are read and written behind p and g. The last output refreshes what follows the updated
+ * values: the rounded parameter when a master is kept, else its compute copy. */
+static te_status update(te_context *ctx, const te_utility *utility, const double *params, int n, te_tensor *const *weights, te_tensor *const *grads,
+                        te_tensor *const *const *states, int n_states, te_tensor *const *masters)
+{
+    if (n == 0) return TE_OK;
+    te_program *program = te_utility_program(ctx, utility);
+    te_device  *device = weights[0]->storage->device;
+    batch       b;
+    if (!program) return ctx->status;
+    te_status status = batch_open(ctx, &b, n, 2 + n_states, 2 + n_states, params);
+    for (int i = 0; i < n && status == TE_OK; i++) {
+        te_tensor  *target = masters && masters[i] ? masters[i] : weights[i];
+        te_operand *in = b.operands + (size_t)i * (size_t)(4 + 2 * n_states), *out = in + 2 + n_states;
+        status = check_entry(ctx, utility->name, i, weights[i], weights[i]);
+        if (status == TE_OK) status = check_entry(ctx, utility->name, i, weights[i], target);
+        if (status == TE_OK) status = check_entry(ctx, utility->name, i, weights[i], grads[i]);
+        if (status != TE_OK) break;
+        if (weights[i]->storage->device != device) {
+            status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s in one group", utility->name, device->name, weights[i]->storage->device->name);
+            break;
+        }
+        b.runs[i].shape[0] = te_tensor_numel(target);
+        b.runs[i].compute_f64 = target->dtype == TE_F64;
+        in[0] = out[0] = flat(target);
+        in[1] = flat(grads[i]);
+        for (int k = 0; k < n_states && status == TE_OK; k++) {
+            status = check_entry(ctx, utility->name, i, weights[i], states[k][i]);
+            if (status == TE_OK) in[2 + k] = out[1 + k] = flat(states[k][i]);
+        }
+        out[1 + n_states] = flat(target != weights[i] ? weights[i] : current_shadow(weights[i]));
+    }
+    if (status == TE_OK) {
+        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
+        if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
+    }
+    for (int i = 0; i < n && status == TE_OK; i++) {
+        bool mastered = masters && masters[i] && masters[i] != weights[i];
+        written(weights[i], mastered ? NULL : current_shadow(weights[i]));
+        if (mastered) masters[i]->storage->version++;
+        for (int k = 0; k < n_states; k++) states[k][i]->storage->version++;
+    }
+    te_mem_free(&ctx->mem, b.runs, b.bytes);
+    return status;
+}
+
+te_status te_adamw_step(te_context *ctx, const te_adamw *o, int n, te_tensor *const *params, te_tensor *const *grads,
+                        te_tensor *const *exp_avg, te_tensor *const *exp_avg_sq, te_tensor *const *masters)
+{
+    if (o->step < 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
+    double correction1 = 1 - pow(o->beta1, (double)o->step), correction2 = 1 - pow(o->beta2, (double)o->step);
+    double values[] = {1 - o->lr * o->weight_decay, o->lr / correction1, o->beta1, o->beta2, 1 / sqrt(correction2), o->eps, o->grad_scale};
+    te_tensor *const *states[] = {exp_avg, exp_avg_sq};
+    return update(ctx, &adamw_program, values, n, params, grads, states, 2, masters);
+}
+
+te_status te_sgd_step(te_context *ctx, const te_sgd *o, int n, te_tensor *const *params, te_tensor *const *grads,
+                      te_tensor *const *momentum, te_tensor *const *masters)
+{
+    double values[] = {o->lr, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening, o->nesterov, o->weight_decay, o->grad_scale};
+    if (o->first && o->nesterov) values[1] = 0;
+    te_tensor *const *states[] = {momentum};
+    return update(ctx, &sgd_program, values, n, params, grads, states, 1, masters);
+}
+
+te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
+{
+    if (n == 0) return TE_OK;
+    te_program *program = te_utility_program(ctx, &squares_program);
+    te_device  *device = tensors[0]->storage->device;
+    int64_t     count = n;
+    te_tensor  *sums = te_tensor_new(ctx, device, TE_F32, 1, &count);
+    batch       b = {.runs = NULL};
+    te_status   status = program && sums ? batch_open(ctx, &b, n, 1, 1, NULL) : ctx->status;
+    te_tensor **dense = status == TE_OK ? te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *dense) : NULL;
+    if (status == TE_OK && !dense) status = te_fail_memory(ctx, "te.sum_squares");
+    for (int i = 0; i < n && status == TE_OK; i++) {
+        te_operand *o = b.operands + 2 * (size_t)i;
+        if (tensors[i]->storage->device != device) {
+            status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.sum_squares: tensors on %s and %s", device->name, tensors[i]->storage->device->name);
+        } else if (!(dense[i] = te_tensor_contiguous_copy(tensors[i]))) {
+            status = ctx->status;
+        } else {
+            b.runs[i].shape[0] = te_tensor_numel(dense[i]);
+            o[0] = flat(dense[i]);
+            o[1] = flat(sums);
+            o[1].data = (float *)o[1].data + i;
+        }
+    }
+    if (status == TE_OK) {
+        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
+        if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, "sum_squares");
+    }
+    if (status == TE_OK) status = te_tensor_read(sums, TE_F64, squares);
+    for (int i = 0; dense && i < n; i++) te_tensor_release(dense[i]);
+    if (dense) te_mem_free(&ctx->mem, dense, (size_t)n * sizeof *dense);
+    if (b.runs) te_mem_free(&ctx->mem, b.runs, b.bytes);
+    te_tensor_release(sums);
+    return status;
+}

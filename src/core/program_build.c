@@ -1,0 +1,267 @@
+/* program_build.c - the life of a program and the ways in which instructions enter it.
+ *
+ * Every instruction passes te_program_push, which looks backwards for an equal one: programs are short, so a scan over
+ * 24-byte records is cheaper than keeping a hash table alive beside them. An instruction is therefore stored in one
+ * normal form (unused arguments -1, unused slot and immediate 0) and compared as bytes.
+ */
+#include "program_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+_Static_assert(sizeof(te_insn) == 24, "te_insn has no padding: instructions are compared with memcmp");
+
+te_status te_build_fail(te_build_error *error, te_status status, const char *format, ...)
+{
+    if (!error) return status;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error->message, sizeof error->message, format, args);
+    va_end(args);
+    error->status = status;
+    return status;
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------- */
+
+te_program *te_program_new(const te_mem *mem, const char *name)
+{
+    te_program *program = te_mem_zalloc(mem, sizeof *program);
+    if (!program) return NULL;
+    program->mem = mem;
+    snprintf(program->name, sizeof program->name, "%s", name ? name : "");
+    return program;
+}
+
+static bool reserve(te_program *program, size_t insns, size_t outputs, size_t inputs)
+{
+    const te_mem *mem = program->mem;
+    void *insn_block = program->insns, *output_block = program->outputs, *input_block = program->input_rates;
+    bool ok = te_mem_grow(mem, &insn_block, &program->insn_capacity, insns, sizeof(te_insn));
+    program->insns = insn_block;
+    ok = ok && te_mem_grow(mem, &output_block, &program->output_capacity, outputs, sizeof *program->outputs);
+    program->outputs = output_block;
+    ok = ok && te_mem_grow(mem, &input_block, &program->input_capacity, inputs, sizeof(uint8_t));
+    program->input_rates = input_block;
+    return ok;
+}
+
+te_program *te_program_clone(const te_program *program)
+{
+    size_t n_insns = (size_t)program->n_insns, n_outputs = (size_t)program->n_outputs, n_inputs = (size_t)program->n_inputs;
+    te_program *copy = te_program_new(program->mem, program->name);
+    if (!copy) return NULL;
+    if (!reserve(copy, n_insns, n_outputs, n_inputs)) {
+        te_program_free(copy);
+        return NULL;
+    }
+    if (n_insns) memcpy(copy->insns, program->insns, n_insns * sizeof(te_insn));
+    if (n_outputs) memcpy(copy->outputs, program->outputs, n_outputs * sizeof *program->outputs);
+    if (n_inputs) memcpy(copy->input_rates, program->input_rates, n_inputs);
+    copy->n_insns = program->n_insns;
+    copy->n_outputs = program->n_outputs;
+    copy->n_inputs = program->n_inputs;
+    copy->n_params = program->n_params;
+    copy->n_rngs = program->n_rngs;
+    return copy;
+}
+
+/* What a backend compiled is void as soon as the program changes. */
+static void forget_compiled(te_program *program)
+{
+    if (program->compiled && program->release_compiled) program->release_compiled(program);
+    program->compiled = NULL;
+    program->release_compiled = NULL;
+}
+
+void te_program_free(te_program *program)
+{
+    if (!program) return;
+    const te_mem *mem = program->mem;
+    forget_compiled(program);
+    te_mem_free(mem, program->insns, program->insn_capacity * sizeof(te_insn));
+    te_mem_free(mem, program->outputs, program->output_capacity * sizeof *program->outputs);
+    te_mem_free(mem, program->input_rates, program->input_capacity);
+    te_mem_free(mem, program, sizeof *program);
+}
+
+/* --- instructions ------------------------------------------------------------------------------------------------- */
+
+bool te_opcode_is_reduction(te_opcode op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
+
+bool te_opcode_is_truth(te_opcode op)
+{
+    switch (op) {
+    case TE_PW_KEEP: case TE_PW_ISNAN: case TE_PW_ISFINITE:
+    case TE_PW_LT: case TE_PW_LE: case TE_PW_EQ: case TE_PW_NE: return true;
+    default: return false;
+    }
+}
+
+static bool is_generator(te_opcode op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
+
+static bool is_commutative(te_opcode op)
+{
+    return op == TE_PW_ADD || op == TE_PW_MUL || op == TE_PW_EQ || op == TE_PW_NE;
+}
+
+te_rate te_insn_rate(const te_program *program, const te_insn *insn)
+{
+    te_opcode op = (te_opcode)insn->op;
+    if (op == TE_PW_LOAD) return (te_rate)program->input_rates[insn->slot];
+    if (op == TE_PW_COLUMN || is_generator(op)) return TE_RATE_ELEM;
+    if (te_opcode_is_reduction(op)) return TE_RATE_ROW;
+    te_rate rate = TE_RATE_UNIFORM;
+    for (int i = 0; i < te_opcode_args(op); i++) {
+        te_rate arg_rate = te_program_rate(program, insn->arg[i]);
+        if (arg_rate > rate) rate = arg_rate;
+    }
+    return rate;
+}
+
+static int find_equal(const te_program *program, const te_insn *insn)
+{
+    te_insn swapped = *insn;
+    if (is_commutative((te_opcode)insn->op)) {
+        swapped.arg[0] = insn->arg[1];
+        swapped.arg[1] = insn->arg[0];
+    }
+    for (int i = program->n_insns - 1; i >= 0; i--) {
+        const te_insn *other = &program->insns[i];
+        if (other->op != insn->op) continue;
+        if (memcmp(other, insn, sizeof *insn) == 0 || memcmp(other, &swapped, sizeof swapped) == 0) return i;
+    }
+    return -1;
+}
+
+int te_program_push(te_program *program, te_opcode op, int slot, const int arg[3], double imm)
+{
+    te_insn insn = {.op = (uint8_t)op, .slot = (int16_t)slot, .arg = {arg[0], arg[1], arg[2]}, .imm = imm};
+    insn.rate = (uint8_t)te_insn_rate(program, &insn);
+    int equal = find_equal(program, &insn);
+    if (equal >= 0) return equal;
+    if (program->n_insns == INT32_MAX || !reserve(program, (size_t)program->n_insns + 1, 0, 0)) return -1;
+    forget_compiled(program);
+    program->insns[program->n_insns] = insn;
+    return program->n_insns++;
+}
+
+static const int no_args[3] = {-1, -1, -1};
+
+static bool slot_fits(int slot) { return slot >= 0 && slot < TE_MAX_SLOTS; }
+
+int te_program_input(te_program *program, te_rate rate)
+{
+    int slot = program->n_inputs;
+    if (!slot_fits(slot) || !reserve(program, 0, 0, (size_t)slot + 1)) return -1;
+    program->input_rates[slot] = (uint8_t)rate;
+    int value = te_program_push(program, TE_PW_LOAD, slot, no_args, 0.0);
+    if (value >= 0) program->n_inputs++;
+    return value;
+}
+
+int te_program_load(te_program *program, int slot)
+{
+    if (slot < 0 || slot >= program->n_inputs) return -1;
+    return te_program_push(program, TE_PW_LOAD, slot, no_args, 0.0);
+}
+
+int te_program_param(te_program *program, int slot)
+{
+    if (!slot_fits(slot)) return -1;
+    int value = te_program_push(program, TE_PW_PARAM, slot, no_args, 0.0);
+    if (value >= 0 && slot >= program->n_params) program->n_params = slot + 1;
+    return value;
+}
+
+int te_program_const(te_program *program, double value)
+{
+    return te_program_push(program, TE_PW_CONST, 0, no_args, value);
+}
+
+int te_program_generator(te_program *program, te_opcode op, int slot, int a)
+{
+    if (!is_generator(op) || !slot_fits(slot)) return -1;
+    int n_args = te_opcode_args(op);
+    if (n_args == 1 && (a < 0 || a >= program->n_insns)) return -1;
+    const int arg[3] = {n_args == 1 ? a : -1, -1, -1};
+    int value = te_program_push(program, op, slot, arg, 0.0);
+    if (value >= 0 && slot >= program->n_rngs) program->n_rngs = slot + 1;
+    return value;
+}
+
+/* The same value once per element. Backends may rely on reductions reading ELEM values; pushed without simplification,
+ * which would find the choice pointless. */
+static int spread(te_program *program, int value)
+{
+    int column = te_program_push(program, TE_PW_COLUMN, 0, no_args, 0.0);
+    if (column < 0) return -1;
+    int always = te_program_push(program, TE_PW_EQ, 0, (const int[3]){column, column, -1}, 0.0);
+    if (always < 0) return -1;
+    return te_program_push(program, TE_PW_WHERE, 0, (const int[3]){always, value, value}, 0.0);
+}
+
+int te_program_emit(te_program *program, te_opcode op, int a, int b, int c)
+{
+    if ((unsigned)op >= TE_PW_COUNT || op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_CONST || is_generator(op))
+        return -1;
+    int arg[3] = {a, b, c}, n_args = te_opcode_args(op);
+    for (int i = 0; i < 3; i++) {
+        if (i >= n_args) arg[i] = -1;
+        else if (arg[i] < 0 || arg[i] >= program->n_insns) return -1;
+    }
+    int simpler = te_program_simplify(program, op, arg);
+    if (simpler != TE_VALUE_NONE) return simpler;
+    if (te_opcode_is_reduction(op) && te_program_rate(program, arg[0]) != TE_RATE_ELEM) {
+        arg[0] = spread(program, arg[0]);
+        if (arg[0] < 0) return -1;
+    }
+    return te_program_push(program, op, 0, arg, 0.0);
+}
+
+int te_program_output(te_program *program, te_output_kind kind, int value)
+{
+    if (value < 0 || value >= program->n_insns) return -1;
+    if (kind == TE_OUT_ROW && te_program_rate(program, value) == TE_RATE_ELEM) return -1;
+    if (!reserve(program, 0, (size_t)program->n_outputs + 1, 0)) return -1;
+    forget_compiled(program);
+    struct te_program_output *output = &program->outputs[program->n_outputs];
+    memset(output, 0, sizeof *output);
+    output->kind = (uint8_t)kind;
+    output->value = value;
+    return program->n_outputs++;
+}
+
+/* --- pruning ------------------------------------------------------------------------------------------------------ */
+
+void te_program_mark(const te_program *program, int32_t *map)
+{
+    for (int i = 0; i < program->n_insns; i++) map[i] = 0;
+    for (int i = 0; i < program->n_outputs; i++) map[program->outputs[i].value] = 1;
+    for (int i = program->n_insns - 1; i >= 0; i--) {
+        const te_insn *insn = &program->insns[i];
+        for (int k = 0; map[i] && k < te_opcode_args((te_opcode)insn->op); k++) map[insn->arg[k]] = 1;
+    }
+}
+
+te_status te_program_prune(te_program *program)
+{
+    size_t bytes = (size_t)program->n_insns * sizeof(int32_t);
+    int32_t *map = te_mem_alloc(program->mem, bytes);
+    if (!map) return TE_ERROR_MEMORY;
+    te_program_mark(program, map);
+
+    int kept = 0;
+    for (int i = 0; i < program->n_insns; i++) {
+        if (!map[i]) continue;
+        te_insn insn = program->insns[i];
+        for (int k = 0; k < te_opcode_args((te_opcode)insn.op); k++) insn.arg[k] = map[insn.arg[k]];
+        program->insns[kept] = insn;
+        map[i] = kept++;
+    }
+    for (int i = 0; i < program->n_outputs; i++) program->outputs[i].value = map[program->outputs[i].value];
+    if (kept != program->n_insns) forget_compiled(program);
+    program->n_insns = kept;
+    te_mem_free(program->mem, map, bytes);
+    return TE_OK;
+}

@@ -1,0 +1,129 @@
+/* program_dump.c - programs as text, and the check of every invariant that program.h states. */
+#include "program_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *rate_name(int rate)
+{
+    static const char *const names[] = {"uniform", "row", "elem"};
+    return rate >= 0 && rate <= TE_RATE_ELEM ? names[rate] : "?";
+}
+
+static const char *output_name(int kind)
+{
+    static const char *const names[] = {"elem", "row", "colsum", "sum", "amax"};
+    return kind >= 0 && kind <= TE_OUT_AMAX ? names[kind] : "?";
+}
+
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+typedef struct text_sink {
+    char  *text;
+    size_t size;
+    int    length; /* of the whole text, also of what did not fit */
+} text_sink;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static void put(text_sink *sink, const char *format, ...)
+{
+    size_t used = (size_t)sink->length < sink->size ? (size_t)sink->length : sink->size;
+    va_list args;
+    va_start(args, format);
+    int written = vsnprintf(used < sink->size ? sink->text + used : NULL, sink->size - used, format, args);
+    va_end(args);
+    if (written > 0) sink->length += written;
+}
+
+/* The shortest digits that read back as the same number. */
+static void put_number(text_sink *sink, double number)
+{
+    char digits[40];
+    for (int precision = 1; precision <= 17; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, number);
+        if (strtod(digits, NULL) == number) break;
+    }
+    put(sink, " %s", digits);
+}
+
+static bool has_slot(te_opcode op)
+{
+    return op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL;
+}
+
+int te_program_dump(const te_program *program, char *text, size_t size)
+{
+    text_sink sink = {text, size, 0};
+    put(&sink, "%s: %d inputs, %d parameters, %d generators\n", program->name, program->n_inputs, program->n_params,
+        program->n_rngs);
+    for (int i = 0; i < program->n_insns; i++) {
+        const te_insn *insn = &program->insns[i];
+        te_opcode op = (te_opcode)insn->op;
+        put(&sink, "  %%%d %s = %s", i, rate_name(insn->rate), te_opcode_name(op));
+        if (has_slot(op)) put(&sink, " #%d", insn->slot);
+        if (op == TE_PW_CONST) put_number(&sink, insn->imm);
+        for (int k = 0; k < te_opcode_args(op); k++) put(&sink, " %%%d", insn->arg[k]);
+        put(&sink, "\n");
+    }
+    for (int i = 0; i < program->n_outputs; i++)
+        put(&sink, "  output %d: %s %%%d\n", i, output_name(program->outputs[i].kind), program->outputs[i].value);
+    return sink.length;
+}
+
+/* --- invariants --------------------------------------------------------------------------------------------------- */
+
+static int slot_count(const te_program *program, te_opcode op)
+{
+    if (op == TE_PW_LOAD) return program->n_inputs;
+    return op == TE_PW_PARAM ? program->n_params : program->n_rngs;
+}
+
+static te_status verify_insn(const te_program *program, int index, te_build_error *error)
+{
+    const te_insn *insn = &program->insns[index];
+    te_opcode op = (te_opcode)insn->op;
+    if (insn->op >= TE_PW_COUNT)
+        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d has opcode %d, there are %d", program->name, index,
+                             insn->op, TE_PW_COUNT);
+    if (has_slot(op) ? insn->slot < 0 || insn->slot >= slot_count(program, op) : insn->slot != 0)
+        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s uses slot %d", program->name, index,
+                             te_opcode_name(op), insn->slot);
+    for (int k = 0; k < 3; k++) {
+        bool used = k < te_opcode_args(op);
+        if (used ? insn->arg[k] < 0 || insn->arg[k] >= index : insn->arg[k] != -1)
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has argument %d = %d", program->name, index,
+                                 te_opcode_name(op), k, insn->arg[k]);
+    }
+    if (insn->rate != te_insn_rate(program, insn))
+        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has rate %s, its arguments give %s", program->name,
+                             index, te_opcode_name(op), rate_name(insn->rate), rate_name(te_insn_rate(program, insn)));
+    if (te_opcode_is_reduction(op) && te_program_rate(program, insn->arg[0]) != TE_RATE_ELEM)
+        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s reduces %%%d of rate %s", program->name, index,
+                             te_opcode_name(op), insn->arg[0], rate_name(program->insns[insn->arg[0]].rate));
+    return TE_OK;
+}
+
+te_status te_program_verify(const te_program *program, te_build_error *error)
+{
+    for (int i = 0; i < program->n_inputs; i++)
+        if (program->input_rates[i] > TE_RATE_ELEM)
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: input %d has rate %d", program->name, i,
+                                 program->input_rates[i]);
+    for (int i = 0; i < program->n_insns; i++) {
+        te_status status = verify_insn(program, i, error);
+        if (status != TE_OK) return status;
+    }
+    for (int i = 0; i < program->n_outputs; i++) {
+        const struct te_program_output *output = &program->outputs[i];
+        if (output->kind > TE_OUT_AMAX || output->value < 0 || output->value >= program->n_insns)
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d is of kind %d, value %d of %d", program->name, i,
+                                 output->kind, output->value, program->n_insns);
+        if (output->kind == TE_OUT_ROW && te_program_rate(program, output->value) == TE_RATE_ELEM)
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d stores %%%d once per row, but it has rate elem",
+                                 program->name, i, output->value);
+    }
+    return TE_OK;
+}

@@ -1,0 +1,458 @@
+/* tensor.c - life of tensors and storages, shapes, copies between host and device. */
+#include "tensor.h"
+
+#include "autograd.h"
+#include "kernels/dtype.h"
+
+#include <stdio.h>
+
+/* --- shapes ------------------------------------------------------------------------------------------------------- */
+
+int64_t te_shape_numel(int ndim, const int64_t *shape, size_t element_size)
+{
+    int64_t n = 1;
+    bool    empty = false;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0) return -1;
+        if (shape[i] == 0) {
+            empty = true;
+            continue;
+        }
+        if (__builtin_mul_overflow(n, shape[i], &n)) return -1;
+    }
+    int64_t bytes;
+    if (__builtin_mul_overflow(n, (int64_t)element_size, &bytes)) return -1;
+    return empty ? 0 : n;
+}
+
+const char *te_shape_text(int ndim, const int64_t *shape, char *text, size_t size)
+{
+    size_t at = (size_t)snprintf(text, size, "{");
+    for (int i = 0; i < ndim && at < size; i++)
+        at += (size_t)snprintf(text + at, size - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (at < size) snprintf(text + at, size - at, "}");
+    return text;
+}
+
+int te_dim_index(int64_t dim, int ndim)
+{
+    if (dim < 0) dim += ndim;
+    return dim < 0 || dim >= ndim ? -1 : (int)dim;
+}
+
+bool te_broadcast(int *ndim, int64_t *shape, int other_ndim, const int64_t *other)
+{
+    int n = *ndim > other_ndim ? *ndim : other_ndim;
+    int64_t result[TE_MAX_DIMS];
+    for (int i = 1; i <= n; i++) {
+        int64_t a = i <= *ndim ? shape[*ndim - i] : 1, b = i <= other_ndim ? other[other_ndim - i] : 1;
+        if (a != b && a != 1 && b != 1) return false;
+        result[n - i] = a == 1 ? b : a;
+    }
+    memcpy(shape, result, (size_t)n * sizeof *shape);
+    *ndim = n;
+    return true;
+}
+
+static void contiguous_strides(int ndim, const int64_t *shape, int64_t *stride)
+{
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        stride[i] = step;
+        step *= shape[i] > 0 ? shape[i] : 1;
+    }
+}
+
+bool te_tensor_contiguous(const te_tensor *t)
+{
+    int64_t step = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] == 0) return true;
+        if (t->shape[i] != 1 && t->stride[i] != step) return false;
+        step *= t->shape[i];
+    }
+    return true;
+}
+
+bool te_same_shape(const te_tensor *a, const te_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* --- storage ------------------------------------------------------------------------------------------------------ */
+
+static te_storage *storage_new(te_device *device, size_t bytes)
+{
+    te_context *ctx = device->ctx;
+    te_storage *s = te_mem_zalloc(&ctx->mem, sizeof *s);
+    if (!s) {
+        te_fail_memory(ctx, "tensor");
+        return NULL;
+    }
+    s->block = te_device_alloc(device, bytes);
+    if (!s->block) {
+        te_mem_free(&ctx->mem, s, sizeof *s);
+        return NULL;
+    }
+    s->ctx = ctx;
+    s->device = device;
+    s->data = s->block->ptr;
+    s->bytes = bytes;
+    s->id = ctx->next_storage_id++;
+    s->refs = 1;
+    te_context_retain(ctx);
+    return s;
+}
+
+static void storage_release(te_storage *s)
+{
+    if (--s->refs > 0) return;
+    te_context *ctx = s->ctx;
+    te_tensor_release(s->shadow);
+    if (s->block) te_allocator_free(&s->device->allocator, s->block);
+    if (s->deleter) s->deleter(s->user);
+    te_mem_free(&ctx->mem, s, sizeof *s);
+    te_context_unref(ctx);
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+enum { POOL_LIMIT = 256 }; /* recycled tensor structs kept per context */
+
+void te_tensor_pool_close(te_context *ctx)
+{
+    while (ctx->free_tensors) {
+        te_tensor *t = ctx->free_tensors;
+        ctx->free_tensors = t->grad;
+        te_mem_free(&ctx->mem, t, sizeof *t);
+    }
+}
+
+static te_tensor *tensor_struct(te_context *ctx)
+{
+    te_tensor *t = ctx->free_tensors;
+    if (t) {
+        ctx->free_tensors = t->grad;
+        ctx->n_free_tensors--;
+    } else if (!(t = te_mem_alloc(&ctx->mem, sizeof *t))) {
+        te_fail_memory(ctx, "tensor");
+        return NULL;
+    }
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    t->refs = 1;
+    te_context_retain(ctx);
+    return t;
+}
+
+static void tensor_free(te_tensor *t)
+{
+    te_context *ctx = t->ctx;
+    if (ctx->n_free_tensors < POOL_LIMIT) {
+        t->grad = ctx->free_tensors;
+        ctx->free_tensors = t;
+        ctx->n_free_tensors++;
+    } else {
+        te_mem_free(&ctx->mem, t, sizeof *t);
+    }
+    te_context_unref(ctx);
+}
+
+te_tensor *te_tensor_retain(te_tensor *t)
+{
+    if (t) t->refs++;
+    return t;
+}
+
+void te_tensor_release(te_tensor *t)
+{
+    if (!t || --t->refs > 0) return;
+    te_tensor_release(t->grad);
+    if (t->storage) storage_release(t->storage);
+    if (t->node) te_node_release(t->node);
+    tensor_free(t);
+}
+
+static bool check_shape(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    if (ndim < 0 || ndim > TE_MAX_DIMS) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "a tensor has 0 to %d dimensions, not %d", TE_MAX_DIMS, ndim);
+        return false;
+    }
+    if ((unsigned)dtype >= TE_DTYPE_COUNT) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "unknown dtype %d", (int)dtype);
+        return false;
+    }
+    if (te_shape_numel(ndim, shape, te_dtype_size(dtype)) < 0) {
+        char text[160];
+        te_fail(ctx, TE_ERROR_ARGUMENT, "shape %s of %s is negative or too large", te_shape_text(ndim, shape, text, sizeof text),
+                te_dtype_name(dtype));
+        return false;
+    }
+    return true;
+}
+
+te_tensor *te_tensor_new(te_context *ctx, te_device *device, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    if (!device && !(device = te_context_device(ctx, NULL))) return NULL;
+    if (!check_shape(ctx, dtype, ndim, shape)) return NULL;
+    te_tensor *t = tensor_struct(ctx);
+    if (!t) return NULL;
+    t->dtype = dtype;
+    t->ndim = ndim;
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    contiguous_strides(ndim, shape, t->stride);
+    t->storage = storage_new(device, (size_t)te_shape_numel(ndim, shape, 1) * te_dtype_size(dtype));
+    if (!t->storage) {
+        te_tensor_release(t);
+        return NULL;
+    }
+    return t;
+}
+
+te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    return te_tensor_new(ctx, NULL, dtype, ndim, shape);
+}
+
+te_tensor *te_tensor_new_like(const te_tensor *t)
+{
+    return te_tensor_new(t->ctx, t->storage->device, t->dtype, t->ndim, t->shape);
+}
+
+te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value)
+{
+    te_tensor *t = te_tensor_empty(ctx, dtype, ndim, shape);
+    if (t && te_tensor_fill(t, value) != TE_OK) {
+        te_tensor_release(t);
+        return NULL;
+    }
+    return t;
+}
+
+te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, double value)
+{
+    te_tensor *t = te_tensor_new(ctx, device, dtype, 0, NULL);
+    if (t && te_tensor_fill(t, value) != TE_OK) {
+        te_tensor_release(t);
+        return NULL;
+    }
+    return t;
+}
+
+te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
+                               void (*deleter)(void *user), void *user)
+{
+    te_device *device = te_context_device(ctx, "cpu");
+    if (!device || !check_shape(ctx, dtype, ndim, shape)) return NULL;
+    int64_t n = te_shape_numel(ndim, shape, 1);
+    if (!data && n) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data is NULL for a tensor of %lld elements", (long long)n);
+        return NULL;
+    }
+    te_tensor  *t = tensor_struct(ctx);
+    te_storage *s = t ? te_mem_zalloc(&ctx->mem, sizeof *s) : NULL;
+    if (!s) {
+        te_fail_memory(ctx, "te_tensor_from_data");
+        te_tensor_release(t);
+        return NULL;
+    }
+    *s = (te_storage){.ctx = ctx, .device = device, .data = data, .bytes = (size_t)n * te_dtype_size(dtype),
+                      .id = ctx->next_storage_id++, .refs = 1, .deleter = deleter, .user = user};
+    te_context_retain(ctx);
+    t->storage = s;
+    t->dtype = dtype;
+    t->ndim = ndim;
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    contiguous_strides(ndim, shape, t->stride);
+    return t;
+}
+
+te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset)
+{
+    te_tensor *v = tensor_struct(t->ctx);
+    if (!v) return NULL;
+    v->dtype = t->dtype;
+    v->ndim = ndim;
+    v->offset = offset;
+    memcpy(v->shape, shape, (size_t)ndim * sizeof *shape);
+    if (stride)
+        memcpy(v->stride, stride, (size_t)ndim * sizeof *stride);
+    else
+        contiguous_strides(ndim, shape, v->stride);
+    v->storage = t->storage;
+    v->storage->refs++;
+    return v;
+}
+
+void *te_tensor_pointer(const te_tensor *t)
+{
+    return t->storage->data ? (char *)t->storage->data + (size_t)t->offset * te_dtype_size(t->dtype) : NULL;
+}
+
+te_view te_tensor_view(const te_tensor *t)
+{
+    te_view v = {.data = te_tensor_pointer(t), .dtype = t->dtype, .ndim = t->ndim};
+    memcpy(v.shape, t->shape, sizeof v.shape);
+    memcpy(v.stride, t->stride, sizeof v.stride);
+    return v;
+}
+
+void *te_tensor_data(te_tensor *t)
+{
+    return t->storage->device->exec.backend->host_memory && te_tensor_contiguous(t) ? te_tensor_pointer(t) : NULL;
+}
+
+te_dtype       te_tensor_dtype(const te_tensor *t) { return t->dtype; }
+int            te_tensor_ndim(const te_tensor *t) { return t->ndim; }
+const int64_t *te_tensor_shape(const te_tensor *t) { return t->shape; }
+const char    *te_tensor_device(const te_tensor *t) { return t->storage->device->name; }
+te_context    *te_tensor_context(const te_tensor *t) { return t->ctx; }
+
+int64_t te_tensor_numel(const te_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++) n *= t->shape[i];
+    return n;
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static te_status copy_views(te_device *device, const te_view *dst, const te_view *src)
+{
+    te_status status = device->exec.backend->copy(&device->exec, dst, src);
+    return status == TE_OK ? TE_OK : te_fail_exec(device->ctx, status, &device->exec, "copy");
+}
+
+te_tensor *te_tensor_clone_data(te_tensor *t) { return te_tensor_cast_into(t, te_tensor_new_like(t)); }
+
+te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh)
+{
+    if (!fresh) return NULL;
+    te_view dst = te_tensor_view(fresh), src = te_tensor_view(t);
+    if (copy_views(t->storage->device, &dst, &src) == TE_OK) return fresh;
+    te_tensor_release(fresh);
+    return NULL;
+}
+
+te_tensor *te_tensor_contiguous_copy(te_tensor *t)
+{
+    return te_tensor_contiguous(t) ? te_tensor_retain(t) : te_tensor_clone_data(t);
+}
+
+te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype)
+{
+    if (t->dtype == dtype) return te_tensor_retain(t);
+    return te_tensor_cast_into(t, te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape));
+}
+
+static bool covers_storage(const te_tensor *t)
+{
+    return t->offset == 0 && te_tensor_contiguous(t) &&
+           (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype) == t->storage->bytes;
+}
+
+te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
+{
+    te_storage *s = t->storage;
+    if (t->dtype == dtype || !covers_storage(t)) return te_tensor_cast(t, dtype);
+    if (s->shadow && s->shadow->dtype == dtype) {
+        if (s->shadow_version != s->version) {
+            te_view dst = te_tensor_view(s->shadow), src = te_tensor_view(t);
+            memcpy(src.shape, dst.shape, sizeof src.shape); /* both contiguous: the shadow's geometry serves any view */
+            memcpy(src.stride, dst.stride, sizeof src.stride);
+            src.ndim = dst.ndim;
+            if (copy_views(s->device, &dst, &src) != TE_OK) return NULL;
+            s->shadow->storage->version++;
+            s->shadow_version = s->version;
+        }
+        return te_tensor_alias(s->shadow, t->ndim, t->shape, NULL, 0);
+    }
+    te_tensor *copy = te_tensor_cast(t, dtype);
+    if (!copy) return NULL;
+    te_tensor_release(s->shadow);
+    s->shadow = te_tensor_retain(copy);
+    s->shadow_version = s->version;
+    return copy;
+}
+
+te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
+{
+    te_context *ctx = dst->ctx;
+    int         ndim = dst->ndim;
+    int64_t     shape[TE_MAX_DIMS];
+    memcpy(shape, dst->shape, sizeof shape);
+    if (!te_broadcast(&ndim, shape, src->ndim, src->shape) || ndim != dst->ndim ||
+        memcmp(shape, dst->shape, (size_t)ndim * sizeof *shape) != 0)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(dst));
+    te_view d = te_tensor_view(dst), s = te_tensor_view(src);
+    int     lead = dst->ndim - src->ndim;
+    for (int i = dst->ndim - 1; i >= 0; i--) {
+        bool spread = i < lead || (src->shape[i - lead] == 1 && dst->shape[i] != 1);
+        s.stride[i] = spread ? 0 : src->stride[i - lead];
+        s.shape[i] = dst->shape[i];
+    }
+    s.ndim = dst->ndim;
+    dst->storage->version++;
+    return copy_views(dst->storage->device, &d, &s);
+}
+
+te_status te_tensor_fill(te_tensor *t, double value)
+{
+    te_context *ctx = t->ctx;
+    te_view     dst = te_tensor_view(t);
+    te_view     src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
+    memcpy(src.shape, t->shape, sizeof src.shape);
+    t->storage->version++;
+    if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t) && t->storage->device->exec.backend->host_memory) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
+        if (bytes) memset(dst.data, 0, bytes);
+        return TE_OK;
+    }
+    if (t->storage->device->exec.backend->host_memory) return copy_views(t->storage->device, &dst, &src);
+    return te_fail(ctx, TE_ERROR_UNSUPPORTED, "fill: not available on %s", t->storage->device->name);
+}
+
+/* Moves bytes between host memory of `dtype` and t. */
+static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host)
+{
+    te_exec   *exec = &t->storage->device->exec;
+    te_tensor *staged = te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape);
+    if (!staged) return t->ctx->status;
+    size_t    bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+    te_view   device_view = te_tensor_view(t), staged_view = te_tensor_view(staged);
+    te_status status;
+    if (to_host) {
+        status = exec->backend->copy(exec, &staged_view, &device_view);
+        if (status == TE_OK) status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
+    } else {
+        t->storage->version++;
+        status = exec->backend->memory_copy(exec, staged_view.data, host, bytes, TE_COPY_HOST_TO_DEVICE);
+        if (status == TE_OK) status = exec->backend->copy(exec, &device_view, &staged_view);
+    }
+    if (status == TE_OK) status = exec->backend->synchronize(exec);
+    if (status != TE_OK) te_fail_exec(t->ctx, status, exec, to_host ? "read" : "write");
+    te_tensor_release(staged);
+    return status;
+}
+
+te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
+{
+    if (t->dtype == dtype && te_tensor_data(t)) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+        if (bytes) memcpy(host, te_tensor_data(t), bytes);
+        return TE_OK;
+    }
+    return transfer(t, dtype, host, true);
+}
+
+te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
+{
+    if (t->dtype == dtype && te_tensor_data(t)) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+        if (bytes) memcpy(te_tensor_data(t), host, bytes);
+        t->storage->version++;
+        return TE_OK;
+    }
+    return transfer(t, dtype, (void *)(uintptr_t)host, false);
+}

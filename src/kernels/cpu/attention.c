@@ -1,0 +1,185 @@
+/* attention.c - attention: what is accepted, how sequences are laid out, and the forward pass over threads. */
+#include "attention.h"
+
+#include "copy.h"
+
+#include <omp.h>
+
+enum { SERIAL_WORK = 1 << 18 }; /* multiply-adds below which a parallel region costs more than it gains */
+
+const te_attention_blocks *te_attention_blocks_of(te_exec *exec, te_dtype dtype)
+{
+    bool wide = dtype == TE_F64;
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return wide ? &te_attention_f64_avx512 : &te_attention_f32_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return wide ? &te_attention_f64_avx2 : &te_attention_f32_avx2;
+#endif
+    (void)exec;
+    return wide ? &te_attention_f64_portable : &te_attention_f32_portable;
+}
+
+/* --- operands --------------------------------------------------------------------------------------------------- */
+
+static bool has_shape(const te_view *v, int ndim, const int64_t *shape)
+{
+    bool same = v->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++) same = v->shape[i] == shape[i];
+    return same;
+}
+
+static te_status check_shapes(te_exec *exec, const char *op, const te_attention *a)
+{
+    const te_view *q = &a->q, *k = &a->k, *v = &a->v;
+    char qs[160], ks[160], vs[160];
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
+                has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
+    fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op, te_shape_text(q, qs),
+                            te_shape_text(k, ks), te_shape_text(v, vs));
+    if (q->shape[3] > TE_ATTENTION_MAX_DIM || v->shape[3] > TE_ATTENTION_MAX_DIM)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op, (long long)q->shape[3],
+                            (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
+    if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op, te_shape_text(&a->out, ks),
+                            te_shape_text(q, qs), te_shape_text(v, vs));
+    if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_shape_text(&a->lse, ks),
+                            te_shape_text(q, qs));
+    if (te_view_present(&a->bias) && !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op, te_shape_text(&a->bias, vs),
+                            te_shape_text(q, qs), te_shape_text(k, ks));
+    return TE_OK;
+}
+
+static te_status check_dtypes(te_exec *exec, const char *op, const te_attention *a)
+{
+    te_dtype t = a->q.dtype;
+    if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
+    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
+    if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
+    const te_view *views[4] = {&a->q, &a->k, &a->v, &a->out};
+    static const char *const names[4] = {"q", "k", "v", "out"};
+    for (int i = 0; i < 4; i++)
+        if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed", op, names[i],
+                                (long long)views[i]->stride[3]);
+    return TE_OK;
+}
+
+static te_status check_offsets(te_exec *exec, const char *op, const char *name, const int32_t *offsets, int n, int64_t extent)
+{
+    for (int i = 0; i <= n; i++)
+        if (offsets[i] < (i ? offsets[i - 1] : 0) || offsets[i] > extent)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s[%d] is %d; offsets must ascend from 0 to %lld", op, name, i,
+                                (int)offsets[i], (long long)extent);
+    return TE_OK;
+}
+
+te_status te_attention_check(te_exec *exec, const char *op, const te_attention *a)
+{
+    te_status status = check_shapes(exec, op, a);
+    if (status == TE_OK) status = check_dtypes(exec, op, a);
+    if (status != TE_OK) return status;
+    if (!(a->dropout >= 0.0 && a->dropout <= 1.0))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
+    if (!a->cu_seqlens_q && !a->cu_seqlens_kv) return TE_OK;
+    if (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
+                            (long long)a->q.shape[0], a->n_seqs);
+    status = check_offsets(exec, op, "cu_seqlens_q", a->cu_seqlens_q, a->n_seqs, a->q.shape[2]);
+    if (status != TE_OK) return status;
+    return check_offsets(exec, op, "cu_seqlens_kv", a->cu_seqlens_kv, a->n_seqs, a->k.shape[2]);
+}
+
+/* --- sequences -------------------------------------------------------------------------------------------------- */
+
+int64_t te_attention_seq_count(const te_attention *a) { return a->cu_seqlens_q ? (int64_t)a->n_seqs + 2 : a->q.shape[0]; }
+
+te_attention_seq te_attention_seq_at(const te_attention *a, int64_t index)
+{
+    int64_t seq_q = a->q.shape[2], seq_kv = a->k.shape[2], open = seq_q + seq_kv;
+    te_attention_seq s = {.batch = index, .n_q = seq_q, .n_kv = seq_kv};
+    s.left = a->window_left < 0 || a->window_left > open ? open : a->window_left;
+    s.right = a->window_right < 0 || a->window_right > open ? open : a->window_right;
+    if (a->cu_seqlens_q) {
+        int n = a->n_seqs;
+        bool lead = index == 0, tail = index == n + 1;
+        s.batch = 0;
+        s.q_start = lead ? 0 : a->cu_seqlens_q[index - 1];
+        s.kv_start = lead ? 0 : a->cu_seqlens_kv[index - 1];
+        s.n_q = (tail ? seq_q : a->cu_seqlens_q[index]) - s.q_start;
+        s.n_kv = (tail ? seq_kv : a->cu_seqlens_kv[index]) - s.kv_start;
+        if (lead || tail) s.left = 0, s.right = -1;
+    }
+    s.delta = a->bottom_right ? s.n_kv - s.n_q : 0;
+    return s;
+}
+
+double te_attention_work(const te_attention *a)
+{
+    double work = 0;
+    for (int64_t i = 0; i < te_attention_seq_count(a); i++) {
+        te_attention_seq s = te_attention_seq_at(a, i);
+        work += (double)s.n_q * (double)s.n_kv;
+    }
+    return work * (double)a->q.shape[1] * (double)(a->q.shape[3] + a->v.shape[3]);
+}
+
+/* --- forward ---------------------------------------------------------------------------------------------------- */
+
+/* Some queries of one sequence; each head of them is a task. */
+typedef struct query_block {
+    int64_t seq, first, end;
+} query_block;
+
+/* Lists the blocks of `size` queries, late ones first: under a causal mask they see most. Returns how many there are;
+ * with blocks NULL only counts. */
+static int64_t list_blocks(const te_attention *a, int64_t size, query_block *blocks)
+{
+    int64_t n = 0, seqs = te_attention_seq_count(a);
+    for (int64_t i = 0; !blocks && i < seqs; i++) n += (te_attention_seq_at(a, i).n_q + size - 1) / size;
+    if (!blocks) return n;
+    int64_t longest = 0;
+    for (int64_t i = 0; i < seqs; i++) {
+        int64_t length = te_attention_seq_at(a, i).n_q;
+        if (length > longest) longest = length;
+    }
+    for (int64_t first = (longest - 1) / size * size; first >= 0 && longest > 0; first -= size)
+        for (int64_t i = 0; i < seqs; i++) {
+            int64_t length = te_attention_seq_at(a, i).n_q, end = first + size < length ? first + size : length;
+            if (first < length) blocks[n++] = (query_block){i, first, end};
+        }
+    return n;
+}
+
+te_status te_cpu_attention(te_exec *exec, const te_attention *a)
+{
+    te_status status = te_attention_check(exec, "attention", a);
+    int64_t heads = a->q.shape[1];
+    if (status != TE_OK || a->q.shape[0] * a->q.shape[2] * heads == 0) return status;
+    const te_attention_blocks *blocks = te_attention_blocks_of(exec, a->q.dtype);
+    int threads = te_attention_work(a) < SERIAL_WORK ? 1 : exec->threads;
+    int64_t size = TE_ATTENTION_QUERIES;
+    while (size > TE_ATTENTION_KEYS && threads > 1 && list_blocks(a, size, NULL) * heads < 4 * (int64_t)threads) size /= 2;
+    int64_t n_blocks = list_blocks(a, size, NULL);
+    size_t list_bytes = ((size_t)n_blocks * sizeof(query_block) + 63) & ~(size_t)63;
+    size_t task_bytes = (blocks->forward_bytes(a, size < a->q.shape[2] ? size : a->q.shape[2]) + 63) & ~(size_t)63;
+    char *scratch = exec->scratch(exec, list_bytes + (size_t)threads * task_bytes);
+    if (!scratch) return TE_ERROR_MEMORY;
+    query_block *list = (query_block *)scratch;
+    list_blocks(a, size, list);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
+    for (int64_t task = 0; task < n_blocks * heads; task++) {
+        const query_block *block = &list[task / heads];
+        te_attention_seq seq = te_attention_seq_at(a, block->seq);
+        blocks->forward(a, &seq, task % heads, block->first, block->end,
+                        scratch + list_bytes + (size_t)omp_get_thread_num() * task_bytes);
+    }
+    exec->scratch_free(exec, scratch);
+    return TE_OK;
+}

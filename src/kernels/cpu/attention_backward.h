@@ -1,0 +1,242 @@
+/* attention_backward.h - dq, dk, dv (a template; see attention_loops.h).
+ *
+ * With S = scale q k^T + bias, P = exp(S - lse), Z the dropout factors (0 or 1 / (1 - p)), o = (P Z) v and
+ * D = rowsum(do o):
+ *
+ *      dv = (P Z)^T do        dP = do v^T        dS = P (Z dP - D)        dq = scale dS k        dk = scale dS^T q
+ *
+ * A task visits its blocks of keys, and for each the blocks of queries that see it. q is scaled when it is loaded, so dk
+ * needs no further factor; dq gets it when it is written.
+ */
+
+typedef struct T(backward_state) {
+    const te_attention_grad *g;
+    const te_attention_keys *keys;
+    int64_t head, dim, dim_v;  /* padded */
+    REAL   *k, *v;             /* [keys, dim], [keys, dim_v] */
+    REAL   *k_packed, *v_packed; /* [dim, keys], [dim_v, keys] */
+    REAL   *q, *dout;          /* [queries, dim] scaled, [queries, dim_v] */
+    REAL   *p, *ds;            /* [queries, keys] */
+    REAL   *lse, *d;           /* [n_q]; of one head */
+    REAL   *dk, *dv;           /* all keys of the task */
+    REAL   *dq, *dq_sum;       /* [n_q, dim]: of the chunk at hand, of the chunks before */
+} T(backward_state);
+
+static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad *g, int64_t queries, int64_t keys, bool whole,
+                                   REAL *base)
+{
+    const te_attention *a = &g->forward;
+    s->g = g;
+    s->dim = te_attention_pad(a->q.shape[3]);
+    s->dim_v = te_attention_pad(a->v.shape[3]);
+    queries = te_attention_pad(queries);
+    keys = te_attention_pad(keys);
+    enum { BLOCK = TE_ATTENTION_KEYS };
+    int64_t at = 0;
+    s->k = T(carve)(base, &at, BLOCK * s->dim);
+    s->v = T(carve)(base, &at, BLOCK * s->dim_v);
+    s->k_packed = T(carve)(base, &at, BLOCK * s->dim);
+    s->v_packed = T(carve)(base, &at, BLOCK * s->dim_v);
+    s->q = T(carve)(base, &at, BLOCK * s->dim);
+    s->dout = T(carve)(base, &at, BLOCK * s->dim_v);
+    s->p = T(carve)(base, &at, BLOCK * BLOCK);
+    s->ds = T(carve)(base, &at, BLOCK * BLOCK);
+    s->lse = T(carve)(base, &at, queries);
+    s->d = T(carve)(base, &at, queries);
+    s->dk = T(carve)(base, &at, keys * s->dim);
+    s->dv = T(carve)(base, &at, keys * s->dim_v);
+    s->dq = T(carve)(base, &at, whole ? queries * s->dim : 0);
+    s->dq_sum = T(carve)(base, &at, whole ? queries * s->dim : 0);
+    return at;
+}
+
+static size_t T(backward_bytes)(const te_attention_grad *g, int64_t queries, int64_t keys, bool whole)
+{
+    T(backward_state) s;
+    return (size_t)T(backward_layout)(&s, g, queries, keys, whole, NULL) * sizeof(REAL);
+}
+
+/* lse and D of the queries first … end of the head. */
+static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
+{
+    const te_attention *a = &s->g->forward;
+    const te_attention_seq *seq = &s->keys->seq;
+    for (int64_t i = first; i < end; i++) {
+        const void *lse = lse_at(a, seq->batch, s->head, seq->q_start + i);
+        s->lse[i] = a->lse.dtype == TE_F64 ? (REAL)*(const double *)lse : (REAL)*(const float *)lse;
+        T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + i, 1, 1);
+        T(load_tile)(s->v, s->dim_v, &a->out, seq->batch, s->head, seq->q_start + i, 1, 1);
+        REAL lane[16] = {0}, d = 0;
+        for (int64_t j = 0; j < s->dim_v; j += 16)
+            for (int l = 0; l < 16; l++) lane[l] += s->dout[j + l] * s->v[j + l];
+        for (int l = 0; l < 16; l++) d += lane[l];
+        s->d[i] = d;
+    }
+}
+
+/* From scores in p and do v^T in ds to P Z in p and dS in ds, one row of a tile. */
+static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64_t query, int64_t key, int low, int high,
+                            T(tile_range) range)
+{
+    const te_attention *a = &s->g->forward;
+    const te_attention_seq *seq = &s->keys->seq;
+    REAL d = s->d[query];
+    if (s->lse[query] == -(REAL)INFINITY) low = high = TE_ATTENTION_KEYS;
+    if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
+    REAL *p0 = p + range.column, *ds0 = ds + range.column;
+    T(exp_row)(p0, range.columns, s->lse[query]);
+    if (a->dropout > 0) {
+        float keep[TE_ATTENTION_KEYS];
+        dropout_row(a, seq, s->head, query, key + range.column, range.columns, keep);
+        T(drop)(ds0, keep, range.columns, a->dropout);
+        for (int j = 0; j < range.columns; j++) ds0[j] = p0[j] * (ds0[j] - d);
+        T(drop)(p0, keep, range.columns, a->dropout);
+    } else {
+        for (int j = 0; j < range.columns; j += 16)
+            for (int l = 0; l < 16; l++) ds0[j + l] = p0[j + l] * (ds0[j + l] - d);
+    }
+    T(fill_outside)(p, range, low, high, 0);
+    T(fill_outside)(ds, range, low, high, 0);
+}
+
+/* Scores, P and dS of the block, tile by tile, and each tile's share of dq. */
+static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges, int64_t query, int queries, int64_t key,
+                               bool exact)
+{
+    enum { KEYS = TE_ATTENTION_KEYS };
+    const te_attention *a = &s->g->forward;
+    int step = exact ? 1 : TE_ATTENTION_TILE;
+    for (int at = 0; at < queries; at += step) {
+        int rows = queries - at < step ? queries - at : step;
+        T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
+        if (range.low >= range.high) continue;
+        REAL *p = s->p + at * KEYS, *ds = s->ds + at * KEYS;
+        T(gemm)(rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS, range.columns,
+                a->q.shape[3], false);
+        T(gemm)(rows, ds + range.column, KEYS, s->dout + at * s->dim_v, s->dim_v, s->v_packed + range.column, KEYS,
+                range.columns, a->v.shape[3], false);
+        for (int r = 0; r < rows; r++)
+            T(backward_row)(s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r], ranges->high[at + r],
+                            range);
+        T(gemm)(rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim, s->dim,
+                range.high - range.low, true);
+    }
+}
+
+/* The block's share of dk and dv, by tiles of keys: the queries that see some key of a tile are one range. */
+static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, int queries, REAL *dk, REAL *dv, int keys,
+                             bool exact)
+{
+    enum { KEYS = TE_ATTENTION_KEYS };
+    int step = exact ? 1 : TE_ATTENTION_TILE;
+    for (int key = 0; key < keys; key += step) {
+        int rows = keys - key < step ? keys - key : step, first = 0, end = queries;
+        while (first < end && (ranges->high[first] <= key || ranges->low[first] >= ranges->high[first])) first++;
+        while (first < end && (ranges->low[end - 1] >= key + rows || ranges->low[end - 1] >= ranges->high[end - 1])) end--;
+        if (first == end) continue;
+        T(gemm_transposed)(rows, dv + key * s->dim_v, s->dim_v, s->p + first * KEYS + key, s->dout + first * s->dim_v,
+                           s->dim_v, s->dim_v, end - first);
+        T(gemm_transposed)(rows, dk + key * s->dim, s->dim, s->ds + first * KEYS + key, s->q + first * s->dim, s->dim,
+                           s->dim, end - first);
+    }
+}
+
+/* Loads a block of queries; one that sees nothing at all must add nothing, whatever stands in its rows. */
+static void T(load_queries)(T(backward_state) *s, int64_t query, int queries)
+{
+    const te_attention *a = &s->g->forward;
+    const te_attention_seq *seq = &s->keys->seq;
+    T(load_tile)(s->q, s->dim, &a->q, seq->batch, s->head, seq->q_start + query, queries, (REAL)a->scale);
+    T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + query, queries, 1);
+    for (int i = 0; i < queries; i++) {
+        if (s->lse[query + i] != -(REAL)INFINITY) continue;
+        memset(s->q + i * s->dim, 0, (size_t)s->dim * sizeof(REAL));
+        memset(s->dout + i * s->dim_v, 0, (size_t)s->dim_v * sizeof(REAL));
+    }
+}
+
+/* Keys key … key + n against all queries of the head that see them. */
+static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
+{
+    const te_attention *a = &s->g->forward;
+    const te_attention_seq *seq = &s->keys->seq;
+    T(load_tile)(s->k, s->dim, &a->k, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
+    T(load_tile)(s->v, s->dim_v, &a->v, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
+    T(transpose_tile)(s->k_packed, s->k, s->dim, n);
+    T(transpose_tile)(s->v_packed, s->v, s->dim_v, n);
+    bool keys_finite = T(tile_finite)(s->k, n * s->dim);
+    REAL *dk = s->dk + (key - s->keys->key_first) * s->dim, *dv = s->dv + (key - s->keys->key_first) * s->dim_v;
+    int64_t query = te_attention_first_query(seq, key) & -TE_ATTENTION_KEYS, end = te_attention_end_query(seq, key + n);
+    for (; query < end; query += TE_ATTENTION_KEYS) {
+        block_ranges ranges;
+        int queries = (int)(seq->n_q - query < TE_ATTENTION_KEYS ? seq->n_q - query : TE_ATTENTION_KEYS);
+        T(load_queries)(s, query, queries);
+        find_ranges(&ranges, seq, query, queries, key, n);
+        bool exact = !ranges.whole && !(keys_finite && T(tile_finite)(s->q, queries * s->dim) &&
+                                        T(tile_finite)(s->dout, queries * s->dim_v));
+        T(backward_scores)(s, &ranges, query, queries, key, exact);
+        T(backward_keys)(s, &ranges, queries, dk, dv, n, exact);
+    }
+}
+
+/* All keys of the task against one query head. */
+static void T(backward_head)(T(backward_state) *s, REAL *dq_part)
+{
+    const te_attention_keys *keys = s->keys;
+    const te_attention_seq *seq = &keys->seq;
+    int64_t first = te_attention_first_query(seq, keys->key_first) & -TE_ATTENTION_KEYS;
+    int64_t end = te_attention_end_query(seq, keys->key_end);
+    REAL *own = s->dq;
+    if (dq_part) s->dq = dq_part;
+    T(prepare_head)(s, first, end);
+    if (!dq_part) memset(s->dq_sum, 0, (size_t)(seq->n_q * s->dim) * sizeof(REAL));
+    for (int64_t chunk = keys->key_first; chunk < keys->key_end; chunk += keys->chunk) {
+        int64_t chunk_end = chunk + keys->chunk < keys->key_end ? chunk + keys->chunk : keys->key_end;
+        int64_t low = te_attention_first_query(seq, chunk), high = te_attention_end_query(seq, chunk_end);
+        if (low >= high) continue;
+        low &= -TE_ATTENTION_TILE; /* whole tiles are added to */
+        high = te_attention_clamp((high + TE_ATTENTION_TILE - 1) & -TE_ATTENTION_TILE, 0, seq->n_q);
+        memset(s->dq + low * s->dim, 0, (size_t)((high - low) * s->dim) * sizeof(REAL));
+        for (int64_t key = chunk; key < chunk_end; key += TE_ATTENTION_KEYS)
+            T(backward_block)(s, key, (int)(chunk_end - key < TE_ATTENTION_KEYS ? chunk_end - key : TE_ATTENTION_KEYS));
+        if (!dq_part)
+            for (int64_t i = low * s->dim; i < high * s->dim; i++) s->dq_sum[i] += s->dq[i];
+    }
+    if (!dq_part)
+        T(store_tile)(&s->g->dq, seq->batch, s->head, seq->q_start, seq->n_q, s->dq_sum, s->dim, (REAL)s->g->forward.scale);
+    s->dq = own;
+}
+
+static void T(backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch)
+{
+    T(backward_state) s;
+    const te_attention_seq *seq = &keys->seq;
+    int64_t group = g->forward.q.shape[1] / g->forward.k.shape[1], n = keys->key_end - keys->key_first;
+    T(backward_layout)(&s, g, seq->n_q, n, !keys->dq_part, scratch);
+    s.keys = keys;
+    memset(s.dk, 0, (size_t)(n * s.dim) * sizeof(REAL));
+    memset(s.dv, 0, (size_t)(n * s.dim_v) * sizeof(REAL));
+    for (int64_t i = 0; i < group; i++) {
+        s.head = keys->kv_head * group + i;
+        T(backward_head)(&s, keys->dq_part ? (REAL *)keys->dq_part + i * seq->n_q * s.dim : NULL);
+    }
+    T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + keys->key_first, n, s.dk, s.dim, 1);
+    T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + keys->key_first, n, s.dv, s.dim_v, 1);
+}
+
+static void T(sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
+                      int64_t chunk, const void *parts, int64_t part_stride)
+{
+    REAL sum[TE_ATTENTION_MAX_DIM];
+    int64_t dim = te_attention_pad(g->forward.q.shape[3]);
+    for (int64_t i = first; i < end; i++) {
+        memset(sum, 0, (size_t)dim * sizeof(REAL));
+        for (int64_t key = 0, part = 0; key < seq->n_kv; key += chunk, part++) {
+            int64_t key_end = key + chunk < seq->n_kv ? key + chunk : seq->n_kv;
+            if (i < te_attention_first_query(seq, key) || i >= te_attention_end_query(seq, key_end)) continue;
+            const REAL *row = (const REAL *)parts + part * part_stride + i * dim;
+            for (int64_t d = 0; d < dim; d++) sum[d] += row[d];
+        }
+        T(store_tile)(&g->dq, seq->batch, head, seq->q_start + i, 1, sum, dim, (REAL)g->forward.scale);
+    }
+}

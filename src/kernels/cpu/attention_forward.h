@@ -1,0 +1,153 @@
+/* attention_forward.h - out and lse of some queries of one head (a template; see attention_loops.h).
+ *
+ * Per block of keys: k is packed transposed, v is packed; then tiles of TE_ATTENTION_TILE queries go from scores to weights
+ * to weighted values while their scores stay in L1.
+ */
+
+/* Per-thread memory of one task, all carved from one block of scratch. */
+typedef struct T(forward_state) {
+    const te_attention     *a;
+    const te_attention_seq *seq;
+    int64_t head, dim, dim_v; /* padded */
+    REAL   *q;                /* [queries, dim], times the scale */
+    REAL   *k, *k_packed;     /* [keys, dim], [dim, keys] */
+    REAL   *v;                /* [keys, dim_v] */
+    REAL   *scores;           /* [tile, keys] */
+    REAL   *out;              /* [queries, dim_v], not yet divided by the sum */
+    REAL   *sum;              /* [queries, lanes]: sums of weights, in as many parts */
+    REAL   *top;              /* [queries]: maximum score so far */
+} T(forward_state);
+
+static int64_t T(forward_layout)(T(forward_state) *s, const te_attention *a, int64_t queries, REAL *base)
+{
+    s->a = a;
+    s->dim = te_attention_pad(a->q.shape[3]);
+    s->dim_v = te_attention_pad(a->v.shape[3]);
+    queries = te_attention_pad(queries);
+    int64_t at = 0;
+    s->q = T(carve)(base, &at, queries * s->dim);
+    s->k = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
+    s->k_packed = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
+    s->v = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim_v);
+    s->scores = T(carve)(base, &at, TE_ATTENTION_TILE * TE_ATTENTION_KEYS);
+    s->out = T(carve)(base, &at, queries * s->dim_v);
+    s->sum = T(carve)(base, &at, queries * TE_ATTENTION_LANES);
+    s->top = T(carve)(base, &at, queries);
+    return at;
+}
+
+static size_t T(forward_bytes)(const te_attention *a, int64_t queries)
+{
+    T(forward_state) s;
+    return (size_t)T(forward_layout)(&s, a, queries, NULL) * sizeof(REAL);
+}
+
+/* Turns a row of scores into weights relative to the new maximum, and brings what was summed before to it too. */
+static void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t row)
+{
+    REAL lane[16], top = s->top[row], *sum = s->sum + row * TE_ATTENTION_LANES;
+    for (int l = 0; l < 16; l++) lane[l] = p[l];
+    for (int j = 16; j < n; j += 16)
+        for (int l = 0; l < 16; l++) lane[l] = p[j + l] > lane[l] ? p[j + l] : lane[l];
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
+    if (lane[0] > top) {
+        REAL shrink = REAL_EXP(top - lane[0]), *out = s->out + row * s->dim_v;
+        s->top[row] = top = lane[0];
+        for (int l = 0; l < 16; l++) sum[l] *= shrink;
+        for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+    }
+    T(exp_row)(p, n, top == -(REAL)INFINITY ? 0 : top);
+    for (int j = 0; j < n; j += 16)
+        for (int l = 0; l < 16; l++) sum[l] += p[j + l];
+}
+
+/* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
+ * sequence. */
+static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t query, int64_t key, const block_ranges *ranges,
+                            int at, bool exact)
+{
+    T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
+    if (range.low >= range.high) return;
+    REAL *scores = s->scores;
+    float keep[TE_ATTENTION_KEYS];
+    T(gemm)(rows, scores + range.column, TE_ATTENTION_KEYS, s->q + row * s->dim, s->dim, s->k_packed + range.column,
+            TE_ATTENTION_KEYS, range.columns, s->a->q.shape[3], false);
+    for (int r = 0; r < rows; r++) {
+        REAL *p = scores + r * TE_ATTENTION_KEYS;
+        int low = ranges->low[at + r], high = ranges->high[at + r];
+        if (te_view_present(&s->a->bias)) T(add_bias)(p, s->a, s->seq, s->head, query + r, key, low, high);
+        T(fill_outside)(p, range, low, high, -(REAL)INFINITY);
+        T(softmax_row)(s, p + range.column, range.columns, row + r);
+        if (s->a->dropout > 0) {
+            dropout_row(s->a, s->seq, s->head, query + r, key + range.column, range.columns, keep);
+            T(drop)(p + range.column, keep, range.columns, s->a->dropout);
+        }
+        if (exact && low < high)
+            T(gemm)(1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v, s->dim_v,
+                    s->dim_v, high - low, true);
+    }
+    if (!exact)
+        T(gemm)(rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS, s->v + range.low * s->dim_v,
+                s->dim_v, s->dim_v, range.high - range.low, true);
+}
+
+/* All queries of the task against keys key … key + n of the sequence. */
+static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, int64_t key, int n)
+{
+    const te_attention *a = s->a;
+    const te_attention_seq *seq = s->seq;
+    int64_t kv_head = s->head / (a->q.shape[1] / a->k.shape[1]);
+    T(load_tile)(s->k, s->dim, &a->k, seq->batch, kv_head, seq->kv_start + key, n, 1);
+    T(load_tile)(s->v, s->dim_v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
+    T(transpose_tile)(s->k_packed, s->k, s->dim, n);
+    bool finite = T(tile_finite)(s->v, n * s->dim_v);
+    for (int64_t query = first; query < end; query += TE_ATTENTION_KEYS) {
+        block_ranges ranges;
+        int queries = (int)(end - query < TE_ATTENTION_KEYS ? end - query : TE_ATTENTION_KEYS);
+        find_ranges(&ranges, seq, query, queries, key, n);
+        for (int at = 0; at < queries; at += TE_ATTENTION_TILE) {
+            int rows = queries - at < TE_ATTENTION_TILE ? queries - at : TE_ATTENTION_TILE;
+            T(forward_tile)(s, query - first + at, rows, query + at, key, &ranges, at, !finite && !ranges.whole);
+        }
+    }
+}
+
+/* Divides by the sums and writes. */
+static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t end)
+{
+    const te_attention *a = s->a;
+    const te_attention_seq *seq = s->seq;
+    for (int64_t i = 0; i < end - first; i++) {
+        REAL sum = 0;
+        for (int l = 0; l < 16; l++) sum += s->sum[i * TE_ATTENTION_LANES + l];
+        T(store_tile)(&a->out, seq->batch, s->head, seq->q_start + first + i, 1, s->out + i * s->dim_v, s->dim_v,
+                      sum == 0 ? 0 : 1 / sum);
+        if (!te_view_present(&a->lse)) continue;
+        double lse = sum == 0 ? -INFINITY : (double)s->top[i] + log((double)sum);
+        void *to = lse_at(a, seq->batch, s->head, seq->q_start + first + i);
+        if (a->lse.dtype == TE_F64)
+            *(double *)to = lse;
+        else
+            *(float *)to = (float)lse;
+    }
+}
+
+static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end, void *scratch)
+{
+    T(forward_state) s;
+    T(forward_layout)(&s, a, end - first, scratch);
+    s.seq = seq;
+    s.head = head;
+    T(load_tile)(s.q, s.dim, &a->q, seq->batch, head, seq->q_start + first, (int)(end - first), (REAL)a->scale);
+    memset(s.out, 0, (size_t)((end - first) * s.dim_v) * sizeof(REAL));
+    memset(s.sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
+    for (int64_t i = 0; i < end - first; i++) s.top[i] = -(REAL)INFINITY;
+    int64_t key = te_attention_first_key(seq, first, 0, seq->n_kv) & -TE_ATTENTION_KEYS;
+    int64_t end_key = te_attention_end_key(seq, end - 1, 0, seq->n_kv);
+    for (; key < end_key; key += TE_ATTENTION_KEYS) {
+        int64_t n = seq->n_kv - key < TE_ATTENTION_KEYS ? seq->n_kv - key : TE_ATTENTION_KEYS;
+        T(forward_block)(&s, first, end, key, (int)n);
+    }
+    T(forward_finish)(&s, first, end);
+}

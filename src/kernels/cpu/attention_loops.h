@@ -1,0 +1,34 @@
+/* attention_loops.h - the attention loops for one arithmetic (a template).
+ *
+ * Parameters, undefined again at the end:
+ *      REAL, T(name)               float or double, and the suffix of what is defined here
+ *      REAL_EXP, REAL_NAME         exponential; name of the exported table
+ *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it
+ *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
+ */
+#include "attention_tile.h"
+
+#include "attention_forward.h"
+
+#include "attention_backward.h"
+
+const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
+    .element = sizeof(REAL),
+    .forward_bytes = T(forward_bytes),
+    .backward_bytes = T(backward_bytes),
+    .forward = T(forward),
+    .backward = T(backward),
+    .sum_dq = T(sum_dq),
+};
+
+#undef REAL
+#undef T
+#undef REAL_EXP
+#undef REAL_NAME
+#undef VECTOR
+#undef VLEN
+#undef V_SET
+#undef V_LOAD
+#undef V_STORE
+#undef V_FMA
+#undef MICRO_ROWS

@@ -1,0 +1,191 @@
+/* attention_tile.h - small matrix products and tile moves for the attention loops (a template; see attention_loops.h).
+ *
+ * Tiles are row-major with rows padded to a multiple of TE_ATTENTION_LANES. Every product is
+ *
+ *      c[m, n] (+)= sum over k of a(m, k) b[k, n]
+ *
+ * with b and c read along their rows by vectors and a(m, k) at a[m * a_row + k * a_k] broadcast, so that a may be used
+ * transposed for free. Each element of c is one chain of fused multiply-adds in order of k, whatever the blocking.
+ */
+
+/* `rows` and `vectors` are constants wherever this is inlined: the sums live in registers. */
+ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
+                            const REAL *b, int64_t b_row, int64_t k, bool accumulate)
+{
+    VECTOR sum[MICRO_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) sum[r][v] = accumulate ? V_LOAD(c + r * c_row + v * VLEN) : V_SET(0);
+    for (int64_t i = 0; i < k; i++) {
+        VECTOR right[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) right[v] = V_LOAD(b + i * b_row + v * VLEN);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            VECTOR left = V_SET(a[r * a_row + i * a_k]);
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++) sum[r][v] = V_FMA(left, right[v], sum[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) V_STORE(c + r * c_row + v * VLEN, sum[r][v]);
+}
+
+/* `rows` rows of c, all n columns (a multiple of TE_ATTENTION_LANES). */
+ALWAYS_INLINE void T(rows_gemm)(int rows, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k, const REAL *b,
+                                int64_t b_row, int64_t n, int64_t k, bool accumulate)
+{
+    int64_t j = 0;
+    for (; j + 2 * VLEN <= n; j += 2 * VLEN)
+        T(micro)(rows, 2, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
+    if (j < n) T(micro)(rows, 1, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
+}
+
+ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k, const REAL *b,
+                               int64_t b_row, int64_t n, int64_t k, bool accumulate)
+{
+    for (; m >= MICRO_ROWS; m -= MICRO_ROWS, c += MICRO_ROWS * c_row, a += MICRO_ROWS * a_row)
+        T(rows_gemm)(MICRO_ROWS, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
+    if (MICRO_ROWS > 4 && m >= 4) {
+        T(rows_gemm)(4, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
+        m -= 4, c += 4 * c_row, a += 4 * a_row;
+    }
+    for (; m > 0; m--, c += c_row, a += a_row)
+        T(rows_gemm)(1, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
+}
+
+/* c (+)= a b, a row-major. */
+static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, const REAL *b, int64_t b_row, int64_t n,
+                    int64_t k, bool accumulate)
+{
+    T(any_gemm)(m, c, c_row, a, a_row, 1, b, b_row, n, k, accumulate);
+}
+
+/* c += a^T b, a[k, m] a tile of scores with TE_ATTENTION_KEYS columns. */
+static void T(gemm_transposed)(int m, REAL *c, int64_t c_row, const REAL *a, const REAL *b, int64_t b_row, int64_t n, int64_t k)
+{
+    T(any_gemm)(m, c, c_row, a, 1, TE_ATTENTION_KEYS, b, b_row, n, k, true);
+}
+
+/* --- memory ----------------------------------------------------------------------------------------------------- */
+
+/* The next n elements of a block of scratch; without a base only the place is counted. */
+static REAL *T(carve)(REAL *base, int64_t *at, int64_t n)
+{
+    REAL *place = base ? base + *at : NULL;
+    *at += n;
+    return place;
+}
+
+/* --- tiles ------------------------------------------------------------------------------------------------------ */
+
+/* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. */
+static void T(load_tile)(REAL *tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first, int rows,
+                         REAL scale)
+{
+    int64_t dim = v->shape[3];
+    for (int i = 0; i < rows; i++, tile += width) {
+        const char *row = operand_row(v, batch, head, first + i);
+        const uint16_t *half = (const uint16_t *)row;
+        switch (v->dtype) {
+        case TE_F32: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
+        case TE_BF16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
+        case TE_F16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_f16_to_f32(half[d]); break;
+        default: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const double *)row)[d];
+        }
+        for (int64_t d = dim; d < width; d++) tile[d] = 0;
+    }
+}
+
+/* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
+static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *tile,
+                          int64_t width, REAL scale)
+{
+    int64_t dim = v->shape[3];
+    for (int64_t i = 0; i < rows; i++, tile += width) {
+        char *row = (char *)operand_row(v, batch, head, first + i);
+        uint16_t *half = (uint16_t *)row;
+        switch (v->dtype) {
+        case TE_F32: for (int64_t d = 0; d < dim; d++) ((float *)row)[d] = (float)(scale * tile[d]); break;
+        case TE_BF16: for (int64_t d = 0; d < dim; d++) half[d] = te_f32_to_bf16((float)(scale * tile[d])); break;
+        case TE_F16: for (int64_t d = 0; d < dim; d++) half[d] = te_f32_to_f16((float)(scale * tile[d])); break;
+        default: for (int64_t d = 0; d < dim; d++) ((double *)row)[d] = (double)(scale * tile[d]);
+        }
+    }
+}
+
+/* out[d, j] = tile[j, d] for the block's keys; columns behind `rows` are zero. */
+static void T(transpose_tile)(REAL *restrict out, const REAL *restrict tile, int64_t width, int rows)
+{
+    for (int64_t d0 = 0; d0 < width; d0 += 16)
+        for (int j0 = 0; j0 < TE_ATTENTION_KEYS; j0 += 16)
+            for (int64_t d = d0; d < d0 + 16; d++)
+                for (int j = j0; j < j0 + 16; j++) out[d * TE_ATTENTION_KEYS + j] = j < rows ? tile[j * width + d] : 0;
+}
+
+/* Whether all of a tile is finite: x * 0 is 0 for finite x alone. */
+static bool T(tile_finite)(const REAL *tile, int64_t n)
+{
+    REAL lane[16] = {0};
+    for (int64_t i = 0; i < n; i += 16)
+        for (int j = 0; j < 16; j++) lane[j] += tile[i + j] * 0;
+    REAL sum = 0;
+    for (int j = 0; j < 16; j++) sum += lane[j];
+    return sum == 0;
+}
+
+/* --- scores ----------------------------------------------------------------------------------------------------- */
+
+/* Adds the bias of query i, keys key + first … key + end of the sequence. */
+static void T(add_bias)(REAL *scores, const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t i,
+                        int64_t key, int first, int end)
+{
+    const te_view *b = &a->bias;
+    int64_t offset = seq->batch * b->stride[0] + head * b->stride[1] + (seq->q_start + i) * b->stride[2] +
+                     (seq->kv_start + key) * b->stride[3];
+    for (int j = first; j < end; j++) scores[j] += (REAL)te_load_f64(b->data, b->dtype, offset + j * b->stride[3]);
+}
+
+/* Range of a tile of `rows` rows: the keys some of its rows see, and the columns of scores that hold them. Empty when low
+ * >= high. */
+typedef struct T(tile_range) {
+    int low, high, column, columns;
+} T(tile_range);
+
+static T(tile_range) T(range_of)(const int *low, const int *high, int rows)
+{
+    T(tile_range) r = {TE_ATTENTION_KEYS, 0, 0, 0};
+    for (int i = 0; i < rows; i++) {
+        if (low[i] >= high[i]) continue;
+        if (low[i] < r.low) r.low = low[i];
+        if (high[i] > r.high) r.high = high[i];
+    }
+    r.column = r.low & -TE_ATTENTION_LANES;
+    r.columns = (int)te_attention_pad(r.high - r.column);
+    return r;
+}
+
+/* Columns of the tile outside low … high = value. */
+static inline void T(fill_outside)(REAL *p, T(tile_range) range, int low, int high, REAL value)
+{
+    int end = range.column + range.columns;
+    for (int j = range.column; j < end && j < low; j++) p[j] = value;
+    for (int j = high > range.column ? high : range.column; j < end; j++) p[j] = value;
+}
+
+/* p[j] = exp(p[j] - reference). */
+static void T(exp_row)(REAL *p, int n, REAL reference)
+{
+    for (int j = 0; j < n; j += 16)
+        for (int l = 0; l < 16; l++) p[j + l] = REAL_EXP(p[j + l] - reference);
+}
+
+/* p[j] / (1 - p), or 0 where keep[j] is 0. */
+static void T(drop)(REAL *p, const float *keep, int n, double dropout)
+{
+    REAL scale = dropout < 1.0 ? (REAL)(1.0 / (1.0 - dropout)) : 0;
+    for (int j = 0; j < n; j++) p[j] = keep[j] != 0 ? p[j] * scale : 0;
+}

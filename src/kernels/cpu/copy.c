@@ -1,0 +1,218 @@
+/* copy.c - strided, converting copies.
+ *
+ * Dimensions are first put in the order of the destination's memory and merged where both sides allow. What is left is
+ * one of three:
+ *      one contiguous run, same dtype           memcpy, cut among threads
+ *      the source is contiguous along another
+ *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
+ *      anything else                            runs along the last dimension
+ * The work is cut into units by shape alone; each element has one writer, so the number of threads changes nothing.
+ */
+#include "copy.h"
+
+#include <stdio.h>
+
+enum {
+    TILE = 64,
+    RUN = 32768,               /* elements of a long run that one unit moves */
+    PARALLEL_FROM = 1 << 15    /* elements: below this a parallel region costs more than it gains */
+};
+
+const te_copy_blocks *te_copy_blocks_of(te_exec *exec)
+{
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_copy_blocks_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_copy_blocks_avx2;
+#endif
+    (void)exec;
+    return &te_copy_blocks_portable;
+}
+
+te_value_class te_value_class_of(te_dtype dtype)
+{
+    switch (dtype) {
+    case TE_F64: return TE_CLASS_F64;
+    case TE_I64:
+    case TE_I32:
+    case TE_U8:
+    case TE_BOOL: return TE_CLASS_I64;
+    default: return TE_CLASS_F32;
+    }
+}
+
+int te_dtype_log2_size(te_dtype dtype)
+{
+    static const uint8_t log2_size[TE_DTYPE_COUNT] = {
+        [TE_F32] = 2, [TE_BF16] = 1, [TE_F16] = 1, [TE_F64] = 3, [TE_I64] = 3, [TE_I32] = 2};
+    return log2_size[dtype];
+}
+
+void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int64_t dst_stride, const void *src,
+                te_dtype src_dtype, int64_t src_stride, int64_t n)
+{
+    if (dst_dtype == src_dtype) {
+        blocks->move[te_dtype_log2_size(dst_dtype)](dst, dst_stride, src, src_stride, n);
+        return;
+    }
+    union {
+        float   f[TE_COPY_BLOCK];
+        double  d[TE_COPY_BLOCK];
+        int64_t i[TE_COPY_BLOCK];
+    } values;
+    te_load_fn load = blocks->load[src_dtype];
+    te_store_fn store = blocks->store[te_value_class_of(src_dtype)][dst_dtype];
+    for (int64_t i = 0; i < n; i += TE_COPY_BLOCK) {
+        int64_t count = n - i < TE_COPY_BLOCK ? n - i : TE_COPY_BLOCK;
+        load(&values, te_element(src, src_dtype, i * src_stride), src_stride, count);
+        store(te_element(dst, dst_dtype, i * dst_stride), dst_stride, &values, 1, count);
+    }
+}
+
+const char *te_shape_text(const te_view *view, char text[static 160])
+{
+    size_t used = (size_t)snprintf(text, 160, "[");
+    for (int i = 0; i < view->ndim && used < 130; i++)
+        used += (size_t)snprintf(text + used, 160 - used, "%s%lld", i ? ", " : "", (long long)view->shape[i]);
+    snprintf(text + used, 160 - used, "]");
+    return text;
+}
+
+/* A copy after its dimensions are ordered and merged. The last dimension (and `across`, when tiled) are the inner ones. */
+typedef struct copy_plan {
+    const te_copy_blocks *blocks;
+    te_view               dst, src;  /* equal shapes, dst strides falling */
+    int                   across;    /* dimension along which src is contiguous, -1 when not tiled */
+    int64_t               outer;     /* combinations of the dimensions that are not inner */
+    int64_t               per_outer; /* units in each */
+} copy_plan;
+
+static void plan_add_dim(copy_plan *plan, int64_t extent, int64_t dst_stride, int64_t src_stride)
+{
+    int at = plan->dst.ndim++;
+    plan->src.ndim++;
+    while (at > 0 && plan->dst.stride[at - 1] < dst_stride) {
+        plan->dst.shape[at] = plan->dst.shape[at - 1];
+        plan->dst.stride[at] = plan->dst.stride[at - 1];
+        plan->src.stride[at] = plan->src.stride[at - 1];
+        at--;
+    }
+    plan->dst.shape[at] = extent;
+    plan->dst.stride[at] = dst_stride;
+    plan->src.stride[at] = src_stride;
+}
+
+static void plan_merge(copy_plan *plan)
+{
+    te_view *d = &plan->dst, *s = &plan->src;
+    int kept = 0;
+    for (int i = 1; i < d->ndim; i++) {
+        int64_t n = d->shape[i];
+        if (d->stride[kept] == n * d->stride[i] && s->stride[kept] == n * s->stride[i])
+            d->shape[kept] *= n;
+        else
+            d->shape[++kept] = n;
+        d->stride[kept] = d->stride[i];
+        s->stride[kept] = s->stride[i];
+    }
+    d->ndim = s->ndim = kept + 1;
+    memcpy(s->shape, d->shape, sizeof s->shape);
+}
+
+static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src)
+{
+    plan->dst.data = dst->data;
+    plan->dst.dtype = dst->dtype;
+    plan->src.data = src->data;
+    plan->src.dtype = src->dtype;
+    for (int i = 0; i < dst->ndim; i++)
+        if (dst->shape[i] != 1) plan_add_dim(plan, dst->shape[i], dst->stride[i], src->stride[i]);
+    if (plan->dst.ndim == 0) plan_add_dim(plan, 1, 1, 1);
+    plan_merge(plan);
+
+    int last = plan->dst.ndim - 1;
+    plan->across = -1;
+    if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1)
+        for (int i = 0; i < last; i++)
+            if (plan->src.stride[i] == 1 && plan->dst.shape[i] >= 4) plan->across = i;
+    int64_t inner = plan->dst.shape[last];
+    if (plan->across < 0) {
+        plan->per_outer = (inner + RUN - 1) / RUN;
+    } else {
+        int64_t rows = plan->dst.shape[plan->across];
+        plan->per_outer = ((rows + TILE - 1) / TILE) * ((inner + TILE - 1) / TILE);
+        /* the tiled dimension goes next to the last one, so that the outer ones are a prefix */
+        for (int i = plan->across; i + 1 < last; i++) {
+            int64_t extent = plan->dst.shape[i], ds = plan->dst.stride[i], ss = plan->src.stride[i];
+            plan->dst.shape[i] = plan->src.shape[i] = plan->dst.shape[i + 1];
+            plan->dst.stride[i] = plan->dst.stride[i + 1];
+            plan->src.stride[i] = plan->src.stride[i + 1];
+            plan->dst.shape[i + 1] = plan->src.shape[i + 1] = extent;
+            plan->dst.stride[i + 1] = ds;
+            plan->src.stride[i + 1] = ss;
+        }
+        plan->across = last - 1;
+    }
+    plan->outer = 1;
+    for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
+}
+
+/* rows x cols of the destination, contiguous along cols; the source is contiguous along rows. */
+static void tile_convert(const copy_plan *plan, char *dst, int64_t dst_stride, const char *src, int64_t src_stride,
+                         int64_t rows, int64_t cols)
+{
+    te_dtype to = plan->dst.dtype, from = plan->src.dtype;
+    if (to == from) {
+        plan->blocks->transpose[te_dtype_log2_size(to)](dst, dst_stride, src, src_stride, rows, cols);
+        return;
+    }
+    enum { PITCH = TILE + 1 }; /* an odd pitch spreads a column over the cache's sets */
+    _Alignas(64) char values[TILE * PITCH * 8];
+    te_value_class class = te_value_class_of(from);
+    int64_t size = class == TE_CLASS_F32 ? 4 : 8;
+    for (int64_t c = 0; c < cols; c++)
+        plan->blocks->load[from](values + c * PITCH * size, te_element(src, from, c * src_stride), 1, rows);
+    for (int64_t r = 0; r < rows; r++)
+        plan->blocks->store[class][to](te_element(dst, to, r * dst_stride), 1, values + r * size, PITCH, cols);
+}
+
+static void run_unit(const copy_plan *plan, int64_t unit)
+{
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int last = d->ndim - 1, n_outer = plan->across < 0 ? last : plan->across;
+    int64_t outer = unit / plan->per_outer, part = unit % plan->per_outer;
+    char *dst = te_element(d->data, d->dtype, te_offset_of(d, n_outer, outer));
+    const char *src = te_element(s->data, s->dtype, te_offset_of(s, n_outer, outer));
+    int64_t inner = d->shape[last];
+    if (plan->across < 0) {
+        int64_t at = part * RUN, n = inner - at < RUN ? inner - at : RUN;
+        te_convert(plan->blocks, te_element(dst, d->dtype, at * d->stride[last]), d->dtype, d->stride[last],
+                   te_element(src, s->dtype, at * s->stride[last]), s->dtype, s->stride[last], n);
+        return;
+    }
+    int64_t tiles = (inner + TILE - 1) / TILE, row = part / tiles * TILE, col = part % tiles * TILE;
+    int64_t rows = d->shape[plan->across] - row, cols = inner - col;
+    int64_t dst_stride = d->stride[plan->across], src_stride = s->stride[last];
+    tile_convert(plan, te_element(dst, d->dtype, row * dst_stride + col), dst_stride,
+                 te_element(src, s->dtype, row + col * src_stride), src_stride, rows < TILE ? rows : TILE,
+                 cols < TILE ? cols : TILE);
+}
+
+te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
+{
+    bool same = dst->ndim == src->ndim;
+    for (int i = 0; same && i < dst->ndim; i++) same = dst->shape[i] == src->shape[i];
+    if (!same) {
+        char a[160], b[160];
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "copy: destination %s and source %s differ in shape",
+                            te_shape_text(dst, a), te_shape_text(src, b));
+    }
+    int64_t numel = te_view_numel(dst);
+    if (numel == 0) return TE_OK;
+    copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
+    plan_make(&plan, dst, src);
+    int64_t units = plan.outer * plan.per_outer;
+    int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t unit = 0; unit < units; unit++) run_unit(&plan, unit);
+    return TE_OK;
+}

@@ -1,0 +1,69 @@
+/* copy.h - moving and converting short runs of elements: the inner loops behind copy, embedding, index and select.
+ *
+ * A conversion goes through a *class* of values that holds every element of the source exactly:
+ *
+ *      f32, bf16, f16, fp8  -> TE_CLASS_F32  float
+ *      f64                  -> TE_CLASS_F64  double
+ *      i64, i32, u8, bool   -> TE_CLASS_I64  int64_t
+ *
+ * Ten loaders and thirty storers replace a hundred pairs; a block of values stays in L1 between the two. Storing follows
+ * the rules of row programs: floats narrow to the nearest (by way of float32), integers take the integer part and
+ * saturate, NaN becomes 0, bool is `!= 0`.
+ */
+#ifndef TE_KERNELS_CPU_COPY_H
+#define TE_KERNELS_CPU_COPY_H
+
+#include "cpu.h"
+
+typedef enum te_value_class { TE_CLASS_F32, TE_CLASS_F64, TE_CLASS_I64, TE_CLASS_COUNT } te_value_class;
+
+enum { TE_COPY_BLOCK = 256 }; /* values converted at a time by te_convert */
+
+/* Strides count elements. */
+typedef void (*te_load_fn)(void *values, const void *src, int64_t stride, int64_t n);
+typedef void (*te_store_fn)(void *dst, int64_t stride, const void *values, int64_t value_stride, int64_t n);
+typedef void (*te_move_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n);
+
+/* dst[r * dst_stride + c] = src[c * src_stride + r] for r < rows, c < cols. */
+typedef void (*te_transpose_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,
+                                int64_t cols);
+
+typedef struct te_copy_blocks {
+    te_load_fn      load[TE_DTYPE_COUNT];
+    te_store_fn     store[TE_CLASS_COUNT][TE_DTYPE_COUNT];
+    te_move_fn      move[4];      /* elements of 1, 2, 4, 8 bytes, bits unchanged */
+    te_transpose_fn transpose[4]; /* the same for tiles */
+} te_copy_blocks;
+
+extern const te_copy_blocks te_copy_blocks_portable, te_copy_blocks_avx2, te_copy_blocks_avx512;
+
+/* copy.c */
+const te_copy_blocks *te_copy_blocks_of(te_exec *exec);
+te_value_class        te_value_class_of(te_dtype dtype);
+int                   te_dtype_log2_size(te_dtype dtype);
+
+/* n elements of any two dtypes. */
+void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int64_t dst_stride, const void *src,
+                te_dtype src_dtype, int64_t src_stride, int64_t n);
+
+/* Address of element `offset` of a view's memory. */
+static inline char *te_element(const void *data, te_dtype dtype, int64_t offset)
+{
+    return (char *)data + offset * ((int64_t)1 << te_dtype_log2_size(dtype));
+}
+
+/* Offset of the row-major `index` over the first `ndim` dimensions of a view. */
+static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
+{
+    int64_t offset = 0;
+    for (int i = ndim - 1; i >= 0; i--) {
+        offset += index % view->shape[i] * view->stride[i];
+        index /= view->shape[i];
+    }
+    return offset;
+}
+
+/* "[2, 3, 4]" into text, for messages. Returns text. */
+const char *te_shape_text(const te_view *view, char text[static 160]);
+
+#endif

@@ -1,0 +1,157 @@
+/* embedding.c - rows of a table by id, and their gradient.
+ *
+ * Backward orders the positions by id with a stable radix sort; then every (id, column range) has one owner, who adds
+ * the rows of that id in the order of their positions. So nothing is written twice at the same time, the order of
+ * additions is fixed, and one id that owns all positions is still spread over threads by columns.
+ */
+#include "copy.h"
+
+enum {
+    COLUMNS = 256,          /* width of a column range */
+    PARALLEL_FROM = 1 << 14 /* elements */
+};
+
+static int64_t id_at(const te_view *ids, int64_t position)
+{
+    int64_t offset = te_offset_of(ids, ids->ndim, position);
+    return ids->dtype == TE_I64 ? ((const int64_t *)ids->data)[offset] : ((const int32_t *)ids->data)[offset];
+}
+
+/* rows: out or dy, of ids' shape with the table's width appended. */
+static te_status check_operands(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
+                                const te_view *ids)
+{
+    char a[160], b[160], c[160];
+    bool fits = table->ndim == 2 && rows->ndim == ids->ndim + 1 && rows->shape[ids->ndim] == table->shape[1];
+    for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
+                            te_shape_text(rows, a), te_shape_text(table, b), te_shape_text(ids, c));
+    if (ids->dtype != TE_I32 && ids->dtype != TE_I64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
+    int64_t n = te_view_numel(ids);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = id_at(ids, i);
+        if (id < 0 || id >= table->shape[0])
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: id %lld at position %lld is outside 0 to %lld", op,
+                                (long long)id, (long long)i, (long long)table->shape[0] - 1);
+    }
+    return TE_OK;
+}
+
+te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
+{
+    te_status status = check_operands(exec, "embedding", out, table, ids);
+    if (status != TE_OK) return status;
+    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
+    int64_t n = te_view_numel(ids), width = table->shape[1];
+    int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t i = 0; i < n; i++)
+        te_convert(blocks, te_element(out->data, out->dtype, te_offset_of(out, ids->ndim, i)), out->dtype,
+                   out->stride[ids->ndim], te_element(table->data, table->dtype, id_at(ids, i) * table->stride[0]),
+                   table->dtype, table->stride[1], width);
+    return TE_OK;
+}
+
+/* --- backward --------------------------------------------------------------------------------------------------- */
+
+typedef struct id_position {
+    int64_t id, position;
+} id_position;
+
+/* Stable sort by id, 11 bits a pass. The result is in a or b; returned. */
+static id_position *sort_by_id(id_position *a, id_position *b, int64_t n, int64_t bound)
+{
+    enum { BITS = 11, BUCKETS = 1 << BITS };
+    int64_t start[BUCKETS];
+    for (int shift = 0; shift < 63 && (bound - 1) >> shift != 0; shift += BITS) {
+        memset(start, 0, sizeof start);
+        for (int64_t i = 0; i < n; i++) start[a[i].id >> shift & (BUCKETS - 1)]++;
+        int64_t sum = 0;
+        for (int i = 0; i < BUCKETS; i++) {
+            int64_t count = start[i];
+            start[i] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < n; i++) b[start[a[i].id >> shift & (BUCKETS - 1)]++] = a[i];
+        id_position *swap = a;
+        a = b;
+        b = swap;
+    }
+    return a;
+}
+
+typedef struct scatter {
+    const te_copy_blocks *blocks;
+    const te_view        *dtable, *dy;
+    const id_position    *sorted;
+} scatter;
+
+/* dtable[id, column … column + width) += the rows at sorted[first … end), in that order; float32 sums (float64 when the
+ * table is), rounded once to the table's dtype. */
+static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t column, int64_t width)
+{
+    const te_view *t = s->dtable, *dy = s->dy;
+    bool wide = t->dtype == TE_F64;
+    te_dtype sum_dtype = wide ? TE_F64 : TE_F32;
+    union {
+        float  f[COLUMNS];
+        double d[COLUMNS];
+    } sum, row;
+    void *target = te_element(t->data, t->dtype, s->sorted[first].id * t->stride[0] + column * t->stride[1]);
+    te_convert(s->blocks, &sum, sum_dtype, 1, target, t->dtype, t->stride[1], width);
+    int64_t stride = dy->stride[dy->ndim - 1];
+    for (int64_t i = first; i < end; i++) {
+        int64_t offset = te_offset_of(dy, dy->ndim - 1, s->sorted[i].position) + column * stride;
+        const void *from = te_element(dy->data, dy->dtype, offset);
+        if (dy->dtype != sum_dtype || stride != 1) {
+            te_convert(s->blocks, &row, sum_dtype, 1, from, dy->dtype, stride, width);
+            from = &row;
+        }
+        if (wide)
+            for (int64_t c = 0; c < width; c++) sum.d[c] += ((const double *)from)[c];
+        else
+            for (int64_t c = 0; c < width; c++) sum.f[c] += ((const float *)from)[c];
+    }
+    te_convert(s->blocks, target, t->dtype, t->stride[1], &sum, sum_dtype, 1, width);
+}
+
+/* Writes where each group of equal ids starts, and n behind the last; returns the number of groups. */
+static int64_t find_groups(const id_position *sorted, int64_t n, int64_t *groups)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (i == 0 || sorted[i].id != sorted[i - 1].id) groups[count++] = i;
+    groups[count] = n;
+    return count;
+}
+
+te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
+{
+    te_status status = check_operands(exec, "embedding backward", dy, dtable, ids);
+    if (status != TE_OK) return status;
+    int64_t n = te_view_numel(ids), width = dtable->shape[1];
+    if (n == 0 || width == 0) return TE_OK;
+    if (te_value_class_of(dtable->dtype) == TE_CLASS_I64 || te_value_class_of(dy->dtype) == TE_CLASS_I64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
+
+    size_t bytes = (size_t)n * 2 * sizeof(id_position) + (size_t)(n + 1) * sizeof(int64_t);
+    id_position *pairs = exec->scratch(exec, bytes);
+    if (!pairs) return TE_ERROR_MEMORY;
+    int64_t *groups = (int64_t *)(pairs + 2 * n);
+    for (int64_t i = 0; i < n; i++) pairs[i] = (id_position){id_at(ids, i), i};
+    const id_position *sorted = sort_by_id(pairs, pairs + n, n, dtable->shape[0]);
+    int64_t n_groups = find_groups(sorted, n, groups);
+
+    scatter s = {te_copy_blocks_of(exec), dtable, dy, sorted};
+    int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
+    int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 8) if (threads > 1)
+    for (int64_t unit = 0; unit < n_groups * ranges; unit++) {
+        int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
+        add_rows(&s, groups[group], groups[group + 1], column, width - column < COLUMNS ? width - column : COLUMNS);
+    }
+    exec->scratch_free(exec, pairs);
+    return TE_OK;
+}

@@ -1,0 +1,250 @@
+/* gemm.c - the CPU's matrix product: checks, the normal form of a problem, and the choice of an implementation. */
+#include "../dtype.h"
+#include "gemm.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* --- state ---------------------------------------------------------------------------------------------------------- */
+
+static void state_release(te_exec *exec, void *gemm) { te_mem_free(exec->mem, gemm, sizeof(te_gemm_state)); }
+
+te_gemm_state *te_gemm_state_get(te_exec *exec)
+{
+    te_cpu_device *device = te_cpu(exec);
+    if (device->gemm) return device->gemm;
+    te_gemm_state *state = te_mem_zalloc(exec->mem, sizeof *state);
+    if (!state) {
+        te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory for its caches");
+        return NULL;
+    }
+    state->isa = &te_gemm_isa_portable;
+#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+    if (device->isa == TE_CPU_AVX2) state->isa = &te_gemm_isa_avx2;
+    if (device->isa == TE_CPU_AVX512) state->isa = &te_gemm_isa_avx512;
+    state->bf16_pairs = state->isa->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
+#endif
+    device->gemm = state;
+    device->gemm_release = state_release;
+    return state;
+}
+
+/* --- checks --------------------------------------------------------------------------------------------------------- */
+
+static bool is_float(te_dtype dtype)
+{
+    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64;
+}
+
+/* "[2, 3, 4]" */
+static const char *shape_text(const te_view *v, char text[static 128])
+{
+    int length = snprintf(text, 128, "[");
+    for (int i = 0; i < v->ndim && length < 100; i++)
+        length += snprintf(text + length, 128 - length, "%s%lld", i ? ", " : "", (long long)v->shape[i]);
+    snprintf(text + length, 128 - length, "]");
+    return text;
+}
+
+static te_status fail_shapes(te_exec *exec, const te_gemm *g)
+{
+    char a[128], b[128], c[128];
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: shapes %s and %s do not give %s", shape_text(&g->a, a),
+                        shape_text(&g->b, b), shape_text(&g->c, c));
+}
+
+static te_status check_shapes(te_exec *exec, const te_gemm *g)
+{
+    int d = g->c.ndim;
+    if (d < 2 || d > TE_MAX_DIMS || g->a.ndim != d || g->b.ndim != d) return fail_shapes(exec, g);
+    if (g->a.shape[d - 2] != g->c.shape[d - 2] || g->b.shape[d - 1] != g->c.shape[d - 1] ||
+        g->a.shape[d - 1] != g->b.shape[d - 2])
+        return fail_shapes(exec, g);
+    for (int i = 0; i < d - 2; i++)
+        if (g->a.shape[i] != g->c.shape[i] || g->b.shape[i] != g->c.shape[i]) return fail_shapes(exec, g);
+
+    char text[128], other[128];
+    if (te_view_present(&g->bias) && (g->bias.ndim != 1 || g->bias.shape[0] != g->c.shape[d - 1]))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: bias has shape %s, expected [%lld]",
+                            shape_text(&g->bias, text), (long long)g->c.shape[d - 1]);
+    if (te_view_present(&g->aux) &&
+        (g->aux.ndim != d || memcmp(g->aux.shape, g->c.shape, d * sizeof *g->c.shape) != 0))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: aux has shape %s, the result %s",
+                            shape_text(&g->aux, text), shape_text(&g->c, other));
+    return TE_OK;
+}
+
+static te_status check_values(te_exec *exec, const te_gemm *g)
+{
+    te_dtype in = g->a.dtype, out = g->c.dtype;
+    if (!is_float(in) || g->b.dtype != in || (out != in && out != TE_F32))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported", te_dtype_name(in),
+                            te_dtype_name(g->b.dtype), te_dtype_name(out));
+    if (te_view_present(&g->bias) && !is_float(g->bias.dtype))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: bias has dtype %s", te_dtype_name(g->bias.dtype));
+    if (te_view_present(&g->aux) && g->aux.dtype != out)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: aux has dtype %s, the result %s",
+                            te_dtype_name(g->aux.dtype), te_dtype_name(out));
+    if (g->beta != 0 && g->beta != 1)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
+    if ((unsigned)g->activation > TE_ACT_GELU)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: activation %d is unknown", (int)g->activation);
+    if (g->a.quant || g->b.quant || g->c.quant)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: the CPU multiplies plain values, not quantized ones");
+    return TE_OK;
+}
+
+/* --- the normal form ------------------------------------------------------------------------------------------------ */
+
+static te_gemm_matrix matrix_of(const te_view *v, int ndim)
+{
+    if (!te_view_present(v)) return (te_gemm_matrix){0};
+    return (te_gemm_matrix){v->data, v->dtype, v->stride[ndim - 2], v->stride[ndim - 1]};
+}
+
+/* Adds a batch dimension inside the ones there are, joined to the last where one step of it is a whole run of the new one. */
+static void push_batch(te_gemm_problem *p, int64_t extent, const int64_t stride[4])
+{
+    if (extent == 1) return;
+    int last = p->batch_dims - 1;
+    bool joins = last >= 0;
+    for (int i = 0; joins && i < 4; i++) joins = p->batch_stride[i][last] == extent * stride[i];
+    if (joins) p->batch_shape[last] *= extent;
+    else p->batch_shape[p->batch_dims++] = extent;
+    for (int i = 0; i < 4; i++) p->batch_stride[i][p->batch_dims - 1] = stride[i];
+}
+
+/* A batch of products with one b whose rows follow each other is one tall product. */
+static void merge_batch_into_rows(te_gemm_problem *p)
+{
+    te_gemm_matrix *rows[4] = {&p->a, NULL, &p->c, p->aux.data ? &p->aux : NULL};
+    while (p->batch_dims > 0) {
+        int last = p->batch_dims - 1;
+        if (p->batch_stride[1][last] != 0) return;
+        for (int i = 0; i < 4; i++)
+            if (rows[i] && p->m > 1 && p->batch_stride[i][last] != p->m * rows[i]->rs) return;
+        for (int i = 0; i < 4; i++)
+            if (rows[i] && p->m == 1) rows[i]->rs = p->batch_stride[i][last];
+        p->m *= p->batch_shape[last];
+        p->batches /= p->batch_shape[last];
+        p->batch_dims--;
+    }
+}
+
+static void swap_matrices(te_gemm_matrix *x, te_gemm_matrix *y)
+{
+    te_gemm_matrix t = *x;
+    *x = *y;
+    *y = t;
+}
+
+static void transpose_matrix(te_gemm_matrix *x)
+{
+    int64_t t = x->rs;
+    x->rs = x->cs;
+    x->cs = t;
+}
+
+/* c^T = b^T a^T */
+static void transpose_problem(te_gemm_problem *p)
+{
+    int64_t m = p->m, strides[TE_GEMM_BATCH_DIMS];
+    uint64_t key = p->a_key;
+    p->m = p->n;
+    p->n = m;
+    p->a_key = p->b_key;
+    p->b_key = key;
+    swap_matrices(&p->a, &p->b);
+    transpose_matrix(&p->a);
+    transpose_matrix(&p->b);
+    transpose_matrix(&p->c);
+    transpose_matrix(&p->aux);
+    memcpy(strides, p->batch_stride[0], sizeof strides);
+    memcpy(p->batch_stride[0], p->batch_stride[1], sizeof strides);
+    memcpy(p->batch_stride[1], strides, sizeof strides);
+    p->bias_by_row = !p->bias_by_row;
+}
+
+te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem *p)
+{
+    te_status status = check_shapes(exec, g);
+    if (status == TE_OK) status = check_values(exec, g);
+    if (status != TE_OK) return status;
+
+    int d = g->c.ndim;
+    *p = (te_gemm_problem){.m = g->c.shape[d - 2], .n = g->c.shape[d - 1], .k = g->a.shape[d - 1], .bias = g->bias,
+                           .a = matrix_of(&g->a, d), .b = matrix_of(&g->b, d), .c = matrix_of(&g->c, d),
+                           .aux = matrix_of(&g->aux, d), .activation = g->activation, .alpha = g->alpha,
+                           .accumulate = g->beta == 1, .a_key = g->a_key, .b_key = g->b_key, .batches = 1};
+    for (int i = 0; i < d - 2; i++) {
+        int64_t aux = te_view_present(&g->aux) ? g->aux.stride[i] : 0;
+        push_batch(p, g->c.shape[i], (int64_t[4]){g->a.stride[i], g->b.stride[i], g->c.stride[i], aux});
+        p->batches *= g->c.shape[i];
+    }
+    if (p->m == 0 || p->n == 0 || p->batches == 0) return TE_OK;
+    merge_batch_into_rows(p);
+    bool one_column = p->n == 1 && p->m > 1;
+    if (p->c.rs == 1 && (p->c.cs != 1 || one_column) && p->m > 1) transpose_problem(p);
+    return TE_OK;
+}
+
+/* --- the choice ----------------------------------------------------------------------------------------------------- */
+
+enum { SMALL_MACS = 128 << 10 };
+
+static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
+{
+    (void)exec;
+    double macs = (double)p->m * (double)p->n * (double)(p->k + 1) * (double)p->batches;
+    return macs > SMALL_MACS ? "large enough to share or to hand over" : NULL;
+}
+
+static const char *decline_nothing(te_exec *exec, const te_gemm_problem *p)
+{
+    (void)exec;
+    (void)p;
+    return NULL;
+}
+
+const te_gemm_impl te_gemm_impls[] = {
+    {"small", decline_large, te_gemm_blocked_run},
+#ifdef TE_WITH_ONEDNN
+    {"onednn", te_gemm_onednn_decline, te_gemm_onednn_run},
+#endif
+    {"blocked", decline_nothing, te_gemm_blocked_run},
+    {NULL, NULL, NULL},
+};
+
+const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *p, const char *reasons[TE_GEMM_IMPLS])
+{
+    const te_gemm_impl *impl = te_gemm_impls;
+    for (int i = 0;; i++, impl++) {
+        const char *reason = impl->decline(exec, p);
+        if (reasons) reasons[i] = reason;
+        if (!reason) return impl;
+    }
+}
+
+te_status te_cpu_gemm(te_exec *exec, const te_gemm *gemm)
+{
+    te_gemm_problem p;
+    te_status status = te_gemm_problem_make(exec, gemm, &p);
+    if (status != TE_OK || p.m == 0 || p.n == 0 || p.batches == 0) return status;
+    if (!te_gemm_state_get(exec)) return TE_ERROR_MEMORY;
+    return te_gemm_choose(exec, &p, NULL)->run(exec, &p);
+}
+
+te_status te_cpu_gemm_with(te_exec *exec, const char *name, const te_gemm *gemm)
+{
+    te_gemm_problem p;
+    te_status status = te_gemm_problem_make(exec, gemm, &p);
+    if (status != TE_OK || p.m == 0 || p.n == 0 || p.batches == 0) return status;
+    if (!te_gemm_state_get(exec)) return TE_ERROR_MEMORY;
+    for (const te_gemm_impl *impl = te_gemm_impls; impl->name; impl++) {
+        if (strcmp(impl->name, name) != 0) continue;
+        const char *reason = impl->decline(exec, &p);
+        if (reason) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: %s declines: %s", name, reason);
+        return impl->run(exec, &p);
+    }
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: no implementation %s in this build", name);
+}

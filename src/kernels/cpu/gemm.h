@@ -1,0 +1,142 @@
+/* gemm.h - how the CPU's matrix product is put together.
+ *
+ *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c)
+ *        small                one thread, workspace on the stack: the call costs less than a microsecond
+ *        onednn               the library, where it is there and is the faster one (gemm_onednn.c)
+ *        blocked              our own kernel: accepts everything (gemm_blocked.c)
+ *
+ * The implementations stand in this order in one table; the first that accepts a problem runs it, and one that declines
+ * says why. An element of c is one chain of additions over k in an order that depends on the shape alone, never on how
+ * many threads share the work: threads divide m and n, not k.
+ *
+ * Our own kernel computes c in tiles of mr x nr from packed panels. A *word* is what one step of the inner loop consumes
+ * per row of a and column of b: one float, one double, or a pair of bfloat16 that are neighbours along k.
+ *
+ *      panel of a:  word [w][i], i < mr        panel of b:  word [w][j], j < nr        tile of sums:  [i][j]
+ *
+ * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512, float32 and float64) the
+ * instruction sets agree in every bit; the portable copy rounds products and pairs of bfloat16 are added as pairs, so
+ * these agree within rounding, as sums do everywhere.
+ */
+#ifndef TE_KERNELS_CPU_GEMM_H
+#define TE_KERNELS_CPU_GEMM_H
+
+#include "cpu.h"
+
+/* A matrix in memory; strides in elements. */
+typedef struct te_gemm_matrix {
+    char    *data;
+    te_dtype dtype;
+    int64_t  rs, cs;
+} te_gemm_matrix;
+
+enum { TE_GEMM_BATCH_DIMS = TE_MAX_DIMS - 2 };
+
+/* A checked product. The unit stride of c, if it has one, is in its columns: c^T = b^T a^T is computed where it is in the
+ * rows, and the bias then runs along the rows. Batch dimensions are merged as far as strides allow. */
+typedef struct te_gemm_problem {
+    int64_t        m, n, k;
+    te_gemm_matrix a, b, c, aux; /* aux.data NULL: absent; of the first batch */
+    te_view        bias;         /* absent or one-dimensional */
+    bool           bias_by_row;
+    te_activation  activation;
+    float          alpha;
+    bool           accumulate; /* beta is 1 */
+    uint64_t       a_key, b_key;
+    int            batch_dims;
+    int64_t        batches; /* product of batch_shape */
+    int64_t        batch_shape[TE_GEMM_BATCH_DIMS];
+    int64_t        batch_stride[4][TE_GEMM_BATCH_DIMS]; /* of a, b, c, aux */
+} te_gemm_problem;
+
+/* --- what an instruction set supplies (isa/gemm_*.c) --------------------------------------------------------------- */
+
+/* Rows of c on the way out: c = act(alpha * sum + bias) + (accumulate ? c : 0). An activation is applied to the value as
+ * it would be stored, so that the result is the one of separate operations. */
+typedef struct te_gemm_finish {
+    te_gemm_matrix c, aux;
+    const void    *bias; /* float (double when c is float64), or NULL */
+    bool           bias_by_row;
+    te_activation  activation;
+    float          alpha;
+    bool           accumulate;
+} te_gemm_finish;
+
+/* How elements become words. */
+typedef enum te_gemm_word {
+    TE_GEMM_WORD_F32,      /* float32 as it is */
+    TE_GEMM_WORD_BF16,     /* bfloat16 widened to float32 */
+    TE_GEMM_WORD_F16,      /* float16 widened to float32 */
+    TE_GEMM_WORD_BF16PAIR, /* two bfloat16 along k; an odd last one is paired with 0 */
+    TE_GEMM_WORD_F64
+} te_gemm_word;
+
+/* Packs `extent` lines (rows of a, columns of b) of k elements into one panel `width` words wide and fills lines that are
+ * not there with zeros. Strides in bytes: from line to line, and along k. */
+typedef struct te_gemm_pack {
+    te_gemm_word word;
+    const char  *src;
+    int64_t      line_stride, k_stride;
+    int64_t      k;
+    int          extent, width;
+} te_gemm_pack;
+
+/* sums = (first ? 0 : sums) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b is a
+ * panel. */
+typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *sums, bool first);
+
+enum { TE_GEMM_MAX_ROWS = 8, TE_GEMM_MAX_VECTORS = 3 };
+
+typedef struct te_gemm_kernel {
+    int mr, nr, lanes; /* lanes: columns per vector; nr = vectors * lanes */
+    int word_bytes, sum_bytes, k_per_word;
+    te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS]; /* [rows - 1][vectors - 1], so that narrow edges cost less */
+    /* Writes rows x cols sums (nr apart from row to row) to c at (row, col). */
+    void (*finish)(const te_gemm_finish *, const void *sums, int nr, int64_t row, int64_t col, int rows, int cols);
+} te_gemm_kernel;
+
+typedef struct te_gemm_isa {
+    te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
+    void (*pack)(const te_gemm_pack *, void *panel);
+} te_gemm_isa;
+
+#ifdef TE_ISA
+void TE_ISA_NAME(te_gemm_pack_panel)(const te_gemm_pack *, void *panel);
+void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
+void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
+#endif
+
+extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
+
+/* --- implementations ------------------------------------------------------------------------------------------------ */
+
+/* Behind te_cpu_device.gemm. */
+typedef struct te_gemm_state {
+    const te_gemm_isa *isa;
+    bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
+    bool amx;        /* … and has tiles for it, which only oneDNN uses */
+    struct te_gemm_cache  *packed; /* packed weights */
+    struct te_gemm_onednn *onednn; /* primitives */
+} te_gemm_state;
+
+typedef struct te_gemm_impl {
+    const char *name;
+    const char *(*decline)(te_exec *, const te_gemm_problem *); /* NULL: accepts; else why not */
+    te_status (*run)(te_exec *, const te_gemm_problem *);
+} te_gemm_impl;
+
+/* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what each
+ * entry said (NULL for the one taken and those after it). */
+extern const te_gemm_impl te_gemm_impls[];
+enum { TE_GEMM_IMPLS = 3 };
+const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
+
+te_status te_gemm_problem_make(te_exec *exec, const te_gemm *gemm, te_gemm_problem *problem);
+te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: memory is exhausted */
+
+/* te_cpu_gemm with an implementation of the caller's choice, by name; declining is TE_ERROR_UNSUPPORTED. For tests and
+ * benchmarks. */
+te_status te_cpu_gemm_with(te_exec *exec, const char *impl, const te_gemm *gemm);
+
+te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
+#endif

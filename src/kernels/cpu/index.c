@@ -1,0 +1,170 @@
+/* index.c - gather and scatter_add along one dimension.
+ *
+ * All indices are checked before anything is written. scatter_add gives every slice across `dim` to one thread, which adds
+ * in the order of the indices; where there are too few slices, threads own ranges of the target instead. Either way the
+ * additions to one element happen in index order, whatever the number of threads.
+ */
+#include "copy.h"
+
+enum { PARALLEL_FROM = 1 << 14 }; /* elements */
+
+static int64_t index_at(const te_view *index, int64_t offset)
+{
+    return index->dtype == TE_I64 ? ((const int64_t *)index->data)[offset] : ((const int32_t *)index->data)[offset];
+}
+
+/* The walk over index's elements: outer dimensions, then the inner row, which is the last dimension. */
+typedef struct walk {
+    const te_view *whole, *part, *index; /* `whole` is indexed along dim; part has index's shape */
+    int            dim;
+    int64_t        row; /* extent of the last dimension */
+} walk;
+
+static te_status check_shapes(te_exec *exec, const char *op, const walk *w)
+{
+    const te_view *whole = w->whole, *part = w->part, *index = w->index;
+    char a[160], b[160], c[160];
+    bool fits = whole->ndim == index->ndim && part->ndim == index->ndim && w->dim >= 0 && w->dim < index->ndim;
+    for (int i = 0; fits && i < index->ndim; i++)
+        fits = part->shape[i] == index->shape[i] && (i == w->dim || index->shape[i] <= whole->shape[i]);
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, w->dim,
+                            te_shape_text(whole, a), te_shape_text(part, b), te_shape_text(index, c));
+    if (index->dtype != TE_I32 && index->dtype != TE_I64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
+    if (whole->dtype != part->dtype)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: both operands must have the same dtype", op);
+    return TE_OK;
+}
+
+static te_status check_indices(te_exec *exec, const char *op, const walk *w)
+{
+    const te_view *index = w->index;
+    int64_t bound = w->whole->shape[w->dim], rows = te_view_numel(index) / w->row;
+    int last = index->ndim - 1;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t offset = te_offset_of(index, last, r);
+        for (int64_t i = 0; i < w->row; i++) {
+            int64_t at = index_at(index, offset + i * index->stride[last]);
+            if (at < 0 || at >= bound)
+                return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
+                                    (long long)at, (long long)(r * w->row + i), (long long)bound - 1);
+        }
+    }
+    return TE_OK;
+}
+
+/* Offset into `whole` of row r without its coordinate along dim (and along the last dimension). */
+static int64_t whole_offset(const walk *w, int64_t r)
+{
+    int64_t offset = 0;
+    for (int i = w->index->ndim - 2; i >= 0; i--) {
+        if (i != w->dim) offset += r % w->index->shape[i] * w->whole->stride[i];
+        r /= w->index->shape[i];
+    }
+    return offset;
+}
+
+#define GATHER_ROW(type)                                                                                              \
+    for (int64_t i = 0; i < w->row; i++)                                                                              \
+        ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                    \
+            ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
+
+static void gather_row(const walk *w, int64_t r)
+{
+    int last = w->index->ndim - 1;
+    int64_t from = whole_offset(w, r), to = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
+    int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
+    switch (te_dtype_log2_size(w->whole->dtype)) {
+    case 0: GATHER_ROW(uint8_t); break;
+    case 1: GATHER_ROW(uint16_t); break;
+    case 2: GATHER_ROW(uint32_t); break;
+    default: GATHER_ROW(uint64_t); break;
+    }
+}
+
+te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
+{
+    walk w = {.whole = src, .part = out, .index = index, .dim = dim};
+    te_status status = check_shapes(exec, "gather", &w);
+    int64_t numel = te_view_numel(index);
+    if (status != TE_OK || numel == 0) return status;
+    w.row = index->shape[index->ndim - 1];
+    status = check_indices(exec, "gather", &w);
+    if (status != TE_OK) return status;
+    int threads = numel < PARALLEL_FROM ? 1 : exec->threads;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t r = 0; r < numel / w.row; r++) gather_row(&w, r);
+    return TE_OK;
+}
+
+/* --- scatter_add ------------------------------------------------------------------------------------------------ */
+
+/* What one owner adds in a row: elements first … end of the last dimension whose target along dim is in low … high. */
+typedef struct share {
+    int64_t first, end, low, high;
+} share;
+
+/* dst += src, one element, in the arithmetic of its dtype. */
+static void add_element(const te_copy_blocks *blocks, te_dtype dtype, void *dst, const void *src)
+{
+    switch (dtype) {
+    case TE_F32: *(float *)dst += *(const float *)src; return;
+    case TE_F64: *(double *)dst += *(const double *)src; return;
+    case TE_I64: *(int64_t *)dst = (int64_t)(*(uint64_t *)dst + *(const uint64_t *)src); return;
+    case TE_I32: *(int32_t *)dst = (int32_t)(*(uint32_t *)dst + *(const uint32_t *)src); return;
+    case TE_U8: *(uint8_t *)dst = (uint8_t)(*(uint8_t *)dst + *(const uint8_t *)src); return;
+    default: break;
+    }
+    float a, b;
+    blocks->load[dtype](&a, dst, 1, 1);
+    blocks->load[dtype](&b, src, 1, 1);
+    a += b;
+    blocks->store[TE_CLASS_F32][dtype](dst, 1, &a, 1, 1);
+}
+
+static void scatter_row(const te_copy_blocks *blocks, const walk *w, int64_t r, const share *s)
+{
+    int last = w->index->ndim - 1;
+    te_dtype dtype = w->whole->dtype;
+    int64_t to = whole_offset(w, r), from = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
+    int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
+    for (int64_t i = s->first; i < s->end; i++) {
+        int64_t target = index_at(w->index, at + i * w->index->stride[last]);
+        if (target < s->low || target >= s->high) continue;
+        add_element(blocks, dtype, te_element(w->whole->data, dtype, to + i * step + target * along),
+                    te_element(w->part->data, dtype, from + i * w->part->stride[last]));
+    }
+}
+
+te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+{
+    walk w = {.whole = dst, .part = src, .index = index, .dim = dim};
+    te_status status = check_shapes(exec, "scatter_add", &w);
+    int64_t numel = te_view_numel(index);
+    if (status != TE_OK || numel == 0) return status;
+    if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");
+    w.row = index->shape[index->ndim - 1];
+    status = check_indices(exec, "scatter_add", &w);
+    if (status != TE_OK) return status;
+
+    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
+    int64_t rows = numel / w.row, extent = dst->shape[dim];
+    /* Rows are independent of each other when dim is the last dimension, columns when it is not. */
+    bool by_row = dim == index->ndim - 1, by_column = !by_row && w.row >= 16;
+    int64_t shares = numel < PARALLEL_FROM ? 1 : exec->threads;
+    by_row = by_row && rows >= shares;
+#pragma omp parallel for num_threads((int)shares) schedule(static) if (shares > 1)
+    for (int64_t i = 0; i < shares; i++) {
+        share s = {0, w.row, 0, extent};
+        int64_t *first = by_column ? &s.first : &s.low, *end = by_column ? &s.end : &s.high;
+        if (!by_row) {
+            int64_t n = *end;
+            *first = n * i / shares;
+            *end = n * (i + 1) / shares;
+        }
+        for (int64_t r = by_row ? rows * i / shares : 0; r < (by_row ? rows * (i + 1) / shares : rows); r++)
+            scatter_row(blocks, &w, r, &s);
+    }
+    return TE_OK;
+}

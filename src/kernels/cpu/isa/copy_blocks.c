@@ -1,0 +1,135 @@
+/* copy_blocks.c - loaders, storers, moves and tile transposes of copy.h, once per instruction set. */
+#include "kernels/cpu/copy.h"
+
+#include "kernels/dtype.h"
+
+/* --- between elements and values -------------------------------------------------------------------------------- */
+
+/* Stride 1 apart from the others, so that the loop people mostly run is a vector loop. */
+#define DEFINE_LOAD(name, element, value, convert)                                     \
+    static void load_##name(void *values, const void *src, int64_t stride, int64_t n) \
+    {                                                                                  \
+        value *restrict v = values;                                                    \
+        const element *restrict s = src;                                               \
+        if (stride == 1)                                                               \
+            for (int64_t i = 0; i < n; i++) v[i] = convert(s[i]);                      \
+        else                                                                           \
+            for (int64_t i = 0; i < n; i++) v[i] = convert(s[i * stride]);             \
+    }
+
+#define DEFINE_STORE(name, element, value, convert)                                                               \
+    static void store_##name(void *dst, int64_t stride, const void *values, int64_t value_stride, int64_t n)     \
+    {                                                                                                             \
+        element *restrict d = dst;                                                                                \
+        const value *restrict v = values;                                                                         \
+        if (stride == 1 && value_stride == 1)                                                                     \
+            for (int64_t i = 0; i < n; i++) d[i] = convert(v[i]);                                                 \
+        else                                                                                                      \
+            for (int64_t i = 0; i < n; i++) d[i * stride] = convert(v[i * value_stride]);                         \
+    }
+
+#define SAME(x)      (x)
+#define TO_FLOAT(x)  ((float)(x))
+#define TO_DOUBLE(x) ((double)(x))
+#define TO_INT64(x)  ((int64_t)(x))
+#define NOT_ZERO(x)  ((uint8_t)((x) != 0))
+#define INT_TO_I32(x) ((int32_t)((x) > INT32_MAX ? INT32_MAX : (x) < INT32_MIN ? INT32_MIN : (x)))
+#define INT_TO_U8(x)  ((uint8_t)((x) > UINT8_MAX ? UINT8_MAX : (x) < 0 ? 0 : (x)))
+#define INT_TO_BF16(x) te_f32_to_bf16((float)(x))
+#define INT_TO_F16(x)  te_f32_to_f16((float)(x))
+#define INT_TO_E4M3(x) te_f32_to_f8e4m3((float)(x))
+#define INT_TO_E5M2(x) te_f32_to_f8e5m2((float)(x))
+
+DEFINE_LOAD(f32, float, float, SAME)
+DEFINE_LOAD(bf16, uint16_t, float, te_bf16_to_f32)
+DEFINE_LOAD(f16, uint16_t, float, te_f16_to_f32)
+DEFINE_LOAD(e4m3, uint8_t, float, te_f8e4m3_to_f32)
+DEFINE_LOAD(e5m2, uint8_t, float, te_f8e5m2_to_f32)
+DEFINE_LOAD(f64, double, double, SAME)
+DEFINE_LOAD(i64, int64_t, int64_t, SAME)
+DEFINE_LOAD(i32, int32_t, int64_t, TO_INT64)
+DEFINE_LOAD(u8, uint8_t, int64_t, TO_INT64)
+
+DEFINE_STORE(f32_f32, float, float, SAME)
+DEFINE_STORE(f32_bf16, uint16_t, float, te_f32_to_bf16)
+DEFINE_STORE(f32_f16, uint16_t, float, te_f32_to_f16)
+DEFINE_STORE(f32_f64, double, float, TO_DOUBLE)
+DEFINE_STORE(f32_i64, int64_t, float, te_f32_to_i64)
+DEFINE_STORE(f32_i32, int32_t, float, te_f32_to_i32)
+DEFINE_STORE(f32_u8, uint8_t, float, te_f32_to_u8)
+DEFINE_STORE(f32_bool, uint8_t, float, NOT_ZERO)
+DEFINE_STORE(f32_e4m3, uint8_t, float, te_f32_to_f8e4m3)
+DEFINE_STORE(f32_e5m2, uint8_t, float, te_f32_to_f8e5m2)
+
+DEFINE_STORE(f64_f32, float, double, TO_FLOAT)
+DEFINE_STORE(f64_bf16, uint16_t, double, te_f64_to_bf16)
+DEFINE_STORE(f64_f16, uint16_t, double, te_f64_to_f16)
+DEFINE_STORE(f64_f64, double, double, SAME)
+DEFINE_STORE(f64_i64, int64_t, double, te_f64_to_i64)
+DEFINE_STORE(f64_i32, int32_t, double, te_f64_to_i32)
+DEFINE_STORE(f64_u8, uint8_t, double, te_f64_to_u8)
+DEFINE_STORE(f64_bool, uint8_t, double, NOT_ZERO)
+DEFINE_STORE(f64_e4m3, uint8_t, double, te_f64_to_f8e4m3)
+DEFINE_STORE(f64_e5m2, uint8_t, double, te_f64_to_f8e5m2)
+
+DEFINE_STORE(i64_f32, float, int64_t, TO_FLOAT)
+DEFINE_STORE(i64_bf16, uint16_t, int64_t, INT_TO_BF16)
+DEFINE_STORE(i64_f16, uint16_t, int64_t, INT_TO_F16)
+DEFINE_STORE(i64_f64, double, int64_t, TO_DOUBLE)
+DEFINE_STORE(i64_i64, int64_t, int64_t, SAME)
+DEFINE_STORE(i64_i32, int32_t, int64_t, INT_TO_I32)
+DEFINE_STORE(i64_u8, uint8_t, int64_t, INT_TO_U8)
+DEFINE_STORE(i64_bool, uint8_t, int64_t, NOT_ZERO)
+DEFINE_STORE(i64_e4m3, uint8_t, int64_t, INT_TO_E4M3)
+DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
+
+#define STORES(class)                                                                                                  \
+    {                                                                                                                  \
+        [TE_F32] = store_##class##_f32, [TE_BF16] = store_##class##_bf16, [TE_F16] = store_##class##_f16,              \
+        [TE_F64] = store_##class##_f64, [TE_I64] = store_##class##_i64, [TE_I32] = store_##class##_i32,                \
+        [TE_U8] = store_##class##_u8, [TE_BOOL] = store_##class##_bool, [TE_F8E4M3] = store_##class##_e4m3,            \
+        [TE_F8E5M2] = store_##class##_e5m2                                                                             \
+    }
+
+/* --- bits unchanged --------------------------------------------------------------------------------------------- */
+
+/* A transpose goes by square blocks of one cache line: 16 x 16 floats are read a line at a time and written a line at a
+ * time, so each line of either side is touched once. */
+#define DEFINE_MOVES(type)                                                                                             \
+    static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
+    {                                                                                                                  \
+        type *restrict d = dst;                                                                                        \
+        const type *restrict s = src;                                                                                  \
+        if (dst_stride == 1 && src_stride == 1)                                                                        \
+            memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
+        else                                                                                                           \
+            for (int64_t i = 0; i < n; i++) d[i * dst_stride] = s[i * src_stride];                                     \
+    }                                                                                                                  \
+    static void transpose_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,     \
+                                 int64_t cols)                                                                         \
+    {                                                                                                                  \
+        enum { LINE = 64 / sizeof(type) };                                                                             \
+        type *restrict d = dst;                                                                                        \
+        const type *restrict s = src;                                                                                  \
+        int64_t full_rows = rows - rows % LINE, full_cols = cols - cols % LINE;                                        \
+        for (int64_t r = 0; r < full_rows; r += LINE)                                                                  \
+            for (int64_t c = 0; c < full_cols; c += LINE)                                                              \
+                for (int i = 0; i < LINE; i++)                                                                         \
+                    for (int j = 0; j < LINE; j++)                                                                     \
+                        d[(r + i) * dst_stride + c + j] = s[(c + j) * src_stride + r + i];                             \
+        for (int64_t r = 0; r < rows; r++)                                                                             \
+            for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r]; \
+    }
+
+DEFINE_MOVES(uint8_t)
+DEFINE_MOVES(uint16_t)
+DEFINE_MOVES(uint32_t)
+DEFINE_MOVES(uint64_t)
+
+const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
+    .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
+             [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_u8, [TE_F8E4M3] = load_e4m3, [TE_F8E5M2] = load_e5m2},
+    .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
+    .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
+    .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
+};

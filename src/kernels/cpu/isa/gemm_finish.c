@@ -1,0 +1,132 @@
+/* gemm_finish.c - what happens to a tile of sums on its way out: scale, bias, aux, activation, accumulation, rounding.
+ *
+ * A row at a time, in a buffer that never leaves the first-level cache. Loops are over whole arrays of a constant number of
+ * elements where that lets them vectorize; the elements beyond `cols` are computed and not stored.
+ */
+#include "../../dtype.h"
+#include "../../elementary.h"
+#include "../gemm.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MAX_COLS = 64 };
+
+/* --- rows of matrices of any type and stride ------------------------------------------------------------------------ */
+
+static inline char *row_at(const te_gemm_matrix *m, int64_t row, int64_t col)
+{
+    return m->data + (row * m->rs + col * m->cs) * (int64_t)te_dtype_size(m->dtype);
+}
+
+static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, const float *x, int cols)
+{
+    char *p = row_at(m, row, col);
+    if (m->dtype == TE_F32) {
+        if (m->cs == 1) memcpy(p, x, cols * sizeof *x);
+        else
+            for (int j = 0; j < cols; j++) ((float *)p)[j * m->cs] = x[j];
+        return;
+    }
+    uint16_t half[MAX_COLS], *out = (uint16_t *)p;
+    if (m->dtype == TE_BF16)
+        for (int j = 0; j < MAX_COLS; j++) half[j] = te_f32_to_bf16(x[j]);
+    else
+        for (int j = 0; j < MAX_COLS; j++) half[j] = te_f32_to_f16(x[j]);
+    if (m->cs == 1) memcpy(p, half, cols * sizeof *half);
+    else
+        for (int j = 0; j < cols; j++) out[j * m->cs] = half[j];
+}
+
+static void load_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, float *x, int cols)
+{
+    const char *p = row_at(m, row, col);
+    if (m->dtype == TE_F32) {
+        if (m->cs == 1) memcpy(x, p, cols * sizeof *x);
+        else
+            for (int j = 0; j < cols; j++) x[j] = ((const float *)p)[j * m->cs];
+        return;
+    }
+    uint16_t half[MAX_COLS] = {0};
+    const uint16_t *in = (const uint16_t *)p;
+    if (m->cs == 1) memcpy(half, p, cols * sizeof *half);
+    else
+        for (int j = 0; j < cols; j++) half[j] = in[j * m->cs];
+    if (m->dtype == TE_BF16)
+        for (int j = 0; j < MAX_COLS; j++) x[j] = te_bf16_to_f32(half[j]);
+    else
+        for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(half[j]);
+}
+
+static void round_row(te_dtype dtype, float *x)
+{
+    if (dtype == TE_BF16)
+        for (int j = 0; j < MAX_COLS; j++) x[j] = te_bf16_to_f32(te_f32_to_bf16(x[j]));
+    else if (dtype == TE_F16)
+        for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(te_f32_to_f16(x[j]));
+}
+
+/* --- float32 sums --------------------------------------------------------------------------------------------------- */
+
+static void activate_row_f32(te_activation activation, float *x)
+{
+    if (activation == TE_ACT_RELU)
+        for (int j = 0; j < MAX_COLS; j++) x[j] = x[j] < 0 ? 0 : x[j]; /* NaN stays */
+    else
+        for (int j = 0; j < MAX_COLS; j++) {
+            float u = 0.7978845608028654f * (x[j] + 0.044715f * x[j] * x[j] * x[j]);
+            x[j] = 0.5f * x[j] * (1.0f + te_tanh(u));
+        }
+}
+
+static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t row, int64_t col, int cols)
+{
+    float x[MAX_COLS] = {0}, old[MAX_COLS];
+    const float *bias = f->bias;
+    memcpy(x, sums, cols * sizeof *x);
+    if (f->alpha != 1)
+        for (int j = 0; j < MAX_COLS; j++) x[j] *= f->alpha;
+    if (bias)
+        for (int j = 0; j < cols; j++) x[j] += f->bias_by_row ? bias[row] : bias[col + j];
+    if (f->aux.data) store_row_f32(&f->aux, row, col, x, cols);
+    if (f->activation != TE_ACT_NONE) {
+        round_row(f->c.dtype, x);
+        activate_row_f32(f->activation, x);
+    }
+    if (f->accumulate) {
+        load_row_f32(&f->c, row, col, old, cols);
+        for (int j = 0; j < cols; j++) x[j] += old[j];
+    }
+    store_row_f32(&f->c, row, col, x, cols);
+}
+
+void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col, int rows,
+                                     int cols)
+{
+    for (int i = 0; i < rows; i++) finish_row_f32(f, (const float *)sums + i * nr, row + i, col, cols);
+}
+
+/* --- float64 sums: for reference and gradient checks, so plain ------------------------------------------------------ */
+
+static double activate_f64(te_activation activation, double x)
+{
+    if (activation == TE_ACT_RELU) return x < 0 ? 0 : x;
+    if (activation == TE_ACT_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
+void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col, int rows,
+                                     int cols)
+{
+    const double *bias = f->bias;
+    for (int64_t i = row; i < row + rows; i++)
+        for (int64_t j = col; j < col + cols; j++) {
+            double x = f->alpha * ((const double *)sums)[(i - row) * nr + j - col];
+            char *c = row_at(&f->c, i, j);
+            if (bias) x += f->bias_by_row ? bias[i] : bias[j];
+            if (f->aux.data) te_store_f64(row_at(&f->aux, i, j), f->aux.dtype, 0, x);
+            x = activate_f64(f->activation, x);
+            if (f->accumulate) x += te_load_f64(c, f->c.dtype, 0);
+            te_store_f64(c, f->c.dtype, 0, x);
+        }
+}

@@ -1,0 +1,140 @@
+/* gemm_micro.c - the arithmetic of the matrix product: which tile, of which vectors, on which instruction set.
+ *
+ * Tiles hold as many sums as the registers allow, and are wide rather than tall, because a row of b is loaded once per
+ * step while elements of a come for free with the multiplication. The fused multiply-add has to be spelt out: nothing in
+ * this library is contracted by the compiler.
+ */
+#include "../gemm.h"
+
+#include <string.h>
+#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
+#include <immintrin.h>
+#endif
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+#if defined(TE_ISA_avx512)
+
+#define TILE_ROWS    8
+#define TILE_VECTORS 3
+#define TILE_EACH(X) \
+    X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1) X(7, 1) X(8, 1) \
+    X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2) \
+    X(1, 3) X(2, 3) X(3, 3) X(4, 3) X(5, 3) X(6, 3) X(7, 3) X(8, 3)
+typedef __m512  vector_f32;
+typedef __m512d vector_f64;
+#define SPLAT_F32(p)        _mm512_set1_ps(load_f32(p))
+#define SPLAT_F64(p)        _mm512_set1_pd(load_f64(p))
+#define MADD_F32(sum, a, b) _mm512_fmadd_ps(a, b, sum)
+#define MADD_F64(sum, a, b) _mm512_fmadd_pd(a, b, sum)
+
+#elif defined(TE_ISA_avx2)
+
+#define TILE_ROWS    4
+#define TILE_VECTORS 3
+#define TILE_EACH(X) \
+    X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(1, 3) X(2, 3) X(3, 3) X(4, 3)
+typedef __m256  vector_f32;
+typedef __m256d vector_f64;
+#define SPLAT_F32(p)        _mm256_set1_ps(load_f32(p))
+#define SPLAT_F64(p)        _mm256_set1_pd(load_f64(p))
+#define MADD_F32(sum, a, b) _mm256_fmadd_ps(a, b, sum)
+#define MADD_F64(sum, a, b) _mm256_fmadd_pd(a, b, sum)
+
+#else
+
+/* Vectors of 16 bytes are what every 64-bit processor has; multiplication and addition round one after the other. */
+#define TILE_ROWS    4
+#define TILE_VECTORS 2
+#define TILE_EACH(X) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2)
+typedef float  vector_f32 __attribute__((vector_size(16)));
+typedef double vector_f64 __attribute__((vector_size(16)));
+#define SPLAT_F32(p)        splat_f32(load_f32(p))
+#define SPLAT_F64(p)        splat_f64(load_f64(p))
+#define MADD_F32(sum, a, b) ((sum) + (a) * (b))
+#define MADD_F64(sum, a, b) ((sum) + (a) * (b))
+
+static inline vector_f32 splat_f32(float x) { return (vector_f32){x, x, x, x}; }
+static inline vector_f64 splat_f64(double x) { return (vector_f64){x, x}; }
+
+#endif
+
+static inline __attribute__((always_inline)) float load_f32(const char *p)
+{
+    float x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static inline __attribute__((always_inline)) double load_f64(const char *p)
+{
+    double x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector_f64) / sizeof(double) };
+
+#define TILE(name)  f32_##name
+#define TILE_WORD   float
+#define TILE_SUM    float
+#define TILE_VECTOR vector_f32
+#define TILE_SUMS   vector_f32
+#define TILE_LANES  LANES_F32
+#define TILE_SPLAT  SPLAT_F32
+#define TILE_MADD   MADD_F32
+#define TILE_TARGET
+#include "gemm_tile.h"
+
+#define TILE(name)  f64_##name
+#define TILE_WORD   double
+#define TILE_SUM    double
+#define TILE_VECTOR vector_f64
+#define TILE_SUMS   vector_f64
+#define TILE_LANES  LANES_F64
+#define TILE_SPLAT  SPLAT_F64
+#define TILE_MADD   MADD_F64
+#define TILE_TARGET
+#include "gemm_tile.h"
+
+#if defined(TE_ISA_avx512)
+/* Pairs of bfloat16: 16 lanes of two products each, an extension that the caller has checked for. */
+#define TILE(name)            bf16_##name
+#define TILE_WORD             int32_t
+#define TILE_SUM              float
+#define TILE_VECTOR           __m512i
+#define TILE_SUMS             __m512
+#define TILE_LANES            LANES_F32
+#define TILE_SPLAT(p)         _mm512_set1_epi32(load_i32(p))
+#define TILE_MADD(sum, a, b)  _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
+#define TILE_TARGET           __attribute__((target("avx512bf16")))
+
+static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
+{
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+#include "gemm_tile.h"
+#endif
+
+#define KERNEL(type, word, sum, words_k, end)                                                                        \
+    {                                                                                                                 \
+        .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                              \
+        .lanes = sizeof(vector_##end) / sizeof(sum), .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
+        .k_per_word = words_k, .tile = type##_table, .finish = TE_ISA_NAME(te_gemm_finish_##end)                      \
+    }
+
+const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
+    .f32 = KERNEL(f32, float, float, 1, f32),
+    .f64 = KERNEL(f64, double, double, 1, f64),
+#if defined(TE_ISA_avx512)
+    .bf16 = KERNEL(bf16, int32_t, float, 2, f32),
+#endif
+    .pack = TE_ISA_NAME(te_gemm_pack_panel),
+};

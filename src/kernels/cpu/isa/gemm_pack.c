@@ -1,0 +1,203 @@
+/* gemm_pack.c - from strided matrices to panels.
+ *
+ * A panel interleaves `width` lines: word w of line i goes to panel[w * width + i]. Matrices come in two good layouts:
+ * lines that lie side by side (one step of all lines is a contiguous run) and lines that are contiguous themselves, which
+ * are transposed in blocks of SIDE x SIDE words in registers. Anything else is gathered word by word.
+ */
+#include "../../dtype.h"
+#include "../gemm.h"
+
+#include <string.h>
+#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
+#include <immintrin.h>
+#endif
+
+#if defined(TE_ISA_avx512)
+enum { SIDE = 8 };
+#else
+enum { SIDE = 4 };
+#endif
+
+typedef uint32_t words __attribute__((vector_size(4 * SIDE)));
+typedef uint16_t halves __attribute__((vector_size(2 * SIDE)));
+
+static inline words load_words(const char *p)
+{
+    words v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline words load_halves(const char *p)
+{
+    halves v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, words);
+}
+
+static inline uint32_t half_at(const char *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline uint32_t f16_to_word(uint32_t h)
+{
+    float f = te_f16_to_f32((uint16_t)h);
+    uint32_t w;
+    memcpy(&w, &f, sizeof w);
+    return w;
+}
+
+/* SIDE neighbouring elements as words. */
+static inline __attribute__((always_inline)) words load_line(te_gemm_word word, const char *p)
+{
+    if (word == TE_GEMM_WORD_BF16) return load_halves(p) << 16;
+    if (word == TE_GEMM_WORD_F32) return load_words(p);
+#if defined(TE_ISA_avx512)
+    return (words)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(TE_ISA_avx2)
+    return (words)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)p));
+#else
+    words v = load_halves(p);
+    for (int i = 0; i < SIDE; i++) v[i] = f16_to_word(v[i]);
+    return v;
+#endif
+}
+
+static inline __attribute__((always_inline)) uint32_t load_one(te_gemm_word word, const char *p)
+{
+    if (word == TE_GEMM_WORD_BF16) return half_at(p) << 16;
+    if (word == TE_GEMM_WORD_F16) return f16_to_word(half_at(p));
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline __attribute__((always_inline)) void transpose(words r[SIDE])
+{
+#if defined(TE_ISA_avx512)
+    words a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        a[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = __builtin_shufflevector(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            b[i + 2 * j + 1] = __builtin_shufflevector(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; i++) {
+        r[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        r[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#else
+    words a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+    words c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+#endif
+}
+
+/* Steps [from, to) of lines [line, extent), element by element. */
+static inline __attribute__((always_inline)) void pack_scattered(te_gemm_word word, const te_gemm_pack *p, uint32_t *panel,
+                                                                 int line, int64_t from, int64_t to)
+{
+    for (int i = line; i < p->extent; i++)
+        for (int64_t w = from; w < to; w++)
+            panel[w * p->width + i] = load_one(word, p->src + i * p->line_stride + w * p->k_stride);
+}
+
+/* Contiguous lines: groups of SIDE lines by SIDE steps, then what is left of either. */
+static inline __attribute__((always_inline)) void pack_along_k(te_gemm_word word, const te_gemm_pack *p, uint32_t *panel)
+{
+    int64_t whole = p->k - p->k % SIDE;
+    int line = 0;
+    for (; line + SIDE <= p->extent; line += SIDE) {
+        const char *src = p->src + line * p->line_stride;
+        for (int64_t w = 0; w < whole; w += SIDE) {
+            words block[SIDE];
+            for (int i = 0; i < SIDE; i++) block[i] = load_line(word, src + i * p->line_stride + w * p->k_stride);
+            transpose(block);
+            for (int i = 0; i < SIDE; i++) memcpy(panel + (w + i) * p->width + line, &block[i], sizeof block[i]);
+        }
+    }
+    te_gemm_pack lines = *p;
+    lines.extent = line;
+    pack_scattered(word, &lines, panel, 0, whole, p->k);
+    pack_scattered(word, p, panel, line, 0, p->k);
+}
+
+/* Lines side by side: each step is a contiguous run. */
+static inline __attribute__((always_inline)) void pack_across(te_gemm_word word, const te_gemm_pack *p, uint32_t *panel)
+{
+    int whole = p->extent - p->extent % SIDE;
+    for (int64_t w = 0; w < p->k; w++) {
+        const char *src = p->src + w * p->k_stride;
+        uint32_t *dst = panel + w * p->width;
+        for (int i = 0; i < whole; i += SIDE) {
+            words v = load_line(word, src + i * p->line_stride);
+            memcpy(dst + i, &v, sizeof v);
+        }
+        for (int i = whole; i < p->extent; i++) dst[i] = load_one(word, src + i * p->line_stride);
+    }
+}
+
+static inline __attribute__((always_inline)) void pack_words(te_gemm_word word, int64_t unit, const te_gemm_pack *p,
+                                                             uint32_t *panel)
+{
+    if (p->k_stride == unit) pack_along_k(word, p, panel);
+    else if (p->line_stride == unit) pack_across(word, p, panel);
+    else pack_scattered(word, p, panel, 0, 0, p->k);
+}
+
+/* Pairs of bfloat16. Along contiguous lines a pair is a word as it stands; side by side, two steps are interleaved. */
+static void pack_pairs(const te_gemm_pack *p, uint32_t *panel)
+{
+    int64_t pairs = p->k / 2, next = p->k_stride;
+    te_gemm_pack whole = *p;
+    whole.k = pairs;
+    whole.k_stride = 2 * p->k_stride;
+    int vectors = p->line_stride == 2 ? p->extent - p->extent % SIDE : 0;
+    if (p->k_stride == 2) pack_along_k(TE_GEMM_WORD_F32, &whole, panel);
+    else
+        for (int64_t w = 0; w < pairs; w++) {
+            const char *src = p->src + w * whole.k_stride;
+            uint32_t *dst = panel + w * p->width;
+            for (int i = 0; i < vectors; i += SIDE) {
+                words v = load_halves(src + 2 * i) | load_halves(src + 2 * i + next) << 16;
+                memcpy(dst + i, &v, sizeof v);
+            }
+            for (int i = vectors; i < p->extent; i++)
+                dst[i] = half_at(src + i * p->line_stride) | half_at(src + i * p->line_stride + next) << 16;
+        }
+    if (p->k % 2)
+        for (int i = 0; i < p->extent; i++)
+            panel[pairs * p->width + i] = half_at(p->src + i * p->line_stride + (p->k - 1) * p->k_stride);
+}
+
+static void pack_f64(const te_gemm_pack *p, double *panel)
+{
+    for (int64_t w = 0; w < p->k; w++)
+        for (int i = 0; i < p->extent; i++)
+            memcpy(panel + w * p->width + i, p->src + i * p->line_stride + w * p->k_stride, sizeof(double));
+}
+
+void TE_ISA_NAME(te_gemm_pack_panel)(const te_gemm_pack *p, void *panel)
+{
+    int64_t steps = p->word == TE_GEMM_WORD_BF16PAIR ? (p->k + 1) / 2 : p->k;
+    size_t word = p->word == TE_GEMM_WORD_F64 ? 8 : 4;
+    if (p->extent < p->width)
+        for (int64_t w = 0; w < steps; w++)
+            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->width - p->extent) * word);
+    switch (p->word) {
+    case TE_GEMM_WORD_F32: pack_words(TE_GEMM_WORD_F32, 4, p, panel); break;
+    case TE_GEMM_WORD_BF16: pack_words(TE_GEMM_WORD_BF16, 2, p, panel); break;
+    case TE_GEMM_WORD_F16: pack_words(TE_GEMM_WORD_F16, 2, p, panel); break;
+    case TE_GEMM_WORD_BF16PAIR: pack_pairs(p, panel); break;
+    case TE_GEMM_WORD_F64: pack_f64(p, panel); break;
+    }
+}

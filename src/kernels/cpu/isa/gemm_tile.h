@@ -1,0 +1,62 @@
+/* gemm_tile.h - a register tile of the matrix product, as a template: gemm_micro.c includes it once per arithmetic.
+ *
+ * Wanted:
+ *      TILE(name)                  makes names
+ *      TILE_WORD, TILE_SUM         a packed word, and a sum
+ *      TILE_VECTOR, TILE_SUMS      vectors of TILE_LANES of them
+ *      TILE_SPLAT(p)               the word at p in all lanes
+ *      TILE_MADD(sums, a, b)       sums + a * b
+ *      TILE_TARGET                 attributes for instructions beyond those of the file
+ * and from the instruction set TILE_ROWS x TILE_VECTORS, the full tile, and TILE_EACH(X), which is X(rows, vectors) for
+ * all sizes up to it.
+ *
+ * Sizes are constants wherever the body is inlined, so its sums are registers. A full tile of 8 x 3 AVX-512 vectors keeps
+ * 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's memory
+ * operand.
+ */
+TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const int rows, const int vectors, const char *a,
+                                                                        int64_t a_row, int64_t a_step, const char *b,
+                                                                        int64_t words, TILE_SUM *c, bool first)
+{
+    enum { NR = TILE_VECTORS * TILE_LANES };
+    TILE_SUMS sums[TILE_ROWS][TILE_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            if (first) sums[r][v] = (TILE_SUMS){0};
+            else memcpy(&sums[r][v], c + r * NR + v * TILE_LANES, sizeof(TILE_SUMS));
+    for (int64_t w = 0; w < words; w++) {
+        TILE_VECTOR row[TILE_VECTORS];
+        UNROLL for (int v = 0; v < vectors; v++) memcpy(&row[v], b + v * sizeof(TILE_VECTOR), sizeof(TILE_VECTOR));
+        UNROLL for (int r = 0; r < rows; r++) {
+            TILE_VECTOR x = TILE_SPLAT(a + r * a_row);
+            UNROLL for (int v = 0; v < vectors; v++) sums[r][v] = TILE_MADD(sums[r][v], x, row[v]);
+        }
+        a += a_step;
+        b += NR * sizeof(TILE_WORD);
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < vectors; v++) memcpy(c + r * NR + v * TILE_LANES, &sums[r][v], sizeof(TILE_SUMS));
+}
+
+#define TILE_DEFINE(rows, vectors)                                                                                      \
+    TILE_TARGET static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step, const char *b,         \
+                                                   int64_t words, void *c, bool first)                                  \
+    {                                                                                                                   \
+        TILE(body)(rows, vectors, a, a_row, a_step, b, words, c, first);                                                \
+    }
+TILE_EACH(TILE_DEFINE)
+
+#define TILE_ENTRY(rows, vectors) [rows - 1][vectors - 1] = TILE(rows##x##vectors),
+static te_gemm_tile *const TILE(table)[TE_GEMM_MAX_ROWS][TE_GEMM_MAX_VECTORS] = {TILE_EACH(TILE_ENTRY)};
+
+#undef TILE_DEFINE
+#undef TILE_ENTRY
+#undef TILE
+#undef TILE_WORD
+#undef TILE_SUM
+#undef TILE_VECTOR
+#undef TILE_SUMS
+#undef TILE_LANES
+#undef TILE_SPLAT
+#undef TILE_MADD
+#undef TILE_TARGET

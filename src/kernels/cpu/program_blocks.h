@@ -1,0 +1,63 @@
+/* program_blocks.h - the inner loops of the program interpreter, as a table of functions over blocks of values.
+ *
+ * A block is an array of float32 (or float64) values of any length that lives in L1, or a tensor's own memory where its
+ * type and strides allow. The destination of an operation may be one of its arguments, exactly. There is one table per
+ * instruction set for float32, all with the same bits, and one for float64, which serves gradient checks and is plain C.
+ */
+#ifndef TE_KERNELS_CPU_PROGRAM_BLOCKS_H
+#define TE_KERNELS_CPU_PROGRAM_BLOCKS_H
+
+#include "cpu.h"
+
+/* dst[i] = op(a[i], b[i], c[i]); an argument whose bit is set in the table's second index is one number instead. */
+typedef void (*te_block_op)(void *dst, const void *a, const void *b, const void *c, size_t n);
+
+/* Conversion between values and elements of a type, `stride` elements apart (0: the same one). */
+typedef void (*te_block_load)(void *dst, const void *src, int64_t stride, size_t n);
+typedef void (*te_block_store)(void *dst, int64_t stride, const void *src, size_t n);
+
+/* Reductions. Element i of what is added goes to lane i % TE_FOLD_LANES, and lanes are joined as a balanced tree. Sums go
+ * over to a float64 total each TE_FOLD_SPAN elements, so their error does not grow with the length; blocks other than a
+ * row's last one are divisors of it in length. */
+typedef enum te_fold_kind { TE_FOLD_SUM, TE_FOLD_MAX, TE_FOLD_MIN, TE_FOLD_AMAX } te_fold_kind;
+
+enum { TE_FOLD_LANES = 64, TE_FOLD_SPAN = 16384 };
+
+typedef struct te_fold {
+    double lane[TE_FOLD_LANES]; /* of the table's value type */
+    double total;
+    size_t held;                /* elements in the lanes */
+    bool   spilled;             /* total is in use */
+} te_fold;
+
+/* RANDOM, KEEP, NORMAL for elements first … first + n - 1. */
+typedef struct te_block_random {
+    te_opcode   op;
+    te_rng      rng;
+    uint64_t    first;
+    uint64_t    threshold; /* KEEP, where p is NULL */
+    const void *p;         /* KEEP: drop probabilities, one per element */
+} te_block_random;
+
+typedef struct te_blocks {
+    size_t         size; /* bytes of a value */
+    te_block_op    op[TE_PW_COUNT][8];
+    te_block_load  load[TE_DTYPE_COUNT];
+    te_block_store store[TE_DTYPE_COUNT];
+    void (*set)(void *dst, double value); /* one value */
+    double (*get)(const void *src);
+    void (*column)(void *dst, int64_t first, int64_t columns, size_t n); /* (first + i) % columns */
+    void (*random)(void *dst, const te_block_random *random, size_t n);
+    void (*repeat)(void *dst, const void *src, size_t rows, size_t columns); /* each of `rows` values `columns` times */
+
+    void (*fold_start)(te_fold *fold, te_fold_kind kind);
+    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, size_t n);
+    void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
+    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, size_t rows, size_t columns);
+    void (*fold_columns)(void *sums, const void *src, size_t rows, size_t columns); /* sums[j] += each row's [j] */
+} te_blocks;
+
+extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;
+extern const te_blocks te_program_blocks_f64;
+
+#endif

@@ -1,0 +1,93 @@
+/* program_plan.h - a row program as the CPU interpreter runs it: steps over blocks.
+ *
+ * The iteration space is walked in tiles of `rows` x `columns` elements, and the steps of the program run one after the
+ * other over a tile. Which plan serves depends on the shape:
+ *
+ *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars.
+ *      ROWS     short rows: a tile holds several whole ones. Row values are blocks with one number per row, spread over the
+ *               tile before they meet element values.
+ *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element values of
+ *               an earlier sweep that are dear to compute are kept in a buffer of the row's length.
+ *      REPEAT   the same, for rows too long to keep anything: everything is computed anew in each sweep.
+ *
+ * Programs without row reductions use ROW and ROWS only. Every result of a step has a slot; slots of element values are
+ * backed by registers, blocks of a tile's size that are shared by liveness so that the working set stays in L1. A load of
+ * values that already are what the program computes with points its slot at the tensor itself; likewise the last operation
+ * on an output writes it in place where its type and strides allow.
+ */
+#ifndef TE_KERNELS_CPU_PROGRAM_PLAN_H
+#define TE_KERNELS_CPU_PROGRAM_PLAN_H
+
+#include "program_blocks.h"
+
+typedef enum te_plan_kind { TE_PLAN_ROW, TE_PLAN_ROWS, TE_PLAN_PASSES, TE_PLAN_REPEAT, TE_PLAN_COUNT } te_plan_kind;
+
+typedef enum te_step_kind {
+    TE_STEP_LOAD,     /* elements of operand `operand` */
+    TE_STEP_LOAD_ROW, /* one number per row of an input */
+    TE_STEP_OP,       /* over the elements of a tile */
+    TE_STEP_ROW_OP,   /* over its rows */
+    TE_STEP_COLUMN,
+    TE_STEP_RANDOM,
+    TE_STEP_SPREAD,   /* a lower rate's value to every element */
+    TE_STEP_FOLD,     /* row reduction number `operand` */
+    TE_STEP_STORE,
+    TE_STEP_STORE_ROW,
+    TE_STEP_COLSUM,
+    TE_STEP_SUM       /* SUM and AMAX outputs; fold number `b` */
+} te_step_kind;
+
+typedef struct te_step {
+    uint8_t kind;    /* te_step_kind */
+    uint8_t op;      /* te_opcode; of TE_STEP_FOLD and TE_STEP_SUM the te_fold_kind */
+    uint8_t scalars; /* bit i: argument i is one number */
+    uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
+    int32_t operand; /* input; n_inputs + output; generator */
+    int32_t dst, arg[3];
+    int32_t last_use;  /* of dst: index of a step, for loads; see te_slot */
+} te_step;
+
+/* What backs a slot. */
+typedef enum te_slot_kind { TE_SLOT_SCALAR, TE_SLOT_REGISTER, TE_SLOT_KEPT } te_slot_kind;
+
+typedef struct te_slot {
+    uint8_t kind;
+    int32_t index; /* of the scalar, register or kept row */
+} te_slot;
+
+/* One sweep over a row. `head` runs once per row, `body` once per tile, its reductions last. */
+typedef struct te_pass {
+    int32_t head, body, folds, end; /* steps [head, body), [body, folds), [folds, end) */
+} te_pass;
+
+/* An ELEM output: the step that makes its value, and whether that may write to the tensor directly unless an input read in
+ * place and used later is the same memory. */
+typedef struct te_direct {
+    int32_t slot, step; /* step -1: never */
+} te_direct;
+
+typedef struct te_plan {
+    te_step   *steps;
+    te_slot   *slots;
+    te_pass   *passes;
+    te_direct *direct; /* per output */
+    size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity;
+    int        n_steps, n_slots, n_passes;
+    int        n_scalars, n_registers, n_kept, n_row_folds;
+} te_plan;
+
+/* Uniform values live in scalars too; slot v < n_insns of every plan is the scalar of instruction v when it is UNIFORM. */
+typedef struct te_compiled {
+    te_plan *plans[TE_PLAN_COUNT]; /* made when first needed; PASSES without kept values also serves as REPEAT */
+    bool     structured;           /* rows mean something: dimensions may not be merged into the last */
+    bool     reduces_rows;
+    bool     columns_summed;
+    int      n_sums;               /* SUM and AMAX outputs */
+    int      cost;                 /* of an element, in additions */
+} te_compiled;
+
+/* Both NULL with the exec's message set when memory is exhausted or the program is malformed. */
+te_compiled *te_compiled_get(te_exec *exec, te_program *program);
+te_plan     *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind);
+
+#endif

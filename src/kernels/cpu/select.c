@@ -1,0 +1,328 @@
+/* select.c - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial.
+ *
+ * Comparisons are made on 64-bit keys that order as the values do: any dtype, NaN above everything (below everything
+ * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
+ */
+#include "copy.h"
+
+#include "kernels/philox.h"
+
+#include <float.h>
+
+enum { PARALLEL_FROM = 1 << 14 }; /* elements */
+
+/* --- rows ------------------------------------------------------------------------------------------------------- */
+
+/* The rows of a view along its last dimension. */
+static int64_t row_count(const te_view *v)
+{
+    int64_t n = 1;
+    for (int i = 0; i + 1 < v->ndim; i++) n *= v->shape[i];
+    return n;
+}
+
+static int64_t row_length(const te_view *v) { return v->shape[v->ndim - 1]; }
+
+static int64_t row_stride(const te_view *v) { return v->stride[v->ndim - 1]; }
+
+static void *row_at(const te_view *v, int64_t row)
+{
+    return te_element(v->data, v->dtype, te_offset_of(v, v->ndim - 1, row));
+}
+
+static int threads_for(te_exec *exec, int64_t rows, int64_t elements)
+{
+    return rows < 2 || elements < PARALLEL_FROM ? 1 : exec->threads;
+}
+
+static te_status check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b)
+{
+    char left[160], right[160];
+    bool fits = a->ndim == b->ndim && a->ndim > 0;
+    for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
+    if (fits) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
+                        te_shape_text(a, left), te_shape_text(b, right));
+}
+
+/* --- keys ------------------------------------------------------------------------------------------------------- */
+
+static uint64_t key_of_double(double x, bool largest)
+{
+    if (x != x) return UINT64_MAX;
+    union {
+        double   value;
+        uint64_t bits;
+    } u = {x + 0.0};
+    uint64_t key = u.bits >> 63 ? ~u.bits : u.bits | (uint64_t)1 << 63;
+    return largest ? key : ~key;
+}
+
+static uint64_t key_of_int(int64_t x, bool largest)
+{
+    uint64_t key = (uint64_t)x ^ (uint64_t)1 << 63;
+    return largest ? key : ~key;
+}
+
+/* Keys of up to TE_COPY_BLOCK elements: the larger key is the wanted one. */
+static void load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_view *v, const void *src, int64_t n,
+                      bool largest)
+{
+    union {
+        float   f[TE_COPY_BLOCK];
+        double  d[TE_COPY_BLOCK];
+        int64_t i[TE_COPY_BLOCK];
+    } values;
+    blocks->load[v->dtype](&values, src, row_stride(v), n);
+    switch (te_value_class_of(v->dtype)) {
+    case TE_CLASS_F32:
+        for (int64_t i = 0; i < n; i++) keys[i] = key_of_double(values.f[i], largest);
+        break;
+    case TE_CLASS_F64:
+        for (int64_t i = 0; i < n; i++) keys[i] = key_of_double(values.d[i], largest);
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++) keys[i] = key_of_int(values.i[i], largest);
+    }
+}
+
+/* --- arg_reduce ------------------------------------------------------------------------------------------------- */
+
+static int64_t best_of_row(const te_copy_blocks *blocks, const te_view *src, int64_t row, bool largest)
+{
+    uint64_t keys[TE_COPY_BLOCK], best = 0;
+    int64_t where = 0, n = row_length(src);
+    const char *data = row_at(src, row);
+    for (int64_t at = 0; at < n; at += TE_COPY_BLOCK) {
+        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
+        load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
+        for (int64_t i = 0; i < count; i++) {
+            if (keys[i] <= best && (at || i)) continue;
+            best = keys[i];
+            where = at + i;
+        }
+    }
+    return where;
+}
+
+te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
+{
+    char a[160], b[160];
+    bool fits = src->ndim > 0 && index->ndim == src->ndim - 1 && index->dtype == TE_I64;
+    for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: index must be int64 %s without the last dimension, not %s",
+                            te_shape_text(src, a), te_shape_text(index, b));
+    int64_t rows = row_count(src), n = row_length(src);
+    if (rows > 0 && n == 0)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_shape_text(src, a));
+    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
+    int threads = threads_for(exec, rows, rows * n);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t row = 0; row < rows; row++)
+        ((int64_t *)index->data)[te_offset_of(index, index->ndim, row)] = best_of_row(blocks, src, row, largest);
+    return TE_OK;
+}
+
+/* --- topk ------------------------------------------------------------------------------------------------------- */
+
+typedef struct candidate {
+    uint64_t key;
+    int64_t  index;
+} candidate;
+
+static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
+
+/* Restores the heap with the worst candidate on top, below position i. */
+static void sift_down(candidate *heap, int64_t n, int64_t i)
+{
+    candidate moving = heap[i];
+    for (;;) {
+        int64_t child = 2 * i + 1;
+        if (child >= n) break;
+        if (child + 1 < n && worse(heap[child + 1], heap[child])) child++;
+        if (!worse(heap[child], moving)) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = moving;
+}
+
+/* Leaves the k best of a row in heap, best first. */
+static void topk_row(const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row, bool largest)
+{
+    uint64_t keys[TE_COPY_BLOCK];
+    int64_t n = row_length(src);
+    const char *data = row_at(src, row);
+    for (int64_t at = 0; at < n; at += TE_COPY_BLOCK) {
+        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
+        load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
+        for (int64_t i = 0; i < count; i++) {
+            candidate c = {keys[i], at + i};
+            if (c.index < k) {
+                heap[c.index] = c;
+                if (c.index == k - 1)
+                    for (int64_t j = k / 2; j-- > 0;) sift_down(heap, k, j);
+            } else if (worse(heap[0], c)) {
+                heap[0] = c;
+                sift_down(heap, k, 0);
+            }
+        }
+    }
+    for (int64_t left = k - 1; left > 0; left--) {
+        candidate worst = heap[0];
+        heap[0] = heap[left];
+        heap[left] = worst;
+        sift_down(heap, left, 0);
+    }
+}
+
+te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
+{
+    te_status status = check_rows(exec, "topk", values, src);
+    if (status == TE_OK) status = check_rows(exec, "topk", indices, src);
+    if (status != TE_OK) return status;
+    int64_t rows = row_count(src), k = row_length(values);
+    if (row_length(indices) != k || k > row_length(src) || indices->dtype != TE_I64 || values->dtype != src->dtype)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "topk: %lld values and %lld indices of %lld elements; indices must be int64, values of the "
+                            "source's dtype", (long long)k, (long long)row_length(indices), (long long)row_length(src));
+    if (rows == 0 || k == 0) return TE_OK;
+    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
+    int threads = threads_for(exec, rows, rows * row_length(src));
+    candidate *heaps = exec->scratch(exec, (size_t)threads * (size_t)k * sizeof(candidate));
+    if (!heaps) return TE_ERROR_MEMORY;
+#pragma omp parallel for num_threads(threads) schedule(static, (rows + threads - 1) / threads) if (threads > 1)
+    for (int64_t row = 0; row < rows; row++) {
+        candidate *heap = heaps + row / ((rows + threads - 1) / threads) * k;
+        topk_row(blocks, heap, k, src, row, largest);
+        const char *from = row_at(src, row);
+        char *to = row_at(values, row);
+        int64_t *index = row_at(indices, row);
+        for (int64_t i = 0; i < k; i++) {
+            index[i * row_stride(indices)] = heap[i].index;
+            te_convert(blocks, te_element(to, src->dtype, i * row_stride(values)), src->dtype, 1,
+                       te_element(from, src->dtype, heap[i].index * row_stride(src)), src->dtype, 1, 1);
+        }
+    }
+    exec->scratch_free(exec, heaps);
+    return TE_OK;
+}
+
+/* --- cumsum ----------------------------------------------------------------------------------------------------- */
+
+/* Sums run in float64, or in wrapping int64 for integers, and are rounded to the destination once. */
+static void cumsum_row(const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row, bool reverse)
+{
+    bool integer = te_value_class_of(src->dtype) == TE_CLASS_I64;
+    union {
+        double  d[TE_COPY_BLOCK];
+        int64_t i[TE_COPY_BLOCK];
+    } values;
+    te_dtype type = integer ? TE_I64 : TE_F64;
+    double sum = 0.0;
+    uint64_t count = 0;
+    int64_t n = row_length(src);
+    const char *from = row_at(src, row);
+    char *to = row_at(dst, row);
+    for (int64_t done = 0; done < n; done += TE_COPY_BLOCK) {
+        int64_t m = n - done < TE_COPY_BLOCK ? n - done : TE_COPY_BLOCK, at = reverse ? n - done - m : done;
+        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * row_stride(src)), src->dtype, row_stride(src), m);
+        for (int64_t j = 0; j < m; j++) {
+            int64_t i = reverse ? m - 1 - j : j;
+            if (integer)
+                values.i[i] = (int64_t)(count += (uint64_t)values.i[i]);
+            else
+                values.d[i] = sum += values.d[i];
+        }
+        te_convert(blocks, te_element(to, dst->dtype, at * row_stride(dst)), dst->dtype, row_stride(dst), &values, type, 1, m);
+    }
+}
+
+te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
+{
+    te_status status = check_rows(exec, "cumsum", dst, src);
+    if (status != TE_OK) return status;
+    int64_t rows = row_count(src), n = row_length(src);
+    if (row_length(dst) != n)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cumsum: rows of %lld sums for rows of %lld elements",
+                            (long long)row_length(dst), (long long)n);
+    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
+    int threads = threads_for(exec, rows, rows * n);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t row = 0; row < rows; row++) cumsum_row(blocks, dst, src, row, reverse);
+    return TE_OK;
+}
+
+/* --- multinomial ------------------------------------------------------------------------------------------------ */
+
+/* The weights of a row are the leaves of a binary tree of sums, tree[1] the root, tree[leaves + i] weight i. Each draw walks
+ * down from the root; a drawn weight becomes 0 and the sums above it are made anew, so that nothing remains of it. */
+typedef struct weight_tree {
+    double *sums;
+    int64_t leaves; /* a power of two, at least the row's length */
+} weight_tree;
+
+/* NULL when the row's weights are sound, else what is wrong with them. */
+static const char *tree_load(const te_copy_blocks *blocks, weight_tree *tree, const te_view *src, int64_t row,
+                             int64_t positive_needed)
+{
+    int64_t n = row_length(src), positive = 0;
+    double *leaf = tree->sums + tree->leaves;
+    te_convert(blocks, leaf, TE_F64, 1, row_at(src, row), src->dtype, row_stride(src), n);
+    for (int64_t i = 0; i < n; i++) {
+        if (!(leaf[i] >= 0.0)) return "has a weight that is negative or NaN";
+        positive += leaf[i] > 0.0;
+    }
+    memset(leaf + n, 0, (size_t)(tree->leaves - n) * sizeof *leaf);
+    for (int64_t i = tree->leaves - 1; i > 0; i--) tree->sums[i] = tree->sums[2 * i] + tree->sums[2 * i + 1];
+    if (!(tree->sums[1] <= DBL_MAX)) return "has weights whose sum is infinite";
+    if (positive == 0) return "has no positive weight";
+    return positive < positive_needed ? "has fewer positive weights than samples asked for" : NULL;
+}
+
+/* The leaf in which the share `u` of the total falls; never one of weight 0. */
+static int64_t tree_find(const weight_tree *tree, double u)
+{
+    double target = u * tree->sums[1];
+    int64_t node = 1;
+    while (node < tree->leaves) {
+        double left = tree->sums[2 * node], right = tree->sums[2 * node + 1];
+        bool go_right = target >= left && right > 0.0;
+        if (go_right) target -= left;
+        node = 2 * node + go_right;
+    }
+    return node - tree->leaves;
+}
+
+static void tree_remove(weight_tree *tree, int64_t leaf)
+{
+    int64_t node = tree->leaves + leaf;
+    tree->sums[node] = 0.0;
+    while (node /= 2) tree->sums[node] = tree->sums[2 * node] + tree->sums[2 * node + 1];
+}
+
+te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
+{
+    te_status status = check_rows(exec, "multinomial", out, src);
+    if (status != TE_OK) return status;
+    if (out->dtype != TE_I64) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: samples must be int64");
+    int64_t rows = row_count(src), n = row_length(src), draws = row_length(out);
+    if (rows == 0 || draws == 0) return TE_OK;
+    weight_tree tree = {.leaves = 1};
+    while (tree.leaves < n) tree.leaves *= 2;
+    tree.sums = exec->scratch(exec, (size_t)tree.leaves * 2 * sizeof(double));
+    if (!tree.sums) return TE_ERROR_MEMORY;
+    for (int64_t row = 0; row < rows && status == TE_OK; row++) {
+        const char *fault = tree_load(te_copy_blocks_of(exec), &tree, src, row, replacement ? 1 : draws);
+        if (fault) status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row, fault);
+        int64_t *sample = row_at(out, row);
+        for (int64_t d = 0; d < draws && !fault; d++) {
+            int64_t drawn = tree_find(&tree, te_rng_word(rng, (uint64_t)(row * draws + d)) * 0x1p-32);
+            sample[d * row_stride(out)] = drawn;
+            if (!replacement) tree_remove(&tree, drawn);
+        }
+    }
+    exec->scratch_free(exec, tree.sums);
+    return status;
+}

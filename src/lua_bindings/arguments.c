@@ -1,0 +1,142 @@
+/* arguments.c - reading numbers, shapes, dtypes, lists and options from the Lua stack, with messages that say what was
+ * expected, what was given, and which name was probably meant. */
+#include "bindings.h"
+
+#include <math.h>
+
+double te_lua_check_number(lua_State *L, int index, const char *function, const char *argument)
+{
+    char text[256];
+    if (lua_type(L, index) != LUA_TNUMBER)
+        te_lua_fail(L, function, "%s: expected a number, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    return lua_tonumber(L, index);
+}
+
+int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument)
+{
+    char   text[256];
+    double value = lua_type(L, index) == LUA_TNUMBER ? lua_tonumber(L, index) : NAN;
+    if (!(fabs(value) <= 0x1p53) || value != floor(value))
+        te_lua_fail(L, function, "%s: expected a whole number, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    return (int64_t)value;
+}
+
+te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument)
+{
+    const char *names[TE_DTYPE_COUNT];
+    char        text[256];
+    if (lua_type(L, index) != LUA_TSTRING)
+        te_lua_fail(L, function, "%s: expected the name of a dtype, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    const char *name = lua_tostring(L, index);
+    for (int i = 0; i < TE_DTYPE_COUNT; i++) {
+        names[i] = te_dtype_name((te_dtype)i);
+        if (strcmp(names[i], name) == 0) return (te_dtype)i;
+    }
+    const char *nearest = te_lua_nearest(name, names, TE_DTYPE_COUNT);
+    te_lua_fail(L, function, "%s: no dtype \"%.40s\"%s%s%s", argument, name, nearest ? "; did you mean \"" : "", nearest ? nearest : "",
+                nearest ? "\"?" : "");
+    return TE_F32;
+}
+
+int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints)
+{
+    char   text[256];
+    size_t n = lua_objlen(L, index);
+    if (lua_type(L, index) != LUA_TTABLE)
+        te_lua_fail(L, function, "%s: expected a table of whole numbers, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    if (n > TE_MAX_DIMS) te_lua_fail(L, function, "%s: %d entries, at most %d are possible", argument, (int)n, TE_MAX_DIMS);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, index, (int)i + 1);
+        ints[i] = te_lua_check_int(L, -1, function, argument);
+        lua_pop(L, 1);
+    }
+    return (int)n;
+}
+
+int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape)
+{
+    char text[256];
+    int  taken = 1;
+    if (lua_type(L, index) == LUA_TTABLE) {
+        *ndim = te_lua_check_ints(L, index, function, argument, shape);
+    } else {
+        if (lua_type(L, index) != LUA_TNUMBER)
+            te_lua_fail(L, function, "%s: expected a table of whole numbers, got %s", argument,
+                        te_lua_describe(L, index, text, sizeof text));
+        for (taken = 0; lua_type(L, index + taken) == LUA_TNUMBER; taken++) {
+            if (taken == TE_MAX_DIMS) te_lua_fail(L, function, "%s: more than %d dimensions", argument, TE_MAX_DIMS);
+            shape[taken] = te_lua_check_int(L, index + taken, function, argument);
+        }
+        *ndim = taken;
+    }
+    for (int i = 0; i < *ndim; i++)
+        if (shape[i] < 0) te_lua_fail(L, function, "%s: negative size %lld", argument, (long long)shape[i]);
+    return taken;
+}
+
+bool te_lua_is_options(lua_State *L, int index, bool empty)
+{
+    if (lua_type(L, index) != LUA_TTABLE) return false;
+    lua_pushnil(L);
+    if (!lua_next(L, index)) return empty;
+    bool text_key = lua_type(L, -2) == LUA_TSTRING;
+    lua_pop(L, 2);
+    return text_key;
+}
+
+static int unknown_option(lua_State *L, const char *function, const char *const *known)
+{
+    char text[256];
+    if (lua_type(L, -2) != LUA_TSTRING)
+        return te_lua_fail(L, function, "options: names are expected as keys, got %s", te_lua_describe(L, -2, text, sizeof text));
+    const char *name = lua_tostring(L, -2), *nearest = te_lua_nearest(name, known, -1);
+    if (nearest) return te_lua_fail(L, function, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
+    return te_lua_fail(L, function, "unknown option \"%.40s\"", name);
+}
+
+void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known)
+{
+    char text[256];
+    if (lua_isnoneornil(L, index)) return;
+    if (lua_type(L, index) != LUA_TTABLE)
+        te_lua_fail(L, function, "options: expected a table, got %s", te_lua_describe(L, index, text, sizeof text));
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        int i = 0;
+        if (lua_type(L, -2) == LUA_TSTRING)
+            while (known[i] && strcmp(known[i], lua_tostring(L, -2)) != 0) i++;
+        if (lua_type(L, -2) != LUA_TSTRING || !known[i]) unknown_option(L, function, known);
+    }
+}
+
+te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *function, const char *argument)
+{
+    char text[256], entry[64];
+    if (lua_type(L, index) != LUA_TTABLE)
+        te_lua_fail(L, function, "%s: expected a list of tensors, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    size_t n = lua_objlen(L, index);
+    if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many tensors", argument);
+    te_lua_tensors list = {.n = (int)n, .t = lua_newuserdata(L, (n + 1) * sizeof *list.t)};
+    for (int i = 0; i < list.n; i++) {
+        lua_rawgeti(L, index, i + 1);
+        te_lua_tensor *u = te_lua_to_tensor(L, -1);
+        if (!u || !u->t) {
+            lua_pushfstring(L, "%s[%d]", argument, i + 1);
+            strncpy(entry, lua_tostring(L, -1), sizeof entry - 1);
+            entry[sizeof entry - 1] = 0;
+            te_lua_check_tensor(L, -2, function, entry);
+        }
+        list.t[i] = u->t;
+        lua_pop(L, 1);
+    }
+    return list;
+}
+
+void te_lua_retain_tensors(const te_lua_tensors *list)
+{
+    for (int i = 0; i < list->n; i++) te_tensor_retain(list->t[i]);
+}
+
+void te_lua_drop_tensors(const te_lua_tensors *list)
+{
+    for (int i = 0; i < list->n; i++) te_tensor_release(list->t[i]);
+}

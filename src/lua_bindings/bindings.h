@@ -1,0 +1,168 @@
+/* bindings.h - what the files of the Lua binding share.
+ *
+ * Everything goes through the classic Lua C API on type-checked userdata, so a script can raise errors but never reach
+ * memory that it should not. Three rules keep that true:
+ *
+ *   - lua_error jumps. Whatever C holds (tensor references, files) is held by a userdata or released before raising;
+ *     userdata for results are made before the engine runs, and only filled afterwards.
+ *   - Tensors given to the engine are retained for the duration of the call: a finalizer that runs inside (memory
+ *     pressure) may drop the Lua side.
+ *   - Every C function of the library has the runtime as its first upvalue: a full userdata, so it lives as long as the
+ *     last function that uses it.
+ */
+#ifndef TE_LUA_BINDINGS_H
+#define TE_LUA_BINDINGS_H
+
+#include "core/op.h"
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+
+/* One per lua_State: the userdata behind upvalue 1. */
+typedef struct te_lua {
+    te_context        *ctx;    /* NULL once the state is closing */
+    struct te_lua_link *link;  /* how graph nodes find their way back */
+    lua_State         *thread; /* a thread of its own, for callbacks without a Lua caller */
+    lua_State         *L;      /* innermost caller of the engine; NULL: none */
+    int                tensor_meta, methods; /* registry references */
+    size_t             collect_at; /* bytes of live tensors at which the collector runs next */
+    bool               restricted; /* no files */
+    bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
+    int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
+    te_status          status;     /* of the last failure that was raised */
+    bool               polls_stop; /* the script asks te._core.interrupt_flag() itself */
+    volatile int       stop_requested;
+    char               device[32]; /* default device for new tensors */
+} te_lua;
+
+/* Shared by the runtime and by graph nodes that call Lua, which may outlive it. */
+typedef struct te_lua_link {
+    te_mem  mem;
+    te_lua *rt; /* NULL once the state is closing */
+    int     refs;
+} te_lua_link;
+
+/* The userdata of a tensor. */
+typedef struct te_lua_tensor {
+    const void *tag; /* te_lua_tensor_tag, checked instead of the metatable: faster, and not replaceable by a script */
+    te_tensor  *t;   /* NULL: released */
+} te_lua_tensor;
+
+extern const char te_lua_tensor_tag[];
+
+static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
+
+/* --- errors (errors.c) -------------------------------------------------------------------------------------------- */
+
+/* Raises "file:line: te.function: message". The position is that of the nearest caller outside the Lua library. A
+ * `function` that is NULL leaves the prefix out. */
+int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
+/* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
+int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* The entry of `names` (n of them, or up to NULL when n < 0) most like `name`; NULL when none is near. */
+const char *te_lua_nearest(const char *name, const char *const *names, int n);
+/* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */
+const char *te_lua_describe(lua_State *L, int index, char *text, size_t size);
+/* Message handler for lua_pcall: the message with the traceback of Lua functions. */
+int te_lua_traceback(lua_State *L);
+/* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error alone. */
+int te_lua_remember(lua_State *L);
+
+/* --- tensors (tensor.c) ------------------------------------------------------------------------------------------- */
+
+static inline te_lua_tensor *te_lua_to_tensor(lua_State *L, int index)
+{
+    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < sizeof(te_lua_tensor)) return NULL;
+    te_lua_tensor *u = (te_lua_tensor *)lua_touserdata(L, index);
+    return u->tag == te_lua_tensor_tag ? u : NULL;
+}
+
+/* The tensor at `index`; raises when there is none or it was released. Borrowed. */
+te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, const char *argument);
+/* Pushes a tensor userdata that holds nothing yet. */
+te_lua_tensor *te_lua_new_tensor(te_lua *rt, lua_State *L);
+/* Pushes a further reference; NULL pushes nil. */
+void te_lua_push_tensor(te_lua *rt, lua_State *L, te_tensor *t);
+/* Collects when much tensor memory became garbage since the last time. Called outside the engine, holding nothing. */
+void te_lua_charge(te_lua *rt, lua_State *L);
+/* Raises unless the engine may be entered. */
+void te_lua_enter(te_lua *rt, lua_State *L, const char *function);
+/* Raises when t's memory belongs to a file. */
+void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
+/* Pushes {2, 3}. */
+void te_lua_push_shape(lua_State *L, const te_tensor *t);
+void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library table is on top */
+
+/* --- arguments (arguments.c) -------------------------------------------------------------------------------------- */
+
+enum { TE_LUA_MAX_ARGS = TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS };
+
+/* Dtype by its name; raises naming the nearest. */
+te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
+/* Whole number within 2^53; raises otherwise. */
+int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument);
+double  te_lua_check_number(lua_State *L, int index, const char *function, const char *argument);
+/* A shape: a table at `index`, or the numbers from there on. Returns how many stack entries it took. */
+int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape);
+/* Reads `shape` (a table of whole numbers, at most TE_MAX_DIMS) into ints; returns how many. */
+int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints);
+/* Whether the value at `index` (absolute) is a table of options: it has text keys; `empty` is the answer for an empty one. */
+bool te_lua_is_options(lua_State *L, int index, bool empty);
+/* Raises when the options table at `index` has a key that is not in `known` (ends with NULL). A value that is not a table
+ * raises as well; nil is an empty table. */
+void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known);
+/* The list of tensors at `index` as an array that a pushed userdata owns, each retained until te_lua_drop_tensors. */
+typedef struct te_lua_tensors {
+    int         n;
+    te_tensor **t;
+} te_lua_tensors;
+te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *function, const char *argument);
+void           te_lua_retain_tensors(const te_lua_tensors *list);
+void           te_lua_drop_tensors(const te_lua_tensors *list);
+
+/* --- operations (operations.c) ------------------------------------------------------------------------------------ */
+
+void te_lua_open_operations(te_lua *rt, lua_State *L); /* the library table is on top */
+
+/* --- the rest ----------------------------------------------------------------------------------------------------- */
+
+/* Registers functions with the runtime as upvalue in the table on top. */
+void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
+
+extern const luaL_Reg te_lua_create_functions[];  /* create.c: te.tensor, te.zeros … */
+extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed … */
+/* Members of te._core. */
+extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
+extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
+extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
+extern const luaL_Reg te_lua_system_functions[];   /* system.c */
+extern const luaL_Reg te_lua_file_functions[];     /* files.c */
+extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
+
+int te_lua_tensor_tostring(lua_State *L); /* print.c */
+
+/* --- the library (module.c, library.c) ---------------------------------------------------------------------------- */
+
+/* Lua sources linked into the program, sorted by name; ends with a NULL name. Generated by the build. */
+typedef struct te_lua_source {
+    const char          *name; /* "te.optim" */
+    const char          *file; /* "te/optim.lua" */
+    const unsigned char *text;
+    size_t               size;
+} te_lua_source;
+
+extern const te_lua_source te_lua_sources[];
+
+/* Makes `require` find the embedded modules; where there is no package library, provides a require that finds only them. */
+void te_lua_open_library(lua_State *L);
+/* Pushes the chunk of an embedded module; false (nothing pushed) when there is none. Raises on a syntax error. */
+bool te_lua_load_source(lua_State *L, const char *name);
+/* Makes load, loadstring, loadfile, dofile and require take text chunks only. */
+void te_lua_text_only(lua_State *L);
+/* Makes the runtime of a state around a context (a reference is taken) ahead of luaopen_te. */
+te_lua *te_lua_attach(lua_State *L, te_context *ctx);
+/* The runtime of a state, NULL: none yet. */
+te_lua *te_lua_attached(lua_State *L);
+
+#endif

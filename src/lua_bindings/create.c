@@ -1,0 +1,366 @@
+/* create.c - making tensors: from Lua values, filled, counted, drawn and from files.
+ *
+ * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Random tensors are drawn
+ * on the host here, from the context's counters, so that they are the same whatever the device.
+ */
+#include "bindings.h"
+
+#include "core/io.h"
+#include "kernels/philox.h"
+
+#include <math.h>
+
+static const char *const creation_options[] = {"dtype", "device", "requires_grad", NULL};
+
+/* What the options of a new tensor say. */
+typedef struct creation {
+    const char *function;
+    te_dtype    dtype;
+    te_device  *device;
+    bool        requires_grad;
+} creation;
+
+static creation read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype)
+{
+    creation    c = {.function = function, .dtype = dtype};
+    const char *device = rt->device;
+    char        text[256];
+    te_lua_enter(rt, L, function);
+    if (!lua_isnoneornil(L, index)) {
+        te_lua_check_options(L, index, function, creation_options);
+        lua_getfield(L, index, "dtype");
+        if (!lua_isnil(L, -1)) c.dtype = te_lua_check_dtype(L, -1, function, "dtype");
+        lua_getfield(L, index, "requires_grad");
+        if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
+            te_lua_fail(L, function, "requires_grad: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));
+        c.requires_grad = lua_toboolean(L, -1);
+        lua_getfield(L, index, "device");
+        if (!lua_isnil(L, -1)) {
+            if (lua_type(L, -1) != LUA_TSTRING)
+                te_lua_fail(L, function, "device: expected a name, got %s", te_lua_describe(L, -1, text, sizeof text));
+            device = lua_tostring(L, -1);
+        }
+        lua_pop(L, 3);
+    }
+    c.device = te_context_device(rt->ctx, device);
+    if (!c.device) te_lua_raise(rt, L, function, rt->ctx->status);
+    return c;
+}
+
+/* The shape at `index` and the options behind it. */
+static creation read_shape(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, int *ndim, int64_t *shape)
+{
+    int taken = te_lua_check_shape(L, index, function, "shape", ndim, shape);
+    return read_creation(rt, L, index + taken, function, dtype);
+}
+
+/* Pushes an uninitialised tensor. */
+static te_tensor *push_empty(te_lua *rt, lua_State *L, const creation *c, int ndim, const int64_t *shape)
+{
+    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    u->t = te_tensor_new(rt->ctx, c->device, c->dtype, ndim, shape);
+    if (!u->t) te_lua_raise(rt, L, c->function, rt->ctx->status);
+    return u->t;
+}
+
+/* Last step of every function here: the tensor is on top. */
+static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
+{
+    te_tensor *t = te_lua_to_tensor(L, -1)->t;
+    if (status == TE_OK && c->requires_grad) status = te_tensor_set_requires_grad(t, true);
+    if (status != TE_OK) return te_lua_raise(rt, L, c->function, status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
+/* A buffer for the elements of a tensor to come, owned by a pushed userdata. Raises when the shape is impossible. */
+static void *push_buffer(te_lua *rt, lua_State *L, const char *function, int ndim, const int64_t *shape, size_t element, int64_t *numel)
+{
+    char text[160];
+    *numel = te_shape_numel(ndim, shape, element < 8 ? 8 : element);
+    if (*numel < 0 || *numel > INT64_C(1) << 40)
+        te_lua_fail(L, function, "shape %s has too many elements", te_shape_text(ndim, shape, text, sizeof text));
+    (void)rt;
+    return lua_newuserdata(L, (size_t)(*numel ? *numel : 1) * element);
+}
+
+/* --- filled ------------------------------------------------------------------------------------------------------- */
+
+static int filled(lua_State *L, const char *function, const double *value)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    int        ndim;
+    int64_t    shape[TE_MAX_DIMS];
+    creation   c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
+    return finish(rt, L, &c, value ? te_tensor_fill(t, *value) : TE_OK);
+}
+
+static int create_empty(lua_State *L) { return filled(L, "empty", NULL); }
+static int create_zeros(lua_State *L) { return filled(L, "zeros", &(double){0}); }
+static int create_ones(lua_State *L) { return filled(L, "ones", &(double){1}); }
+
+static int create_full(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int64_t  shape[TE_MAX_DIMS];
+    int      ndim = te_lua_check_ints(L, 1, "full", "shape", shape);
+    double   value = te_lua_check_number(L, 2, "full", "value");
+    creation c = read_creation(rt, L, 3, "full", TE_F32);
+    return finish(rt, L, &c, te_tensor_fill(push_empty(rt, L, &c, ndim, shape), value));
+}
+
+static int create_eye(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int64_t  n = te_lua_check_int(L, 1, "eye", "n"), numel;
+    creation c = read_creation(rt, L, 2, "eye", TE_F32);
+    if (n < 0) return te_lua_fail(L, "eye", "n: negative size %lld", (long long)n);
+    float *values = push_buffer(rt, L, "eye", 2, (int64_t[]){n, n}, sizeof *values, &numel);
+    memset(values, 0, (size_t)numel * sizeof *values);
+    for (int64_t i = 0; i < n; i++) values[i * n + i] = 1;
+    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, 2, (int64_t[]){n, n}), TE_F32, values));
+}
+
+/* first, first + step, … up to last, which is included when it is hit. */
+static int create_arange(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int      options = 2;
+    double   first = te_lua_check_number(L, 1, "arange", "first"), last = first, step = 1;
+    int64_t  numel;
+    bool     alone = lua_isnoneornil(L, 2) || lua_istable(L, 2);
+    if (alone) {
+        first = 1;
+    } else {
+        last = te_lua_check_number(L, 2, "arange", "last");
+        options = 3;
+        if (lua_type(L, 3) == LUA_TNUMBER || (lua_isnil(L, 3) && !lua_isnoneornil(L, 4))) options = 4;
+        if (lua_type(L, 3) == LUA_TNUMBER) step = lua_tonumber(L, 3);
+    }
+    if (!isfinite(first) || !isfinite(last) || !isfinite(step) || step == 0)
+        return te_lua_fail(L, "arange", "from %g to %g by %g is no range", first, last, step);
+    bool     whole = first == floor(first) && step == floor(step);
+    creation c = read_creation(rt, L, options, "arange", whole ? TE_I64 : TE_F32);
+    double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
+    int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
+    double  *values = push_buffer(rt, L, "arange", 1, &n, sizeof *values, &numel);
+    for (int64_t i = 0; i < n; i++) values[i] = first + (double)i * step;
+    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, 1, &n), TE_F64, values));
+}
+
+/* --- from Lua values ---------------------------------------------------------------------------------------------- */
+
+typedef struct nested {
+    lua_State *L;
+    int        ndim;
+    int64_t    shape[TE_MAX_DIMS];
+    bool       booleans;
+    double    *values;
+} nested;
+
+/* Follows first elements downwards: the shape, if the table is regular. Leaves them on the stack. */
+static void measure_nested(nested *v, int index)
+{
+    lua_State *L = v->L;
+    lua_pushvalue(L, index);
+    while (lua_type(L, -1) == LUA_TTABLE) {
+        if (v->ndim == TE_MAX_DIMS) te_lua_fail(L, "tensor", "tables nested more than %d deep", TE_MAX_DIMS);
+        size_t n = lua_objlen(L, -1);
+        v->shape[v->ndim++] = (int64_t)n;
+        if (n == 0) break;
+        lua_rawgeti(L, -1, 1);
+    }
+    v->booleans = lua_type(L, -1) == LUA_TBOOLEAN;
+}
+
+static int bad_value(nested *v)
+{
+    char text[256];
+    return te_lua_fail(v->L, "tensor", "expected %s, got %s", v->booleans ? "true or false" : "a number",
+                       te_lua_describe(v->L, -1, text, sizeof text));
+}
+
+/* Reads the value on top, `depth` levels down. */
+static void fill_nested(nested *v, int depth)
+{
+    lua_State *L = v->L;
+    if (depth == v->ndim) {
+        if (lua_type(L, -1) != (v->booleans ? LUA_TBOOLEAN : LUA_TNUMBER)) bad_value(v);
+        *v->values++ = v->booleans ? lua_toboolean(L, -1) : lua_tonumber(L, -1);
+        return;
+    }
+    if (lua_type(L, -1) != LUA_TTABLE) bad_value(v);
+    int64_t n = (int64_t)lua_objlen(L, -1);
+    if (n != v->shape[depth])
+        te_lua_fail(L, "tensor", "rows of different length: %lld and %lld entries at depth %d", (long long)v->shape[depth], (long long)n,
+                    depth + 1);
+    for (int64_t i = 1; i <= n; i++) {
+        lua_rawgeti(L, -1, (int)i);
+        fill_nested(v, depth + 1);
+        lua_pop(L, 1);
+    }
+}
+
+/* A copy of another tensor, without history. */
+static int copy_tensor(te_lua *rt, lua_State *L, te_tensor *source)
+{
+    creation       c = read_creation(rt, L, 2, "tensor", source->dtype);
+    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    u->t = te_tensor_new(rt->ctx, c.device, c.dtype, source->ndim, source->shape);
+    if (!u->t) return te_lua_raise(rt, L, "tensor", rt->ctx->status);
+    return finish(rt, L, &c, te_tensor_copy_data(u->t, source));
+}
+
+static int create_tensor(lua_State *L)
+{
+    te_lua        *rt = te_lua_runtime(L);
+    char           text[256];
+    te_lua_tensor *source = te_lua_to_tensor(L, 1);
+    if (source) return copy_tensor(rt, L, te_lua_check_tensor(L, 1, "tensor", "value"));
+    int type = lua_type(L, 1);
+    if (type != LUA_TTABLE && type != LUA_TNUMBER && type != LUA_TBOOLEAN)
+        return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got %s", te_lua_describe(L, 1, text, sizeof text));
+    if (type == LUA_TTABLE && te_lua_is_options(L, 1, false))
+        return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got a table with names");
+    lua_settop(L, 2);
+    nested v = {.L = L};
+    luaL_checkstack(L, 2 * TE_MAX_DIMS + 8, "te.tensor");
+    measure_nested(&v, 1);
+    lua_settop(L, 2);
+    creation c = read_creation(rt, L, 2, "tensor", v.booleans ? TE_BOOL : TE_F32);
+    int64_t  numel;
+    double  *values = push_buffer(rt, L, "tensor", v.ndim, v.shape, sizeof *values, &numel);
+    v.values = values;
+    lua_pushvalue(L, 1);
+    fill_nested(&v, 0);
+    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, v.ndim, v.shape), TE_F64, values));
+}
+
+/* --- random ------------------------------------------------------------------------------------------------------- */
+
+static void draw_uniform(te_rng rng, float *values, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 4) {
+        te_philox_words w = te_rng_group(rng, (uint64_t)i / 4);
+        for (int k = 0; k < 4 && i + k < n; k++) values[i + k] = te_rng_uniform(w.word[k]);
+    }
+}
+
+static void draw_normal(te_rng rng, float *values, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 4) {
+        te_philox_words w = te_rng_group(rng, (uint64_t)i / 4);
+        for (int k = 0; k < 4 && i + k < n; k++) values[i + k] = te_rng_normal(w.word[k & ~1], w.word[k | 1], k & 1);
+    }
+}
+
+static int drawn(lua_State *L, const char *function, void (*draw)(te_rng, float *, int64_t))
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int      ndim;
+    int64_t  shape[TE_MAX_DIMS], numel;
+    creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    float   *values = push_buffer(rt, L, function, ndim, shape, sizeof *values, &numel);
+    draw(te_context_draw(rt->ctx, (uint64_t)numel), values, numel);
+    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, ndim, shape), TE_F32, values));
+}
+
+static int create_rand(lua_State *L) { return drawn(L, "rand", draw_uniform); }
+static int create_randn(lua_State *L) { return drawn(L, "randn", draw_normal); }
+
+__extension__ typedef unsigned __int128 wide;
+
+/* Whole numbers from low to high, both included, from 64 random bits each: the bias is below range / 2^64. */
+static int create_randint(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int      ndim;
+    int64_t  shape[TE_MAX_DIMS], numel;
+    int64_t  low = te_lua_check_int(L, 1, "randint", "low"), high = te_lua_check_int(L, 2, "randint", "high");
+    creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
+    if (high < low) return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
+    int64_t *values = push_buffer(rt, L, "randint", ndim, shape, sizeof *values, &numel);
+    te_rng   rng = te_context_draw(rt->ctx, 2 * (uint64_t)numel);
+    uint64_t range = (uint64_t)(high - low) + 1;
+    for (int64_t i = 0; i < numel; i++) {
+        te_philox_words w = te_rng_group(rng, (uint64_t)i / 2);
+        uint64_t        bits = (uint64_t)w.word[i % 2 * 2] << 32 | w.word[i % 2 * 2 + 1];
+        values[i] = low + (int64_t)((wide)bits * range >> 64);
+    }
+    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, ndim, shape), TE_I64, values));
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+/* Memory of a file: the block and what is needed to give it back. */
+typedef struct file_memory {
+    te_mem mem;
+    size_t size;
+} file_memory;
+
+enum { FILE_HEADER = 64 }; /* keeps the data aligned */
+
+void te_lua_file_deleter(void *user);
+void te_lua_file_deleter(void *user)
+{
+    file_memory *block = user;
+    te_mem       mem = block->mem;
+    te_mem_free(&mem, block, block->size);
+}
+
+/* te.from_file(path, dtype, {offset=, count=}): the elements of a file, one dimension. Read whole, not mapped: a mapped
+ * file that somebody cuts short takes the process down. */
+static int create_from_file(lua_State *L)
+{
+    static const char *const options[] = {"offset", "count", NULL};
+    te_lua     *rt = te_lua_runtime(L);
+    te_mem      mem = rt->ctx->mem;
+    te_io_error error;
+    int         fd;
+    int64_t     size, offset = 0;
+    char        text[256];
+    if (lua_type(L, 1) != LUA_TSTRING)
+        return te_lua_fail(L, "from_file", "path: expected a string, got %s", te_lua_describe(L, 1, text, sizeof text));
+    const char *path = lua_tostring(L, 1);
+    te_dtype    dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
+    int64_t     element = (int64_t)te_dtype_size(dtype), count = -1;
+    te_lua_check_options(L, 3, "from_file", options);
+    if (lua_istable(L, 3)) {
+        lua_getfield(L, 3, "offset");
+        if (!lua_isnil(L, -1)) offset = te_lua_check_int(L, -1, "from_file", "offset");
+        lua_getfield(L, 3, "count");
+        if (!lua_isnil(L, -1)) count = te_lua_check_int(L, -1, "from_file", "count");
+        if (offset < 0 || (count < 0 && !lua_isnil(L, -1))) return te_lua_fail(L, "from_file", "offset and count are not negative");
+    }
+    te_lua_enter(rt, L, "from_file");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    if (te_io_open_read(&te_io_posix, path, &fd, &size, &error) != TE_OK) return te_lua_fail(L, "from_file", "%s", error.message);
+    if (count < 0) count = size > offset ? (size - offset) / element : 0;
+    int64_t      end;
+    bool         fits = !__builtin_mul_overflow(count, element, &end) && !__builtin_add_overflow(end, offset, &end) && end <= size;
+    size_t       bytes = fits ? (size_t)(count * element) + FILE_HEADER : 0;
+    file_memory *block = fits ? te_mem_alloc(&mem, bytes) : NULL;
+    te_status    status = TE_OK;
+    if (!fits)
+        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit", path,
+                         (long long)size, (long long)count, te_dtype_name(dtype), (long long)offset);
+    else if (!block)
+        status = te_fail_memory(rt->ctx, "te.from_file");
+    else if (te_io_read(&te_io_posix, fd, path, (char *)block + FILE_HEADER, bytes - FILE_HEADER, offset, &error) != TE_OK)
+        status = te_fail(rt->ctx, error.status, "%s", error.message);
+    te_io_posix.close(te_io_posix.user, fd);
+    if (status == TE_OK) {
+        *block = (file_memory){mem, bytes};
+        result->t = te_tensor_from_data(rt->ctx, (char *)block + FILE_HEADER, dtype, 1, &count, te_lua_file_deleter, block);
+        if (!result->t) status = rt->ctx->status;
+    }
+    if (status != TE_OK) te_mem_free(&mem, block, bytes);
+    return status == TE_OK ? 1 : te_lua_raise(rt, L, "from_file", status);
+}
+
+const luaL_Reg te_lua_create_functions[] = {
+    {"tensor", create_tensor},   {"empty", create_empty}, {"zeros", create_zeros}, {"ones", create_ones},
+    {"full", create_full},       {"eye", create_eye},     {"arange", create_arange}, {"rand", create_rand},
+    {"randn", create_randn},     {"randint", create_randint}, {"from_file", create_from_file}, {NULL, NULL},
+};

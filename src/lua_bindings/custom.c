@@ -1,0 +1,179 @@
+/* custom.c - operations whose backward is a Lua function.
+ *
+ * te._core.custom (lua/te/scopes.lua) runs the forward function without recording and hands its results here; `record`
+ * makes one graph node that holds a registry reference to {backward function, ctx}. The results are returned as fresh
+ * views: the ones that the forward function may have saved in ctx stay outside the graph, so that no cycle runs through
+ * the registry, where the collector could not break it.
+ *
+ * The node may outlive the Lua state (the host holds a tensor), hence the te_lua_link.
+ */
+#include "bindings.h"
+
+#include "core/autograd.h"
+
+#include <stdio.h>
+
+enum { MAX_INPUTS = 200 };
+
+/* What a node keeps: call->pointer. */
+typedef struct custom {
+    te_lua_link *link;
+    int          ref; /* of {backward, ctx} */
+} custom;
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+static void release_custom(te_call *call)
+{
+    custom      *c = (custom *)(uintptr_t)call->pointer;
+    te_lua_link *link = c->link;
+    te_mem       mem = link->mem;
+    if (link->rt) luaL_unref(link->rt->thread, LUA_REGISTRYINDEX, c->ref);
+    te_mem_free(&mem, c, sizeof *c);
+    if (--link->refs == 0) te_mem_free(&mem, link, sizeof *link);
+    call->pointer = NULL;
+}
+
+/* Gives result `index` of the backward function to input i. */
+static te_status give(te_call *call, lua_State *L, int i, int index)
+{
+    const te_grad_meta *meta = te_grad_input(call, i);
+    te_lua_tensor      *u = te_lua_to_tensor(L, index);
+    char                text[256], shape[160];
+    if (lua_isnoneornil(L, index) || (lua_isboolean(L, index) && !lua_toboolean(L, index))) return TE_OK;
+    if (!u || !u->t)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the gradient of input %d must be a tensor or nil, not %s", i + 1,
+                            te_lua_describe(L, index, text, sizeof text));
+    if (!te_grad_wanted(call, i)) return TE_OK;
+    bool same = u->t->ndim == meta->ndim && u->t->storage->device == meta->device;
+    for (int k = 0; same && k < meta->ndim; k++) same = u->t->shape[k] == meta->shape[k];
+    if (!same)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the gradient of input %d is a %s, the input has shape %s", i + 1,
+                            te_lua_describe(L, index, text, sizeof text), te_shape_text(meta->ndim, meta->shape, shape, sizeof shape));
+    return te_grad_give(call, i, te_tensor_retain(u->t));
+}
+
+typedef struct backward_job {
+    te_call  *call;
+    te_lua   *rt;
+    te_status status;
+} backward_job;
+
+/* Keeps the error value on top so that the binding that called the engine raises it unchanged. */
+static void keep_error(backward_job *job, lua_State *L)
+{
+    const char *message = lua_tostring(L, -1);
+    job->status = te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s", message ? message : "error value that is no string");
+    if (job->rt->error_ref != LUA_NOREF) luaL_unref(L, LUA_REGISTRYINDEX, job->rt->error_ref);
+    job->rt->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+}
+
+static int run_backward(lua_State *L)
+{
+    backward_job *job = lua_touserdata(L, 1);
+    te_call      *call = job->call;
+    const custom *c = call->pointer;
+    lua_pushcfunction(L, te_lua_remember);
+    int handler = lua_gettop(L), n_out = (int)call->memo[0];
+    lua_rawgeti(L, LUA_REGISTRYINDEX, c->ref);
+    lua_rawgeti(L, -1, 1);
+    lua_rawgeti(L, -2, 2);
+    for (int i = 0; i < n_out; i++) te_lua_push_tensor(job->rt, L, call->dout[i]);
+    if (lua_pcall(L, 1 + n_out, LUA_MULTRET, handler) != 0) {
+        keep_error(job, L);
+        return 0;
+    }
+    for (int i = 0; i < call->node->n_edges && job->status == TE_OK; i++) job->status = give(call, L, i, handler + 2 + i);
+    return 0;
+}
+
+static te_status custom_backward(te_call *call)
+{
+    const custom *c = call->pointer;
+    te_lua       *rt = c->link->rt;
+    if (!rt) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the interpreter that made this operation is closed");
+    if (rt->reclaiming) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward inside a finalizer");
+    lua_State   *L = rt->L ? rt->L : rt->thread;
+    backward_job job = {.call = call, .rt = rt, .status = TE_OK};
+    int          top = lua_gettop(L);
+    if (!lua_checkstack(L, LUA_MINSTACK)) return te_fail_memory(call->ctx, "te.custom");
+    if (lua_cpcall(L, run_backward, &job) != 0) keep_error(&job, L);
+    lua_settop(L, top);
+    rt->L = L; /* a coroutine inside may have changed it */
+    return job.status;
+}
+
+static const te_op_def custom_def = {.signature = "custom(x)", .doc = "An operation defined in Lua.", .backward = custom_backward};
+static const te_op     custom_op = {.def = &custom_def, .name = "custom", .n_outputs = TE_OP_MAX_OUTPUTS};
+
+/* --- recording ---------------------------------------------------------------------------------------------------- */
+
+/* Fills call->pointer from the {backward, ctx} on top of the stack, which is popped. */
+static void hold(te_lua *rt, lua_State *L, te_call *call)
+{
+    te_mem  mem = rt->link->mem;
+    int     ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    custom *c = te_mem_alloc(&mem, sizeof *c);
+    if (!c) {
+        luaL_unref(L, LUA_REGISTRYINDEX, ref);
+        te_lua_fail(L, "custom", "out of host memory");
+        return;
+    }
+    *c = (custom){rt->link, ref};
+    rt->link->refs++;
+    call->pointer = c;
+    call->release = release_custom;
+}
+
+/* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
+static int record(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *inputs[MAX_INPUTS];
+    te_call    call = {.ctx = rt->ctx, .op = &custom_op};
+    int        n_out = (int)te_lua_check_int(L, 3, "custom", "number of outputs"), first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
+    bool       wanted = false;
+    char       text[256];
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    te_lua_enter(rt, L, "custom");
+    if (n_out < 1 || n_out > TE_OP_MAX_OUTPUTS)
+        return te_lua_fail(L, "custom", "the forward function returned %d values; one to %d tensors are possible", n_out, TE_OP_MAX_OUTPUTS);
+    if (n_in < 0 || n_in > MAX_INPUTS) return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
+    for (int i = 0; i < n_out; i++)
+        if (!te_lua_to_tensor(L, 4 + i) || !te_lua_to_tensor(L, 4 + i)->t)
+            return te_lua_fail(L, "custom", "result %d of the forward function: expected a tensor, got %s", i + 1,
+                               te_lua_describe(L, 4 + i, text, sizeof text));
+    for (int i = 0; i < n_in; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(L, first + i);
+        inputs[i] = u ? u->t : NULL;
+        wanted = wanted || (inputs[i] && te_needs_grad(inputs[i]));
+    }
+    if (!wanted || !te_context_grad_enabled(rt->ctx)) {
+        lua_settop(L, 3 + n_out);
+        return n_out;
+    }
+    luaL_checkstack(L, n_out + 4, "te.custom");
+    te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
+    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
+    lua_createtable(L, 2, 0);
+    for (int i = 1; i <= 2; i++) {
+        lua_pushvalue(L, i);
+        lua_rawseti(L, -2, i);
+    }
+    hold(rt, L, &call);
+    te_status status = TE_OK;
+    for (int i = 0; i < n_out && status == TE_OK; i++) {
+        te_tensor *t = te_lua_to_tensor(L, 4 + i)->t;
+        call.out[i] = results[i]->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
+        if (!results[i]->t) status = rt->ctx->status;
+    }
+    call.memo[0] = n_out;
+    if (status == TE_OK) status = te_autograd_record(&call, inputs, n_in);
+    if (status != TE_OK) {
+        release_custom(&call);
+        return te_lua_raise(rt, L, "custom", status);
+    }
+    return n_out;
+}
+
+const luaL_Reg te_lua_custom_functions[] = {{"record", record}, {NULL, NULL}};

@@ -1,0 +1,192 @@
+/* errors.c - messages: where, what, what was given instead, and what was probably meant. */
+#include "bindings.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+enum { LONGEST_NAME = 48 };
+
+/* Sources of the library are named "=te/…" (see library.c). */
+static bool is_library(const lua_Debug *frame) { return strncmp(frame->source, "=te/", 4) == 0; }
+
+/* Pushes "file:line: " of the nearest Lua function outside the library. */
+static void push_where(lua_State *L)
+{
+    lua_Debug frame;
+    for (int level = 1; lua_getstack(L, level, &frame); level++) {
+        lua_getinfo(L, "Sl", &frame);
+        if (frame.currentline <= 0 || is_library(&frame)) continue;
+        lua_pushfstring(L, "%s:%d: ", frame.short_src, frame.currentline);
+        return;
+    }
+    lua_pushliteral(L, "");
+}
+
+int te_lua_fail(lua_State *L, const char *function, const char *format, ...)
+{
+    char    text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    push_where(L);
+    if (function) lua_pushfstring(L, "te.%s: ", function);
+    lua_pushstring(L, text);
+    lua_concat(L, function ? 3 : 2);
+    return lua_error(L);
+}
+
+int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status)
+{
+    const char *message = te_context_error(rt->ctx);
+    rt->status = status;
+    if (rt->error_ref != LUA_NOREF) { /* a Lua error went through the engine: raise that value itself */
+        lua_rawgeti(L, LUA_REGISTRYINDEX, rt->error_ref);
+        luaL_unref(L, LUA_REGISTRYINDEX, rt->error_ref);
+        rt->error_ref = LUA_NOREF;
+        return lua_error(L);
+    }
+    return te_lua_fail(L, strncmp(message, "te.", 3) == 0 ? NULL : function, "%s", message);
+}
+
+/* --- nearest name ------------------------------------------------------------------------------------------------- */
+
+/* Edit distance with insertions, deletions, replacements and swaps of neighbours; names longer than LONGEST_NAME are far. */
+static int distance(const char *a, const char *b)
+{
+    int rows[3][LONGEST_NAME + 1];
+    int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST_NAME || m > LONGEST_NAME) return LONGEST_NAME;
+    for (int j = 0; j <= m; j++) rows[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best) best = above[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + 1 < best)
+                best = above2[j - 2] + 1;
+            row[j] = best;
+        }
+    }
+    return rows[n % 3][m];
+}
+
+const char *te_lua_nearest(const char *name, const char *const *names, int n)
+{
+    const char *best = NULL;
+    int         limit = 1 + (int)strlen(name) / 3, least = limit + 1;
+    for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++) {
+        int d = distance(name, names[i]);
+        if (d >= least) continue;
+        least = d;
+        best = names[i];
+    }
+    return best;
+}
+
+/* --- values in messages ------------------------------------------------------------------------------------------- */
+
+const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
+{
+    char           shape[160];
+    te_lua_tensor *u = te_lua_to_tensor(L, index);
+    int            type = lua_type(L, index);
+    if (u && u->t)
+        snprintf(text, size, "%s tensor %s", te_dtype_name(u->t->dtype), te_shape_text(u->t->ndim, u->t->shape, shape, sizeof shape));
+    else if (u)
+        snprintf(text, size, "a released tensor");
+    else if (type == LUA_TNUMBER)
+        snprintf(text, size, "number %.14g", lua_tonumber(L, index));
+    else if (type == LUA_TSTRING)
+        snprintf(text, size, "string \"%.40s\"", lua_tostring(L, index));
+    else if (type == LUA_TBOOLEAN)
+        snprintf(text, size, "%s", lua_toboolean(L, index) ? "true" : "false");
+    else
+        snprintf(text, size, "%s", type == LUA_TNONE ? "nothing" : lua_typename(L, type));
+    return text;
+}
+
+/* --- tracebacks --------------------------------------------------------------------------------------------------- */
+
+/* Pushes the line of one frame; false for frames that say nothing to the author of a script. */
+static bool push_frame(lua_State *L, lua_Debug *frame)
+{
+    lua_getinfo(L, "Snl", frame);
+    if (strcmp(frame->what, "C") == 0 || frame->currentline <= 0) return false;
+    lua_pushfstring(L, "\n\t%s:%d: in ", frame->short_src, frame->currentline);
+    if (frame->namewhat[0])
+        lua_pushfstring(L, "function '%s'", frame->name);
+    else if (strcmp(frame->what, "main") == 0)
+        lua_pushliteral(L, "main chunk");
+    else
+        lua_pushfstring(L, "function <%s:%d>", frame->short_src, frame->linedefined);
+    lua_concat(L, 2);
+    return true;
+}
+
+/* Pushes the frames from `level` on, one a line. */
+static void push_frames(lua_State *L, int level)
+{
+    enum { FIRST = 12, LAST = 10 }; /* shown of a deep stack */
+    lua_Debug frame;
+    int       depth = level, parts = 1, first = level;
+    luaL_checkstack(L, FIRST + LAST + LUA_MINSTACK, "traceback");
+    while (lua_getstack(L, depth, &frame)) depth++;
+    lua_pushliteral(L, "\nstack traceback:");
+    for (; lua_getstack(L, level, &frame); level++) {
+        if (depth - first > FIRST + LAST && level == first + FIRST) {
+            lua_pushliteral(L, "\n\t...");
+            parts++;
+            level = depth - LAST;
+            if (!lua_getstack(L, level, &frame)) break;
+        }
+        if (push_frame(L, &frame)) parts++;
+    }
+    lua_concat(L, parts);
+}
+
+static const char remembered_key[] = "te.remembered"; /* in the registry: {message, traceback} */
+
+/* Pushes the traceback that was kept for the message at 1; false when there is none. */
+static bool push_remembered(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, remembered_key);
+    if (!lua_istable(L, -1)) return false;
+    lua_rawgeti(L, -1, 1);
+    if (!lua_rawequal(L, -1, 1)) return false;
+    lua_rawgeti(L, -2, 2);
+    return true;
+}
+
+int te_lua_remember(lua_State *L)
+{
+    lua_settop(L, 1);
+    if (lua_type(L, 1) != LUA_TSTRING || push_remembered(L)) {
+        lua_settop(L, 1);
+        return 1;
+    }
+    lua_createtable(L, 2, 0);
+    lua_pushvalue(L, 1);
+    lua_rawseti(L, -2, 1);
+    push_frames(L, 1);
+    lua_rawseti(L, -2, 2);
+    lua_setfield(L, LUA_REGISTRYINDEX, remembered_key);
+    lua_settop(L, 1);
+    return 1;
+}
+
+int te_lua_traceback(lua_State *L)
+{
+    lua_settop(L, 1);
+    if (!lua_isstring(L, 1)) return 1; /* an error object: whoever catches it knows what it is */
+    if (!push_remembered(L)) {
+        lua_settop(L, 1);
+        push_frames(L, 1);
+    }
+    lua_pushvalue(L, 1);
+    lua_insert(L, -2);
+    lua_concat(L, 2);
+    return 1;
+}

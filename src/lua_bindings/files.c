@@ -1,0 +1,247 @@
+/* files.c - folders and safetensors files. Not there in restricted runtimes. */
+#include "bindings.h"
+
+#include "core/io.h"
+#include "core/safetensors.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+static const char *check_path(lua_State *L, int index, const char *function)
+{
+    char text[256];
+    if (lua_type(L, index) != LUA_TSTRING)
+        te_lua_fail(L, function, "path: expected a string, got %s", te_lua_describe(L, index, text, sizeof text));
+    return lua_tostring(L, index);
+}
+
+static int raise_io(lua_State *L, const char *function, const te_io_error *error)
+{
+    return te_lua_fail(L, function, "%s", error->message);
+}
+
+/* --- folders ------------------------------------------------------------------------------------------------------ */
+
+static int push_names(lua_State *L)
+{
+    const te_io_names *names = lua_touserdata(L, 1);
+    lua_createtable(L, (int)names->count, 0);
+    for (size_t i = 0; i < names->count; i++) {
+        lua_pushstring(L, names->names[i]);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    return 1;
+}
+
+/* list_dir(path): names in a folder, sorted. */
+static int list_dir(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *path = check_path(L, 1, "list_dir");
+    te_io_names names;
+    te_io_error error;
+    te_lua_enter(rt, L, "list_dir");
+    lua_pushcfunction(L, push_names);
+    if (te_io_list(&te_io_posix, &rt->ctx->mem, path, &names, &error) != TE_OK) return raise_io(L, "list_dir", &error);
+    lua_pushlightuserdata(L, &names);
+    int failed = lua_pcall(L, 1, 1, 0);
+    te_io_names_free(&names);
+    return failed ? lua_error(L) : 1;
+}
+
+/* stat(path): {type = "file", "directory" or "other", size =, mtime =}, or nil where there is nothing. */
+static int stat_path(lua_State *L)
+{
+    struct stat s;
+    const char *path = check_path(L, 1, "stat");
+    if (stat(path, &s) != 0) {
+        lua_pushnil(L);
+        lua_pushfstring(L, "%s: %s", path, strerror(errno));
+        return 2;
+    }
+    lua_createtable(L, 0, 3);
+    lua_pushstring(L, S_ISREG(s.st_mode) ? "file" : S_ISDIR(s.st_mode) ? "directory" : "other");
+    lua_setfield(L, -2, "type");
+    lua_pushnumber(L, (double)s.st_size);
+    lua_setfield(L, -2, "size");
+    lua_pushnumber(L, (double)s.st_mtime);
+    lua_setfield(L, -2, "mtime");
+    return 1;
+}
+
+/* mkdir(path): makes the folder and those above it; one that exists is fine. */
+static int make_folder(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *path = check_path(L, 1, "mkdir");
+    te_io_error error;
+    te_lua_enter(rt, L, "mkdir");
+    if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK) return raise_io(L, "mkdir", &error);
+    return 0;
+}
+
+/* --- safetensors: writing ----------------------------------------------------------------------------------------- */
+
+/* Contiguous CPU copies of the tensors, and the items that describe them; lives in a userdata, freed by drop_saving. */
+typedef struct saving {
+    int                    n;
+    te_tensor            **copies;
+    te_safetensors_item   *items;
+    te_safetensors_pair   *pairs;
+    te_safetensors_contents contents;
+} saving;
+
+static void *push_array(lua_State *L, size_t n, size_t size)
+{
+    void *p = lua_newuserdata(L, (n ? n : 1) * size);
+    memset(p, 0, (n ? n : 1) * size);
+    return p;
+}
+
+/* Reads {{name, tensor}, …} at 2 into items; tensors are borrowed. */
+static void read_items(lua_State *L, saving *s)
+{
+    char text[256];
+    for (int i = 0; i < s->n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        if (!lua_istable(L, -1)) te_lua_fail(L, "save", "entry %d: expected {name, tensor}", i + 1);
+        lua_rawgeti(L, -1, 1);
+        lua_rawgeti(L, -2, 2);
+        if (lua_type(L, -2) != LUA_TSTRING)
+            te_lua_fail(L, "save", "name %d: expected a string, got %s", i + 1, te_lua_describe(L, -2, text, sizeof text));
+        s->items[i].name = lua_tostring(L, -2);
+        if (strlen(s->items[i].name) != lua_objlen(L, -2)) te_lua_fail(L, "save", "name %d holds a zero byte", i + 1);
+        s->copies[i] = te_lua_check_tensor(L, -1, "save", s->items[i].name);
+        lua_pop(L, 3);
+    }
+}
+
+static void read_pairs(lua_State *L, saving *s)
+{
+    int n = 0;
+    if (!lua_istable(L, 3)) return;
+    for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
+        if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
+            te_lua_fail(L, "save", "metadata: keys and values are strings");
+        s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
+    }
+    s->contents.n_metadata = n;
+}
+
+/* Replaces the borrowed tensors by contiguous ones that are held; on failure those made so far remain held. */
+static te_status hold_copies(saving *s, int *held)
+{
+    for (*held = 0; *held < s->n; ++*held) {
+        te_safetensors_item *item = &s->items[*held];
+        te_tensor           *t = te_tensor_contiguous_copy(s->copies[*held]);
+        if (!t) return s->copies[*held]->ctx->status;
+        s->copies[*held] = t;
+        item->dtype = t->dtype;
+        item->ndim = t->ndim;
+        memcpy(item->shape, t->shape, sizeof item->shape);
+        item->data = te_tensor_numel(t) ? te_tensor_data(t) : item;
+    }
+    return TE_OK;
+}
+
+/* safetensors_write(path, {{name, tensor}, …}, metadata) */
+static int safetensors_write(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    saving      s = {0};
+    te_io_error error;
+    int         held, n_pairs = 0;
+    const char *path = check_path(L, 1, "save");
+    lua_settop(L, 3);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TTABLE);
+    if (lua_istable(L, 3))
+        for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) n_pairs++;
+    s.n = (int)lua_objlen(L, 2);
+    s.copies = push_array(L, (size_t)s.n, sizeof *s.copies);
+    s.items = push_array(L, (size_t)s.n, sizeof *s.items);
+    s.pairs = push_array(L, (size_t)n_pairs, sizeof *s.pairs);
+    read_items(L, &s);
+    read_pairs(L, &s);
+    s.contents = (te_safetensors_contents){s.items, s.n, s.pairs, s.contents.n_metadata};
+    te_lua_enter(rt, L, "save");
+    te_status status = hold_copies(&s, &held);
+    bool      copied = status == TE_OK;
+    if (copied) status = te_safetensors_write(&te_io_posix, &rt->ctx->mem, path, &s.contents, &error);
+    for (int i = 0; i < held; i++) te_tensor_release(s.copies[i]);
+    if (status == TE_OK) return 0;
+    return copied ? raise_io(L, "save", &error) : te_lua_raise(rt, L, "save", status);
+}
+
+/* --- safetensors: reading ----------------------------------------------------------------------------------------- */
+
+typedef struct loading {
+    te_lua         *rt;
+    te_safetensors *file;
+    te_io_error     error;
+    te_status       status; /* of the engine; TE_OK with an empty message: none */
+} loading;
+
+/* Reads one tensor into the userdata on top. */
+static bool load_tensor(loading *job, te_lua_tensor *u, int i)
+{
+    const te_safetensors_entry *e = te_safetensors_get(job->file, i);
+    u->t = te_tensor_empty(job->rt->ctx, e->dtype, e->ndim, e->shape);
+    if (!u->t) {
+        job->status = job->rt->ctx->status;
+        return false;
+    }
+    if (e->bytes == 0) return true;
+    job->status = te_safetensors_read(job->file, i, te_tensor_data(u->t), (size_t)e->bytes, &job->error);
+    if (job->status != TE_OK) te_fail(job->rt->ctx, job->status, "te.load: %s", job->error.message);
+    return job->status == TE_OK;
+}
+
+/* Runs protected, since the file is open: leaves the names, the tensors and the metadata. */
+static int load_all(lua_State *L)
+{
+    loading *job = lua_touserdata(L, 1);
+    int      n = te_safetensors_count(job->file);
+    lua_createtable(L, n, 0);
+    lua_createtable(L, 0, n);
+    lua_newtable(L);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, te_safetensors_get(job->file, i)->name);
+        lua_pushvalue(L, -1);
+        lua_rawseti(L, 2, i + 1);
+        if (!load_tensor(job, te_lua_new_tensor(job->rt, L), i)) return 0;
+        lua_rawset(L, 3);
+    }
+    for (int i = 0; i < te_safetensors_metadata_count(job->file); i++) {
+        const te_safetensors_pair *pair = te_safetensors_metadata(job->file, i);
+        lua_pushstring(L, pair->value);
+        lua_setfield(L, 4, pair->key);
+    }
+    return 3;
+}
+
+/* safetensors_read(path): names in file order, tensors by name, metadata. */
+static int safetensors_read(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    loading job = {.rt = rt};
+    char    path[4096];
+    snprintf(path, sizeof path, "%s", check_path(L, 1, "load"));
+    te_lua_enter(rt, L, "load");
+    lua_settop(L, 0);
+    lua_pushcfunction(L, load_all);
+    lua_pushlightuserdata(L, &job);
+    if (te_safetensors_open(&job.file, &te_io_posix, &rt->ctx->mem, path, &job.error) != TE_OK) return raise_io(L, "load", &job.error);
+    int failed = lua_pcall(L, 1, 3, 0);
+    te_safetensors_close(job.file);
+    if (failed) return lua_error(L);
+    if (job.status != TE_OK) return te_lua_raise(rt, L, "load", job.status);
+    te_lua_charge(rt, L);
+    return 3;
+}
+
+const luaL_Reg te_lua_file_functions[] = {
+    {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"safetensors_write", safetensors_write},
+    {"safetensors_read", safetensors_read}, {NULL, NULL},
+};

@@ -1,0 +1,310 @@
+/* operations.c - every operation of the engine as a Lua function, from its declaration alone.
+ *
+ * One C function serves all of them; the operation is its second upvalue. Arguments are read along the parameters:
+ *
+ *     softmax(x, dim: dim = -1)             te.softmax(x)  te.softmax(x, 2)  te.softmax(x, {dim = 2})  x:softmax(2)
+ *     view(x, shape: shape)                 x:view(2, 3)   x:view{2, 3}
+ *
+ * Positional arguments fill parameters in order; a table with text keys is the options and comes last. A list may be
+ * given as numbers in a row when no parameter after it takes a number. Dimensions and positions count from 1 and are
+ * handed to the engine from 0.
+ */
+#include "bindings.h"
+
+#include <stdio.h>
+
+/* The arguments of one call while they are read. */
+typedef struct reader {
+    lua_State   *L;
+    const te_op *op;
+    const char  *name; /* for messages: "softmax", "add_" */
+    te_arg       args[TE_LUA_MAX_ARGS];
+    int64_t      ints[TE_LUA_MAX_ARGS][TE_MAX_DIMS];
+} reader;
+
+static bool takes_list(const te_param *p)
+{
+    return p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE || p->type == TE_TYPE_TENSORS;
+}
+
+static bool takes_number(const te_param *p)
+{
+    return p->type == TE_TYPE_NUMBER || p->type == TE_TYPE_INT || p->type == TE_TYPE_DIM || p->type == TE_TYPE_DIMS ||
+           p->type == TE_TYPE_SHAPE;
+}
+
+static int wrong_type(reader *r, const te_param *p, int index)
+{
+    static const char *const wanted[] = {
+        [TE_TYPE_TENSOR] = "a tensor", [TE_TYPE_TENSORS] = "a list of tensors", [TE_TYPE_NUMBER] = "a number",
+        [TE_TYPE_INT] = "a whole number", [TE_TYPE_BOOL] = "true or false", [TE_TYPE_DIM] = "a dimension (a whole number from 1)",
+        [TE_TYPE_DIMS] = "dimensions (whole numbers from 1)", [TE_TYPE_SHAPE] = "a shape (a table of whole numbers)",
+        [TE_TYPE_DTYPE] = "the name of a dtype", [TE_TYPE_DEVICE] = "the name of a device", [TE_TYPE_TEXT] = "a string",
+        [TE_TYPE_CHOICE] = "one of "};
+    char        text[256];
+    const char *expected = wanted[p->type];
+    if (p->type == TE_TYPE_TENSOR && (r->op->def->flags & TE_OP_NUMBERS)) expected = "a tensor or number";
+    return te_lua_fail(r->L, r->name, "%s: expected %s%s, got %s", p->name, expected, p->type == TE_TYPE_CHOICE ? p->text : "",
+                       te_lua_describe(r->L, index, text, sizeof text));
+}
+
+static int64_t from_one(reader *r, const te_param *p, int64_t position)
+{
+    if (position == 0) te_lua_fail(r->L, r->name, "%s: 0 given, but dimensions and positions count from 1", p->name);
+    return position > 0 ? position - 1 : position;
+}
+
+static void read_choice(reader *r, const te_param *p, te_arg *arg, int index)
+{
+    char        copy[sizeof p->text];
+    const char *names[16], *given = lua_tostring(r->L, index);
+    int         n = 0;
+    memcpy(copy, p->text, sizeof copy);
+    for (char *at = copy; at && n < 16; n++) {
+        names[n] = at;
+        if ((at = strchr(at, '|'))) *at++ = 0;
+    }
+    for (int i = 0; i < n; i++) {
+        if (strcmp(names[i], given) != 0) continue;
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = i};
+        return;
+    }
+    const char *nearest = te_lua_nearest(given, names, n);
+    te_lua_fail(r->L, r->name, "%s: \"%.40s\" is none of %s%s%s%s", p->name, given, p->text, nearest ? "; did you mean \"" : "",
+                nearest ? nearest : "", nearest ? "\"?" : "");
+}
+
+static void read_ints(reader *r, const te_param *p, te_arg *arg, int index, int count)
+{
+    int64_t *ints = r->ints[p - r->op->params];
+    int      n = count;
+    if (lua_type(r->L, index) == LUA_TTABLE) {
+        n = te_lua_check_ints(r->L, index, r->name, p->name, ints);
+    } else {
+        if (count > TE_MAX_DIMS) te_lua_fail(r->L, r->name, "%s: %d entries, at most %d are possible", p->name, count, TE_MAX_DIMS);
+        for (int i = 0; i < count; i++) ints[i] = te_lua_check_int(r->L, index + i, r->name, p->name);
+    }
+    if (p->type == TE_TYPE_DIMS)
+        for (int i = 0; i < n; i++) ints[i] = from_one(r, p, ints[i]);
+    *arg = (te_arg){.kind = TE_ARG_INTS, .n = n, .as.ints = ints};
+}
+
+static void read_tensor(reader *r, const te_param *p, te_arg *arg, int index)
+{
+    te_lua_tensor *u = te_lua_to_tensor(r->L, index);
+    if (u && u->t)
+        *arg = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = u->t};
+    else if (u)
+        te_lua_fail(r->L, r->name, "%s: tensor was released", p->name);
+    else if (lua_type(r->L, index) == LUA_TNUMBER && (r->op->def->flags & TE_OP_NUMBERS))
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_tonumber(r->L, index)};
+    else
+        wrong_type(r, p, index);
+}
+
+/* Reads the value at `index`; `count` numbers of a list in a row. */
+static void read_value(reader *r, const te_param *p, int index, int count)
+{
+    te_arg *arg = &r->args[p - r->op->params];
+    int     type = lua_type(r->L, index);
+    switch (p->type) {
+    case TE_TYPE_TENSOR: read_tensor(r, p, arg, index); return;
+    case TE_TYPE_TENSORS: {
+        te_lua_tensors list = te_lua_check_tensors(r->L, index, r->name, p->name); /* stays on the stack */
+        *arg = (te_arg){.kind = TE_ARG_TENSORS, .n = list.n, .as.tensors = list.t};
+        return;
+    }
+    case TE_TYPE_DIMS:
+    case TE_TYPE_SHAPE:
+        if (type != LUA_TTABLE && type != LUA_TNUMBER) break;
+        read_ints(r, p, arg, index, count);
+        return;
+    case TE_TYPE_NUMBER:
+        if (type != LUA_TNUMBER) break;
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_tonumber(r->L, index)};
+        return;
+    case TE_TYPE_INT:
+    case TE_TYPE_DIM: {
+        if (type != LUA_TNUMBER) break;
+        int64_t value = te_lua_check_int(r->L, index, r->name, p->name);
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = (double)(p->type == TE_TYPE_DIM ? from_one(r, p, value) : value)};
+        return;
+    }
+    case TE_TYPE_BOOL:
+        if (type != LUA_TBOOLEAN) break;
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(r->L, index)};
+        return;
+    case TE_TYPE_DTYPE: *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = te_lua_check_dtype(r->L, index, r->name, p->name)}; return;
+    case TE_TYPE_CHOICE:
+        if (type != LUA_TSTRING) break;
+        read_choice(r, p, arg, index);
+        return;
+    case TE_TYPE_DEVICE:
+    case TE_TYPE_TEXT:
+        if (type != LUA_TSTRING) break;
+        *arg = (te_arg){.kind = TE_ARG_TEXT, .as.text = lua_tostring(r->L, index)};
+        return;
+    }
+    wrong_type(r, p, index);
+}
+
+static int unknown_option(reader *r, const char *name)
+{
+    const char *names[TE_LUA_MAX_ARGS];
+    for (int i = 0; i < r->op->n_params; i++) names[i] = r->op->params[i].name;
+    const char *nearest = te_lua_nearest(name, names, r->op->n_params);
+    if (nearest) return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
+    return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name, r->op->def->signature);
+}
+
+static void read_options(reader *r, int index)
+{
+    char text[256];
+    for (lua_pushnil(r->L); lua_next(r->L, index); lua_pop(r->L, 1)) {
+        if (lua_type(r->L, -2) != LUA_TSTRING)
+            te_lua_fail(r->L, r->name, "options: names are expected as keys, got %s", te_lua_describe(r->L, -2, text, sizeof text));
+        const char *name = lua_tostring(r->L, -2);
+        int         i = 0;
+        while (i < r->op->n_params && strcmp(r->op->params[i].name, name) != 0) i++;
+        if (i == r->op->n_params) unknown_option(r, name);
+        const te_param *p = &r->op->params[i];
+        if (r->args[i].kind != TE_ARG_ABSENT) te_lua_fail(r->L, r->name, "%s: given twice", p->name);
+        if (p->type == TE_TYPE_TENSORS) te_lua_fail(r->L, r->name, "%s: give the list as an argument of its own, not as an option", p->name);
+        read_value(r, p, lua_gettop(r->L), 1);
+    }
+}
+
+/* How many numbers from `index` on belong to list p, the `at`-th parameter. */
+static int count_numbers(const reader *r, int at, int index, int top)
+{
+    int n = 0;
+    for (int i = at + 1; i < r->op->n_params && !r->op->params[i].by_name; i++)
+        if (takes_number(&r->op->params[i])) return 1;
+    while (index + n <= top && lua_type(r->L, index + n) == LUA_TNUMBER) n++;
+    return n > 1 ? n : 1;
+}
+
+static void read_arguments(reader *r)
+{
+    lua_State *L = r->L;
+    int        top = lua_gettop(L), index = 1;
+    for (int i = 0; i < r->op->n_params; i++) r->args[i].kind = TE_ARG_ABSENT;
+    for (int i = 0; i < r->op->n_params && index <= top; i++) {
+        const te_param *p = &r->op->params[i];
+        if (p->by_name) break;
+        if (te_lua_is_options(L, index, !takes_list(p))) break;
+        int count = takes_list(p) ? count_numbers(r, i, index, top) : 1;
+        if (!lua_isnil(L, index)) read_value(r, p, index, count);
+        index += lua_type(L, index) == LUA_TTABLE ? 1 : count;
+    }
+    if (index == top && te_lua_is_options(L, index, true)) read_options(r, index++);
+    while (index <= top && lua_isnil(L, index)) index++;
+    if (index <= top) {
+        char text[256];
+        te_lua_fail(L, r->name, "argument %d, %s, is too much: it takes %s", index, te_lua_describe(L, index, text, sizeof text),
+                    r->op->def->signature);
+    }
+}
+
+static void retain(const reader *r, int direction)
+{
+    for (int i = 0; i < r->op->n_params; i++) {
+        const te_arg *a = &r->args[i];
+        int           n = a->kind == TE_ARG_TENSORS ? a->n : a->kind == TE_ARG_TENSOR;
+        te_tensor *const *t = a->kind == TE_ARG_TENSORS ? a->as.tensors : &a->as.tensor;
+        for (int k = 0; k < n; k++) {
+            if (direction > 0)
+                te_tensor_retain(t[k]);
+            else
+                te_tensor_release(t[k]);
+        }
+    }
+}
+
+/* te.NAME(…) */
+static int run(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *out[TE_OP_MAX_OUTPUTS];
+    reader     r = {.L = L};
+    r.op = lua_touserdata(L, lua_upvalueindex(2));
+    r.name = r.op->name;
+    te_lua_enter(rt, L, r.name);
+    read_arguments(&r);
+    int            n_out = r.op->n_outputs;
+    te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
+    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
+    retain(&r, 1);
+    te_status status = te_op_run(rt->ctx, r.op, r.args, r.op->n_params, out, n_out);
+    retain(&r, -1);
+    if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
+    for (int i = 0; i < n_out; i++) results[i]->t = out[i];
+    te_lua_charge(rt, L);
+    return n_out;
+}
+
+/* x:NAME_(…): upvalue 3 is the name with its underscore. */
+static int run_inplace(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    reader  r = {.L = L};
+    r.op = lua_touserdata(L, lua_upvalueindex(2));
+    r.name = lua_tostring(L, lua_upvalueindex(3));
+    te_lua_enter(rt, L, r.name);
+    te_lua_check_writable(L, r.name, te_lua_check_tensor(L, 1, r.name, r.op->params[0].name));
+    read_arguments(&r);
+    retain(&r, 1);
+    te_status status = te_op_run_inplace(rt->ctx, r.op, r.args, r.op->n_params);
+    retain(&r, -1);
+    if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
+    te_lua_charge(rt, L);
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* Metamethods: Lua hands a second operand to unary minus as well, and tables are never options. */
+static int run_operator(lua_State *L)
+{
+    const te_op *op = lua_touserdata(L, lua_upvalueindex(2));
+    char         text[256];
+    lua_settop(L, op->n_inputs);
+    for (int i = 1; i <= op->n_inputs; i++)
+        if (lua_type(L, i) != LUA_TNUMBER && !te_lua_to_tensor(L, i))
+            return te_lua_fail(L, op->name, "operand %d: expected a tensor or number, got %s", i, te_lua_describe(L, i, text, sizeof text));
+    return run(L);
+}
+
+/* Sets table[name] in the table at `table` to a closure over op. */
+static void bind(lua_State *L, int table, const char *name, const te_op *op, lua_CFunction function)
+{
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushlightuserdata(L, (void *)(uintptr_t)op);
+    lua_pushstring(L, name);
+    lua_pushcclosure(L, function, 3);
+    lua_setfield(L, table, name);
+}
+
+static const struct {
+    const char *event, *op;
+} operators[] = {{"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+
+void te_lua_open_operations(te_lua *rt, lua_State *L)
+{
+    int library = lua_gettop(L), methods = library + 1, metatable = library + 2;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    const te_op *op;
+    for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
+        char inplace[40];
+        if (op->def->flags & TE_OP_HIDDEN) continue;
+        bind(L, library, op->name, op, run);
+        if (op->def->flags & TE_OP_METHOD) bind(L, methods, op->name, op, run);
+        if (!(op->def->flags & TE_OP_INPLACE)) continue;
+        snprintf(inplace, sizeof inplace, "%s_", op->name);
+        bind(L, methods, inplace, op, run_inplace);
+        bind(L, library, inplace, op, run_inplace);
+    }
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
+        if ((op = te_op_find(rt->ctx, operators[i].op))) bind(L, metatable, operators[i].event, op, run_operator);
+    lua_settop(L, library);
+}

@@ -1,0 +1,189 @@
+/* runtime.c - what belongs to the runtime as a whole: random state, memory, threads, devices, the list of operations. */
+#include "bindings.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int manual_seed(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    int64_t seed = te_lua_check_int(L, 1, "manual_seed", "seed");
+    te_lua_enter(rt, L, "manual_seed");
+    te_context_seed(rt->ctx, (uint64_t)seed);
+    return 0;
+}
+
+/* te.rng_state(): the state as a string, "seed offset"; te.rng_state(state) goes back to it. */
+static int rng_state(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    uint64_t seed, offset;
+    char     text[64], *end;
+    te_lua_enter(rt, L, "rng_state");
+    te_context_rng_state(rt->ctx, &seed, &offset);
+    snprintf(text, sizeof text, "%llu %llu", (unsigned long long)seed, (unsigned long long)offset);
+    if (!lua_isnoneornil(L, 1)) {
+        const char *state = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : "";
+        errno = 0;
+        seed = strtoull(state, &end, 10);
+        bool good = end != state && *end == ' ' && errno == 0 && state[0] != '-';
+        state = end + (*end == ' ');
+        offset = strtoull(state, &end, 10);
+        if (!good || end == state || *end || errno || state[0] == '-')
+            return te_lua_fail(L, "rng_state", "state: expected what te.rng_state() returned, got %s",
+                               te_lua_describe(L, 1, (char[256]){0}, 256));
+        te_context_set_rng_state(rt->ctx, seed, offset);
+    }
+    lua_pushstring(L, text);
+    return 1;
+}
+
+static void set_count(lua_State *L, const char *name, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, name);
+}
+
+/* te.memory_stats([device]): {current, peak, reserved} in bytes, and allocations. */
+static int memory_stats(lua_State *L)
+{
+    te_lua         *rt = te_lua_runtime(L);
+    te_memory_stats stats;
+    te_lua_enter(rt, L, "memory_stats");
+    te_status status = te_context_memory(rt->ctx, luaL_optstring(L, 1, rt->device), &stats);
+    if (status != TE_OK) return te_lua_raise(rt, L, "memory_stats", status);
+    lua_createtable(L, 0, 4);
+    set_count(L, "current", (double)stats.current);
+    set_count(L, "peak", (double)stats.peak);
+    set_count(L, "reserved", (double)stats.reserved);
+    set_count(L, "allocations", (double)stats.allocations);
+    return 1;
+}
+
+static int reset_peak_memory(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "reset_peak_memory");
+    te_context_reset_peak(rt->ctx);
+    return 0;
+}
+
+/* Gives cached blocks back to the system. */
+static int empty_cache(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "empty_cache");
+    te_context_empty_cache(rt->ctx);
+    return 0;
+}
+
+/* te.set_num_threads(n): n threads for kernels, 0 for all cores. Results do not depend on it. */
+static int set_num_threads(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    int64_t n = te_lua_check_int(L, 1, "set_num_threads", "n");
+    if (n < 0 || n > 1024) return te_lua_fail(L, "set_num_threads", "n: %lld is not in 0 to 1024", (long long)n);
+    te_lua_enter(rt, L, "set_num_threads");
+    te_context_set_threads(rt->ctx, (int)n);
+    return 0;
+}
+
+static int get_num_threads(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "get_num_threads");
+    lua_pushinteger(L, te_context_threads(rt->ctx));
+    return 1;
+}
+
+static int devices(lua_State *L)
+{
+    lua_createtable(L, 1, 0);
+    lua_pushliteral(L, "cpu");
+    lua_rawseti(L, -2, 1);
+    return 1;
+}
+
+static int is_tensor(lua_State *L)
+{
+    lua_pushboolean(L, te_lua_to_tensor(L, 1) != NULL);
+    return 1;
+}
+
+/* --- the list of operations --------------------------------------------------------------------------------------- */
+
+static const char *type_name(te_param_type type)
+{
+    static const char *const names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "dims", "shape", "dtype", "device", "text", "choice"};
+    return names[type];
+}
+
+static void push_params(lua_State *L, const te_op *op)
+{
+    lua_createtable(L, op->n_params, 0);
+    for (int i = 0; i < op->n_params; i++) {
+        const te_param *p = &op->params[i];
+        lua_createtable(L, 0, 5);
+        lua_pushstring(L, p->name);
+        lua_setfield(L, -2, "name");
+        lua_pushstring(L, type_name(p->type));
+        lua_setfield(L, -2, "type");
+        lua_pushboolean(L, p->optional);
+        lua_setfield(L, -2, "optional");
+        lua_pushboolean(L, p->by_name);
+        lua_setfield(L, -2, "by_name");
+        if (p->type == TE_TYPE_CHOICE) {
+            lua_pushstring(L, p->text);
+            lua_setfield(L, -2, "choices");
+        }
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+static void set_flag(lua_State *L, const te_op *op, const char *name, unsigned flag)
+{
+    lua_pushboolean(L, (op->def->flags & flag) != 0);
+    lua_setfield(L, -2, name);
+}
+
+/* te.ops_list(): what every operation declares, for help and for tests that walk all of them. */
+static int ops_list(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    int     n = 0;
+    te_lua_enter(rt, L, "ops_list");
+    lua_newtable(L);
+    const te_op *op;
+    for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
+        if (op->def->flags & TE_OP_HIDDEN) continue;
+        lua_createtable(L, 0, 12);
+        lua_pushstring(L, op->name);
+        lua_setfield(L, -2, "name");
+        lua_pushstring(L, te_op_signature(op));
+        lua_setfield(L, -2, "signature");
+        lua_pushstring(L, te_op_doc(op));
+        lua_setfield(L, -2, "doc");
+        lua_pushstring(L, op->def->domain);
+        lua_setfield(L, -2, "domain");
+        lua_pushinteger(L, op->n_outputs);
+        lua_setfield(L, -2, "n_outputs");
+        lua_pushboolean(L, !(op->def->flags & TE_OP_NOGRAD) && (op->def->formula || op->def->backward));
+        lua_setfield(L, -2, "differentiable");
+        set_flag(L, op, "method", TE_OP_METHOD);
+        set_flag(L, op, "inplace", TE_OP_INPLACE);
+        set_flag(L, op, "numbers", TE_OP_NUMBERS);
+        set_flag(L, op, "gated", TE_OP_GATED);
+        push_params(L, op);
+        lua_setfield(L, -2, "params");
+        lua_rawseti(L, -2, ++n);
+    }
+    return 1;
+}
+
+const luaL_Reg te_lua_runtime_functions[] = {
+    {"manual_seed", manual_seed},         {"rng_state", rng_state},     {"memory_stats", memory_stats},
+    {"reset_peak_memory", reset_peak_memory}, {"empty_cache", empty_cache}, {"set_num_threads", set_num_threads},
+    {"get_num_threads", get_num_threads}, {"devices", devices},         {"is_tensor", is_tensor},
+    {"ops_list", ops_list},               {NULL, NULL},
+};

@@ -1,0 +1,99 @@
+/* system.c - what scripts ask of the machine: time, terminal, memory, folders, and whether somebody wants them to stop. */
+#include "bindings.h"
+
+#include "core/io.h"
+#include "kernels/cpu/cpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* clock(): seconds of a clock that never jumps; only differences mean anything. */
+static int system_clock(lua_State *L)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    lua_pushnumber(L, (double)now.tv_sec + (double)now.tv_nsec * 1e-9);
+    return 1;
+}
+
+static int system_sleep(lua_State *L)
+{
+    double seconds = luaL_checknumber(L, 1);
+    if (!(seconds > 0)) return 0;
+    if (seconds > 1e6) seconds = 1e6;
+    struct timespec wait = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&wait, NULL); /* a signal cuts it short, which is wanted */
+    return 0;
+}
+
+static int system_isatty(lua_State *L)
+{
+    lua_pushboolean(L, isatty((int)luaL_checkinteger(L, 1)));
+    return 1;
+}
+
+/* terminal_width(): columns of the terminal, 80 where there is none. */
+static int terminal_width(lua_State *L)
+{
+    struct winsize size;
+    bool           known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    lua_pushinteger(L, known ? size.ws_col : 80);
+    return 1;
+}
+
+/* rss(): bytes of memory that the process occupies now; 0 where the system does not say. */
+static int system_rss(lua_State *L)
+{
+    unsigned long pages = 0;
+    FILE         *file = fopen("/proc/self/statm", "r");
+    if (file) {
+        if (fscanf(file, "%*u %lu", &pages) != 1) pages = 0;
+        fclose(file);
+    }
+    lua_pushnumber(L, (double)pages * (double)sysconf(_SC_PAGESIZE));
+    return 1;
+}
+
+static int system_peak_rss(lua_State *L)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    lua_pushnumber(L, (double)usage.ru_maxrss * 1024);
+    return 1;
+}
+
+/* interrupt_flag(): whether the host asked the script to stop. A script that asks is expected to finish by itself, so the
+ * first request is not raised as an error any more. */
+static int interrupt_flag(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    rt->polls_stop = true;
+    lua_pushboolean(L, rt->stop_requested != 0);
+    return 1;
+}
+
+/* cpu_info(): {cores =, threads =, isa =}. */
+static int cpu_info(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "cpu_info");
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, (lua_Integer)sysconf(_SC_NPROCESSORS_ONLN));
+    lua_setfield(L, -2, "cores");
+    lua_pushinteger(L, te_context_threads(rt->ctx));
+    lua_setfield(L, -2, "threads");
+    lua_pushstring(L, te_cpu_isa_name(te_cpu_isa_detect()));
+    lua_setfield(L, -2, "isa");
+    return 1;
+}
+
+const luaL_Reg te_lua_system_functions[] = {
+    {"clock", system_clock}, {"sleep", system_sleep},       {"isatty", system_isatty},         {"terminal_width", terminal_width},
+    {"rss", system_rss},     {"peak_rss", system_peak_rss}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info},
+    {NULL, NULL},
+};

@@ -1,0 +1,379 @@
+/* tensor.c - the userdata of tensors: its life, fields, indexing and the methods that are not operations.
+ *
+ * Tensor memory is invisible to Lua's collector: a tensor of a gigabyte is sixteen bytes to it. So after each result the
+ * bytes in live tensors are compared with what they were after the last collection, and when they have grown by half (and
+ * by 32 MB at least) a full collection runs. Views share memory and cost nothing here. Memory that runs out collects too.
+ */
+#include "bindings.h"
+
+#include "core/autograd.h"
+
+#include <math.h>
+#include <stdio.h>
+
+const char te_lua_tensor_tag[] = "te.Tensor";
+
+static const char *const field_names[] = {"dtype", "device", "shape", "grad", "requires_grad", "is_leaf", NULL};
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+static size_t live_bytes(const te_context *ctx)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < TE_MAX_DEVICES; i++) bytes += ctx->devices[i].allocator.current;
+    return bytes;
+}
+
+static void set_threshold(te_lua *rt)
+{
+    enum { LEAST_GROWTH = 32 << 20 };
+    size_t live = live_bytes(rt->ctx), growth = live / 2;
+    rt->collect_at = live + (growth > LEAST_GROWTH ? growth : LEAST_GROWTH);
+}
+
+void te_lua_charge(te_lua *rt, lua_State *L)
+{
+    if (live_bytes(rt->ctx) <= rt->collect_at) return;
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    if (rt->ctx) set_threshold(rt);
+}
+
+static int collect_protected(lua_State *L)
+{
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    return 0;
+}
+
+/* Called by the engine in the middle of an allocation: nothing may jump out, and finalizers may not come back in. */
+static void on_memory_pressure(void *user)
+{
+    te_lua    *rt = user;
+    lua_State *L = rt->L ? rt->L : rt->thread;
+    if (rt->reclaiming || !L || !lua_checkstack(L, 8)) return;
+    rt->reclaiming = true;
+    if (lua_cpcall(L, collect_protected, NULL) != 0) lua_pop(L, 1);
+    rt->reclaiming = false;
+    set_threshold(rt);
+}
+
+void te_lua_enter(te_lua *rt, lua_State *L, const char *function)
+{
+    if (!rt->ctx) te_lua_fail(L, function, "the interpreter is closing");
+    if (rt->reclaiming) te_lua_fail(L, function, "not possible in a finalizer that runs because memory is short");
+    rt->L = L;
+}
+
+te_lua_tensor *te_lua_new_tensor(te_lua *rt, lua_State *L)
+{
+    te_lua_tensor *u = lua_newuserdata(L, sizeof *u);
+    u->tag = te_lua_tensor_tag;
+    u->t = NULL;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    lua_setmetatable(L, -2);
+    return u;
+}
+
+void te_lua_push_tensor(te_lua *rt, lua_State *L, te_tensor *t)
+{
+    if (!t) {
+        lua_pushnil(L);
+        return;
+    }
+    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    u->t = te_tensor_retain(t);
+}
+
+te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, const char *argument)
+{
+    char           text[256];
+    te_lua_tensor *u = te_lua_to_tensor(L, index);
+    if (u && u->t) return u->t;
+    if (u) te_lua_fail(L, function, "%s: tensor was released", argument);
+    te_lua_fail(L, function, "%s: expected a tensor, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    return NULL;
+}
+
+/* Files are wrapped with create.c's deleter; storages are compared by it, so views of a file are found as well. */
+extern void te_lua_file_deleter(void *user);
+
+void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t)
+{
+    if (t->storage->deleter == te_lua_file_deleter) te_lua_fail(L, function, "tensor is read-only: it came from te.from_file");
+}
+
+static int tensor_gc(lua_State *L)
+{
+    te_lua_tensor *u = te_lua_to_tensor(L, 1);
+    if (!u) return 0;
+    te_tensor *t = u->t;
+    u->t = NULL;
+    te_tensor_release(t);
+    return 0;
+}
+
+/* --- fields ------------------------------------------------------------------------------------------------------- */
+
+void te_lua_push_shape(lua_State *L, const te_tensor *t)
+{
+    lua_createtable(L, t->ndim, 0);
+    for (int i = 0; i < t->ndim; i++) {
+        lua_pushnumber(L, (double)t->shape[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+static int unknown_field(lua_State *L, te_lua *rt, const char *key)
+{
+    const char *names[512];
+    int         n = 0;
+    for (int i = 0; field_names[i]; i++) names[n++] = field_names[i];
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1))
+        if (n < 512 && lua_type(L, -2) == LUA_TSTRING) names[n++] = lua_tostring(L, -2);
+    const char *nearest = te_lua_nearest(key, names, n);
+    if (!nearest) return te_lua_fail(L, NULL, "tensors have no field or method \"%.40s\"", key);
+    return te_lua_fail(L, NULL, "tensors have no field or method \"%.40s\"; did you mean \"%s\"?", key, nearest);
+}
+
+/* t[i]: row i, from 1; negative ones count from the end. */
+static int push_row(lua_State *L, te_lua *rt, te_tensor *t)
+{
+    int64_t i = te_lua_check_int(L, 2, NULL, "index");
+    int64_t n = t->ndim ? t->shape[0] : 0;
+    if (t->ndim == 0) return te_lua_fail(L, NULL, "index %lld into a tensor without dimensions", (long long)i);
+    if (i == 0 || i > n || i < -n)
+        return te_lua_fail(L, NULL, "index %lld out of range: the first dimension has %lld entries, counted from 1", (long long)i,
+                           (long long)n);
+    const te_op *op = te_op_find(rt->ctx, "select");
+    te_arg       args[3] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = 0},
+                            {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
+    te_lua_enter(rt, L, "select");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_status      status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : TE_ERROR_INTERNAL;
+    return status == TE_OK ? 1 : te_lua_raise(rt, L, "select", status);
+}
+
+/* What is neither a method nor present in the method table; upvalue 2 is that table. */
+static int tensor_index(lua_State *L)
+{
+    lua_pushvalue(L, 2);
+    lua_rawget(L, lua_upvalueindex(2));
+    if (!lua_isnil(L, -1)) return 1;
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self");
+    if (lua_type(L, 2) == LUA_TNUMBER) return push_row(L, rt, t);
+    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+    if (strcmp(key, "shape") == 0)
+        te_lua_push_shape(L, t);
+    else if (strcmp(key, "dtype") == 0)
+        lua_pushstring(L, te_dtype_name(t->dtype));
+    else if (strcmp(key, "device") == 0)
+        lua_pushstring(L, te_tensor_device(t));
+    else if (strcmp(key, "grad") == 0)
+        te_lua_push_tensor(rt, L, te_tensor_grad(t));
+    else if (strcmp(key, "requires_grad") == 0)
+        lua_pushboolean(L, te_tensor_requires_grad(t));
+    else if (strcmp(key, "is_leaf") == 0)
+        lua_pushboolean(L, t->node == NULL);
+    else
+        return unknown_field(L, rt, key);
+    return 1;
+}
+
+/* t[i] = value */
+static int assign_row(lua_State *L, te_lua *rt, te_tensor *t)
+{
+    te_lua_check_writable(L, NULL, t);
+    lua_settop(L, 3);
+    push_row(L, rt, t);
+    te_tensor *row = te_lua_to_tensor(L, -1)->t;
+    te_status  status;
+    if (te_needs_grad(row) && te_context_grad_enabled(rt->ctx))
+        return te_lua_fail(L, NULL, "writing into a tensor that takes part in gradients; use te.no_grad");
+    if (lua_type(L, 3) == LUA_TNUMBER)
+        status = te_tensor_fill(row, lua_tonumber(L, 3));
+    else
+        status = te_tensor_copy_data(row, te_lua_check_tensor(L, 3, NULL, "value"));
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
+}
+
+static int tensor_newindex(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    te_tensor  *t = te_lua_check_tensor(L, 1, NULL, "self");
+    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+    te_status   status;
+    te_lua_enter(rt, L, NULL);
+    if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt, t);
+    if (strcmp(key, "requires_grad") == 0) {
+        luaL_argcheck(L, lua_isboolean(L, 3), 3, "requires_grad is true or false");
+        status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
+    } else if (strcmp(key, "grad") == 0) {
+        status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "grad"));
+    } else {
+        return te_lua_fail(L, NULL, "tensors have no field \"%.40s\" that can be set", key);
+    }
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
+}
+
+/* --- methods ------------------------------------------------------------------------------------------------------ */
+
+static int tensor_size(lua_State *L)
+{
+    te_tensor *t = te_lua_check_tensor(L, 1, "size", "self");
+    if (lua_isnoneornil(L, 2)) {
+        te_lua_push_shape(L, t);
+        return 1;
+    }
+    int64_t dim = te_lua_check_int(L, 2, "size", "dim");
+    if (dim == 0 || dim > t->ndim || dim < -t->ndim)
+        return te_lua_fail(L, "size", "dim: %lld out of range for %d dimensions, counted from 1", (long long)dim, t->ndim);
+    lua_pushnumber(L, (double)t->shape[dim > 0 ? dim - 1 : dim + t->ndim]);
+    return 1;
+}
+
+static int tensor_dim(lua_State *L)
+{
+    lua_pushinteger(L, te_lua_check_tensor(L, 1, "dim", "self")->ndim);
+    return 1;
+}
+
+static int tensor_numel(lua_State *L)
+{
+    lua_pushnumber(L, (double)te_tensor_numel(te_lua_check_tensor(L, 1, "numel", "self")));
+    return 1;
+}
+
+static int tensor_len(lua_State *L)
+{
+    te_tensor *t = te_lua_check_tensor(L, 1, NULL, "length");
+    if (t->ndim == 0) return te_lua_fail(L, NULL, "length of a tensor without dimensions");
+    lua_pushnumber(L, (double)t->shape[0]);
+    return 1;
+}
+
+static int tensor_eq(lua_State *L)
+{
+    te_lua_tensor *a = te_lua_to_tensor(L, 1), *b = te_lua_to_tensor(L, 2);
+    lua_pushboolean(L, a && b && a->t && a->t == b->t);
+    return 1;
+}
+
+static int tensor_contiguous(lua_State *L)
+{
+    lua_pushboolean(L, te_tensor_contiguous(te_lua_check_tensor(L, 1, "is_contiguous", "self")));
+    return 1;
+}
+
+static void push_value(lua_State *L, const te_tensor *t, double value)
+{
+    if (t->dtype == TE_BOOL)
+        lua_pushboolean(L, value != 0);
+    else
+        lua_pushnumber(L, value);
+}
+
+static int tensor_item(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, "item", "self");
+    double     value = 0;
+    char       shape[160];
+    if (te_tensor_numel(t) != 1)
+        return te_lua_fail(L, "item", "tensor has %lld elements, shape %s, not one", (long long)te_tensor_numel(t),
+                           te_shape_text(t->ndim, t->shape, shape, sizeof shape));
+    te_lua_enter(rt, L, "item");
+    te_status status = te_tensor_read(t, TE_F64, &value);
+    if (status != TE_OK) return te_lua_raise(rt, L, "item", status);
+    push_value(L, t, value);
+    return 1;
+}
+
+static const double *push_nested(lua_State *L, const te_tensor *t, int dim, const double *values)
+{
+    luaL_checkstack(L, 4, "totable");
+    if (dim == t->ndim) {
+        push_value(L, t, *values);
+        return values + 1;
+    }
+    lua_createtable(L, t->shape[dim] < INT32_MAX ? (int)t->shape[dim] : INT32_MAX, 0);
+    for (int64_t i = 0; i < t->shape[dim]; i++) {
+        values = push_nested(L, t, dim + 1, values);
+        lua_rawseti(L, -2, (int)(i + 1));
+    }
+    return values;
+}
+
+/* A table of nested rows, numbers (booleans) at the bottom; a number for a tensor without dimensions. */
+static int tensor_totable(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, "totable", "self");
+    int64_t    n = te_tensor_numel(t);
+    if (n > 1 << 27) return te_lua_fail(L, "totable", "%lld elements are too many for a table", (long long)n);
+    double *values = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *values);
+    te_lua_enter(rt, L, "totable");
+    te_status status = te_tensor_read(t, TE_F64, values);
+    if (status != TE_OK) return te_lua_raise(rt, L, "totable", status);
+    push_nested(L, t, 0, values);
+    return 1;
+}
+
+static int tensor_release(lua_State *L)
+{
+    te_lua_tensor *u = te_lua_to_tensor(L, 1);
+    if (!u) te_lua_check_tensor(L, 1, "release", "self");
+    return tensor_gc(L);
+}
+
+/* The same values without history; shares memory. */
+static int tensor_detach(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, "detach", "self");
+    te_lua_enter(rt, L, "detach");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    result->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
+    return result->t ? 1 : te_lua_raise(rt, L, "detach", rt->ctx->status);
+}
+
+static int tensor_storage_id(lua_State *L)
+{
+    te_tensor *t = te_lua_check_tensor(L, 1, "storage_id", "self");
+    lua_pushnumber(L, (double)t->storage->id);
+    lua_pushnumber(L, (double)t->storage->version);
+    return 2;
+}
+
+static const luaL_Reg methods[] = {
+    {"size", tensor_size},         {"dim", tensor_dim},         {"numel", tensor_numel},
+    {"item", tensor_item},         {"totable", tensor_totable}, {"release", tensor_release},
+    {"detach", tensor_detach},     {"is_contiguous", tensor_contiguous}, {"storage_id", tensor_storage_id},
+    {NULL, NULL},
+};
+
+static const luaL_Reg metamethods[] = {
+    {"__gc", tensor_gc}, {"__newindex", tensor_newindex}, {"__len", tensor_len}, {"__eq", tensor_eq},
+    {"__tostring", te_lua_tensor_tostring}, {NULL, NULL},
+};
+
+void te_lua_open_tensor(te_lua *rt, lua_State *L)
+{
+    int anchor = lua_upvalueindex(1);
+    lua_newtable(L); /* the metatable */
+    te_lua_register(rt, L, metamethods);
+    lua_newtable(L); /* the methods */
+    te_lua_register(rt, L, methods);
+    lua_pushvalue(L, anchor);
+    lua_pushvalue(L, -2);
+    lua_pushcclosure(L, tensor_index, 2);
+    lua_setfield(L, -3, "__index");
+    rt->methods = luaL_ref(L, LUA_REGISTRYINDEX);
+    lua_pushliteral(L, "te.Tensor");
+    lua_setfield(L, -2, "__metatable");
+    lua_pushliteral(L, "te.Tensor");
+    lua_setfield(L, -2, "__name");
+    rt->tensor_meta = luaL_ref(L, LUA_REGISTRYINDEX);
+    set_threshold(rt);
+    te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
+}

@@ -1,0 +1,575 @@
+/* test_attention.c - attention forward and backward against a naive float64 reference: shapes, strides, masks, packing,
+ * grouped heads, bias, dropout, hostile values; every instruction set, one and two threads. */
+#include "test.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/dtype.h"
+#include "kernels/philox.h"
+
+/* --- a problem -------------------------------------------------------------------------------------------------- */
+
+/* Everything that is random about a case, and where its operands lie. */
+typedef struct problem {
+    te_attention_grad g;
+    te_view           bias;
+    double           *values[4]; /* q, k, v, dout as float64, contiguous [batch, heads, seq, dim] */
+    void             *memory[10];
+    int               n_memory;
+} problem;
+
+enum { Q, K, V, DOUT };
+
+static void *keep(problem *p, size_t bytes)
+{
+    void *m = calloc(bytes + 64, 1);
+    if (!m) abort();
+    return p->memory[p->n_memory++] = m;
+}
+
+/* [batch, heads, seq, dim] as a view of memory [batch, seq, parts, heads, dim], part `part`, as a projection leaves it. */
+static te_view projection_view(void *data, te_dtype dtype, const int64_t *shape, int parts, int part)
+{
+    te_view v = {.data = (char *)data + (size_t)(part * shape[1] * shape[3]) * te_dtype_size(dtype), .dtype = dtype, .ndim = 4};
+    memcpy(v.shape, shape, 4 * sizeof *shape);
+    v.stride[3] = 1;
+    v.stride[1] = shape[3];
+    v.stride[2] = shape[1] * shape[3] * parts;
+    v.stride[0] = v.stride[2] * shape[2];
+    return v;
+}
+
+static te_view new_view(problem *p, te_dtype dtype, const int64_t *shape)
+{
+    int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
+    return projection_view(keep(p, (size_t)n * te_dtype_size(dtype)), dtype, shape, 1, 0);
+}
+
+static int64_t offset4(const te_view *v, int64_t b, int64_t h, int64_t i, int64_t d)
+{
+    return b * v->stride[0] + h * v->stride[1] + i * v->stride[2] + d * v->stride[3];
+}
+
+static double at4(const te_view *v, int64_t b, int64_t h, int64_t i, int64_t d)
+{
+    return te_load_f64(v->data, v->dtype, offset4(v, b, h, i, d));
+}
+
+static void randomize(const te_view *v, uint64_t *seed, double size)
+{
+    for (int64_t b = 0; b < v->shape[0]; b++)
+        for (int64_t h = 0; h < v->shape[1]; h++)
+            for (int64_t i = 0; i < v->shape[2]; i++)
+                for (int64_t d = 0; d < v->shape[3]; d++)
+                    te_store_f64(v->data, v->dtype, offset4(v, b, h, i, d), test_uniform(seed, -size, size));
+}
+
+typedef struct shape {
+    int64_t batch, heads, kv_heads, seq_q, seq_kv, dim, dim_v;
+} shape;
+
+static problem problem_new(te_dtype dtype, shape s, uint64_t *seed)
+{
+    problem p = {0};
+    int64_t q[4] = {s.batch, s.heads, s.seq_q, s.dim}, k[4] = {s.batch, s.kv_heads, s.seq_kv, s.dim};
+    int64_t v[4] = {s.batch, s.kv_heads, s.seq_kv, s.dim_v}, o[4] = {s.batch, s.heads, s.seq_q, s.dim_v};
+    te_attention *a = &p.g.forward;
+    if (s.heads == s.kv_heads && s.seq_q == s.seq_kv && s.dim == s.dim_v) {
+        size_t n = (size_t)(s.batch * s.heads * s.seq_q * s.dim) * 3;
+        char *x = keep(&p, n * te_dtype_size(dtype)), *dx = keep(&p, n * te_dtype_size(dtype));
+        a->q = projection_view(x, dtype, q, 3, 0), p.g.dq = projection_view(dx, dtype, q, 3, 0);
+        a->k = projection_view(x, dtype, k, 3, 1), p.g.dk = projection_view(dx, dtype, k, 3, 1);
+        a->v = projection_view(x, dtype, v, 3, 2), p.g.dv = projection_view(dx, dtype, v, 3, 2);
+    } else {
+        a->q = new_view(&p, dtype, q), p.g.dq = new_view(&p, dtype, q);
+        a->k = new_view(&p, dtype, k), p.g.dk = new_view(&p, dtype, k);
+        a->v = new_view(&p, dtype, v), p.g.dv = new_view(&p, dtype, v);
+    }
+    a->out = new_view(&p, dtype, o);
+    p.g.dout = new_view(&p, dtype, o);
+    a->lse = test_view(keep(&p, (size_t)(s.batch * s.heads * s.seq_q) * 8), dtype == TE_F64 ? TE_F64 : TE_F32, 3, q);
+    a->scale = 1 / sqrt((double)(s.dim ? s.dim : 1));
+    a->window_left = a->window_right = -1;
+    a->rng = (te_rng){.seed = 12345, .stream = 7, .offset = 99};
+    randomize(&a->q, seed, 2);
+    randomize(&a->k, seed, 2);
+    randomize(&a->v, seed, 2);
+    randomize(&p.g.dout, seed, 2);
+    return p;
+}
+
+static void problem_free(problem *p)
+{
+    for (int i = 0; i < p->n_memory; i++) free(p->memory[i]);
+}
+
+/* A bias [batch | 1, heads | 1, seq_q | 1, seq_kv], broadcast by stride 0. */
+static void add_bias(problem *p, te_dtype dtype, bool per_batch, bool per_head, bool per_query, uint64_t *seed)
+{
+    te_attention *a = &p->g.forward;
+    int64_t full[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]};
+    int64_t own[4] = {per_batch ? full[0] : 1, per_head ? full[1] : 1, per_query ? full[2] : 1, full[3]};
+    int64_t n = own[0] * own[1] * own[2] * own[3];
+    a->bias = test_view(keep(p, (size_t)n * te_dtype_size(dtype)), dtype, 4, own);
+    randomize(&a->bias, seed, 1);
+    for (int i = 0; i < 4; i++) {
+        if (own[i] != full[i]) a->bias.stride[i] = 0;
+        a->bias.shape[i] = full[i];
+    }
+}
+
+/* --- the reference ---------------------------------------------------------------------------------------------- */
+
+typedef struct reference {
+    double *out, *lse, *dq, *dk, *dv;
+} reference;
+
+static bool sees(const te_attention *a, int64_t i, int64_t j)
+{
+    int64_t n_q = a->q.shape[2], n_kv = a->k.shape[2];
+    if (a->cu_seqlens_q) {
+        int s = -1;
+        for (int n = 0; n < a->n_seqs; n++)
+            if (i >= a->cu_seqlens_q[n] && i < a->cu_seqlens_q[n + 1] && j >= a->cu_seqlens_kv[n] && j < a->cu_seqlens_kv[n + 1]) s = n;
+        if (s < 0) return false;
+        i -= a->cu_seqlens_q[s], j -= a->cu_seqlens_kv[s];
+        n_q = a->cu_seqlens_q[s + 1] - a->cu_seqlens_q[s], n_kv = a->cu_seqlens_kv[s + 1] - a->cu_seqlens_kv[s];
+    }
+    int64_t at = i + (a->bottom_right ? n_kv - n_q : 0);
+    return (a->window_left < 0 || j >= at - a->window_left) && (a->window_right < 0 || j <= at + a->window_right);
+}
+
+static double dropout_factor(const te_attention *a, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    if (a->dropout == 0) return 1;
+    uint64_t e = (uint64_t)(((b * a->q.shape[1] + h) * a->q.shape[2] + i) * a->k.shape[2] + j);
+    double threshold = rint(a->dropout * 4294967296.0);
+    return te_rng_word(a->rng, e) >= threshold ? 1 / (1 - a->dropout) : 0;
+}
+
+/* One row: weights p, factors z; false when it sees nothing. */
+static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, double *p, double *z, double *lse)
+{
+    int64_t n = a->k.shape[2], kv = h / (a->q.shape[1] / a->k.shape[1]);
+    double top = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = 0;
+        for (int64_t d = 0; d < a->q.shape[3]; d++) p[j] += at4(&a->q, b, h, i, d) * at4(&a->k, b, kv, j, d);
+        p[j] *= a->scale;
+        if (a->bias.data) p[j] += at4(&a->bias, b, h, i, j);
+        if (!sees(a, i, j)) p[j] = -INFINITY;
+        z[j] = dropout_factor(a, b, h, i, j);
+        if (p[j] > top) top = p[j];
+    }
+    for (int64_t j = 0; j < n; j++) sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
+    for (int64_t j = 0; j < n; j++) p[j] = sum == 0 ? 0 : p[j] / sum;
+    *lse = sum == 0 ? -INFINITY : top + log(sum);
+    return sum != 0;
+}
+
+/* Backward is told what forward rounded: the gradients here take `out` as it is. */
+static reference reference_run(const te_attention_grad *g)
+{
+    const te_attention *a = &g->forward;
+    int64_t B = a->q.shape[0], H = a->q.shape[1], KH = a->k.shape[1], M = a->q.shape[2], N = a->k.shape[2], D = a->q.shape[3],
+            E = a->v.shape[3];
+    reference r = {calloc((size_t)(B * H * M * E + 1), 8), calloc((size_t)(B * H * M + 1), 8), calloc((size_t)(B * H * M * D + 1), 8),
+                   calloc((size_t)(B * KH * N * D + 1), 8), calloc((size_t)(B * KH * N * E + 1), 8)};
+    double *p = calloc((size_t)N + 1, 8), *z = calloc((size_t)N + 1, 8);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t i = 0; i < M; i++) {
+                int64_t row = (b * H + h) * M + i, kv = h / (H / KH);
+                bool any = row_weights(a, b, h, i, p, z, &r.lse[row]);
+                double total = 0;
+                for (int64_t j = 0; any && j < N; j++)
+                    for (int64_t e = 0; p[j] != 0 && e < E; e++) r.out[row * E + e] += p[j] * z[j] * at4(&a->v, b, kv, j, e);
+                for (int64_t e = 0; any && e < E; e++) total += at4(&g->dout, b, h, i, e) * at4(&a->out, b, h, i, e);
+                for (int64_t j = 0; any && j < N; j++) {
+                    double dp = 0;
+                    if (p[j] == 0) continue;
+                    for (int64_t e = 0; e < E; e++) {
+                        dp += at4(&g->dout, b, h, i, e) * at4(&a->v, b, kv, j, e);
+                        r.dv[((b * KH + kv) * N + j) * E + e] += p[j] * z[j] * at4(&g->dout, b, h, i, e);
+                    }
+                    double ds = p[j] * (z[j] * dp - total) * a->scale;
+                    for (int64_t d = 0; d < D; d++) {
+                        r.dq[row * D + d] += ds * at4(&a->k, b, kv, j, d);
+                        r.dk[((b * KH + kv) * N + j) * D + d] += ds * at4(&a->q, b, h, i, d);
+                    }
+                }
+            }
+    free(p);
+    free(z);
+    return r;
+}
+
+static void reference_free(reference *r)
+{
+    free(r->out), free(r->lse), free(r->dq), free(r->dk), free(r->dv);
+}
+
+/* --- comparing -------------------------------------------------------------------------------------------------- */
+
+/* Rounding of the result, plus of the float32 arithmetic relative to the largest value. */
+static double tolerance(te_dtype dtype, double expected, double largest)
+{
+    double unit = dtype == TE_BF16 ? 0x1p-8 : dtype == TE_F16 ? 0x1p-11 : dtype == TE_F64 ? 1e-14 : 0x1p-23;
+    double arithmetic = dtype == TE_F64 ? 1e-12 : 4e-6;
+    return unit * fabs(expected) + (arithmetic + (dtype == TE_BF16 || dtype == TE_F16 ? unit * 0.5 : 0)) * largest + 1e-30;
+}
+
+static double largest_of(const double *x, int64_t n)
+{
+    double m = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (fabs(x[i]) > m && isfinite(x[i])) m = fabs(x[i]);
+    return m;
+}
+
+static void compare(const char *what, const te_view *got, const double *expected)
+{
+    int64_t n = 0, bad = 0;
+    double largest = largest_of(expected, te_view_numel(got));
+    for (int64_t b = 0; b < got->shape[0]; b++)
+        for (int64_t h = 0; h < got->shape[1]; h++)
+            for (int64_t i = 0; i < got->shape[2]; i++)
+                for (int64_t d = 0; d < got->shape[3]; d++, n++) {
+                    double x = at4(got, b, h, i, d), y = expected[n];
+                    bool same = isnan(y) ? isnan(x) : !isnan(x) && (x == y || fabs(x - y) <= tolerance(got->dtype, y, largest));
+                    if (same) continue;
+                    CHECK_MSG(bad++ > 2, "%s[%d, %d, %d, %d] is %.9g, not %.9g (largest %g)", what, (int)b, (int)h, (int)i,
+                              (int)d, x, y, largest);
+                }
+    test_checks++;
+}
+
+static void compare_lse(const te_view *lse, const double *expected)
+{
+    for (int64_t i = 0; i < te_view_numel(lse); i++) {
+        double x = te_load_f64(lse->data, lse->dtype, i), y = expected[i];
+        CHECK_MSG((isnan(x) && isnan(y)) || x == y || fabs(x - y) <= 4e-6 * (1 + fabs(y)), "lse[%d] is %g, not %g", (int)i, x, y);
+    }
+}
+
+/* --- running ---------------------------------------------------------------------------------------------------- */
+
+static void run_on(problem *p, te_cpu_isa isa, int threads)
+{
+    te_exec exec = test_exec_open(threads);
+    te_cpu(&exec)->isa = isa;
+    te_status status = te_cpu_attention(&exec, &p->g.forward);
+    CHECK_MSG(status == TE_OK, "forward: %s", exec.message);
+    status = te_cpu_attention_backward(&exec, &p->g);
+    CHECK_MSG(status == TE_OK, "backward: %s", exec.message);
+    test_exec_close(&exec);
+}
+
+static size_t view_bytes(const te_view *v)
+{
+    int64_t last = 0;
+    for (int i = 0; i < v->ndim; i++) {
+        if (v->shape[i] == 0) return 0;
+        last += (v->shape[i] - 1) * v->stride[i];
+    }
+    return (size_t)(last + 1) * te_dtype_size(v->dtype);
+}
+
+/* Every instruction set against the reference; two threads bit for bit against one. */
+static void check_problem(const char *name, problem *p)
+{
+    te_attention *a = &p->g.forward;
+    te_view *results[5] = {&a->out, &a->lse, &p->g.dq, &p->g.dk, &p->g.dv};
+    run_on(p, te_cpu_isa_detect(), 1);
+    reference r = reference_run(&p->g);
+    int before = test_failures;
+    for (int isa = 0; isa <= (int)te_cpu_isa_detect(); isa++) {
+        void *copies[5];
+        run_on(p, (te_cpu_isa)isa, 1);
+        compare("out", &a->out, r.out);
+        compare_lse(&a->lse, r.lse);
+        compare("dq", &p->g.dq, r.dq);
+        compare("dk", &p->g.dk, r.dk);
+        compare("dv", &p->g.dv, r.dv);
+        for (int i = 0; i < 5; i++) {
+            copies[i] = malloc(view_bytes(results[i]) + 1);
+            memcpy(copies[i], results[i]->data, view_bytes(results[i]));
+        }
+        for (int threads = 2; threads <= 3; threads++) {
+            run_on(p, (te_cpu_isa)isa, threads);
+            for (int i = 0; i < 5; i++)
+                CHECK_MSG(memcmp(copies[i], results[i]->data, view_bytes(results[i])) == 0, "result %d differs with %d threads", i, threads);
+        }
+        for (int i = 0; i < 5; i++) free(copies[i]);
+        if (test_failures > before) {
+            fprintf(stderr, "  in %s on %s: batch %d heads %d/%d seq %d/%d dim %d/%d window %d/%d%s dropout %g dtype %d\n", name,
+                    te_cpu_isa_name((te_cpu_isa)isa), (int)a->q.shape[0], (int)a->q.shape[1], (int)a->k.shape[1],
+                    (int)a->q.shape[2], (int)a->k.shape[2], (int)a->q.shape[3], (int)a->v.shape[3], (int)a->window_left,
+                    (int)a->window_right, a->bottom_right ? " bottom right" : "", a->dropout, (int)a->q.dtype);
+            break;
+        }
+    }
+    reference_free(&r);
+}
+
+/* --- cases ------------------------------------------------------------------------------------------------------ */
+
+static void test_random_problems(void)
+{
+    static const te_dtype dtypes[4] = {TE_F32, TE_BF16, TE_F16, TE_F64};
+    static const int64_t dims[8] = {1, 7, 16, 24, 32, 33, 64, 80};
+    uint64_t seed = 4242;
+    for (int n = 0; n < 120; n++) {
+        shape s = {.batch = 1 + test_random(&seed) % 2, .kv_heads = 1 + test_random(&seed) % 2};
+        s.heads = s.kv_heads * (1 + test_random(&seed) % 3);
+        s.seq_q = 1 + test_random(&seed) % (n % 8 == 0 ? 300 : 90);
+        s.seq_kv = test_random(&seed) % 2 ? s.seq_q : 1 + test_random(&seed) % (n % 16 == 0 ? 600 : 150);
+        s.dim = dims[test_random(&seed) % 8];
+        s.dim_v = test_random(&seed) % 2 ? s.dim : dims[test_random(&seed) % 8];
+        problem p = problem_new(dtypes[test_random(&seed) % 4], s, &seed);
+        te_attention *a = &p.g.forward;
+        if (test_random(&seed) % 2) a->window_right = test_random(&seed) % 2 ? 0 : test_random(&seed) % 40;
+        if (test_random(&seed) % 3 == 0) a->window_left = test_random(&seed) % 70;
+        a->bottom_right = test_random(&seed) % 2;
+        if (test_random(&seed) % 3 == 0) a->dropout = test_uniform(&seed, 0.05, 0.9);
+        if (test_random(&seed) % 3 == 0)
+            add_bias(&p, dtypes[test_random(&seed) % 4], test_random(&seed) % 2, test_random(&seed) % 2, test_random(&seed) % 2, &seed);
+        check_problem("random", &p);
+        problem_free(&p);
+    }
+}
+
+static void test_shapes(void)
+{
+    uint64_t seed = 99;
+    static const shape shapes[] = {{1, 1, 1, 1, 1, 1, 1}, {2, 3, 3, 64, 64, 32, 32}, {1, 2, 1, 257, 257, 64, 64},
+                                   {1, 1, 1, 700, 700, 16, 16}, {1, 1, 1, 20, 30, 512, 512}, {1, 8, 1, 65, 65, 16, 16},
+                                   {1, 2, 2, 1, 200, 64, 64}, {1, 2, 2, 130, 3, 8, 8}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int causal = 0; causal < 2; causal++) {
+            problem p = problem_new(i % 2 ? TE_F32 : TE_BF16, shapes[i], &seed);
+            if (causal) p.g.forward.window_right = 0, p.g.forward.bottom_right = i % 2;
+            check_problem("shapes", &p);
+            problem_free(&p);
+        }
+}
+
+static void test_empty(void)
+{
+    uint64_t seed = 5;
+    static const shape shapes[] = {{0, 2, 2, 8, 8, 4, 4}, {2, 0, 0, 8, 8, 4, 4}, {1, 2, 2, 0, 8, 4, 4}, {1, 2, 2, 8, 0, 4, 4},
+                                   {1, 2, 2, 8, 8, 4, 0}, {1, 2, 2, 8, 8, 0, 4}, {1, 2, 2, 0, 0, 4, 4}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        problem p = problem_new(TE_F32, shapes[i], &seed);
+        te_view *results[5] = {&p.g.forward.out, &p.g.forward.lse, &p.g.dq, &p.g.dk, &p.g.dv};
+        for (int k = 0; k < 5; k++) memset(results[k]->data, 0x55, view_bytes(results[k]));
+        if (shapes[i].heads) check_problem("empty", &p);
+        else run_on(&p, TE_CPU_PORTABLE, 2);
+        problem_free(&p);
+    }
+}
+
+static void test_packed(void)
+{
+    uint64_t seed = 77;
+    static const int32_t q_offsets[] = {3, 20, 20, 110, 120}, kv_offsets[] = {0, 17, 30, 120, 120};
+    for (int variant = 0; variant < 8; variant++) {
+        shape s = {1, 4, 2, 125, 140, 24, 16};
+        problem p = problem_new(variant % 2 ? TE_F32 : TE_F64, s, &seed);
+        te_attention *a = &p.g.forward;
+        a->cu_seqlens_q = q_offsets;
+        a->cu_seqlens_kv = kv_offsets;
+        a->n_seqs = 4;
+        a->bottom_right = variant / 2 % 2;
+        if (variant / 4) a->window_right = 0, a->dropout = 0.3, a->window_left = 20;
+        te_view *results[5] = {&a->out, &a->lse, &p.g.dq, &p.g.dk, &p.g.dv};
+        for (int k = 0; k < 5; k++) memset(results[k]->data, 0x55, view_bytes(results[k]));
+        check_problem("packed", &p);
+        problem_free(&p);
+    }
+}
+
+static void set4(const te_view *v, int64_t b, int64_t h, int64_t i, int64_t d, double x)
+{
+    te_store_f64(v->data, v->dtype, offset4(v, b, h, i, d), x);
+}
+
+/* What is not visible must not matter, however bad it is; what is visible and NaN must show. */
+static void test_hostile(void)
+{
+    uint64_t seed = 31;
+    shape s = {1, 2, 2, 100, 100, 16, 16};
+    for (int what = 0; what < 4; what++) {
+        problem p = problem_new(TE_F32, s, &seed);
+        te_attention *a = &p.g.forward;
+        a->window_right = 0;
+        double bad = what % 2 ? INFINITY : NAN;
+        const te_view *victims[2] = {&a->k, &a->v};
+        set4(victims[what / 2], 0, 1, 70, 3, bad);
+        run_on(&p, te_cpu_isa_detect(), 2);
+        for (int64_t i = 0; i < 100; i++) {
+            bool clean_out = isfinite(at4(&a->out, 0, 1, i, 3)), clean_dq = isfinite(at4(&p.g.dq, 0, 1, i, 0));
+            if (i >= 70 && victims[what / 2] == &a->k && bad == INFINITY) continue; /* its score may be minus infinity */
+            CHECK_MSG(clean_out == (i < 70), "out row %d", (int)i);
+            CHECK_MSG(clean_dq == (i < 70), "dq row %d", (int)i);
+            CHECK(isfinite(at4(&a->out, 0, 0, i, 3)) && isfinite(at4(&p.g.dk, 0, 0, i, 3)));
+        }
+        problem_free(&p);
+    }
+    /* a query that is NaN spoils what it sees, and nothing else */
+    problem p = problem_new(TE_F32, s, &seed);
+    te_attention *a = &p.g.forward;
+    a->window_right = 0;
+    set4(&a->q, 0, 0, 20, 5, NAN);
+    run_on(&p, te_cpu_isa_detect(), 2);
+    for (int64_t j = 0; j < 100; j++) {
+        CHECK_MSG(isnan(at4(&p.g.dk, 0, 0, j, 5)) == (j <= 20), "dk row %d", (int)j);
+        CHECK_MSG(isnan(at4(&p.g.dv, 0, 0, j, 5)) == (j <= 20), "dv row %d", (int)j);
+        CHECK(isnan(at4(&a->out, 0, 0, j, 0)) == (j == 20));
+    }
+    problem_free(&p);
+}
+
+/* Scores of minus infinity: an arbitrary mask as a bias, with rows that see nothing. Scores far apart must not overflow. */
+static void test_extreme_scores(void)
+{
+    uint64_t seed = 8;
+    shape s = {2, 2, 1, 70, 90, 16, 16};
+    for (int variant = 0; variant < 4; variant++) {
+        problem p = problem_new(variant % 2 ? TE_F32 : TE_BF16, s, &seed);
+        te_attention *a = &p.g.forward;
+        if (variant / 2) a->scale = 0; /* then scores are exact */
+        add_bias(&p, TE_F32, true, true, true, &seed);
+        for (int64_t b = 0; b < 2; b++)
+            for (int64_t h = 0; h < 2; h++)
+                for (int64_t i = 0; i < 70; i++)
+                    for (int64_t j = 0; j < 90; j++) {
+                        bool masked = i == 7 || i == 69 || test_random(&seed) % 3 == 0 || (i == 40 && j < 64);
+                        set4(&a->bias, b, h, i, j, masked ? -INFINITY : variant / 2 ? rint(test_uniform(&seed, -1e4, 1e4)) * 64 : 0);
+                    }
+        check_problem("minus infinity", &p);
+        problem_free(&p);
+    }
+}
+
+/* The gradient of sum(out * dout) by central differences, in float64. */
+static void test_finite_differences(void)
+{
+    uint64_t seed = 3;
+    shape s = {1, 2, 1, 9, 11, 5, 4};
+    problem p = problem_new(TE_F64, s, &seed);
+    te_attention *a = &p.g.forward;
+    a->dropout = 0.25;
+    a->window_right = 2;
+    run_on(&p, te_cpu_isa_detect(), 1);
+    const te_view *inputs[3] = {&a->q, &a->k, &a->v}, *grads[3] = {&p.g.dq, &p.g.dk, &p.g.dv};
+    for (int which = 0; which < 3; which++)
+        for (int n = 0; n < 25; n++) {
+            const te_view *x = inputs[which];
+            int64_t h = test_random(&seed) % (uint32_t)x->shape[1], i = test_random(&seed) % (uint32_t)x->shape[2],
+                    d = test_random(&seed) % (uint32_t)x->shape[3];
+            double expected = at4(grads[which], 0, h, i, d), value = at4(x, 0, h, i, d), loss[2] = {0, 0};
+            for (int side = 0; side < 2; side++) {
+                te_exec exec = test_exec_open(1);
+                set4(x, 0, h, i, d, value + (side ? 1e-5 : -1e-5));
+                CHECK(te_cpu_attention(&exec, a) == TE_OK);
+                test_exec_close(&exec);
+                for (int64_t b = 0; b < a->q.shape[1]; b++)
+                    for (int64_t r = 0; r < a->q.shape[2]; r++)
+                        for (int64_t e = 0; e < a->v.shape[3]; e++) loss[side] += at4(&a->out, 0, b, r, e) * at4(&p.g.dout, 0, b, r, e);
+            }
+            set4(x, 0, h, i, d, value);
+            double slope = (loss[1] - loss[0]) / 2e-5;
+            CHECK_MSG(fabs(slope - expected) < 1e-7 * (1 + fabs(slope)), "gradient %d: %g, by differences %g", which, expected, slope);
+        }
+    problem_free(&p);
+}
+
+/* With v of ones a row of out is the sum of its kept weights: its mean is 1 whatever the probability. */
+static void test_dropout_mean(void)
+{
+    uint64_t seed = 17;
+    shape s = {1, 4, 4, 128, 128, 8, 1};
+    static const double probabilities[] = {0.1, 0.5, 0.9, 1.0};
+    for (int n = 0; n < 4; n++) {
+        problem p = problem_new(TE_F32, s, &seed);
+        te_attention *a = &p.g.forward;
+        a->scale = 0;
+        a->dropout = probabilities[n];
+        for (int64_t h = 0; h < 4; h++)
+            for (int64_t j = 0; j < 128; j++) set4(&a->v, 0, h, j, 0, 1);
+        run_on(&p, te_cpu_isa_detect(), 2);
+        double sum = 0, rows = 4 * 128, entries = rows * 128;
+        for (int64_t h = 0; h < 4; h++)
+            for (int64_t i = 0; i < 128; i++) sum += at4(&a->out, 0, h, i, 0);
+        double expected = n == 3 ? 0 : 1, deviation = n == 3 ? 0 : sqrt(a->dropout / (1 - a->dropout) / entries);
+        CHECK_MSG(fabs(sum / rows - expected) <= 5 * deviation, "p = %g: mean %g", a->dropout, sum / rows);
+        problem_free(&p);
+    }
+}
+
+static void check_refused(problem *p, const char *part)
+{
+    te_exec exec = test_exec_open(1);
+    te_status status = te_cpu_attention_backward(&exec, &p->g);
+    CHECK(status == TE_ERROR_ARGUMENT || status == TE_ERROR_UNSUPPORTED);
+    CHECK_MSG(strstr(exec.message, part) != NULL, "\"%s\" lacks \"%s\"", exec.message, part);
+    test_exec_close(&exec);
+}
+
+static void *no_scratch(te_exec *exec, size_t bytes)
+{
+    (void)bytes;
+    te_exec_fail(exec, TE_ERROR_MEMORY, "none");
+    return NULL;
+}
+
+static void test_refusals(void)
+{
+    uint64_t seed = 1;
+    shape s = {1, 2, 2, 8, 8, 4, 4};
+    static const int32_t falling[] = {0, 5, 3}, rising[] = {0, 3, 8};
+    problem p = problem_new(TE_F32, s, &seed), broken = p;
+    broken.g.forward.k.shape[1] = 3;
+    check_refused(&broken, "[1, 3, 8, 4]");
+    broken = p;
+    broken.g.forward.q.stride[3] = 2;
+    check_refused(&broken, "stride 2");
+    broken = p;
+    broken.g.forward.v.dtype = TE_BF16;
+    check_refused(&broken, "same dtype");
+    broken = p;
+    broken.g.forward.dropout = 1.5;
+    check_refused(&broken, "1.5");
+    broken = p;
+    broken.g.dk.shape[2] = 7;
+    check_refused(&broken, "dk [1, 2, 7, 4]");
+    broken = p;
+    broken.g.forward.cu_seqlens_q = falling;
+    broken.g.forward.cu_seqlens_kv = rising;
+    broken.g.forward.n_seqs = 2;
+    check_refused(&broken, "cu_seqlens_q[2] is 3");
+    broken = p;
+    broken.g.forward.lse.data = NULL;
+    check_refused(&broken, "lse");
+
+    te_exec exec = test_exec_open(2);
+    exec.scratch = no_scratch;
+    CHECK(te_cpu_attention(&exec, &p.g.forward) == TE_ERROR_MEMORY);
+    CHECK(te_cpu_attention_backward(&exec, &p.g) == TE_ERROR_MEMORY);
+    test_exec_close(&exec);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    test_shapes();
+    test_empty();
+    test_packed();
+    test_hostile();
+    test_extreme_scores();
+    test_finite_differences();
+    test_dropout_mean();
+    test_refusals();
+    test_random_problems();
+    return TEST_END();
+}

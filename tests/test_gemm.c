@@ -1,0 +1,320 @@
+/* test_gemm.c - the CPU's matrix product against a float64 reference: hostile shapes and strides, every combination of
+ * types, epilogues, NaN and infinity, kept copies of operands, and the same bits from one thread and from two. */
+#include "kernels/cpu/gemm.h"
+#include "kernels/dtype.h"
+
+#include "test.h"
+
+static uint64_t seed = 88172645463325252u;
+
+static int64_t random_int(int64_t low, int64_t high) { return low + test_random(&seed) % (uint64_t)(high - low + 1); }
+
+/* --- one product and its reference ----------------------------------------------------------------------------------- */
+
+/* Memory of a view, odd bytes in front so that nothing is aligned beyond its element. */
+typedef struct block {
+    char *base;
+    size_t bytes;
+} block;
+
+typedef struct product {
+    te_gemm gemm;
+    block   a, b, c, bias, aux;
+} product;
+
+typedef enum layout { ROWS, COLUMNS, BOTH_STRIDED, LAYOUT_COUNT } layout;
+
+/* Gives `v` (shape and dtype set) strides of the layout and memory filled with random values in [-1, 1]. */
+static block place(te_view *v, layout how, bool broadcast)
+{
+    int d = v->ndim, order[TE_MAX_DIMS];
+    for (int i = 0; i < d; i++) order[i] = d - 1 - i; /* innermost first */
+    if (how == COLUMNS) order[0] = d - 2, order[1] = d - 1;
+    int64_t stride = how == BOTH_STRIDED ? 3 : 1;
+    for (int i = 0; i < d; i++) {
+        int dim = order[i];
+        bool fixed = broadcast && dim < d - 2;
+        v->stride[dim] = fixed ? 0 : stride;
+        if (!fixed) stride = stride * (v->shape[dim] ? v->shape[dim] : 1) + (i < 2 ? random_int(0, 3) : 0);
+    }
+    size_t size = te_dtype_size(v->dtype);
+    block memory = {.bytes = ((size_t)stride + 8) * size};
+    memory.base = malloc(memory.bytes);
+    if (!memory.base) abort();
+    for (size_t i = 0; i < memory.bytes / size; i++) te_store_f64(memory.base, v->dtype, i, test_uniform(&seed, -1, 1));
+    v->data = memory.base + (size_t)random_int(0, 3) * size;
+    return memory;
+}
+
+static int64_t offset_of(const te_view *v, int64_t batch, int64_t i, int64_t j)
+{
+    int64_t offset = i * v->stride[v->ndim - 2] + j * v->stride[v->ndim - 1];
+    for (int d = v->ndim - 3; d >= 0; d--) {
+        offset += batch % v->shape[d] * v->stride[d];
+        batch /= v->shape[d];
+    }
+    return offset;
+}
+
+static double value_at(const te_view *v, int64_t batch, int64_t i, int64_t j)
+{
+    return te_load_f64(v->data, v->dtype, offset_of(v, batch, i, j));
+}
+
+static double activate(te_activation activation, double x)
+{
+    if (activation == TE_ACT_RELU) return x < 0 ? 0 : x;
+    if (activation == TE_ACT_GELU) return 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
+static double epsilon_of(te_dtype dtype)
+{
+    return dtype == TE_BF16 ? 0x1p-8 : dtype == TE_F16 ? 0x1p-11 : dtype == TE_F32 ? 0x1p-23 : 0x1p-52;
+}
+
+static bool same(double got, double want, double tolerance)
+{
+    if (isnan(want)) return isnan(got);
+    if (isinf(want)) return got == want;
+    return fabs(got - want) <= tolerance;
+}
+
+/* Value before the activation; *size: sum of the magnitudes that went into it. */
+static double reference(const te_gemm *g, int64_t batch, int64_t i, int64_t j, double *size)
+{
+    double sum = 0, magnitude = 0;
+    for (int64_t k = 0; k < g->a.shape[g->a.ndim - 1]; k++) {
+        double x = value_at(&g->a, batch, i, k) * value_at(&g->b, batch, k, j);
+        sum += x;
+        magnitude += fabs(x);
+    }
+    sum *= (double)g->alpha;
+    magnitude *= fabs((double)g->alpha);
+    if (te_view_present(&g->bias)) {
+        double x = te_load_f64(g->bias.data, g->bias.dtype, j * g->bias.stride[0]);
+        sum += x;
+        magnitude += fabs(x);
+    }
+    *size = magnitude;
+    return sum;
+}
+
+/* Compares with `before`, a copy of c's memory from before the product. */
+static void compare(const te_gemm *g, const char *before, const char *what)
+{
+    int d = g->c.ndim, bad = 0;
+    int64_t m = g->c.shape[d - 2], n = g->c.shape[d - 1], k = g->a.shape[d - 1], batches = 1;
+    for (int i = 0; i < d - 2; i++) batches *= g->c.shape[i];
+    double step = epsilon_of(g->a.dtype == TE_F64 ? TE_F64 : TE_F32), rounding = epsilon_of(g->c.dtype);
+    for (int64_t at = 0; at < batches * m * n; at++) {
+        int64_t batch = at / (m * n), i = at / n % m, j = at % n;
+        double size, sum = reference(g, batch, i, j, &size), old = 0, want = activate(g->activation, sum);
+        if (g->beta != 0) old = te_load_f64(before, g->c.dtype, offset_of(&g->c, batch, i, j)), want += old;
+        double got = value_at(&g->c, batch, i, j);
+        double tolerance = 2 * (sqrt((double)k) + 8) * step * size + 2.5 * rounding * (fabs(sum) + fabs(old)) + 1e-30;
+        bad += !same(got, want, tolerance);
+        if (bad == 1) CHECK_MSG(same(got, want, tolerance), "%s [%lld](%lld, %lld): %.9g, expected %.9g", what, (long long)batch,
+                                (long long)i, (long long)j, got, want);
+        if (te_view_present(&g->aux)) bad += !same(value_at(&g->aux, batch, i, j), sum, tolerance);
+    }
+    CHECK_MSG(bad == 0, "%s: %d values wrong; m=%lld n=%lld k=%lld batches=%lld %s -> %s act %d aux %d beta %g", what, bad,
+              (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(g->a.dtype), te_dtype_name(g->c.dtype),
+              (int)g->activation, te_view_present(&g->aux), (double)g->beta);
+}
+
+static char *copy_of(const te_view *v, const block *memory)
+{
+    char *copy = malloc(memory->bytes);
+    if (!copy) abort();
+    memcpy(copy, memory->base, memory->bytes);
+    return copy + ((char *)v->data - memory->base);
+}
+
+static void release(product *p)
+{
+    free(p->a.base), free(p->b.base), free(p->c.base), free(p->bias.base), free(p->aux.base);
+}
+
+/* --- running on several implementations and thread counts -------------------------------------------------------------- */
+
+static te_exec execs[2]; /* one thread, two threads */
+
+/* Runs with one and two threads through `impl` (NULL: the backend's own choice); checks values and equal bits. Returns
+ * false when the implementation declines. */
+static bool run_and_check(product *p, const char *impl)
+{
+    size_t skip = (size_t)((char *)p->gemm.c.data - p->c.base);
+    char *before = copy_of(&p->gemm.c, &p->c), *first = NULL;
+    bool accepted = true;
+    for (int e = 0; e < 2 && accepted; e++) {
+        memcpy(p->c.base, before - skip, p->c.bytes);
+        te_status status = impl ? te_cpu_gemm_with(&execs[e], impl, &p->gemm) : te_cpu_gemm(&execs[e], &p->gemm);
+        if (impl && status == TE_ERROR_UNSUPPORTED) accepted = false;
+        else CHECK_MSG(status == TE_OK, "%s: status %d, %s", impl ? impl : "chosen", status, execs[e].message);
+        if (accepted && e == 0) {
+            compare(&p->gemm, before, impl ? impl : "chosen");
+            first = copy_of(&p->gemm.c, &p->c);
+        } else if (accepted)
+            CHECK_MSG(memcmp(first - skip, p->c.base, p->c.bytes) == 0, "%s: two threads give other bits", impl ? impl : "chosen");
+    }
+    memcpy(p->c.base, before - skip, p->c.bytes);
+    free(before - skip);
+    if (first) free(first - skip);
+    return accepted;
+}
+
+static void run_all(product *p)
+{
+    run_and_check(p, NULL);
+    run_and_check(p, "blocked");
+    run_and_check(p, "onednn");
+}
+
+/* --- random products --------------------------------------------------------------------------------------------------- */
+
+typedef struct type_pair {
+    te_dtype in, out;
+} type_pair;
+
+static const type_pair type_pairs[] = {{TE_F32, TE_F32}, {TE_BF16, TE_BF16}, {TE_BF16, TE_F32}, {TE_F16, TE_F16},
+                                       {TE_F16, TE_F32}, {TE_F64, TE_F64}, {TE_F64, TE_F32}};
+enum { TYPE_PAIRS = sizeof type_pairs / sizeof type_pairs[0] };
+
+static te_view view_of(te_dtype dtype, int ndim, const int64_t *batch, int64_t rows, int64_t cols)
+{
+    te_view v = {.dtype = dtype, .ndim = ndim};
+    for (int i = 0; i < ndim - 2; i++) v.shape[i] = batch[i];
+    v.shape[ndim - 2] = rows;
+    v.shape[ndim - 1] = cols;
+    return v;
+}
+
+static product make(type_pair types, int64_t m, int64_t n, int64_t k, int batch_dims, const int64_t *batch)
+{
+    int d = batch_dims + 2;
+    product p = {.gemm = {.a = view_of(types.in, d, batch, m, k), .b = view_of(types.in, d, batch, k, n),
+                          .c = view_of(types.out, d, batch, m, n), .alpha = 1}};
+    p.a = place(&p.gemm.a, random_int(0, LAYOUT_COUNT - 1), random_int(0, 3) == 0);
+    p.b = place(&p.gemm.b, random_int(0, LAYOUT_COUNT - 1), random_int(0, 1) == 0);
+    p.c = place(&p.gemm.c, random_int(0, 5) ? ROWS : random_int(0, LAYOUT_COUNT - 1), false);
+    return p;
+}
+
+static void add_epilogue(product *p)
+{
+    te_gemm *g = &p->gemm;
+    static const te_dtype bias_types[] = {TE_F32, TE_BF16, TE_F16, TE_F64};
+    if (random_int(0, 1)) {
+        g->bias = (te_view){.dtype = bias_types[random_int(0, 3)], .ndim = 1, .shape = {g->c.shape[g->c.ndim - 1]}};
+        int64_t stride = random_int(1, 2);
+        te_view wide = {.dtype = g->bias.dtype, .ndim = 2, .shape = {g->bias.shape[0], stride}};
+        p->bias = place(&wide, ROWS, false);
+        g->bias.data = wide.data;
+        g->bias.stride[0] = wide.stride[0];
+    }
+    if (random_int(0, 2) == 0) {
+        g->aux = g->c;
+        p->aux = place(&g->aux, random_int(0, LAYOUT_COUNT - 1), false);
+    }
+    g->activation = random_int(0, 2) == 0 ? (te_activation)random_int(1, 2) : TE_ACT_NONE;
+    g->alpha = random_int(0, 2) == 0 ? 0.37f : 1;
+    g->beta = (float)random_int(0, 1);
+}
+
+static void test_random_products(void)
+{
+    static const int64_t sizes[] = {0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 64, 65, 97, 130};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    for (int round = 0; round < 700; round++) {
+        int64_t batch[3] = {random_int(1, 3), random_int(0, 8) ? random_int(1, 4) : 0, random_int(1, 2)};
+        int batch_dims = random_int(0, 1) ? 0 : (int)random_int(1, 3);
+        int64_t limit = batch_dims ? 12 : SIZES - 1;
+        product p = make(type_pairs[round % TYPE_PAIRS], sizes[random_int(0, limit)], sizes[random_int(0, limit)],
+                         sizes[random_int(0, limit)], batch_dims, batch);
+        add_epilogue(&p);
+        run_all(&p);
+        release(&p);
+    }
+}
+
+/* Several slices, passes and chunks of the blocked kernel, shared by threads. */
+static void test_large_products(void)
+{
+    static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},
+                                        {64, 2000, 1500}, {130, 96, 4200}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int t = 0; t < TYPE_PAIRS; t++) {
+            product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
+            if (t % 2) add_epilogue(&p);
+            run_all(&p);
+            release(&p);
+        }
+}
+
+/* --- particular behaviour ------------------------------------------------------------------------------------------------ */
+
+static void test_not_finite(void)
+{
+    for (int t = 0; t < TYPE_PAIRS; t++) {
+        product p = make(type_pairs[t], 40, 50, 33, 0, NULL);
+        te_store_f64(p.gemm.a.data, p.gemm.a.dtype, offset_of(&p.gemm.a, 0, 3, 5), NAN);
+        te_store_f64(p.gemm.a.data, p.gemm.a.dtype, offset_of(&p.gemm.a, 0, 7, 5), INFINITY);
+        te_store_f64(p.gemm.b.data, p.gemm.b.dtype, offset_of(&p.gemm.b, 0, 2, 49), -INFINITY);
+        te_store_f64(p.gemm.b.data, p.gemm.b.dtype, offset_of(&p.gemm.b, 0, 5, 4), 0);
+        for (int act = TE_ACT_NONE; act <= TE_ACT_RELU; act++) {
+            p.gemm.activation = (te_activation)act;
+            run_all(&p);
+        }
+        release(&p);
+    }
+}
+
+/* beta = 0 does not read c: what is there, NaN included, is gone. */
+static void test_result_not_read(void)
+{
+    for (int t = 0; t < TYPE_PAIRS; t++) {
+        product p = make(type_pairs[t], 70, 60, 80, 0, NULL);
+        for (size_t i = 0; i < p.c.bytes / te_dtype_size(p.gemm.c.dtype); i++) te_store_f64(p.c.base, p.gemm.c.dtype, i, NAN);
+        run_all(&p);
+        release(&p);
+    }
+}
+
+static void test_errors(void)
+{
+    te_exec *exec = &execs[0];
+    product p = make(type_pairs[0], 4, 5, 6, 0, NULL);
+    te_gemm g = p.gemm;
+    g.b.shape[0] = 7;
+    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    CHECK_MSG(strstr(exec->message, "[4, 6]") && strstr(exec->message, "[7, 5]"), "%s", exec->message);
+    g = p.gemm;
+    g.beta = 0.5f;
+    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    g = p.gemm;
+    g.b.dtype = TE_BF16;
+    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    CHECK_MSG(strstr(exec->message, "bfloat16"), "%s", exec->message);
+    g = p.gemm;
+    g.bias = (te_view){.data = p.a.base, .dtype = TE_F32, .ndim = 1, .shape = {4}, .stride = {1}};
+    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    g = p.gemm;
+    g.aux = g.a;
+    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    release(&p);
+}
+
+int main(void)
+{
+    execs[0] = test_exec_open(1);
+    execs[1] = test_exec_open(2);
+    test_random_products();
+    test_large_products();
+    test_not_finite();
+    test_result_not_read();
+    test_errors();
+    test_exec_close(&execs[0]);
+    test_exec_close(&execs[1]);
+    return TEST_END();
+}

@@ -196,6 +196,7 @@ end
 
 local function main(words)
     local o, given = command_line:parse(words)
+    te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
     local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval,
         flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype) }

@@ -151,7 +151,8 @@ static inline double eval_reduced(te_opcode op, const double *row, int columns, 
     return eval_rounded(r, f32);
 }
 
-static inline double eval_element(const eval_space *space, const te_insn *insn, double *const *values, int row, int column)
+static inline double eval_element(const eval_space *space, const te_insn *insn, double *const *values, int row,
+                                  int column)
 {
     size_t element = (size_t)row * (size_t)space->columns + (size_t)column;
     double a = insn->arg[0] >= 0 ? values[insn->arg[0]][element] : 0;
@@ -165,7 +166,8 @@ static inline double eval_element(const eval_space *space, const te_insn *insn, 
     case TE_PW_PARAM: return eval_rounded(space->params[insn->slot], space->f32);
     case TE_PW_CONST: return eval_rounded(insn->imm, space->f32);
     case TE_PW_COLUMN: return column;
-    case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return eval_rounded(eval_generator(insn, a, element), space->f32);
+    case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL:
+        return eval_rounded(eval_generator(insn, a, element), space->f32);
     case TE_PW_ROWSUM: case TE_PW_ROWMAX: case TE_PW_ROWMIN:
         return eval_reduced((te_opcode)insn->op, values[insn->arg[0]] + element - column, space->columns, space->f32);
     case TE_PW_RSQRT: case TE_PW_POW: return eval_stepwise((te_opcode)insn->op, a, b, space->f32);
@@ -216,7 +218,8 @@ static inline void program_eval(const te_program *program, const eval_space *spa
         double *value = values[i] = memory + (size_t)i * size;
         for (int r = 0; r < space->rows; r++)
             for (int c = 0; c < space->columns; c++) {
-                int at = r * space->columns + c, first = insn->rate == TE_RATE_ELEM ? at : insn->rate == TE_RATE_ROW ? at - c : 0;
+                int at = r * space->columns + c;
+                int first = insn->rate == TE_RATE_ELEM ? at : insn->rate == TE_RATE_ROW ? at - c : 0;
                 value[at] = at == first ? eval_element(space, insn, values, r, c) : value[first];
             }
     }

@@ -296,7 +296,8 @@ static void test_refusals(void)
     CHECK_MSG(strstr(error.message, text), "%s", error.message);                                 \
     items[0] = good
     static const char *const bad_names[] = {"a\xff", "\x80", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
-                                            "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\xe2\x82", "\xf8\x88\x80\x80\x80"};
+                                            "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\xe2\x82",
+                                            "\xf8\x88\x80\x80\x80"};
     for (size_t i = 0; i < sizeof bad_names / sizeof *bad_names; i++) {
         items[0].name = bad_names[i];
         REFUSED("UTF-8");

@@ -410,7 +410,7 @@ static void test_spread(void)
     te_tokens_batch batch;
     te_token_memory memory = {.tokens = ids, .type = TE_TOKEN_U32, .count = POSITIONS + BLOCK};
     CHECK(te_token_stream_from_memory(&stream, &te_mem_libc, &memory, &error) == TE_OK);
-    te_tokens_options o = {.end = POSITIONS + BLOCK, .batch = DRAWS, .block = BLOCK, .dtype = TE_I32, .rng = {42}};
+    te_tokens_options o = {.end = POSITIONS + BLOCK, .batch = DRAWS, .block = BLOCK, .dtype = TE_I32, .rng.seed = 42};
     CHECK(te_tokens_open(&t, &te_io_posix, &te_mem_libc, stream, &o, &error) == TE_OK);
     CHECK(te_tokens_next(t, &batch, &error) == TE_OK);
     int seen[POSITIONS] = {0};

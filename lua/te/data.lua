@@ -113,7 +113,7 @@ local function length_of(source)
 end
 
 local function text_source(text, kind)
-    local tok = kind == "char" and tokenizer.char(text) or tokenizer.byte()
+    local tok = kind == "char" and tokenizer.from_points(te._core.text_points(text)) or tokenizer.byte()
     return { tokens = te._core.encode_text(text, tok.points) }, tok
 end
 

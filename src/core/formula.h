@@ -33,7 +33,7 @@ te_token te_token_read(const char *text);
 /* Where names come from that the text does not assign. */
 typedef struct te_formula_scope {
     void *user;
-    /* The value, TE_VALUE_NONE for a name it does not know, or -1 with the parser's error filled (left empty: out of memory). */
+    /* The value, TE_VALUE_NONE for a name it does not know, -1 with the parser's error filled (or empty: no memory). */
     int (*resolve)(void *user, const char *name, int length);
     /* The index-th name it knows, for suggestions; false after the last. */
     bool (*name_at)(void *user, int index, char *name, size_t size);

@@ -67,7 +67,8 @@ enum { N_COMPOSED = sizeof composed / sizeof composed[0] };
 static bool is_callable(te_opcode op)
 {
     switch (op) {
-    case TE_PW_LOAD: case TE_PW_PARAM: case TE_PW_CONST: case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return false;
+    case TE_PW_LOAD: case TE_PW_PARAM: case TE_PW_CONST:
+    case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return false;
     default: return true;
     }
 }
@@ -90,8 +91,10 @@ static const formula_function *find_composed(te_token name)
 
 static int find_opcode(te_token name)
 {
-    for (int op = 0; op < TE_PW_COUNT; op++)
-        if (is_callable((te_opcode)op) && te_name_equal(name.text, name.length, te_opcode_name((te_opcode)op))) return op;
+    for (int op = 0; op < TE_PW_COUNT; op++) {
+        if (!is_callable((te_opcode)op)) continue;
+        if (te_name_equal(name.text, name.length, te_opcode_name((te_opcode)op))) return op;
+    }
     return -1;
 }
 

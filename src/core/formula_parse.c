@@ -136,7 +136,8 @@ static int precedence(te_token_kind kind)
     switch (kind) {
     case TE_TOKEN_OR: return 1;
     case TE_TOKEN_AND: return 2;
-    case TE_TOKEN_LT: case TE_TOKEN_LE: case TE_TOKEN_GT: case TE_TOKEN_GE: case TE_TOKEN_EQ: case TE_TOKEN_NE: return 3;
+    case TE_TOKEN_LT: case TE_TOKEN_LE: case TE_TOKEN_GT:
+    case TE_TOKEN_GE: case TE_TOKEN_EQ: case TE_TOKEN_NE: return 3;
     case TE_TOKEN_PLUS: case TE_TOKEN_MINUS: return 4;
     case TE_TOKEN_TIMES: case TE_TOKEN_DIVIDE: return 5;
     default: return 0;
@@ -196,7 +197,8 @@ static int parse_statement(te_formula_parser *parser)
     te_token name = parser->token;
     if (name.kind != TE_TOKEN_NAME) return te_formula_fail(parser, name, "expected a name to assign to");
     if (te_name_equal(name.text, name.length, "n") || number_index(name.text, name.length) >= 0)
-        return te_formula_fail(parser, name, "'%.*s' has a fixed meaning and cannot be assigned", name.length, name.text);
+        return te_formula_fail(parser, name, "'%.*s' has a fixed meaning and cannot be assigned", name.length,
+                               name.text);
     te_formula_next(parser);
     if (parser->token.kind != TE_TOKEN_ASSIGN)
         return te_formula_fail(parser, parser->token, "expected '=' after '%.*s'", name.length > 40 ? 40 : name.length,

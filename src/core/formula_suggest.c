@@ -1,4 +1,4 @@
-/* formula_suggest.c - messages of the formula parser: where, what was expected, and the name that was probably meant. */
+/* formula_suggest.c - messages of the formula parser: where, what was expected, and which name was probably meant. */
 #include "formula.h"
 
 #include <stdarg.h>

@@ -20,8 +20,8 @@ int te_program_replay(te_program *target, const te_insn *insn, const int32_t *ma
 }
 
 /* Replaces the marks in `map` by values of the target. */
-static te_status copy_marked(te_program *target, const te_program *source, const int *inputs, int param_base, int rng_base,
-                             int32_t *map)
+static te_status copy_marked(te_program *target, const te_program *source, const int *inputs, int param_base,
+                             int rng_base, int32_t *map)
 {
     for (int i = 0; i < source->n_insns; i++) {
         if (!map[i]) continue;

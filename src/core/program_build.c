@@ -48,7 +48,8 @@ static bool reserve(te_program *program, size_t insns, size_t outputs, size_t in
 
 te_program *te_program_clone(const te_program *program)
 {
-    size_t n_insns = (size_t)program->n_insns, n_outputs = (size_t)program->n_outputs, n_inputs = (size_t)program->n_inputs;
+    size_t n_insns = (size_t)program->n_insns, n_outputs = (size_t)program->n_outputs;
+    size_t n_inputs = (size_t)program->n_inputs;
     te_program *copy = te_program_new(program->mem, program->name);
     if (!copy) return NULL;
     if (!reserve(copy, n_insns, n_outputs, n_inputs)) {

@@ -10,6 +10,11 @@
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
+static const char *rate_name(te_rate rate)
+{
+    return rate == TE_RATE_ELEM ? "element" : rate == TE_RATE_ROW ? "row" : "run";
+}
+
 static te_status check_request(const te_gradient_request *request, te_build_error *error)
 {
     const te_program *forward = request->forward;
@@ -24,9 +29,8 @@ static te_status check_request(const te_gradient_request *request, te_build_erro
                     ((kind == TE_OUT_ELEM || kind == TE_OUT_COLSUM) && rate == TE_RATE_ELEM);
         if (!fits)
             return te_build_fail(error, TE_ERROR_ARGUMENT,
-                                 "%s: the gradient of input %d, which is read once per %s, cannot be an output of kind %d",
-                                 forward->name, slot, rate == TE_RATE_ELEM ? "element" : rate == TE_RATE_ROW ? "row" : "run",
-                                 (int)kind);
+                                 "%s: the gradient of input %d, read once per %s, cannot be an output of kind %d",
+                                 forward->name, slot, rate_name(rate), (int)kind);
     }
     return TE_OK;
 }

@@ -1,7 +1,7 @@
 /* program_diff.h - the state of one differentiation, shared by program_diff*.c.
  *
- * Adjoints. Reverse mode visits the forward values from last to first; the adjoint of a value is the sum of what its uses
- * contributed. Uses may be more frequent than the value: a ROW value that ELEM instructions read receives one
+ * Adjoints. Reverse mode visits the forward values from last to first; the adjoint of a value is the sum of what its
+ * uses contributed. Uses may be more frequent than the value: a ROW value that ELEM instructions read receives one
  * contribution per element. So an adjoint has two parts,
  *
  *      full adjoint of a ROW value     = rowsum(per_elem) + per_row
@@ -39,7 +39,7 @@ typedef struct te_diff {
     te_adjoint *adjoints;
     uint8_t    *flags;
 
-    te_grad_source sources[TE_GRAD_MAX_SOURCES]; /* slot i of backward; TE_GRAD_FROM_ROW holds the forward *value* here */
+    te_grad_source sources[TE_GRAD_MAX_SOURCES]; /* by slot of backward; TE_GRAD_FROM_ROW has a forward *value* here */
     int            n_sources;
 } te_diff;
 
@@ -51,7 +51,7 @@ int te_diff_forward_output(te_diff *diff, int index);
 int te_diff_output_gradient(te_diff *diff, int index);
 int te_diff_value(te_diff *diff, int forward_value);
 
-/* --- program_diff_algebra.c: TE_VALUE_NONE as an argument or result is the number 0 ---------------------------------- */
+/* --- program_diff_algebra.c: TE_VALUE_NONE as an argument or result is the number 0 ------------------------------- */
 
 int te_diff_emit(te_diff *diff, te_opcode op, int a, int b, int c);
 int te_diff_const(te_diff *diff, double number);
@@ -63,7 +63,7 @@ int te_diff_div(te_diff *diff, int a, int b);
 int te_diff_where(te_diff *diff, int condition, int a, int b);
 int te_diff_rowsum(te_diff *diff, int a);
 
-/* --- program_diff_rules.c, program_diff_formula.c, program_diff.c -------------------------------------------------- */
+/* --- program_diff_rules.c, program_diff_formula.c, program_diff.c ------------------------------------------------- */
 
 /* Adds what forward value `value` contributes to its arguments. */
 void te_diff_propagate(te_diff *diff, int value);

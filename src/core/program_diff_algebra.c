@@ -1,9 +1,9 @@
 /* program_diff_algebra.c - sums and products of adjoints.
  *
- * Adjoints are our own expressions, so here, unlike in te_program_emit, the rules of real numbers may be used: 0 vanishes,
- * signs move outwards until a sum swallows them, factors that are constant along the row are gathered and leave row
- * sums, and a row sum that the forward pass already took is not taken again. What comes out differs from the plain
- * chain rule by roundings only.
+ * Adjoints are our own expressions, so here, unlike in te_program_emit, the rules of real numbers may be used: 0
+ * vanishes, signs move outwards until a sum swallows them, factors that are constant along the row are gathered and
+ * leave row sums, and a row sum that the forward pass already took is not taken again. What comes out differs from the
+ * plain chain rule by roundings only.
  */
 #include "program_diff.h"
 
@@ -79,11 +79,12 @@ static int without_divisor(const te_diff *diff, int product, int divisor)
     return TE_VALUE_NONE;
 }
 
-/* (e * f) * factor with e per element and both factors rarer becomes e * (f * factor): one multiplication per element. */
+/* (e * f) * factor with e per element and both factors rarer becomes e * (f * factor): one product per element. */
 static int gathered(te_diff *diff, int product, int factor)
 {
     const te_insn insn = *insn_of(diff, product);
-    if (insn.op != TE_PW_MUL || insn.rate != TE_RATE_ELEM || rate_of(diff, factor) == TE_RATE_ELEM) return TE_VALUE_NONE;
+    bool applies = insn.op == TE_PW_MUL && insn.rate == TE_RATE_ELEM && rate_of(diff, factor) != TE_RATE_ELEM;
+    if (!applies) return TE_VALUE_NONE;
     for (int k = 0; k < 2; k++)
         if (rate_of(diff, insn.arg[k]) != TE_RATE_ELEM)
             return te_diff_mul(diff, insn.arg[1 - k], te_diff_mul(diff, insn.arg[k], factor));
@@ -103,7 +104,8 @@ static int product_rule(te_diff *diff, int a, int b)
 int te_diff_mul(te_diff *diff, int a, int b)
 {
     if (a < 0 || b < 0 || diff->status != TE_OK) return TE_VALUE_NONE;
-    if (te_program_is_const(diff->backward, a, 0.0) || te_program_is_const(diff->backward, b, 0.0)) return TE_VALUE_NONE;
+    const te_program *program = diff->backward;
+    if (te_program_is_const(program, a, 0.0) || te_program_is_const(program, b, 0.0)) return TE_VALUE_NONE;
     int simpler = product_rule(diff, a, b);
     if (simpler == TE_VALUE_NONE) simpler = product_rule(diff, b, a);
     return simpler != TE_VALUE_NONE ? simpler : te_diff_emit(diff, TE_PW_MUL, a, b, -1);

@@ -5,8 +5,8 @@
  *      x          forward input          dy      gradient of output y
  *      y          saved output           rstd    per row in the forward formula: one more output of forward
  *
- * To find a value by its name in the forward formula, the formula is compiled once more with that name as its output, and
- * appended to the copy of forward, where equal instructions fall together.
+ * To find a value by its name in the forward formula, the formula is compiled once more with that name as its output,
+ * and appended to the copy of forward, where equal instructions fall together.
  */
 #include "formula.h"
 #include "program_diff.h"
@@ -54,8 +54,9 @@ static int use_named(te_diff *diff, const te_program *program, const char *name)
     }
     default:
         diff->status = te_build_fail(diff->error, TE_ERROR_ARGUMENT,
-                                     "%s: the gradient formula uses '%.40s', which the forward formula has once per element; "
-                                     "only outputs and values per row are kept", diff->request->forward->name, name);
+                                     "%s: the gradient formula uses '%.40s', which the forward formula has once per "
+                                     "element; only outputs and values per row are kept",
+                                     diff->request->forward->name, name);
         return -1;
     }
 }

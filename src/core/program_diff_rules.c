@@ -78,11 +78,28 @@ static void unary_rule(const rule *r)
 
 /* --- two and three arguments -------------------------------------------------------------------------------------- */
 
+/* Which argument of a product is the square of the other one; -1: none. */
+static int square_index(const rule *r)
+{
+    for (int k = 0; k < 2; k++) {
+        const te_insn *insn = &r->diff->forward->insns[r->insn.arg[k]];
+        int base = r->insn.arg[1 - k];
+        if (insn->op == TE_PW_MUL && insn->arg[0] == base && insn->arg[1] == base) return k;
+    }
+    return -1;
+}
+
+/* Squares and cubes in one step, with their factor 2 or 3 on d, where it may meet others. */
 static void mul_rule(const rule *r)
 {
     te_diff *diff = r->diff;
-    if (r->insn.arg[0] == r->insn.arg[1]) { /* doubled before it meets the factor, which may be rarer than d or not */
-        give(r, 0, te_diff_mul(diff, te_diff_add(diff, r->d, r->d), argument(r, 0)));
+    int square = square_index(r);
+    if (r->insn.arg[0] == r->insn.arg[1]) {
+        give(r, 0, te_diff_mul(diff, te_diff_mul(diff, r->d, te_diff_const(diff, 2.0)), argument(r, 0)));
+        return;
+    }
+    if (square >= 0) {
+        give(r, 1 - square, te_diff_mul(diff, te_diff_mul(diff, r->d, te_diff_const(diff, 3.0)), argument(r, square)));
         return;
     }
     if (wants(r, 0)) give(r, 0, te_diff_mul(diff, r->d, argument(r, 1)));
@@ -121,7 +138,8 @@ static void extreme_rule(const rule *r)
 {
     te_diff *diff = r->diff;
     int a = argument(r, 0), b = argument(r, 1);
-    int first = r->insn.op == TE_PW_MIN ? te_diff_emit(diff, TE_PW_LE, a, b, -1) : te_diff_emit(diff, TE_PW_LT, b, a, -1);
+    bool minimum = r->insn.op == TE_PW_MIN;
+    int first = minimum ? te_diff_emit(diff, TE_PW_LE, a, b, -1) : te_diff_emit(diff, TE_PW_LT, b, a, -1);
     if (wants(r, 0)) give(r, 0, te_diff_where(diff, first, r->d, TE_VALUE_NONE));
     if (wants(r, 1)) give(r, 1, te_diff_where(diff, first, TE_VALUE_NONE, r->d));
 }

@@ -98,8 +98,9 @@ static te_status verify_insn(const te_program *program, int index, te_build_erro
                                  te_opcode_name(op), k, insn->arg[k]);
     }
     if (insn->rate != te_insn_rate(program, insn))
-        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has rate %s, its arguments give %s", program->name,
-                             index, te_opcode_name(op), rate_name(insn->rate), rate_name(te_insn_rate(program, insn)));
+        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has rate %s, its arguments give %s",
+                             program->name, index, te_opcode_name(op), rate_name(insn->rate),
+                             rate_name(te_insn_rate(program, insn)));
     if (te_opcode_is_reduction(op) && te_program_rate(program, insn->arg[0]) != TE_RATE_ELEM)
         return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s reduces %%%d of rate %s", program->name, index,
                              te_opcode_name(op), insn->arg[0], rate_name(program->insns[insn->arg[0]].rate));
@@ -119,10 +120,10 @@ te_status te_program_verify(const te_program *program, te_build_error *error)
     for (int i = 0; i < program->n_outputs; i++) {
         const struct te_program_output *output = &program->outputs[i];
         if (output->kind > TE_OUT_AMAX || output->value < 0 || output->value >= program->n_insns)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d is of kind %d, value %d of %d", program->name, i,
-                                 output->kind, output->value, program->n_insns);
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d is of kind %d, value %d of %d",
+                                 program->name, i, output->kind, output->value, program->n_insns);
         if (output->kind == TE_OUT_ROW && te_program_rate(program, output->value) == TE_RATE_ELEM)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d stores %%%d once per row, but it has rate elem",
+            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d stores %%%d of rate elem once per row",
                                  program->name, i, output->value);
     }
     return TE_OK;

@@ -2,7 +2,7 @@
  *
  *      program_build.c      instructions in, each value once       program_diff.c          driver, sources, results
  *      program_simplify.c   the rules of te_program_emit           program_diff_values.c   forward values in backward
- *      program_append.c     copying instructions                   program_diff_algebra.c  sums and products of adjoints
+ *      program_append.c     copying instructions                   program_diff_algebra.c  sums, products of adjoints
  *      program_dump.c       text and invariants                    program_diff_rules.c    one derivative per opcode
  *      formula*.c           text to program                        program_diff_formula.c  gradients written by hand
  */

@@ -2,11 +2,11 @@
  *
  * A rule may only fire when the result has the same bits as the instruction it replaces, for every argument: -0,
  * infinities, NaN (which stays a NaN; which one is up to the machine anyway), in float32 and in float64 runs alike. So
- * x + 0 stays (it turns -0 into 0) while x + (-0) goes, and 0 * x stays. Every rule yields an existing value or strictly
- * simpler instructions, hence rewriting ends.
+ * x + 0 stays (it turns -0 into 0) while x + (-0) goes, and 0 * x stays. Every rule yields an existing value or
+ * strictly simpler instructions, hence rewriting ends.
  *
- * A constant operand is rounded to the compute type when the program runs. The folded constant is the float64 result; it
- * stands for the instruction only if, rounded to float32, it is also what the float32 run would have computed.
+ * A constant operand is rounded to the compute type when the program runs. The folded constant is the float64 result;
+ * it stands for the instruction only if, rounded to float32, it is also what the float32 run would have computed.
  */
 #include "program_internal.h"
 

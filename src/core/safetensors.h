@@ -79,7 +79,7 @@ typedef struct te_safetensors_contents {
 } te_safetensors_contents;
 
 /* Writes the file as a te_io_writer does: whole or not at all. Tensors with larger elements come first, otherwise in
- * the order given, and data starts at a multiple of 64 bytes: every tensor is aligned to its elements, without holes. */
+ * the order given, and data starts at a multiple of 64 bytes: so tensors are aligned to their elements. */
 te_status te_safetensors_write(const te_io *io, const te_mem *mem, const char *path,
                                const te_safetensors_contents *contents, te_io_error *error);
 

@@ -200,7 +200,7 @@ te_tensor *te_tensor_new(te_context *ctx, te_device *device, te_dtype dtype, int
     if (!t) return NULL;
     t->dtype = dtype;
     t->ndim = ndim;
-    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    if (ndim) memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
     contiguous_strides(ndim, shape, t->stride);
     t->storage = storage_new(device, (size_t)te_shape_numel(ndim, shape, 1) * te_dtype_size(dtype));
     if (!t->storage) {
@@ -263,7 +263,7 @@ te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int 
     t->storage = s;
     t->dtype = dtype;
     t->ndim = ndim;
-    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    if (ndim) memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
     contiguous_strides(ndim, shape, t->stride);
     return t;
 }
@@ -275,7 +275,7 @@ te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const i
     v->dtype = t->dtype;
     v->ndim = ndim;
     v->offset = offset;
-    memcpy(v->shape, shape, (size_t)ndim * sizeof *shape);
+    if (ndim) memcpy(v->shape, shape, (size_t)ndim * sizeof *shape);
     if (stride)
         memcpy(v->stride, stride, (size_t)ndim * sizeof *stride);
     else

@@ -52,7 +52,7 @@ te_status te_token_stream_from_memory(te_token_stream **out, const te_mem *mem, 
 int64_t te_token_stream_length(const te_token_stream *stream);
 size_t  te_token_stream_shards(const te_token_stream *stream);
 
-/* Streams are counted: every loader holds its own, so all may be closed in any order, by the thread that opened them. */
+/* Streams are counted: every loader holds its own, so all may be closed in any order. One thread opens and closes. */
 void te_token_stream_retain(te_token_stream *stream);
 void te_token_stream_close(te_token_stream *stream); /* NULL is a no-op */
 

@@ -1,7 +1,7 @@
 /* create.c - making tensors: from Lua values, filled, counted, drawn and from files.
  *
- * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Random tensors are drawn
- * on the host here, from the context's counters, so that they are the same whatever the device.
+ * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers are computed
+ * on the host, since programs compute in floating point.
  */
 #include "bindings.h"
 
@@ -239,35 +239,20 @@ static int create_tensor(lua_State *L)
 
 /* --- random ------------------------------------------------------------------------------------------------------- */
 
-static void draw_uniform(te_rng rng, float *values, int64_t n)
+static int drawn(lua_State *L, const char *function, const char *op_name)
 {
-    for (int64_t i = 0; i < n; i += 4) {
-        te_philox_words w = te_rng_group(rng, (uint64_t)i / 4);
-        for (int k = 0; k < 4 && i + k < n; k++) values[i + k] = te_rng_uniform(w.word[k]);
-    }
+    te_lua      *rt = te_lua_runtime(L);
+    int          ndim;
+    int64_t      shape[TE_MAX_DIMS];
+    creation     c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    te_tensor   *t = push_empty(rt, L, &c, ndim, shape);
+    const te_op *op = te_op_find(rt->ctx, op_name);
+    te_arg       self = {.kind = TE_ARG_TENSOR, .as.tensor = t};
+    return finish(rt, L, &c, op ? te_op_run_inplace(rt->ctx, op, &self, 1) : rt->ctx->status);
 }
 
-static void draw_normal(te_rng rng, float *values, int64_t n)
-{
-    for (int64_t i = 0; i < n; i += 4) {
-        te_philox_words w = te_rng_group(rng, (uint64_t)i / 4);
-        for (int k = 0; k < 4 && i + k < n; k++) values[i + k] = te_rng_normal(w.word[k & ~1], w.word[k | 1], k & 1);
-    }
-}
-
-static int drawn(lua_State *L, const char *function, void (*draw)(te_rng, float *, int64_t))
-{
-    te_lua  *rt = te_lua_runtime(L);
-    int      ndim;
-    int64_t  shape[TE_MAX_DIMS], numel;
-    creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
-    float   *values = push_buffer(rt, L, function, ndim, shape, sizeof *values, &numel);
-    draw(te_context_draw(rt->ctx, (uint64_t)numel), values, numel);
-    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, ndim, shape), TE_F32, values));
-}
-
-static int create_rand(lua_State *L) { return drawn(L, "rand", draw_uniform); }
-static int create_randn(lua_State *L) { return drawn(L, "randn", draw_normal); }
+static int create_rand(lua_State *L) { return drawn(L, "rand", "uniform"); }
+static int create_randn(lua_State *L) { return drawn(L, "randn", "normal"); }
 
 __extension__ typedef unsigned __int128 wide;
 
@@ -362,5 +347,7 @@ static int create_from_file(lua_State *L)
 const luaL_Reg te_lua_create_functions[] = {
     {"tensor", create_tensor},   {"empty", create_empty}, {"zeros", create_zeros}, {"ones", create_ones},
     {"full", create_full},       {"eye", create_eye},     {"arange", create_arange}, {"rand", create_rand},
-    {"randn", create_randn},     {"randint", create_randint}, {"from_file", create_from_file}, {NULL, NULL},
+    {"randn", create_randn},     {"randint", create_randint}, {NULL, NULL},
 };
+
+const luaL_Reg te_lua_create_file_functions[] = {{"from_file", create_from_file}, {NULL, NULL}};

@@ -29,15 +29,15 @@ static bool takes_list(const te_param *p)
 
 static bool takes_number(const te_param *p)
 {
-    return p->type == TE_TYPE_NUMBER || p->type == TE_TYPE_INT || p->type == TE_TYPE_DIM || p->type == TE_TYPE_DIMS ||
-           p->type == TE_TYPE_SHAPE;
+    return p->type == TE_TYPE_NUMBER || p->type == TE_TYPE_INT || p->type == TE_TYPE_DIM || p->type == TE_TYPE_INDEX ||
+           p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE;
 }
 
 static int wrong_type(reader *r, const te_param *p, int index)
 {
     static const char *const wanted[] = {
         [TE_TYPE_TENSOR] = "a tensor", [TE_TYPE_TENSORS] = "a list of tensors", [TE_TYPE_NUMBER] = "a number",
-        [TE_TYPE_INT] = "a whole number", [TE_TYPE_BOOL] = "true or false", [TE_TYPE_DIM] = "a dimension (a whole number from 1)",
+        [TE_TYPE_INT] = "a whole number", [TE_TYPE_BOOL] = "true or false", [TE_TYPE_DIM] = "a dimension (a whole number from 1)", [TE_TYPE_INDEX] = "a position (a whole number from 1)",
         [TE_TYPE_DIMS] = "dimensions (whole numbers from 1)", [TE_TYPE_SHAPE] = "a shape (a table of whole numbers)",
         [TE_TYPE_DTYPE] = "the name of a dtype", [TE_TYPE_DEVICE] = "the name of a device", [TE_TYPE_TEXT] = "a string",
         [TE_TYPE_CHOICE] = "one of "};
@@ -124,10 +124,11 @@ static void read_value(reader *r, const te_param *p, int index, int count)
         *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_tonumber(r->L, index)};
         return;
     case TE_TYPE_INT:
+    case TE_TYPE_INDEX:
     case TE_TYPE_DIM: {
         if (type != LUA_TNUMBER) break;
         int64_t value = te_lua_check_int(r->L, index, r->name, p->name);
-        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = (double)(p->type == TE_TYPE_DIM ? from_one(r, p, value) : value)};
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = (double)(p->type == TE_TYPE_INT ? value : from_one(r, p, value))};
         return;
     }
     case TE_TYPE_BOOL:
@@ -277,7 +278,7 @@ static int run_operator(lua_State *L)
 /* Sets table[name] in the table at `table` to a closure over op. */
 static void bind(lua_State *L, int table, const char *name, const te_op *op, lua_CFunction function)
 {
-    lua_pushvalue(L, lua_upvalueindex(1));
+    te_lua_push_anchor(L);
     lua_pushlightuserdata(L, (void *)(uintptr_t)op);
     lua_pushstring(L, name);
     lua_pushcclosure(L, function, 3);

@@ -115,7 +115,7 @@ static int is_tensor(lua_State *L)
 
 static const char *type_name(te_param_type type)
 {
-    static const char *const names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "dims", "shape", "dtype", "device", "text", "choice"};
+    static const char *const names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "index", "dims", "shape", "dtype", "device", "text", "choice"};
     return names[type];
 }
 

@@ -326,17 +326,6 @@ static int tensor_release(lua_State *L)
     return tensor_gc(L);
 }
 
-/* The same values without history; shares memory. */
-static int tensor_detach(lua_State *L)
-{
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, "detach", "self");
-    te_lua_enter(rt, L, "detach");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
-    result->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
-    return result->t ? 1 : te_lua_raise(rt, L, "detach", rt->ctx->status);
-}
-
 static int tensor_storage_id(lua_State *L)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, "storage_id", "self");
@@ -348,7 +337,7 @@ static int tensor_storage_id(lua_State *L)
 static const luaL_Reg methods[] = {
     {"size", tensor_size},         {"dim", tensor_dim},         {"numel", tensor_numel},
     {"item", tensor_item},         {"totable", tensor_totable}, {"release", tensor_release},
-    {"detach", tensor_detach},     {"is_contiguous", tensor_contiguous}, {"storage_id", tensor_storage_id},
+    {"is_contiguous", tensor_contiguous}, {"storage_id", tensor_storage_id},
     {NULL, NULL},
 };
 
@@ -359,12 +348,11 @@ static const luaL_Reg metamethods[] = {
 
 void te_lua_open_tensor(te_lua *rt, lua_State *L)
 {
-    int anchor = lua_upvalueindex(1);
     lua_newtable(L); /* the metatable */
     te_lua_register(rt, L, metamethods);
     lua_newtable(L); /* the methods */
     te_lua_register(rt, L, methods);
-    lua_pushvalue(L, anchor);
+    te_lua_push_anchor(L);
     lua_pushvalue(L, -2);
     lua_pushcclosure(L, tensor_index, 2);
     lua_setfield(L, -3, "__index");

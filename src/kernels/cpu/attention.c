@@ -35,20 +35,20 @@ static te_status check_shapes(te_exec *exec, const char *op, const te_attention 
                 has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
     fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
     if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op, te_shape_text(q, qs),
-                            te_shape_text(k, ks), te_shape_text(v, vs));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op, te_view_text(q, qs),
+                            te_view_text(k, ks), te_view_text(v, vs));
     if (q->shape[3] > TE_ATTENTION_MAX_DIM || v->shape[3] > TE_ATTENTION_MAX_DIM)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op, (long long)q->shape[3],
                             (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
     if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op, te_shape_text(&a->out, ks),
-                            te_shape_text(q, qs), te_shape_text(v, vs));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op, te_view_text(&a->out, ks),
+                            te_view_text(q, qs), te_view_text(v, vs));
     if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_shape_text(&a->lse, ks),
-                            te_shape_text(q, qs));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_view_text(&a->lse, ks),
+                            te_view_text(q, qs));
     if (te_view_present(&a->bias) && !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op, te_shape_text(&a->bias, vs),
-                            te_shape_text(q, qs), te_shape_text(k, ks));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op, te_view_text(&a->bias, vs),
+                            te_view_text(q, qs), te_view_text(k, ks));
     return TE_OK;
 }
 

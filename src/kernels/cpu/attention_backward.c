@@ -41,7 +41,7 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
         if (!fits || !ok)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
                                 "attention backward: %s %s must be %s with unit stride and the dtype of q (or float32)", names[i],
-                                te_shape_text(views[i], text), te_shape_text(like[i], expected));
+                                te_view_text(views[i], text), te_view_text(like[i], expected));
     }
     if (!te_view_present(&a->lse) || !te_view_present(&a->out))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: out and lse of the forward pass are needed");

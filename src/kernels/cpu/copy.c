@@ -68,12 +68,12 @@ void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int
     }
 }
 
-const char *te_shape_text(const te_view *view, char text[static 160])
+const char *te_view_text(const te_view *view, char text[static 160])
 {
-    size_t used = (size_t)snprintf(text, 160, "[");
+    size_t used = (size_t)snprintf(text, 160, "{");
     for (int i = 0; i < view->ndim && used < 130; i++)
         used += (size_t)snprintf(text + used, 160 - used, "%s%lld", i ? ", " : "", (long long)view->shape[i]);
-    snprintf(text + used, 160 - used, "]");
+    snprintf(text + used, 160 - used, "}");
     return text;
 }
 
@@ -204,7 +204,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     if (!same) {
         char a[160], b[160];
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "copy: destination %s and source %s differ in shape",
-                            te_shape_text(dst, a), te_shape_text(src, b));
+                            te_view_text(dst, a), te_view_text(src, b));
     }
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;

@@ -64,6 +64,6 @@ static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
 }
 
 /* "[2, 3, 4]" into text, for messages. Returns text. */
-const char *te_shape_text(const te_view *view, char text[static 160]);
+const char *te_view_text(const te_view *view, char text[static 160]);
 
 #endif

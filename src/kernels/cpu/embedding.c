@@ -26,7 +26,7 @@ static te_status check_operands(te_exec *exec, const char *op, const te_view *ro
     for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
     if (!fits)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
-                            te_shape_text(rows, a), te_shape_text(table, b), te_shape_text(ids, c));
+                            te_view_text(rows, a), te_view_text(table, b), te_view_text(ids, c));
     if (ids->dtype != TE_I32 && ids->dtype != TE_I64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
     int64_t n = te_view_numel(ids);

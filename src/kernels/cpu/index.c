@@ -29,7 +29,7 @@ static te_status check_shapes(te_exec *exec, const char *op, const walk *w)
         fits = part->shape[i] == index->shape[i] && (i == w->dim || index->shape[i] <= whole->shape[i]);
     if (!fits)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, w->dim,
-                            te_shape_text(whole, a), te_shape_text(part, b), te_shape_text(index, c));
+                            te_view_text(whole, a), te_view_text(part, b), te_view_text(index, c));
     if (index->dtype != TE_I32 && index->dtype != TE_I64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
     if (whole->dtype != part->dtype)

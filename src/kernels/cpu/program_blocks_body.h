@@ -28,12 +28,15 @@
     }
 
 /* One function per set of arguments that are single numbers. */
-#define TE_BINARY_VARIANT(name, suffix, x_is, y_is, expression)                                             \
+#define TE_NUMBER(x, p) te_real x = *p;
+
+#define TE_BINARY_VARIANT(name, suffix, numbers, x_is, y_is, expression)                                    \
     static void op_##name##_##suffix(void *dst, const void *pa, const void *pb, const void *pc, size_t n)   \
     {                                                                                                       \
         te_real       *d = dst;                                                                             \
-        const te_real *a = pa, *b = pb, a0 = *a, b0 = *b;                                                   \
-        (void)pc, (void)a0, (void)b0;                                                                       \
+        const te_real *a = pa, *b = pb;                                                                     \
+        (void)pc;                                                                                           \
+        numbers                                                                                             \
         TE_EACH                                                                                             \
         {                                                                                                   \
             te_real x = x_is, y = y_is;                                                                     \
@@ -41,17 +44,17 @@
         }                                                                                                   \
     }
 
-#define TE_BINARY(name, expression)                       \
-    TE_BINARY_VARIANT(name, 0, a[i], b[i], expression)    \
-    TE_BINARY_VARIANT(name, 1, a0, b[i], expression)      \
-    TE_BINARY_VARIANT(name, 2, a[i], b0, expression)
+#define TE_BINARY(name, expression)                                               \
+    TE_BINARY_VARIANT(name, 0, , a[i], b[i], expression)                          \
+    TE_BINARY_VARIANT(name, 1, TE_NUMBER(a0, a), a0, b[i], expression)            \
+    TE_BINARY_VARIANT(name, 2, TE_NUMBER(b0, b), a[i], b0, expression)
 
-#define TE_WHERE_VARIANT(suffix, x_is, y_is, z_is)                                                     \
+#define TE_WHERE_VARIANT(suffix, numbers, x_is, y_is, z_is)                                            \
     static void op_where_##suffix(void *dst, const void *pa, const void *pb, const void *pc, size_t n) \
     {                                                                                                  \
         te_real       *d = dst;                                                                        \
-        const te_real *a = pa, *b = pb, *c = pc, a0 = *a, b0 = *b, c0 = *c;                            \
-        (void)a0, (void)b0, (void)c0;                                                                  \
+        const te_real *a = pa, *b = pb, *c = pc;                                                       \
+        numbers                                                                                        \
         TE_EACH                                                                                        \
         {                                                                                              \
             te_real x = x_is, y = y_is, z = z_is;                                                      \
@@ -92,13 +95,13 @@ TE_BINARY(le, x <= y ? (te_real)1 : (te_real)0)
 TE_BINARY(eq, x == y ? (te_real)1 : (te_real)0)
 TE_BINARY(ne, x != y ? (te_real)1 : (te_real)0)
 
-TE_WHERE_VARIANT(0, a[i], b[i], c[i])
-TE_WHERE_VARIANT(1, a0, b[i], c[i])
-TE_WHERE_VARIANT(2, a[i], b0, c[i])
-TE_WHERE_VARIANT(3, a0, b0, c[i])
-TE_WHERE_VARIANT(4, a[i], b[i], c0)
-TE_WHERE_VARIANT(5, a0, b[i], c0)
-TE_WHERE_VARIANT(6, a[i], b0, c0)
+TE_WHERE_VARIANT(0, , a[i], b[i], c[i])
+TE_WHERE_VARIANT(1, TE_NUMBER(a0, a), a0, b[i], c[i])
+TE_WHERE_VARIANT(2, TE_NUMBER(b0, b), a[i], b0, c[i])
+TE_WHERE_VARIANT(3, TE_NUMBER(a0, a) TE_NUMBER(b0, b), a0, b0, c[i])
+TE_WHERE_VARIANT(4, TE_NUMBER(c0, c), a[i], b[i], c0)
+TE_WHERE_VARIANT(5, TE_NUMBER(a0, a) TE_NUMBER(c0, c), a0, b[i], c0)
+TE_WHERE_VARIANT(6, TE_NUMBER(b0, b) TE_NUMBER(c0, c), a[i], b0, c0)
 
 #if TE_REAL_IS_F32
 /* Angles too large for the loop without branches are looked for first: dst may be where they are. */

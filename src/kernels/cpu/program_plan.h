@@ -30,11 +30,11 @@ typedef enum te_step_kind {
     TE_STEP_COLUMN,
     TE_STEP_RANDOM,
     TE_STEP_SPREAD,   /* a lower rate's value to every element */
-    TE_STEP_FOLD,     /* row reduction number `operand` */
+    TE_STEP_FOLD,     /* row reduction `number` */
     TE_STEP_STORE,
     TE_STEP_STORE_ROW,
     TE_STEP_COLSUM,
-    TE_STEP_SUM       /* SUM and AMAX outputs; fold number `b` */
+    TE_STEP_SUM       /* SUM and AMAX outputs, of which it is `number` */
 } te_step_kind;
 
 typedef struct te_step {
@@ -43,11 +43,13 @@ typedef struct te_step {
     uint8_t scalars; /* bit i: argument i is one number */
     uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
     int32_t operand; /* input; n_inputs + output; generator */
-    int32_t dst, arg[3];
-    int32_t last_use;  /* of dst: index of a step, for loads; see te_slot */
+    int32_t number;
+    int32_t dst, arg[3]; /* slots, -1: none */
+    int32_t last_use;    /* the last step of the pass that reads dst */
 } te_step;
 
-/* What backs a slot. */
+/* What backs a slot. The first n_insns slots are scalars, one per instruction: there UNIFORM values live, and ROW values
+ * except in TE_PLAN_ROWS. */
 typedef enum te_slot_kind { TE_SLOT_SCALAR, TE_SLOT_REGISTER, TE_SLOT_KEPT } te_slot_kind;
 
 typedef struct te_slot {
@@ -73,10 +75,9 @@ typedef struct te_plan {
     te_direct *direct; /* per output */
     size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity;
     int        n_steps, n_slots, n_passes;
-    int        n_scalars, n_registers, n_kept, n_row_folds;
+    int        n_registers, n_kept, n_row_folds;
 } te_plan;
 
-/* Uniform values live in scalars too; slot v < n_insns of every plan is the scalar of instruction v when it is UNIFORM. */
 typedef struct te_compiled {
     te_plan *plans[TE_PLAN_COUNT]; /* made when first needed; PASSES without kept values also serves as REPEAT */
     bool     structured;           /* rows mean something: dimensions may not be merged into the last */
@@ -86,7 +87,7 @@ typedef struct te_compiled {
     int      cost;                 /* of an element, in additions */
 } te_compiled;
 
-/* Both NULL with the exec's message set when memory is exhausted or the program is malformed. */
+/* NULL with the exec's message set when memory is exhausted or the program is malformed. */
 te_compiled *te_compiled_get(te_exec *exec, te_program *program);
 te_plan     *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind);
 

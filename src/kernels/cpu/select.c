@@ -42,7 +42,7 @@ static te_status check_rows(te_exec *exec, const char *op, const te_view *a, con
     for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
     if (fits) return TE_OK;
     return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
-                        te_shape_text(a, left), te_shape_text(b, right));
+                        te_view_text(a, left), te_view_text(b, right));
 }
 
 /* --- keys ------------------------------------------------------------------------------------------------------- */
@@ -112,10 +112,10 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
     if (!fits)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: index must be int64 %s without the last dimension, not %s",
-                            te_shape_text(src, a), te_shape_text(index, b));
+                            te_view_text(src, a), te_view_text(index, b));
     int64_t rows = row_count(src), n = row_length(src);
     if (rows > 0 && n == 0)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_shape_text(src, a));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_view_text(src, a));
     const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int threads = threads_for(exec, rows, rows * n);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)

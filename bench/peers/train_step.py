@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""One training step of a GPT in PyTorch, timed: the peer of bench/train_step.lua.
+
+The model is the one nanoGPT describes: pre-norm blocks, learned positions, a head that shares the token embedding's
+table, LayerNorm and Linear without biases, exact GELU, no dropout. A step is everything that a training loop does:
+zero_grad, forward, loss, backward, clipping to norm 1, AdamW. Tokens are random; what they are does not change the work.
+
+bf16 keeps float32 weights, gradients and optimizer state and computes under torch.autocast, as nanoGPT does.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import resource
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+# name: (layers, heads, width, batch, sequence, vocabulary)
+CONFIGS = {
+    "char": (4, 4, 128, 12, 64, 65),
+    "baby": (6, 6, 384, 16, 256, 65),
+    "gpt2_64": (12, 12, 768, 4, 64, 50304),
+    "gpt2_256": (12, 12, 768, 4, 256, 50304),
+}
+
+
+class Norm(nn.Module):
+    """LayerNorm with a weight and no bias."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, None, 1e-5)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; `manual` writes the scores out, `sdpa` asks PyTorch's fused kernel."""
+
+    def __init__(self, width, heads, sequence, kind):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.manual = kind == "manual"
+        if self.manual:
+            future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
+            self.register_buffer("future", future, persistent=False)
+
+    def forward(self, x):
+        batch, sequence, width = x.shape
+        heads = (batch, sequence, self.heads, width // self.heads)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).split(width, dim=2))
+        if self.manual:
+            scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(heads[-1]))
+            y = scores.masked_fill(self.future, float("-inf")).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, sequence, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, sequence, kind):
+        super().__init__()
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.attention = Attention(width, heads, sequence, kind)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers, heads, width, sequence, vocabulary, kind):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(sequence, width)
+        self.blocks = nn.ModuleList(Block(width, heads, sequence, kind) for _ in range(layers))
+        self.norm = Norm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, 0.0, 0.02 / math.sqrt(2 * layers) if residual else 0.02)
+
+    def forward(self, ids, targets):
+        position = torch.arange(ids.shape[1])
+        x = self.tokens(ids) + self.positions(position)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", choices=CONFIGS, default="char")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--mode", choices=["eager", "compile", "autotune"], default="eager",
+                        help="compile: torch.compile of the model; autotune: its max-autotune mode")
+    parser.add_argument("--attention", choices=["sdpa", "manual"], default="sdpa")
+    parser.add_argument("--runs", type=int, default=9, help="fewest steps timed")
+    parser.add_argument("--seconds", type=float, default=2.0, help="shortest time measured; short steps run more often")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser.parse_args()
+
+
+def build_step(o):
+    """The training step as a function that returns the loss, and the number of parameters."""
+    layers, heads, width, batch, sequence, vocabulary = CONFIGS[o.config]
+    model = GPT(layers, heads, width, sequence, vocabulary, o.attention)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), eps=1e-8, fused=True)
+    run = model
+    if o.mode != "eager":
+        run = torch.compile(model, mode="max-autotune" if o.mode == "autotune" else None)
+    ids = torch.randint(vocabulary, (batch, sequence))
+    targets = torch.randint(vocabulary, (batch, sequence))
+    parameters = list(model.parameters())
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        low = torch.autocast("cpu", dtype=torch.bfloat16) if o.dtype == "bf16" else contextlib.nullcontext()
+        with low:
+            loss = run(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        return loss.item()
+
+    return step, sum(p.numel() for p in parameters)
+
+
+def time_steps(step, runs, seconds):
+    """Seconds of each step, after at least three and a second's worth of warm-up."""
+    started, warm = time.perf_counter(), 0
+    while warm < 3 or time.perf_counter() - started < min(1.0, seconds):
+        loss = step()
+        warm += 1
+        if warm == 1:  # compiling is not warming up
+            started = time.perf_counter()
+    times = []
+    while len(times) < runs or sum(times) < seconds:
+        before = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - before)
+    return times, loss
+
+
+def main():
+    o = arguments()
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(1)
+    step, parameters = build_step(o)
+    times, loss = time_steps(step, o.runs, o.seconds)
+    median = statistics.median(times)
+    _, _, _, batch, sequence, _ = CONFIGS[o.config]
+    report = {
+        "system": "pytorch", "version": torch.__version__, "config": o.config, "dtype": o.dtype, "threads": o.threads,
+        "mode": o.mode, "attention": o.attention, "parameters": parameters, "steps": len(times),
+        "ms": median * 1e3, "ms_min": min(times) * 1e3, "ms_max": max(times) * 1e3,
+        "tokens_per_s": batch * sequence / median, "loss": loss,
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    if not math.isfinite(loss):
+        sys.exit("the loss is not finite: %r" % loss)
+    if o.json:
+        print(json.dumps(report))
+    else:
+        print("%(config)s %(dtype)s %(mode)s %(attention)s: %(ms).2f ms a step (%(ms_min).2f to %(ms_max).2f, "
+              "%(steps)d steps), %(tokens_per_s).0f tokens/s, %(peak_rss_mib).0f MiB, PyTorch %(version)s" % report)
+
+
+if __name__ == "__main__":
+    main()

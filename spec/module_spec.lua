@@ -1,0 +1,138 @@
+local te = require "te"
+
+local function two_layers()
+    local M = te.Module:extend("TwoLayers")
+    function M:init(width)
+        self.up = te.Linear(width, 2 * width)
+        self.down = te.Linear(2 * width, width, { bias = false })
+        self:register_parameter("scale", te.ones({ width }))
+        self:register_buffer("count", te.zeros({ 1 }))
+        self.list = { te.Linear(1, 1, { bias = false }), te.Identity() }
+        self.note = "not a parameter"
+    end
+    function M:forward(x) return self.down(te.relu(self.up(x))) * self.scale end
+    return M
+end
+
+local function names(m)
+    local list = {}
+    for name in m:named_parameters() do list[#list + 1] = name end
+    return list
+end
+
+describe("te.Module", function()
+    local M, m
+    before_each(function()
+        te.manual_seed(1)
+        M = two_layers()
+        m = M(3)
+    end)
+
+    it("registers fields in the order of their first assignment", function()
+        assert.same({ "up.weight", "up.bias", "down.weight", "scale", "list.1.weight" }, names(m))
+        assert.equal(5, #m:parameters())
+        assert.equal(18 + 6 + 18 + 3 + 1, m:num_parameters())
+    end)
+
+    it("sees what stands in a field now", function()
+        m.down = te.Identity()
+        assert.same({ "up.weight", "up.bias", "scale", "list.1.weight" }, names(m))
+        m.up = nil
+        m.extra = te.Linear(2, 2)
+        assert.same({ "scale", "list.1.weight", "extra.weight", "extra.bias" }, names(m))
+    end)
+
+    it("lists a shared parameter once", function()
+        m.list[1] = m.up
+        assert.equal(4, #m:parameters())
+        assert.is_nil(m:state_dict()["list.1.weight"])
+    end)
+
+    it("keeps a parameter that is frozen", function()
+        m.up.weight.requires_grad = false
+        assert.equal(5, #m:parameters())
+    end)
+
+    it("does not take a result for a parameter", function()
+        m.last = m(te.ones({ 1, 3 }))
+        assert.equal(5, #m:parameters())
+    end)
+
+    it("runs and has gradients", function()
+        local y = m(te.ones({ 2, 3 }))
+        assert.same({ 2, 3 }, y.shape)
+        y:sum():backward()
+        assert.same({ 3 }, m.scale.grad.shape)
+        m:zero_grad()
+        assert.is_nil(m.scale.grad)
+    end)
+
+    it("saves and loads", function()
+        local other = M(3)
+        local state = m:state_dict()
+        assert.is_not_nil(state.count)
+        other:load_state_dict(state)
+        assert.same(m.up.weight:totable(), other.up.weight:totable())
+        assert.is_true(other.up.weight.requires_grad)
+    end)
+
+    it("says what does not fit, and changes nothing then", function()
+        local state = {}
+        for name, tensor in pairs(m:state_dict()) do state[name] = tensor end
+        state["up.wieght"], state["up.weight"] = state["up.weight"], nil
+        assert.error_matches(function() m:load_state_dict(state) end, "TwoLayers:load_state_dict: missing: up%.weight")
+        m:load_state_dict(state, { strict = false })
+        state["up.weight"] = m.up.weight
+        assert.error_matches(function() m:load_state_dict(state) end, "unexpected: up%.wieght.*up%.weight")
+        state["up.wieght"] = nil
+        state["up.bias"] = te.zeros({ 5 })
+        assert.error_matches(function() m:load_state_dict(state) end,
+            "up%.bias of Linear has shape {6}, the one given has {5}")
+        state["up.bias"] = 3
+        assert.error_matches(function() m:load_state_dict(state) end, "up%.bias: expected a tensor")
+    end)
+
+    it("switches training in the whole tree", function()
+        m:eval()
+        assert.is_false(m.training)
+        assert.is_false(m.list[2].training)
+        m:train()
+        assert.is_true(m.up.training)
+    end)
+
+    it("converts its parameters", function()
+        m.list[1] = m.up
+        m:to("bfloat16")
+        assert.equal("bfloat16", m.up.weight.dtype)
+        assert.equal("bfloat16", m.count.dtype)
+        assert.is_true(m.up.weight.requires_grad)
+        assert.equal(4, #m:parameters())
+    end)
+
+    it("applies children first", function()
+        local seen = {}
+        m:apply(function(module) seen[#seen + 1] = module.__name end)
+        assert.same({ "Linear", "Linear", "Linear", "Identity", "TwoLayers" }, seen)
+    end)
+
+    it("prints as a tree", function()
+        assert.equal([[
+TwoLayers(
+  (up): Linear(in_features=3, out_features=6, bias=true)
+  (down): Linear(in_features=6, out_features=3, bias=false)
+  (list.1): Linear(in_features=1, out_features=1, bias=false)
+  (list.2): Identity()
+)]], tostring(m))
+    end)
+
+    it("knows its class", function()
+        local Derived = M:extend("Derived")
+        local d = Derived(3)
+        assert.is_true(te.is(d, Derived))
+        assert.is_true(te.is(d, M))
+        assert.is_true(te.is(d, te.Module))
+        assert.is_false(te.is(m, Derived))
+        assert.is_false(te.is(3, M))
+        assert.error_matches(function() te.Module:extend("Empty")()(1) end, "Empty: the class has no forward")
+    end)
+end)

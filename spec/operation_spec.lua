@@ -1,0 +1,104 @@
+local te = require "te"
+
+local function learnable_scale()
+    local LearnableScale = te.BasicOperation:extend("LearnableScale")
+    function LearnableScale:init(value) self:register_parameter("scale", te.full({}, value or 1)) end
+    function LearnableScale:op_forward(ctx, x)
+        ctx:save_for_backward(x)
+        return x * self.scale
+    end
+    function LearnableScale:op_backward(ctx, dy)
+        local x = ctx:saved_tensors()
+        return dy * self.scale, { (dy * x):sum() }
+    end
+    return LearnableScale
+end
+
+describe("te.BasicOperation", function()
+    it("records forward and backward as written", function()
+        local op = learnable_scale()(3)
+        local x = te.tensor({ 1, 2 }, { requires_grad = true })
+        local y = op(x)
+        assert.same({ 3, 6 }, y:totable())
+        y:sum():backward()
+        assert.same({ 3, 3 }, x.grad:totable())
+        assert.equal(3, op.scale.grad:item())
+    end)
+
+    it("works between built-in operations", function()
+        local op = learnable_scale()(2)
+        local fc = te.Linear(2, 2)
+        te.Sequential(fc, op, te.ReLU())(te.randn({ 3, 2 })):sum():backward()
+        assert.same({ 2, 2 }, fc.weight.grad.shape)
+        assert.same({}, op.scale.grad.shape)
+    end)
+
+    it("takes extra inputs with gradients and makes extra outputs", function()
+        local Op = te.BasicOperation:extend("Op")
+        Op.num_extra_inputs, Op.num_extra_outputs = 1, 1
+        function Op.op_forward(_, _, x, extra) return x + 2 * extra, x * 5 end
+        function Op.op_backward(_, _, dy, dextra) return dy + 5 * dextra, {}, { 2 * dy } end
+        local x, extra = te.tensor({ 1 }, { requires_grad = true }), te.tensor({ 10 }, { requires_grad = true })
+        local y, second = Op()(x, extra)
+        assert.equal(21, y:item())
+        assert.equal(5, second:item())
+        (y + second):sum():backward()
+        assert.equal(6, x.grad:item())
+        assert.equal(2, extra.grad:item())
+        assert.error_matches(function() Op()(x) end, "Op: takes 1 extra inputs, got 0")
+    end)
+
+    it("raises what backward raises", function()
+        local Op = te.BasicOperation:extend("Op")
+        function Op.op_forward(_, _, x) return x * 1 end
+        function Op.op_backward() error("no way back") end
+        local x = te.tensor({ 1 }, { requires_grad = true })
+        local y = Op()(x)
+        assert.error_matches(function() y:sum():backward() end, "no way back")
+    end)
+end)
+
+describe("te.FusedOperation", function()
+    local LearnableScale = learnable_scale()
+
+    local function axpy()
+        local ForwardAxpy = te.FusedOperation:extend("ForwardAxpy")
+        function ForwardAxpy:init(scale, add) self:set_basic_ops(scale, add) end
+        function ForwardAxpy:fuser_forward(_, x, extra_inputs)
+            return x * self.basic_ops[1].scale + extra_inputs[2][1], { {}, {} }
+        end
+        return ForwardAxpy
+    end
+
+    it("stands for its basic operations", function()
+        local scale, add = LearnableScale(3), te.AddExtraInput()
+        local fused = axpy()(scale, add)
+        local x, e = te.tensor({ 2 }, { requires_grad = true }), te.tensor({ 10 })
+        local y = fused(x, e)
+        assert.equal(16, y:item())
+        y:sum():backward()
+        assert.equal(3, x.grad:item())
+        assert.equal(2, scale.scale.grad:item())
+        assert.equal(1, #fused:parameters())
+        assert.error_matches(function() fused(x) end, "ForwardAxpy: takes 1 extra inputs, got 0")
+        assert.error_matches(function() axpy()(3) end, "argument 1 is no basic operation")
+    end)
+
+    it("uses its own backward when it has one", function()
+        local Fused = axpy()
+        function Fused:fuser_forward(ctxs, x, extra_inputs)
+            ctxs[1]:save_for_backward(x)
+            return x * self.basic_ops[1].scale + extra_inputs[2][1], { {}, {} }
+        end
+        function Fused:fuser_backward(ctxs, dy)
+            local x = ctxs[1]:saved_tensors()
+            return dy * self.basic_ops[1].scale, { { (dy * x):sum() }, {} }, { {}, { dy } }
+        end
+        local scale = LearnableScale(4)
+        local x, e = te.tensor({ 2 }, { requires_grad = true }), te.tensor({ 1 }, { requires_grad = true })
+        Fused(scale, te.AddExtraInput())(x, e):sum():backward()
+        assert.equal(4, x.grad:item())
+        assert.equal(1, e.grad:item())
+        assert.equal(2, scale.scale.grad:item())
+    end)
+end)

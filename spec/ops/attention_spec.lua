@@ -1,0 +1,76 @@
+local te = require "te"
+
+local function close(a, b) return (a - b):abs():max():item() < 1e-5 end
+
+-- Attention from its definition, on {batch, seq, hidden}.
+local function reference(m, x)
+    local batch, seq, hidden = x:size(1), x:size(2), x:size(3)
+    local size, heads, kv = m.head_size, m.num_heads, m.num_kv_heads
+    local qkv = te.linear(x, m.qkv.weight, m.qkv.bias)
+    local function split(first, n)
+        return qkv:narrow(3, first + 1, n * size):reshape({ batch, seq, n, size }):transpose(2, 3)
+    end
+    local q, k, v = split(0, heads), split(hidden, kv), split(hidden + kv * size, kv)
+    local outputs = {}
+    for h = 1, heads do
+        local g = math.floor((h - 1) * kv / heads) + 1
+        local scores = te.matmul(q:select(2, h), k:select(2, g):transpose(2, 3)) / math.sqrt(size)
+        local mask = te.tril(te.ones({ seq, seq }))
+        scores = te.where(te.gt(mask, 0), scores, -1e9)
+        outputs[h] = te.matmul(te.softmax(scores, -1), v:select(2, g))
+    end
+    return te.linear(te.cat(outputs, 3), m.proj.weight, m.proj.bias)
+end
+
+describe("attention modules", function()
+    before_each(function() te.manual_seed(7) end)
+
+    for name, make in pairs {
+        MultiHeadedSelfAttention = function() return te.MultiHeadedSelfAttention(16, 4) end,
+        GroupedQueryAttention = function() return te.GroupedQueryAttention(16, 4, 2) end,
+        MultiQuerySelfAttention = function() return te.MultiQuerySelfAttention(16, 4) end,
+    } do
+        it(name .. " is causal attention", function()
+            local m, x = make(), te.randn({ 2, 5, 16 })
+            assert.is_true(close(m(x), reference(m, x)))
+            m(x):sum():backward()
+            assert.same(m.qkv.weight.shape, m.qkv.weight.grad.shape)
+        end)
+
+        it(name .. " takes one sequence, a batch and packed sequences", function()
+            local m, x = make(), te.randn({ 6, 16 })
+            assert.is_true(close(m(x), m(x:unsqueeze(1)):squeeze(1)))
+            local packed = m(x, te.tensor({ 4, 0, 2 }, { dtype = "int32" }))
+            local apart = te.cat({ m(x:narrow(1, 1, 4)), m(x:narrow(1, 5, 2)) }, 1)
+            assert.is_true(close(packed, apart))
+        end)
+    end
+
+    it("attends everywhere when not causal", function()
+        local m = te.MultiHeadedSelfAttention(8, 2, { causal = false })
+        local x = te.randn({ 1, 3, 8 })
+        local y = m(x)
+        te.no_grad(function() x[1][3]:fill_(9) end)
+        assert.is_false(close(y:narrow(2, 1, 1), m(x):narrow(2, 1, 1)))
+    end)
+
+    it("drops only while training", function()
+        local m = te.MultiHeadedSelfAttention(8, 2, { dropout = 0.5 })
+        local x = te.randn({ 1, 6, 8 })
+        assert.is_false(close(m(x), m(x)))
+        m:eval()
+        assert.is_true(close(m(x), m(x)))
+    end)
+
+    it("DotProductAttention takes q, k and v", function()
+        local q, k, v = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 3, 4 })
+        local expected = te.scaled_dot_product_attention(q, k, v, { causal = true })
+        assert.same(expected:totable(), te.DotProductAttention({ causal = true })(q, k, v):totable())
+    end)
+
+    it("names sizes that do not fit", function()
+        assert.error_matches(function() te.MultiHeadedSelfAttention(10, 4) end, "hidden_size 10 must be a multiple of num_heads 4")
+        assert.error_matches(function() te.GroupedQueryAttention(16, 4, 3) end, "num_kv_heads 3")
+        assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { masked = true }) end, "unknown option")
+    end)
+end)

@@ -1,0 +1,21 @@
+local te = require "te"
+
+describe("te.Embedding", function()
+    it("looks rows up by ids from 0", function()
+        local m = te.Embedding(3, 2)
+        local rows = m.weight:totable()
+        local ids = te.tensor({ { 2, 0 }, { 0, 1 } }, { dtype = "int32" })
+        assert.same({ { rows[3], rows[1] }, { rows[1], rows[2] } }, m(ids):totable())
+    end)
+
+    it("adds the gradients of repeated ids", function()
+        local m = te.Embedding(3, 1)
+        m(te.tensor({ 2, 2, 0 }, { dtype = "int64" })):sum():backward()
+        assert.same({ { 1 }, { 0 }, { 2 } }, m.weight.grad:totable())
+    end)
+
+    it("refuses ids outside the table", function()
+        assert.has_error(function() te.Embedding(3, 1)(te.tensor({ 3 }, { dtype = "int32" })) end)
+        assert.has_error(function() te.Embedding(3, 1)(te.tensor({ -1 }, { dtype = "int32" })) end)
+    end)
+end)

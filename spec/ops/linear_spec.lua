@@ -1,0 +1,43 @@
+local te = require "te"
+
+describe("te.Linear", function()
+    it("starts as N(0, 0.023) with a bias of zeros", function()
+        te.manual_seed(1)
+        local m = te.Linear(200, 300)
+        assert.same({ 300, 200 }, m.weight.shape)
+        assert.is_true(math.abs(m.weight:var():sqrt():item() - 0.023) < 0.0005)
+        assert.is_true(math.abs(m.weight:mean():item()) < 0.0005)
+        assert.equal(0, m.bias:abs():max():item())
+        assert.equal("te.Linear", "te." .. m.__name)
+    end)
+
+    it("is x W^T + b", function()
+        local m = te.Linear(2, 1, { init_method = function(t) t:fill_(3) end })
+        te.no_grad(function() m.bias:fill_(1) end)
+        assert.same({ { 10 }, { 1 } }, m(te.tensor { { 1, 2 }, { 0, 0 } }):totable())
+    end)
+
+    it("takes its options", function()
+        assert.is_nil(te.Linear(2, 2, { bias = false }).bias)
+        assert.equal("bfloat16", te.Linear(2, 2, { params_dtype = "bfloat16" }).weight.dtype)
+        local y, bias = te.Linear(2, 3, { return_bias = true })(te.ones({ 1, 2 }))
+        assert.same({ 1, 3 }, y.shape)
+        assert.same({ 3 }, bias.shape)
+        assert.error_matches(function() te.Linear(2, 2, { bais = false }) end, 'unknown option "bais", did you mean "bias"')
+        assert.error_matches(function() te.Linear(0, 2) end, "te%.Linear: in_features: expected positive integer, got 0")
+    end)
+
+    it("names itself and the shape that does not fit", function()
+        assert.error_matches(function() te.Linear(3, 4)(te.ones({ 2, 5 })) end,
+            "te%.Linear: the input has shape {2, 5}, its last size must be in_features = 3")
+    end)
+
+    it("equals BasicLinear and Bias", function()
+        te.manual_seed(2)
+        local whole, product, bias = te.Linear(4, 3), te.BasicLinear(4, 3), te.Bias(3)
+        product.weight = whole.weight
+        te.no_grad(function() whole.bias:copy_(te.randn({ 3 })); bias.bias:copy_(whole.bias) end)
+        local x = te.randn({ 2, 5, 4 })
+        assert.is_true((whole(x) - te.Sequential(product, bias)(x)):abs():max():item() < 1e-6)
+    end)
+end)

@@ -1,0 +1,42 @@
+local te = require "te"
+
+local x = te.tensor { { 1, 2, 3, 6 }, { -1, 0, 0, 1 } }
+
+describe("norms", function()
+    it("LayerNorm has rows of mean 0 and variance 1", function()
+        local y = te.LayerNorm(4)(x)
+        for _, row in ipairs(y:totable()) do
+            local mean, square = 0, 0
+            for _, v in ipairs(row) do mean, square = mean + v / 4, square + v * v / 4 end
+            assert.is_true(math.abs(mean) < 1e-6)
+            assert.is_true(math.abs(square - 1) < 1e-4)
+        end
+    end)
+
+    it("RMSNorm divides by the root mean square", function()
+        local y = te.RMSNorm(4, { eps = 0 })(te.tensor { { 3, 4, 0, 0 } }):totable()[1]
+        assert.is_true(math.abs(y[1] - 1.2) < 1e-6)
+        assert.is_true(math.abs(y[2] - 1.6) < 1e-6)
+    end)
+
+    it("L2Normalization gives rows of length 1", function()
+        local y = te.L2Normalization()(te.tensor { { 3, 4 } }):totable()[1]
+        assert.is_true(math.abs(y[1] - 0.6) < 1e-6)
+        assert.is_true(math.abs(y[2] - 0.8) < 1e-6)
+    end)
+
+    it("zero_centered_gamma stores the distance to 1", function()
+        local plain, centered = te.RMSNorm(4), te.RMSNorm(4, { zero_centered_gamma = true })
+        assert.equal(0, centered.weight:abs():max():item())
+        assert.is_true((plain(x) - centered(x)):abs():max():item() < 1e-6)
+        centered(x):sum():backward()
+        assert.same({ 4 }, centered.weight.grad.shape)
+    end)
+
+    it("takes options", function()
+        assert.is_nil(te.LayerNorm(4, { bias = false }).bias)
+        assert.error_matches(function() te.LayerNorm(4, { epsilon = 1 }) end, "te%.LayerNorm: unknown option")
+        assert.error_matches(function() te.LayerNorm() end, "te%.LayerNorm: size: expected positive integer, got nil")
+        assert.equal("LayerNorm(size=4, eps=1e-05)", tostring(te.LayerNorm(4)))
+    end)
+end)

@@ -1,0 +1,161 @@
+local te = require "te"
+
+local function parameter(values, dtype)
+    return te.tensor(values, { dtype = dtype or "float32", requires_grad = true })
+end
+
+-- AdamW on plain numbers.
+local function adamw(p, grads, o)
+    local m, v = 0, 0
+    for t, g in ipairs(grads) do
+        m, v = o.beta1 * m + (1 - o.beta1) * g, o.beta2 * v + (1 - o.beta2) * g * g
+        local mean, square = m / (1 - o.beta1 ^ t), v / (1 - o.beta2 ^ t)
+        p = p - o.lr * (mean / (math.sqrt(square) + o.eps) + o.weight_decay * p)
+    end
+    return p
+end
+
+describe("te.optim.AdamW", function()
+    it("follows its formula", function()
+        local p = parameter { 0.5, -2 }
+        local opt = te.optim.AdamW({ p }, { lr = 0.1, betas = { 0.8, 0.9 }, eps = 1e-6, weight_decay = 0.2 })
+        local grads = { { 1, -3 }, { 0.5, 2 }, { -1, 0 } }
+        for _, g in ipairs(grads) do
+            p.grad = te.tensor(g)
+            opt:step()
+        end
+        local o = { lr = 0.1, beta1 = 0.8, beta2 = 0.9, eps = 1e-6, weight_decay = 0.2 }
+        local got = p:totable()
+        assert.is_true(math.abs(got[1] - adamw(0.5, { 1, 0.5, -1 }, o)) < 1e-6)
+        assert.is_true(math.abs(got[2] - adamw(-2, { -3, 2, 0 }, o)) < 1e-6)
+    end)
+
+    it("scales gradients in its own pass, and takes a learning rate for a step", function()
+        local a, b = parameter { 1 }, parameter { 1 }
+        local one, two = te.optim.SGD({ a }, { lr = 1 }), te.optim.SGD({ b }, { lr = 7 })
+        a.grad, b.grad = te.tensor { 0.5 }, te.tensor { 2 }
+        one:step()
+        two:step { grad_scale = 0.25, lr = 1 }
+        assert.same(a:totable(), b:totable())
+    end)
+
+    it("has groups with options of their own", function()
+        local a, b = parameter { 1 }, parameter { 1 }
+        local opt = te.optim.AdamW({ { params = { a }, weight_decay = 0.5 }, { params = { b } } },
+            { lr = 0.1, weight_decay = 0 })
+        a.grad, b.grad = te.zeros({ 1 }), te.zeros({ 1 })
+        opt:step()
+        assert.is_true(math.abs(a:item() - 0.95) < 1e-6)
+        assert.equal(1, b:item())
+    end)
+
+    it("counts steps per parameter", function()
+        local a, b = parameter { 1 }, parameter { 1 }
+        local opt = te.optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0 })
+        a.grad = te.ones({ 1 })
+        opt:step()
+        assert.equal(1, b:item())
+        a.grad, b.grad = te.ones({ 1 }), te.ones({ 1 })
+        opt:step()
+        assert.is_true(math.abs(b:item() - 0.9) < 1e-5) -- a first step of its own, with its bias correction
+    end)
+
+    it("keeps float32 masters of bfloat16 parameters", function()
+        local p = parameter({ 1 }, "bfloat16")
+        local opt = te.optim.AdamW({ p }, { lr = 1e-4, weight_decay = 0, master_weights = true })
+        for _ = 1, 100 do
+            p.grad = te.ones({ 1 }, { dtype = "bfloat16" })
+            opt:step()
+        end
+        -- a step of 1e-4 is below bfloat16's resolution at 1: without masters nothing would have moved
+        assert.is_true(math.abs(p:item() - 0.99) < 0.004)
+        assert.is_true(math.abs(opt.state[p].master:item() - 0.99) < 1e-4)
+    end)
+
+    it("goes on from its saved state", function()
+        local function run(p, opt, n)
+            for i = 1, n do
+                p.grad = te.tensor { math.sin(i) }
+                opt:step()
+            end
+        end
+        local a, b = parameter { 1 }, parameter { 1 }
+        local first = te.optim.AdamW({ a }, { lr = 0.01 })
+        run(a, first, 3)
+        te.no_grad(function() b:copy_(a) end)
+        local second = te.optim.AdamW({ b }, { lr = 1 })
+        second:load_state_dict(first:state_dict())
+        run(a, first, 2)
+        run(b, second, 2)
+        assert.same(a:totable(), b:totable())
+        assert.equal(2 * 1, #first:state_dict().groups + #second.groups)
+    end)
+
+    it("refuses what makes no sense", function()
+        assert.error_matches(function() te.optim.AdamW({}) end, "te%.optim%.AdamW: params: expected a list of tensors")
+        assert.error_matches(function() te.optim.AdamW({ parameter { 1 } }, { learning_rate = 1 }) end, "unknown option")
+        local p = parameter { 1 }
+        assert.error_matches(function() te.optim.AdamW({ p, p }) end, "came before")
+        local opt = te.optim.AdamW({ p })
+        assert.error_matches(function() opt:load_state_dict({}) end, "expected what state_dict returns")
+    end)
+
+    it("takes a module and clears gradients", function()
+        local m = te.Linear(2, 2)
+        local opt = te.optim.SGD(m, { lr = 0.1 })
+        m(te.ones({ 1, 2 })):sum():backward()
+        opt:zero_grad()
+        assert.is_nil(m.weight.grad)
+    end)
+end)
+
+describe("te.optim.SGD", function()
+    it("has momentum and nesterov", function()
+        for _, nesterov in ipairs { false, true } do
+            local p, expected, buffer = parameter { 1 }, 1, 0
+            local opt = te.optim.SGD({ p }, { lr = 0.1, momentum = 0.9, nesterov = nesterov })
+            for t, g in ipairs { 1, 2, -1 } do
+                p.grad = te.tensor { g }
+                opt:step()
+                buffer = t == 1 and g or 0.9 * buffer + g
+                expected = expected - 0.1 * (nesterov and g + 0.9 * buffer or buffer)
+            end
+            assert.is_true(math.abs(p:item() - expected) < 1e-6)
+        end
+    end)
+end)
+
+describe("gradient clipping", function()
+    it("returns the norm and scales to the limit", function()
+        local a, b = parameter { 0 }, parameter { 0 }
+        a.grad, b.grad = te.tensor { 3 }, te.tensor { 4 }
+        assert.is_true(math.abs(te.optim.clip_grad_norm({ a, b }, 10) - 5) < 1e-6)
+        assert.equal(3, a.grad:item())
+        assert.is_true(math.abs(te.optim.clip_grad_norm({ a, b }, 1) - 5) < 1e-6)
+        assert.is_true(math.abs(a.grad:item() - 0.6) < 1e-6)
+        assert.error_matches(function() te.optim.clip_grad_norm({ a }, 0) end, "max: expected a number above 0")
+    end)
+
+    it("names the tensors that broke", function()
+        local a, b = parameter { 0 }, parameter { 0 }
+        a.grad, b.grad = te.tensor { 3 }, te.tensor { 0 / 0 }
+        local norm, broken = te.optim.grad_norm({ a, b })
+        assert.is_true(norm ~= norm)
+        assert.equal(1, #broken)
+        assert.is_true(rawequal(b, broken[1]))
+        te.optim.clip_grad_norm({ a, b }, 1)
+        assert.equal(3, a.grad:item())
+    end)
+end)
+
+describe("te.optim.cosine", function()
+    it("warms up, falls and stays", function()
+        local lr = te.optim.cosine { max = 1, min = 0.1, warmup = 10, steps = 110 }
+        assert.is_true(lr(1) > 0 and lr(1) < lr(10) and lr(10) < 1)
+        assert.equal(1, lr(10.000001) > 0.999 and 1 or 0)
+        assert.is_true(math.abs(lr(60) - 0.55) < 1e-9)
+        assert.equal(0.1, lr(110))
+        assert.equal(0.1, lr(1000))
+        assert.error_matches(function() te.optim.cosine { max = 1 } end, "max and steps are needed")
+    end)
+end)

@@ -1,0 +1,111 @@
+local te = require "te"
+
+local function adder(n)
+    local class = te.Module:extend("Add" .. n)
+    function class:forward(x) return x + n end
+    return class()
+end
+
+describe("te.Sequential", function()
+    it("runs modules and anything callable in order", function()
+        local seq = te.Sequential(adder(1), function(x) return x * 2 end, adder(3))
+        assert.equal(13, seq(te.full({ 1 }, 4)):item())
+    end)
+
+    it("is a list", function()
+        local a, b, c = adder(1), adder(2), adder(3)
+        local seq = te.Sequential(a, b)
+        assert.equal(2, #seq)
+        assert.equal(seq, seq:append(c))
+        assert.equal(c, seq:pop())
+        assert.equal(a, seq:pop(1))
+        seq:insert(1, c):extend { a, adder(4) }
+        assert.equal(4, #seq)
+        assert.equal(c, table.remove(seq, 1))
+        seq[1] = c
+        local seen = {}
+        for i, m in ipairs(seq) do seen[i] = m end
+        assert.same({ "Add3", "Add1", "Add4" }, { seen[1].__name, seen[2].__name, seen[3].__name })
+        assert.equal("Add4", seq:pop(-1).__name)
+        seq:insert(-1, b)
+        assert.equal(b, seq[2])
+    end)
+
+    it("refuses what cannot be called", function()
+        assert.error_matches(function() te.Sequential(3) end, "Sequential: expected a module")
+        assert.error_matches(function() te.Sequential():insert(3, adder(1)) end, "position 3 of 0 modules")
+        assert.error_matches(function() te.Sequential():pop() end, "position 0 of 0 modules")
+    end)
+
+    it("passes extra inputs and outputs in the order of the operations", function()
+        local seq = te.Sequential(te.AddExtraInput(), te.MakeExtraOutput(), te.ConstantScale(10), te.MakeExtraOutput(),
+            te.AddExtraInput())
+        local y, first, second = seq(te.full({ 1 }, 1), te.full({ 1 }, 2), te.full({ 1 }, 5))
+        assert.equal(35, y:item())
+        assert.equal(3, first:item())
+        assert.equal(30, second:item())
+        assert.error_matches(function() seq(te.ones({ 1 })) end, "Sequential: takes 2 extra inputs, got 0")
+        assert.error_matches(function() seq(te.ones({ 1 }), te.ones({ 1 }), te.ones({ 1 }), te.ones({ 1 })) end,
+            "takes 2 extra inputs, got 3")
+    end)
+
+    it("counts the extra inputs of nested containers", function()
+        local seq = te.Sequential(te.Sequential(te.AddExtraInput()), te.Residual(te.AddExtraInput()))
+        local y = seq(te.full({ 1 }, 1), te.full({ 1 }, 2), te.full({ 1 }, 4))
+        assert.equal(3 + (3 + 4), y:item())
+    end)
+
+    it("hands seq_lens to what attends", function()
+        te.manual_seed(3)
+        local attention = te.MultiHeadedSelfAttention(8, 2)
+        local seq = te.Sequential(te.LayerNorm(8), te.Residual(attention), te.GELU())
+        local x = te.randn({ 5, 8 })
+        local packed = seq(x, te.tensor({ 2, 3 }, { dtype = "int32" }))
+        local first, second = seq(x:narrow(1, 1, 2)), seq(x:narrow(1, 3, 3))
+        local apart = te.cat({ first, second }, 1)
+        assert.is_true((packed - apart):abs():max():item() < 1e-5)
+        -- token-wise modules alone do not mind
+        assert.same({ 5, 8 }, te.Sequential(te.LayerNorm(8))(x, te.tensor({ 5 }, { dtype = "int32" })).shape)
+    end)
+
+    it("takes 2-D and 3-D input", function()
+        local seq = te.Sequential(te.LayerNorm(8), te.Linear(8, 4), te.ReLU())
+        assert.same({ 3, 4 }, seq(te.randn({ 3, 8 })).shape)
+        assert.same({ 2, 3, 4 }, seq(te.randn({ 2, 3, 8 })).shape)
+    end)
+
+    it("releases intermediates between built-in modules, never what others hold", function()
+        local seq = te.Sequential(te.Linear(4, 4), te.Identity(), te.ReLU(), te.Dropout(0), te.Reshape({ 2, 8 }))
+        local x = te.randn({ 4, 4 })
+        local y = seq(x)
+        assert.same({ 4, 4 }, x.shape)
+        assert.same({ 2, 8 }, y.shape)
+        assert.is_true(seq.pure)
+        local kept
+        seq:insert(2, function(h) kept = h; return h end)
+        seq(x)
+        assert.same({ 4, 4 }, kept.shape)
+        assert.same({ 4, 4 }, te.Sequential(te.Identity())(x).shape)
+        local _, extra = te.Sequential(te.ReLU(), te.MakeExtraOutput(), te.ReLU(), te.ReLU())(x)
+        assert.same({ 4, 4 }, extra.shape)
+    end)
+
+    it("gives the same gradients as the functions it stands for", function()
+        te.manual_seed(5)
+        local fc1, fc2 = te.Linear(4, 6), te.Linear(6, 4)
+        local x = te.randn({ 3, 4 })
+        te.Residual(fc1, te.GELU(), fc2)(x):sum():backward()
+        local got = fc1.weight.grad:clone()
+        fc1:zero_grad()
+        local h = te.gelu(te.linear(x, fc1.weight, fc1.bias))
+        te.add(x, te.linear(h, fc2.weight, fc2.bias)):sum():backward()
+        assert.is_true((got - fc1.weight.grad):abs():max():item() < 1e-6)
+    end)
+
+    it("makes subclasses like every module", function()
+        local Stack = te.Sequential:extend("Stack")
+        local s = Stack(adder(1), adder(2))
+        assert.equal(3, s(te.zeros({ 1 })):item())
+        assert.equal("Stack(\n  (1): Add1()\n  (2): Add2()\n)", tostring(s))
+    end)
+end)

@@ -1,0 +1,66 @@
+/* program_exec.h - one run of a program, bound to its operands and cut into chunks.
+ *
+ *                      columns (the row)
+ *               +-------------+-------------+----+
+ *        rows   | chunk 0     | chunk 1     |    |    a chunk is about TE_CHUNK elements; where rows are reduced it holds
+ *               |  +-------+  |             |    |    whole rows, where columns are summed there are few chunks on top of
+ *               |  | tile  |  |             |    |    each other. Inside, tiles of the plan follow one another.
+ *               +--+-------+--+-------------+----+
+ *
+ * Chunks depend on the shape alone, never on the number of threads, and each leaves its part of column sums, sums and
+ * amaxes in a place of its own; these parts are joined in the order of the chunks. So results do not depend on threads.
+ */
+#ifndef TE_KERNELS_CPU_PROGRAM_EXEC_H
+#define TE_KERNELS_CPU_PROGRAM_EXEC_H
+
+#include "program_plan.h"
+
+enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64 };
+
+/* An input or output, seen from the merged dimensions. Strides are in bytes but for `columns`. */
+typedef struct te_bound_operand {
+    char    *base;
+    te_dtype dtype;
+    bool     present;  /* an output that is wanted; inputs always */
+    bool     flat;     /* the elements of a tile follow one another */
+    bool     in_place; /* and are values as the program computes with */
+    bool     accumulate;
+    int64_t  size;                  /* of an element */
+    int64_t  column;                /* stride in elements */
+    int64_t  outer[TE_MAX_DIMS];    /* per outer dimension; the last one steps to the next row of a tile */
+} te_bound_operand;
+
+/* Geometry of a run. */
+typedef struct te_job {
+    const te_program  *program;
+    const te_compiled *compiled;
+    const te_run      *run;
+    const te_plan     *plan;
+    const te_blocks   *blocks;
+    te_plan_kind       kind;
+    int                n_outer;
+    int64_t            outer[TE_MAX_DIMS]; /* extents; their product is `rows` */
+    int8_t             axis[TE_MAX_DIMS];  /* the run's dimension behind each, and behind the columns */
+    int8_t             column_axis;        /* -1: there is but one column */
+    int64_t            rows, columns;
+    int64_t            tile_rows, tile_columns;
+    int64_t            chunk_rows, chunk_columns;
+    int64_t            row_chunks, column_chunks;
+} te_job;
+
+static inline int64_t te_job_chunks(const te_job *job) { return job->row_chunks * job->column_chunks; }
+
+/* Shape, plan and chunks of a run. The plan is made when it does not exist; for a job described before, that cannot fail. */
+te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job);
+
+/* Bytes that running the job takes per thread, and bytes for the parts of its sums. */
+size_t te_job_workspace(const te_job *job);
+size_t te_job_parts(const te_job *job);
+
+/* Runs chunks [first, last). Workspace and parts are aligned to 64 bytes; the workspace need not be cleared. */
+void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts);
+
+/* Joins the parts of all chunks into the outputs. */
+void te_job_join(const te_job *job, void *parts, int threads);
+
+#endif

@@ -1,0 +1,181 @@
+/* program_job.c - from a run's shape and strides to rows, columns, tiles and chunks. */
+#include "program_exec.h"
+
+#include "../dtype.h"
+
+/* Registers of a tile should fit L1 with room to spare; where a whole row must fit in a tile, L2 does. */
+enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
+enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
+
+/* --- shape ------------------------------------------------------------------------------------------------------ */
+
+/* Whether stepping over dimension a is stepping over the whole of b for this operand. */
+static bool chains(const te_operand *operand, const te_run *run, int a, int b)
+{
+    return operand->stride[a] == operand->stride[b] * run->shape[b];
+}
+
+static bool mergeable(const te_program *program, const te_run *run, int a, int b)
+{
+    for (int i = 0; i < program->n_inputs; i++)
+        if (program->input_rates[i] != TE_RATE_UNIFORM && !chains(&run->inputs[i], run, a, b)) return false;
+    for (int o = 0; o < program->n_outputs; o++)
+        if (program->outputs[o].kind <= TE_OUT_ROW && run->outputs[o].data && !chains(&run->outputs[o], run, a, b)) return false;
+    return true;
+}
+
+/* Drops dimensions of extent 1 and merges neighbours. The last one stays by itself where rows mean something. */
+static void merge_dimensions(te_job *job)
+{
+    const te_run *run = job->run;
+    int           last = run->ndim - 1, n = 0;
+    bool          structured = job->compiled->structured;
+    for (int d = 0; d <= last; d++) {
+        if (run->shape[d] == 1 || (structured && d == last)) continue;
+        if (n > 0 && mergeable(job->program, run, job->axis[n - 1], d)) {
+            job->outer[n - 1] *= run->shape[d];
+            job->axis[n - 1] = (int8_t)d;
+        } else {
+            job->outer[n] = run->shape[d];
+            job->axis[n++] = (int8_t)d;
+        }
+    }
+    if (structured) {
+        job->columns = run->shape[last];
+        job->column_axis = (int8_t)last;
+    } else if (n > 0) {
+        job->columns = job->outer[--n];
+        job->column_axis = job->axis[n];
+    } else {
+        job->columns = 1;
+        job->column_axis = -1;
+    }
+    job->n_outer = n;
+    job->rows = 1;
+    for (int d = 0; d < n; d++) job->rows *= job->outer[d];
+}
+
+/* --- tiles ------------------------------------------------------------------------------------------------------ */
+
+/* Elements of a tile whose registers fill TILE_BYTES: a multiple of TILE_MIN. */
+static int64_t tile_elements(const te_plan *plan, size_t size)
+{
+    int64_t n = (int64_t)(TILE_BYTES / ((size_t)(plan->n_registers + 1) * size)) / TILE_MIN * TILE_MIN;
+    return n < TILE_MIN ? TILE_MIN : n > TILE_MAX ? TILE_MAX : n;
+}
+
+static int64_t power_of_two_below(int64_t n)
+{
+    int64_t p = TILE_MIN;
+    while (p * 2 <= n) p *= 2;
+    return p;
+}
+
+static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_kind kind)
+{
+    job->kind = kind;
+    job->plan = te_compiled_plan(exec, program, kind);
+    return job->plan != NULL;
+}
+
+static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
+{
+    size_t size = job->blocks->size;
+    job->tile_rows = 1;
+    if (job->columns <= SHORT_ROW && job->rows > 1) {
+        if (!use_plan(exec, program, job, TE_PLAN_ROWS)) return false;
+        job->tile_rows = tile_elements(job->plan, size) / (job->columns ? job->columns : 1);
+        job->tile_columns = job->columns;
+        if (job->tile_rows >= 2) return true;
+        job->tile_rows = 1;
+    }
+    if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
+    job->tile_columns = tile_elements(job->plan, size);
+    if (job->columns <= job->tile_columns) job->tile_columns = job->columns;
+    if (!job->compiled->reduces_rows || job->columns == job->tile_columns) return true;
+    if ((size_t)(job->plan->n_registers + 1) * size * (size_t)job->columns <= ROW_BYTES) {
+        job->tile_columns = job->columns;
+        return true;
+    }
+    if (!use_plan(exec, program, job, TE_PLAN_PASSES)) return false;
+    if ((size_t)job->plan->n_kept * size * (size_t)job->columns > KEPT_BYTES && !use_plan(exec, program, job, TE_PLAN_REPEAT))
+        return false;
+    job->tile_columns = power_of_two_below(tile_elements(job->plan, size));
+    return true;
+}
+
+static void choose_chunks(te_job *job)
+{
+    int64_t columns = job->columns ? job->columns : 1;
+    job->chunk_columns = columns;
+    if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
+        job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
+    job->chunk_rows = TE_CHUNK / job->chunk_columns;
+    int64_t least = job->compiled->columns_summed ? (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS : 1;
+    if (job->chunk_rows < least) job->chunk_rows = least;
+    job->chunk_rows = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows * job->tile_rows;
+    job->row_chunks = (job->rows + job->chunk_rows - 1) / job->chunk_rows;
+    job->column_chunks = (columns + job->chunk_columns - 1) / job->chunk_columns;
+}
+
+/* --- checks ----------------------------------------------------------------------------------------------------- */
+
+static te_status check_operand(te_exec *exec, const te_job *job, const te_operand *operand, const char *what, int i)
+{
+    if ((unsigned)operand->dtype >= TE_DTYPE_COUNT)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", job->program->name, what, i,
+                            (int)operand->dtype);
+    return TE_OK;
+}
+
+static te_status check_run(te_exec *exec, const te_job *job)
+{
+    const te_run     *run = job->run;
+    const te_program *program = job->program;
+    bool              empty = false;
+    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name, run->ndim,
+                            TE_MAX_DIMS);
+    for (int d = 0; d < run->ndim; d++) {
+        if (run->shape[d] < 0)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
+                                (long long)run->shape[d], d);
+        empty |= run->shape[d] == 0;
+    }
+    for (int i = 0; i < program->n_inputs; i++) {
+        te_status status = check_operand(exec, job, &run->inputs[i], "input", i);
+        if (status != TE_OK) return status;
+        if (!run->inputs[i].data && !empty)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
+    }
+    for (int o = 0; o < program->n_outputs; o++) {
+        te_status status = run->outputs[o].data ? check_operand(exec, job, &run->outputs[o], "output", o) : TE_OK;
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
+}
+
+static const te_blocks *blocks_for(te_exec *exec, bool f64)
+{
+    if (f64) return &te_program_blocks_f64;
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_program_blocks_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_program_blocks_avx2;
+#endif
+    (void)exec;
+    return &te_program_blocks_portable;
+}
+
+te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job)
+{
+    job->program = program;
+    job->compiled = program->compiled;
+    job->run = run;
+    job->blocks = blocks_for(exec, run->compute_f64);
+    te_status status = check_run(exec, job);
+    if (status != TE_OK) return status;
+    merge_dimensions(job);
+    if (!choose_tile(exec, program, job)) return TE_ERROR_MEMORY;
+    choose_chunks(job);
+    return TE_OK;
+}

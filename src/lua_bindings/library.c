@@ -1,0 +1,168 @@
+/* library.c - the Lua library inside the program, and loading that takes text only.
+ *
+ * Damaged bytecode can crash LuaJIT, so no way of loading code accepts it: load, loadstring, loadfile and dofile are
+ * replaced, and so is the searcher of Lua files behind require. Modules of the library are embedded as source, parsed when
+ * first required, and named "te/….lua" in messages.
+ */
+#include "bindings.h"
+
+#include "tetrain/tetrain.h"
+
+#include <stdio.h>
+
+/* --- embedded sources --------------------------------------------------------------------------------------------- */
+
+bool te_lua_load_source(lua_State *L, const char *name)
+{
+    const te_lua_source *s = te_lua_sources;
+    char                 chunk[128];
+    while (s->name && strcmp(s->name, name) != 0) s++;
+    if (!s->name) return false;
+    snprintf(chunk, sizeof chunk, "=%s", s->file);
+    if (luaL_loadbufferx(L, (const char *)s->text, s->size, chunk, "t") != 0) lua_error(L);
+    return true;
+}
+
+/* library_sources(): the text of every embedded file by its name. */
+static int library_sources(lua_State *L)
+{
+    lua_newtable(L);
+    for (const te_lua_source *s = te_lua_sources; s->name; s++) {
+        lua_pushlstring(L, (const char *)s->text, s->size);
+        lua_setfield(L, -2, s->file);
+    }
+    return 1;
+}
+
+const luaL_Reg te_lua_library_functions[] = {{"library_sources", library_sources}, {NULL, NULL}};
+
+/* A searcher for package.loaders. */
+static int search_embedded(lua_State *L)
+{
+    const char *name = luaL_checkstring(L, 1);
+    if (strcmp(name, "te") == 0)
+        lua_pushcfunction(L, luaopen_te);
+    else if (!te_lua_load_source(L, name))
+        lua_pushfstring(L, "\n\tno module '%s' in the library", name);
+    return 1;
+}
+
+/* require(name) where there is no package library; upvalue 1 holds what was loaded. */
+static int plain_require(lua_State *L)
+{
+    const char *name = luaL_checkstring(L, 1);
+    lua_settop(L, 1);
+    lua_getfield(L, lua_upvalueindex(1), name);
+    if (lua_toboolean(L, -1)) return 1;
+    if (strcmp(name, "te") == 0)
+        lua_pushcfunction(L, luaopen_te);
+    else if (!te_lua_load_source(L, name))
+        return luaL_error(L, "module '%s' not found", name);
+    lua_pushvalue(L, 1);
+    lua_call(L, 1, 1);
+    if (lua_isnil(L, -1)) {
+        lua_pushboolean(L, 1);
+        lua_replace(L, -2);
+    }
+    lua_pushvalue(L, -1);
+    lua_setfield(L, lua_upvalueindex(1), name);
+    return 1;
+}
+
+void te_lua_open_library(lua_State *L)
+{
+    lua_getglobal(L, "package");
+    if (!lua_istable(L, -1)) {
+        lua_newtable(L);
+        lua_pushcclosure(L, plain_require, 1);
+        lua_setglobal(L, "require");
+        lua_pop(L, 1);
+        return;
+    }
+    lua_getfield(L, -1, "loaders");
+    for (int i = (int)lua_objlen(L, -1); i >= 2; i--) { /* after preload, before files: a file te.lua changes nothing */
+        lua_rawgeti(L, -1, i);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_pushcfunction(L, search_embedded);
+    lua_rawseti(L, -2, 2);
+    lua_pop(L, 2);
+}
+
+/* --- text only ---------------------------------------------------------------------------------------------------- */
+
+/* load(chunk, name, mode, env): the original with mode "t"; upvalue 1. */
+static int text_load(lua_State *L)
+{
+    lua_settop(L, 4);
+    lua_pushliteral(L, "t");
+    lua_replace(L, 3);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_insert(L, 1);
+    lua_call(L, 4, LUA_MULTRET);
+    return lua_gettop(L);
+}
+
+/* loadfile(name, mode, env) */
+static int text_loadfile(lua_State *L)
+{
+    lua_settop(L, 3);
+    lua_pushliteral(L, "t");
+    lua_replace(L, 2);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_insert(L, 1);
+    lua_call(L, 3, LUA_MULTRET);
+    return lua_gettop(L);
+}
+
+static int text_dofile(lua_State *L)
+{
+    const char *name = luaL_optstring(L, 1, NULL);
+    lua_settop(L, 1);
+    if (luaL_loadfilex(L, name, "t") != 0) return lua_error(L);
+    lua_call(L, 0, LUA_MULTRET);
+    return lua_gettop(L) - 1;
+}
+
+/* A searcher for Lua files along package.path. */
+static int search_file(lua_State *L)
+{
+    luaL_checkstring(L, 1);
+    lua_settop(L, 1);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "searchpath");
+    lua_pushvalue(L, 1);
+    lua_getfield(L, 2, "path");
+    lua_call(L, 2, 2);
+    if (lua_isnil(L, -2)) return 1; /* where it looked */
+    lua_pop(L, 1);
+    if (luaL_loadfilex(L, lua_tostring(L, -1), "t") == 0) return 1;
+    return luaL_error(L, "error loading module '%s':\n\t%s", lua_tostring(L, 1), lua_tostring(L, -1));
+}
+
+static void wrap(lua_State *L, const char *name, lua_CFunction function)
+{
+    lua_getglobal(L, name);
+    if (lua_isnil(L, -1)) {
+        lua_pop(L, 1);
+        return;
+    }
+    lua_pushcclosure(L, function, 1);
+    lua_setglobal(L, name);
+}
+
+void te_lua_text_only(lua_State *L)
+{
+    wrap(L, "load", text_load);
+    wrap(L, "loadstring", text_load);
+    wrap(L, "loadfile", text_loadfile);
+    wrap(L, "dofile", text_dofile);
+    lua_getglobal(L, "package");
+    if (lua_istable(L, -1)) {
+        lua_getfield(L, -1, "loaders");
+        lua_pushcfunction(L, search_file);
+        lua_rawseti(L, -2, 2);
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}

@@ -1,0 +1,129 @@
+/* module.c - luaopen_te: the runtime of a Lua state and the table that `require "te"` returns.
+ *
+ * The engine's functions are registered here; everything else of `te` is Lua, beginning with lua/te/init.lua, and loads
+ * when it is first used.
+ */
+#include "bindings.h"
+
+#include "tetrain/tetrain.h"
+
+#include <stdio.h>
+
+static const char registry_key[] = "te.runtime";
+
+te_lua *te_lua_attached(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, registry_key);
+    te_lua *rt = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    return rt;
+}
+
+void te_lua_push_anchor(lua_State *L) { lua_getfield(L, LUA_REGISTRYINDEX, registry_key); }
+
+void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions)
+{
+    (void)rt;
+    for (; functions->name; functions++) {
+        te_lua_push_anchor(L);
+        lua_pushcclosure(L, functions->func, 1);
+        lua_setfield(L, -2, functions->name);
+    }
+}
+
+/* The state is closing (nothing else can drop the last reference: the registry holds one). */
+static int close_runtime(lua_State *L)
+{
+    te_lua *rt = lua_touserdata(L, 1);
+    if (!rt || !rt->ctx) return 0;
+    te_context  *ctx = rt->ctx;
+    te_lua_link *link = rt->link;
+    te_context_on_memory_pressure(ctx, NULL, NULL);
+    rt->ctx = NULL;
+    if (link) {
+        te_mem mem = link->mem;
+        link->rt = NULL;
+        if (--link->refs == 0) te_mem_free(&mem, link, sizeof *link);
+    }
+    te_context_unref(ctx);
+    return 0;
+}
+
+te_lua *te_lua_attach(lua_State *L, te_context *ctx, const te_lua_options *options)
+{
+    te_lua *rt = lua_newuserdata(L, sizeof *rt);
+    memset(rt, 0, sizeof *rt);
+    rt->error_ref = LUA_NOREF;
+    snprintf(rt->device, sizeof rt->device, "%s", options->device ? options->device : "cpu");
+    rt->restricted = options->restricted;
+    lua_createtable(L, 0, 2);
+    lua_pushcfunction(L, close_runtime);
+    lua_setfield(L, -2, "__gc");
+    lua_pushliteral(L, "te.runtime");
+    lua_setfield(L, -2, "__metatable");
+    lua_setmetatable(L, -2);
+    rt->thread = lua_newthread(L);
+    luaL_ref(L, LUA_REGISTRYINDEX);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, LUA_REGISTRYINDEX, registry_key);
+    rt->link = te_mem_alloc(&ctx->mem, sizeof *rt->link);
+    if (!rt->link) luaL_error(L, "te: out of host memory");
+    *rt->link = (te_lua_link){.mem = ctx->mem, .rt = rt, .refs = 1};
+    rt->ctx = ctx;
+    te_context_retain(ctx);
+    lua_pop(L, 1);
+    return rt;
+}
+
+static void open_core(te_lua *rt, lua_State *L)
+{
+    lua_newtable(L);
+    te_lua_register(rt, L, te_lua_autograd_functions);
+    te_lua_register(rt, L, te_lua_custom_functions);
+    te_lua_register(rt, L, te_lua_optim_functions);
+    te_lua_register(rt, L, te_lua_system_functions);
+    te_lua_register(rt, L, te_lua_library_functions);
+    lua_pushcfunction(L, te_lua_remember);
+    lua_setfield(L, -2, "remember");
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
+    lua_setfield(L, -2, "tensor_methods");
+    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    lua_setfield(L, -2, "tensor_metatable");
+    if (!rt->restricted) {
+        te_lua_register(rt, L, te_lua_file_functions);
+        te_lua_register(rt, L, te_lua_token_functions);
+    }
+    lua_setfield(L, -2, "_core");
+}
+
+/* A state that tetrain_open did not make: `require "te"` in a host's own Lua. */
+static te_lua *attach_foreign(lua_State *L)
+{
+    te_context *ctx = te_context_open(NULL);
+    if (!ctx) luaL_error(L, "te: out of host memory");
+    te_lua *rt = te_lua_attach(L, ctx, &(te_lua_options){0});
+    te_context_release(ctx);
+    te_lua_open_library(L);
+    return rt;
+}
+
+int luaopen_te(lua_State *L)
+{
+    te_lua *rt = te_lua_attached(L);
+    if (!rt) rt = attach_foreign(L);
+    lua_settop(L, 0);
+    lua_newtable(L);
+    te_lua_open_tensor(rt, L);
+    te_lua_open_operations(rt, L);
+    te_lua_register(rt, L, te_lua_create_functions);
+    te_lua_register(rt, L, te_lua_runtime_functions);
+    if (!rt->restricted) te_lua_register(rt, L, te_lua_create_file_functions);
+    lua_pushstring(L, te_version());
+    lua_setfield(L, -2, "version");
+    open_core(rt, L);
+    if (!te_lua_load_source(L, "te")) return luaL_error(L, "te: the Lua library was not embedded in this build");
+    lua_pushvalue(L, 1);
+    lua_call(L, 1, 0);
+    lua_settop(L, 1);
+    return 1;
+}

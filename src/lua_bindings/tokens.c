@@ -1,0 +1,367 @@
+/* tokens.c - token streams and loaders of batches for te.data. Not there in restricted runtimes.
+ *
+ *     local text = te._core.encode_text(text, points)            a stream in memory; points nil: bytes
+ *     local loader = te._core.tokens_open { tokens = text, batch = 12, block = 64, seed = 1 }
+ *     local x, y = loader:next()                                 int32 {12, 64}; y is x one token later
+ */
+#include "bindings.h"
+
+#include "core/tokens.h"
+
+#include <math.h>
+
+enum { DATA_STREAM = 1 }; /* keeps the draws of batches apart from those of the engine, whose stream is 0 */
+
+static const char stream_tag[] = "te.TokenStream", loader_tag[] = "te.TokenLoader";
+
+/* Both keep the context: its memory hook frees them. */
+typedef struct token_stream {
+    const void      *tag;
+    te_context      *ctx;
+    te_token_stream *stream;
+} token_stream;
+
+typedef struct token_loader {
+    const void *tag;
+    te_context *ctx;
+    te_tokens  *tokens; /* NULL: closed */
+    int64_t     n_tokens, batch, block;
+    te_dtype    dtype;
+} token_loader;
+
+static void *to_object(lua_State *L, int index, const void *tag, size_t size)
+{
+    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < size) return NULL;
+    const void **object = lua_touserdata(L, index);
+    return *object == tag ? object : NULL;
+}
+
+/* --- streams ------------------------------------------------------------------------------------------------------ */
+
+static int stream_gc(lua_State *L)
+{
+    token_stream *s = to_object(L, 1, stream_tag, sizeof *s);
+    if (!s || !s->ctx) return 0;
+    te_token_stream_close(s->stream);
+    te_context_unref(s->ctx);
+    s->stream = NULL;
+    s->ctx = NULL;
+    return 0;
+}
+
+static int stream_len(lua_State *L)
+{
+    token_stream *s = to_object(L, 1, stream_tag, sizeof *s);
+    lua_pushnumber(L, s && s->stream ? (double)te_token_stream_length(s->stream) : 0);
+    return 1;
+}
+
+static token_stream *push_stream(te_lua *rt, lua_State *L)
+{
+    token_stream *s = lua_newuserdata(L, sizeof *s);
+    *s = (token_stream){.tag = stream_tag, .ctx = rt->ctx};
+    te_context_retain(rt->ctx);
+    if (luaL_newmetatable(L, stream_tag)) {
+        lua_pushcfunction(L, stream_gc);
+        lua_setfield(L, -2, "__gc");
+        lua_pushcfunction(L, stream_len);
+        lua_setfield(L, -2, "__len");
+        lua_pushliteral(L, "te.TokenStream");
+        lua_setfield(L, -2, "__metatable");
+    }
+    lua_setmetatable(L, -2);
+    return s;
+}
+
+/* Ids in a block of memory that the stream releases. */
+typedef struct id_block {
+    te_mem mem;
+    size_t size;
+} id_block;
+
+enum { ID_HEADER = 64 };
+
+static void release_ids(void *user)
+{
+    id_block *block = user;
+    te_mem    mem = block->mem;
+    te_mem_free(&mem, block, block->size);
+}
+
+static int32_t *new_ids(te_lua *rt, size_t n)
+{
+    size_t    size = ID_HEADER + n * sizeof(int32_t);
+    id_block *block = te_mem_alloc(&rt->ctx->mem, size);
+    if (!block) return NULL;
+    *block = (id_block){rt->ctx->mem, size};
+    return (int32_t *)(void *)((char *)block + ID_HEADER);
+}
+
+static void *ids_block(int32_t *ids) { return (char *)ids - ID_HEADER; }
+
+static te_status adopt_ids(token_stream *s, int32_t *ids, size_t n, te_io_error *error)
+{
+    te_token_memory memory = {.tokens = ids, .type = TE_TOKEN_U32, .count = (int64_t)n, .release = release_ids, .user = ids_block(ids)};
+    te_status       status = te_token_stream_from_memory(&s->stream, &s->ctx->mem, &memory, error);
+    if (status != TE_OK) release_ids(ids_block(ids));
+    return status;
+}
+
+/* Encodes by a list of code points; the id of a character is its place in the list. */
+static te_status encode_points(te_lua *rt, const char *text, size_t size, int32_t *ids, size_t *n, const uint32_t *points,
+                               size_t n_points, te_io_error *error)
+{
+    te_text_table *table;
+    te_status      status = te_text_table_new(&table, &rt->ctx->mem, points, n_points, error);
+    if (status != TE_OK) return status;
+    status = te_text_table_encode(table, (const unsigned char *)text, size, ids, n, error);
+    te_text_table_free(table);
+    return status;
+}
+
+static int encode_text(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    te_io_error error;
+    size_t      size, n_points = 0;
+    const char *text = luaL_checklstring(L, 1, &size);
+    uint32_t   *points = NULL;
+    te_lua_enter(rt, L, "encode_text");
+    if (!lua_isnoneornil(L, 2)) {
+        luaL_checktype(L, 2, LUA_TTABLE);
+        n_points = lua_objlen(L, 2);
+        points = lua_newuserdata(L, (n_points + 1) * sizeof *points);
+        for (size_t i = 0; i < n_points; i++) {
+            lua_rawgeti(L, 2, (int)i + 1);
+            points[i] = (uint32_t)(te_lua_check_int(L, -1, "encode_text", "points") & 0xffffffff);
+            lua_pop(L, 1);
+        }
+    }
+    token_stream *s = push_stream(rt, L);
+    int32_t      *ids = new_ids(rt, size);
+    size_t        n = size;
+    te_status     status = TE_OK;
+    if (!ids) return te_lua_fail(L, "encode_text", "out of host memory for %llu ids", (unsigned long long)size);
+    if (points) {
+        status = encode_points(rt, text, size, ids, &n, points, n_points, &error);
+    } else {
+        for (size_t i = 0; i < size; i++) ids[i] = (unsigned char)text[i];
+    }
+    if (status != TE_OK)
+        release_ids(ids_block(ids));
+    else
+        status = adopt_ids(s, ids, n, &error);
+    return status == TE_OK ? 1 : te_lua_fail(L, "encode_text", "%s", error.message);
+}
+
+/* text_points(text): the code points that occur, ascending; a stray byte counts as U+DC00 + byte. */
+static int text_points(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    te_io_error error;
+    size_t      size, count;
+    uint32_t   *points;
+    const char *text = luaL_checklstring(L, 1, &size);
+    te_lua_enter(rt, L, "text_points");
+    enum { MOST_POINTS = 0x110000 + 256 };
+    uint32_t *copy = lua_newuserdata(L, (size < MOST_POINTS ? size + 1 : MOST_POINTS) * sizeof *copy);
+    if (te_text_points(&rt->ctx->mem, (const unsigned char *)text, size, &points, &count, &error) != TE_OK)
+        return te_lua_fail(L, "text_points", "%s", error.message);
+    memcpy(copy, points, count * sizeof *copy);
+    te_mem_free(&rt->ctx->mem, points, count * sizeof *points);
+    lua_createtable(L, (int)count, 0);
+    for (size_t i = 0; i < count; i++) {
+        lua_pushnumber(L, copy[i]);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    return 1;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+/* Pushes the stream of the options at 1: tokens (a stream or a list of ids) or paths. */
+static token_stream *push_source(te_lua *rt, lua_State *L)
+{
+    te_io_error error;
+    lua_getfield(L, 1, "tokens");
+    token_stream *given = to_object(L, -1, stream_tag, sizeof *given);
+    if (given) return given;
+    if (lua_istable(L, -1)) {
+        int           list = lua_gettop(L);
+        size_t        n = lua_objlen(L, list);
+        int32_t      *staged = lua_newuserdata(L, (n + 1) * sizeof *staged);
+        token_stream *s = push_stream(rt, L);
+        for (size_t i = 0; i < n; i++) {
+            lua_rawgeti(L, list, (int)i + 1);
+            staged[i] = (int32_t)te_lua_check_int(L, -1, "tokens_open", "tokens");
+            lua_pop(L, 1);
+        }
+        int32_t *ids = new_ids(rt, n);
+        if (!ids) te_lua_fail(L, "tokens_open", "out of host memory");
+        memcpy(ids, staged, n * sizeof *ids);
+        if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_fail(L, "tokens_open", "%s", error.message);
+        return s;
+    }
+    lua_getfield(L, 1, "paths");
+    if (!lua_istable(L, -1)) te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
+    int          list = lua_gettop(L);
+    size_t       n = lua_objlen(L, list);
+    const char **paths = lua_newuserdata(L, (n + 1) * sizeof *paths);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, list, (int)i + 1);
+        if (lua_type(L, -1) != LUA_TSTRING) te_lua_fail(L, "tokens_open", "paths: expected strings");
+        paths[i] = lua_tostring(L, -1);
+        lua_pop(L, 1);
+    }
+    token_stream *s = push_stream(rt, L);
+    if (te_token_stream_open(&s->stream, &te_io_posix, &rt->ctx->mem, paths, n, &error) != TE_OK)
+        te_lua_fail(L, "tokens_open", "%s", error.message);
+    return s;
+}
+
+static int64_t int_field(lua_State *L, const char *name, int64_t otherwise)
+{
+    lua_getfield(L, 1, name);
+    int64_t value = lua_isnil(L, -1) ? otherwise : te_lua_check_int(L, -1, "tokens_open", name);
+    lua_pop(L, 1);
+    return value;
+}
+
+static te_tokens_options read_options(lua_State *L, int64_t length)
+{
+    te_tokens_options o = {.begin = int_field(L, "begin", 0), .end = int_field(L, "end", length), .batch = int_field(L, "batch", 1),
+                           .block = int_field(L, "block", 1), .dtype = TE_I32, .prefetch = (int)int_field(L, "prefetch", 0)};
+    o.rng = (te_rng){.seed = (uint64_t)int_field(L, "seed", 0), .stream = DATA_STREAM};
+    lua_getfield(L, 1, "sequential");
+    o.sequential = lua_toboolean(L, -1);
+    lua_getfield(L, 1, "dtype");
+    if (!lua_isnil(L, -1)) o.dtype = te_lua_check_dtype(L, -1, "tokens_open", "dtype");
+    lua_pop(L, 2);
+    return o;
+}
+
+/* --- loaders ------------------------------------------------------------------------------------------------------ */
+
+static token_loader *check_loader(lua_State *L, const char *function)
+{
+    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    if (!l) te_lua_fail(L, NULL, "%s: expected a token loader", function);
+    if (!l->tokens) te_lua_fail(L, NULL, "%s: the token loader is closed", function);
+    return l;
+}
+
+static int loader_next(lua_State *L)
+{
+    te_lua         *rt = te_lua_runtime(L);
+    token_loader   *l = check_loader(L, "next");
+    te_tokens_batch batch;
+    te_io_error     error;
+    te_status       status = TE_OK;
+    te_lua_enter(rt, L, "next");
+    te_lua_tensor *results[2] = {te_lua_new_tensor(rt, L), te_lua_new_tensor(rt, L)};
+    if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
+    const void *sources[2] = {batch.x, batch.y};
+    for (int i = 0; i < 2 && status == TE_OK; i++) {
+        results[i]->t = te_tensor_empty(rt->ctx, l->dtype, 2, (int64_t[]){l->batch, l->block});
+        status = results[i]->t ? te_tensor_write(results[i]->t, l->dtype, sources[i]) : rt->ctx->status;
+    }
+    if (status != TE_OK) return te_lua_raise(rt, L, "next", status);
+    te_lua_charge(rt, L);
+    return 2;
+}
+
+static int loader_seek(lua_State *L)
+{
+    token_loader *l = check_loader(L, "seek");
+    te_io_error   error;
+    int64_t       index = te_lua_check_int(L, 2, NULL, "batch number");
+    if (te_tokens_seek(l->tokens, index, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
+    return 0;
+}
+
+static int loader_position(lua_State *L)
+{
+    lua_pushnumber(L, (double)te_tokens_position(check_loader(L, "position")->tokens));
+    return 1;
+}
+
+static int loader_batches(lua_State *L)
+{
+    lua_pushnumber(L, (double)te_tokens_batches(check_loader(L, "batches")->tokens));
+    return 1;
+}
+
+static int loader_close(lua_State *L)
+{
+    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    if (!l || !l->ctx) return 0;
+    te_tokens_close(l->tokens);
+    te_context_unref(l->ctx);
+    l->tokens = NULL;
+    l->ctx = NULL;
+    return 0;
+}
+
+static int loader_index(lua_State *L)
+{
+    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    if (l && lua_type(L, 2) == LUA_TSTRING && strcmp(lua_tostring(L, 2), "n_tokens") == 0) {
+        lua_pushnumber(L, (double)l->n_tokens);
+        return 1;
+    }
+    lua_settop(L, 2);
+    lua_rawget(L, lua_upvalueindex(2));
+    return 1;
+}
+
+static const luaL_Reg loader_methods[] = {
+    {"next", loader_next}, {"seek", loader_seek}, {"position", loader_position}, {"batches", loader_batches}, {"close", loader_close},
+    {NULL, NULL},
+};
+
+static token_loader *push_loader(te_lua *rt, lua_State *L)
+{
+    token_loader *l = lua_newuserdata(L, sizeof *l);
+    *l = (token_loader){.tag = loader_tag, .ctx = rt->ctx};
+    te_context_retain(rt->ctx);
+    if (luaL_newmetatable(L, loader_tag)) {
+        lua_pushcfunction(L, loader_close);
+        lua_setfield(L, -2, "__gc");
+        te_lua_push_anchor(L);
+        lua_newtable(L);
+        te_lua_register(rt, L, loader_methods);
+        lua_pushcclosure(L, loader_index, 2);
+        lua_setfield(L, -2, "__index");
+        lua_pushliteral(L, "te.TokenLoader");
+        lua_setfield(L, -2, "__metatable");
+    }
+    lua_setmetatable(L, -2);
+    return l;
+}
+
+static int tokens_open(lua_State *L)
+{
+    static const char *const known[] = {"paths", "tokens", "begin", "end", "batch", "block", "seed", "sequential", "prefetch", "dtype", NULL};
+    te_lua     *rt = te_lua_runtime(L);
+    te_io_error error;
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    te_lua_check_options(L, 1, "tokens_open", known);
+    te_lua_enter(rt, L, "tokens_open");
+    token_stream     *source = push_source(rt, L);
+    int64_t           length = source->stream ? te_token_stream_length(source->stream) : 0;
+    te_tokens_options o = read_options(L, length);
+    token_loader     *l = push_loader(rt, L);
+    l->n_tokens = length;
+    l->batch = o.batch;
+    l->block = o.block;
+    l->dtype = o.dtype;
+    if (!source->stream) return te_lua_fail(L, "tokens_open", "tokens: the stream is closed");
+    if (te_tokens_open(&l->tokens, &te_io_posix, &rt->ctx->mem, source->stream, &o, &error) != TE_OK)
+        return te_lua_fail(L, "tokens_open", "%s", error.message);
+    return 1;
+}
+
+const luaL_Reg te_lua_token_functions[] = {
+    {"encode_text", encode_text}, {"text_points", text_points}, {"tokens_open", tokens_open}, {NULL, NULL},
+};

@@ -555,6 +555,7 @@ static te_status open_output(te_call *call, const layout *l, int i, const space 
     bool                direct = reduce_kind(s, &own, &exact);
     bool                shared = false, accumulate = false;
     for (int j = 0; j < done; j++) {
+        if (!outs[j].target) continue;
         if (l->half[i] == 2 && l->input[outs[j].slot] == l->input[i]) { /* the second half goes where the first went */
             *out = outs[j];
             out->own = NULL;
@@ -626,6 +627,21 @@ static bool source_rate_is_row(const te_gradient *g, const layout *l, int i)
     }
 }
 
+/* An input whose gradient is the result's own, as in a sum, receives that tensor itself: nothing is computed or copied.
+ * NULL when it has to be. */
+static te_tensor *passed_through(te_call *call, const variant *v, const layout *l, int i, const struct te_program_output *out)
+{
+    const te_program    *program = v->gradient.backward;
+    const te_insn       *insn = &program->insns[out->value];
+    const te_grad_meta  *meta = te_grad_input(call, l->input[i]);
+    if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->half[i]) return NULL;
+    const te_grad_source *source = &v->gradient.sources[insn->slot];
+    te_tensor            *dout = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
+    bool same = dout && dout->dtype == meta->dtype && dout->ndim == meta->ndim &&
+                memcmp(dout->shape, meta->shape, (size_t)meta->ndim * sizeof *meta->shape) == 0;
+    return same ? dout : NULL;
+}
+
 te_status te_program_op_backward(te_call *call)
 {
     const variant *v = call->pointer;
@@ -638,7 +654,7 @@ te_status te_program_op_backward(te_call *call)
     te_tensor     *zeros[TE_OP_MAX_OUTPUTS] = {NULL};
     te_status      status = TE_OK;
     te_run         run;
-    int            n = 0;
+    int            n = 0, to_compute = 0;
     start_run(&run, &s);
     memset(outs, 0, sizeof outs);
     for (int i = 0; i < v->gradient.n_sources && status == TE_OK; i++) {
@@ -656,16 +672,19 @@ te_status te_program_op_backward(te_call *call)
     }
     for (int i = 0, k = 0; i < l.n && status == TE_OK; i++) {
         if (!(v->key >> (13 + i) & 1)) continue;
-        te_output_kind kind = (te_output_kind)program->outputs[k++].kind;
-        if (!te_grad_wanted(call, l.input[i])) {
-            outputs[n] = (te_operand){.data = NULL};
-            outs[n++].slot = i;
-            continue;
+        const struct te_program_output *out = &program->outputs[k++];
+        te_tensor *same = passed_through(call, v, &l, i, out);
+        outs[n].slot = i;
+        outputs[n] = (te_operand){.data = NULL};
+        if (same) {
+            status = te_grad_give(call, l.input[i], te_tensor_retain(same));
+        } else if (te_grad_wanted(call, l.input[i])) {
+            status = open_output(call, &l, i, &s, (te_output_kind)out->kind, &outs[n], n, outs, &outputs[n]);
+            to_compute++;
         }
-        status = open_output(call, &l, i, &s, kind, &outs[n], n, outs, &outputs[n]);
         n++;
     }
-    if (status == TE_OK) {
+    if (status == TE_OK && to_compute) {
         bind_params(call, program, (unsigned)call->memo[1], run.shape[run.ndim - 1], params);
         run.inputs = inputs;
         run.outputs = outputs;

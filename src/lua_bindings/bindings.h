@@ -34,6 +34,7 @@ typedef struct te_lua {
     bool               polls_stop; /* the script asks te._core.interrupt_flag() itself */
     volatile int       stop_requested;
     char               device[32]; /* default device for new tensors */
+    struct tetrain    *host; /* who made the state; NULL: a host with a Lua of its own */
 } te_lua;
 
 /* Shared by the runtime and by graph nodes that call Lua, which may outlive it. */
@@ -168,13 +169,13 @@ extern const luaL_Reg te_lua_library_functions[]; /* te._core.library_sources */
 /* --- the runtime (module.c) --------------------------------------------------------------------------------------- */
 
 typedef struct te_lua_options {
+    te_context *ctx;    /* a reference is taken; NULL: a new context */
     const char *device; /* default for new tensors, NULL: "cpu" */
     bool        restricted;
 } te_lua_options;
 
-/* Makes the runtime of a state around a context (a reference is taken), to be found by luaopen_te later. Raises when memory
- * is exhausted. */
-te_lua *te_lua_attach(lua_State *L, te_context *ctx, const te_lua_options *options);
+/* Makes the runtime of a state, to be found by luaopen_te later. Raises when memory is exhausted. */
+te_lua *te_lua_attach(lua_State *L, const te_lua_options *options);
 /* The runtime of a state; NULL when it has none yet. */
 te_lua *te_lua_attached(lua_State *L);
 

@@ -49,13 +49,13 @@ static int close_runtime(lua_State *L)
     return 0;
 }
 
-te_lua *te_lua_attach(lua_State *L, te_context *ctx, const te_lua_options *options)
+te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
 {
     te_lua *rt = lua_newuserdata(L, sizeof *rt);
     memset(rt, 0, sizeof *rt);
     rt->error_ref = LUA_NOREF;
-    snprintf(rt->device, sizeof rt->device, "%s", options->device ? options->device : "cpu");
     rt->restricted = options->restricted;
+    snprintf(rt->device, sizeof rt->device, "%s", options->device ? options->device : "cpu");
     lua_createtable(L, 0, 2);
     lua_pushcfunction(L, close_runtime);
     lua_setfield(L, -2, "__gc");
@@ -64,14 +64,12 @@ te_lua *te_lua_attach(lua_State *L, te_context *ctx, const te_lua_options *optio
     lua_setmetatable(L, -2);
     rt->thread = lua_newthread(L);
     luaL_ref(L, LUA_REGISTRYINDEX);
-    lua_pushvalue(L, -1);
-    lua_setfield(L, LUA_REGISTRYINDEX, registry_key);
-    rt->link = te_mem_alloc(&ctx->mem, sizeof *rt->link);
+    if (options->ctx) te_context_retain(options->ctx);
+    rt->ctx = options->ctx ? options->ctx : te_context_open(NULL);
+    rt->link = rt->ctx ? te_mem_alloc(&rt->ctx->mem, sizeof *rt->link) : NULL;
     if (!rt->link) luaL_error(L, "te: out of host memory");
-    *rt->link = (te_lua_link){.mem = ctx->mem, .rt = rt, .refs = 1};
-    rt->ctx = ctx;
-    te_context_retain(ctx);
-    lua_pop(L, 1);
+    *rt->link = (te_lua_link){.mem = rt->ctx->mem, .rt = rt, .refs = 1};
+    lua_setfield(L, LUA_REGISTRYINDEX, registry_key);
     return rt;
 }
 
@@ -96,13 +94,10 @@ static void open_core(te_lua *rt, lua_State *L)
     lua_setfield(L, -2, "_core");
 }
 
-/* A state that tetrain_open did not make: `require "te"` in a host's own Lua. */
+/* The runtime of a state that tetrain_open did not make: `require "te"` in a host's own Lua. */
 static te_lua *attach_foreign(lua_State *L)
 {
-    te_context *ctx = te_context_open(NULL);
-    if (!ctx) luaL_error(L, "te: out of host memory");
-    te_lua *rt = te_lua_attach(L, ctx, &(te_lua_options){0});
-    te_context_release(ctx);
+    te_lua *rt = te_lua_attach(L, &(te_lua_options){0});
     te_lua_open_library(L);
     return rt;
 }

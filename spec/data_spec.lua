@@ -1,0 +1,109 @@
+local te = require "te"
+
+local folder
+
+local function write(name, bytes)
+    local path = folder .. "/" .. name
+    local file = assert(io.open(path, "wb"))
+    file:write(bytes)
+    file:close()
+    return path
+end
+
+local function uint16(values)
+    local bytes = {}
+    for i, v in ipairs(values) do bytes[i] = string.char(v % 256, math.floor(v / 256)) end
+    return table.concat(bytes)
+end
+
+local function int32(v)
+    return string.char(v % 256, math.floor(v / 2 ^ 8) % 256, math.floor(v / 2 ^ 16) % 256, math.floor(v / 2 ^ 24) % 256)
+end
+
+local function counting(first, n)
+    local values = {}
+    for i = 1, n do values[i] = first + i - 1 end
+    return values
+end
+
+describe("te.data", function()
+    before_each(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+    end)
+    after_each(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+
+    it("reads a text file: targets are inputs one later", function()
+        local set = te.data.open { path = write("a.txt", ("hello world "):rep(50)), batch = 2, block = 5 }
+        assert.equal(8, set.tokenizer.vocab_size)
+        assert.equal(600, set.n_train + set.n_val)
+        local x, y = set:next_train()
+        assert.same({ 2, 5 }, x.shape)
+        local rows, targets = x:totable(), y:totable()
+        for b = 1, 2 do
+            for i = 1, 4 do assert.equal(rows[b][i + 1], targets[b][i]) end
+            assert.is_truthy((("hello world "):rep(50)):find(set.tokenizer:decode(rows[b]), 1, true))
+        end
+        set:close()
+    end)
+
+    it("gives batch s again, whatever came before", function()
+        local path = write("a.txt", ("the quick brown fox "):rep(40))
+        local a = te.data.open { path = path, batch = 3, block = 7, seed = 5 }
+        local b = te.data.open { path = path, batch = 3, block = 7, seed = 5 }
+        for _ = 0, 3 do a:next_train() end
+        assert.same((a:next_train()):totable(), (b:next_train(4)):totable())
+        local c = te.data.open { path = path, batch = 3, block = 7, seed = 6 }
+        assert.not_same((b:next_train(0)):totable(), (c:next_train(0)):totable())
+        a:close() b:close() c:close()
+    end)
+
+    it("reads a folder, skipping what is no text", function()
+        write("b.txt", "bbb")
+        write("a.txt", ("a"):rep(100))
+        write("c.dat", "c\0c")
+        local set = te.data.open { path = folder, block = 4, tokenizer = "byte" }
+        assert.equal(104, set.n_tokens)
+        assert.equal(256, set.tokenizer.vocab_size)
+        set:close()
+    end)
+
+    it("reads raw and headered shards", function()
+        write("train_0.bin", uint16(counting(0, 100)))
+        local header = { int32(20240520), int32(1), int32(50) }
+        for i = 4, 256 do header[i] = int32(0) end
+        write("train_1.bin", table.concat(header) .. uint16(counting(100, 50)))
+        local set = te.data.open { path = folder, block = 9, val_fraction = 0.1 }
+        assert.equal(150, set.n_tokens)
+        assert.is_nil(set.tokenizer)
+        local losses = {}
+        set:validation_loss(1, function(x) losses[1] = x:totable()[1][1]; return 1 end)
+        assert.equal(135, losses[1])
+        set:close()
+        write("my_val.bin", uint16(counting(500, 40)))
+        set = te.data.open { path = folder, block = 9 }
+        assert.equal(150, set.n_train)
+        assert.equal(40, set.n_val)
+        assert.equal(2, set:validation_loss(99, function(x) return x:totable()[1][1] >= 500 and 2 or 0 end))
+        set:close()
+    end)
+
+    it("has text of its own", function()
+        local text, description = te.data.own_text("scripts/train_gpt.lua")
+        assert.is_true(#text > 100000)
+        assert.is_truthy(description:find "own text")
+        text = te.data.own_text("/nowhere/train_gpt.lua")
+        assert.is_truthy(text:find "te.Module")
+    end)
+
+    it("says what is wrong", function()
+        assert.error_matches(function() te.data.open { path = folder .. "/none.txt" } end, "none%.txt: no such file")
+        local path = write("a.txt", "short")
+        assert.error_matches(function() te.data.open { path = path, block = 8 } end, "too few for a block of 8")
+        local header = { int32(20240520), int32(1), int32(77) }
+        for i = 4, 256 do header[i] = int32(0) end
+        path = write("bad.bin", table.concat(header) .. uint16(counting(0, 50)))
+        assert.error_matches(function() te.data.open { path = path, block = 4 } end, "bad%.bin")
+    end)
+end)

@@ -1,0 +1,137 @@
+-- Runs the scripts as a user does, in processes of their own.
+
+local te = require "te"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+local folder
+
+-- Runs a script; returns exit code, standard output, standard error.
+local function run(script, options)
+    local command = ("%s scripts/%s --threads=1 %s >%s/stdout 2>%s/stderr"):format(TETRAIN, script, options, folder, folder)
+    local status = os.execute(command)
+    local texts = {}
+    for i, name in ipairs { "stdout", "stderr" } do
+        local file = assert(io.open(folder .. "/" .. name))
+        texts[i] = file:read("*a")
+        file:close()
+    end
+    return math.floor((tonumber(status) or 0) / 256), texts[1], texts[2]
+end
+
+local SMALL = "--n-layer=1 --n-head=2 --n-embd=16 --block=8 --batch=4 --eval-batches=4 --sample-tokens=8 --warmup=2 "
+
+local function train(name, options)
+    return run("train_gpt.lua", ("--data=%s/text.txt --out=%s/%s %s"):format(folder, folder, name, options))
+end
+
+local function metrics(name)
+    local list = {}
+    for line in io.lines(folder .. "/" .. name .. "/metrics.jsonl") do
+        local record = {}
+        for key, value in line:gmatch('"(%w+_?%w*_?%w*)":([^,}]+)') do record[key] = tonumber(value) or value end
+        list[#list + 1] = record
+    end
+    return list
+end
+
+local function losses(name)
+    local list = {}
+    for i, record in ipairs(metrics(name)) do list[i] = ("%.9g %.9g"):format(record.loss, record.grad_norm) end
+    return list
+end
+
+describe("train_gpt.lua", function()
+    setup(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+        local file = assert(io.open(folder .. "/text.txt", "w"))
+        file:write(("the quick brown fox jumps over the lazy dog. "):rep(60))
+        file:close()
+    end)
+    teardown(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+
+    it("trains, validates, samples, saves and writes metrics", function()
+        local code, out, err = train("a", SMALL .. "--steps=30 --eval-interval=10 --lr=1e-2 --keep=2 --log-interval=10")
+        assert.equal(0, code, err)
+        local records = metrics("a")
+        assert.equal(30, #records)
+        for _, key in ipairs { "step", "loss", "lr", "grad_norm", "ms", "tokens_per_s" } do
+            assert.equal("number", type(records[1][key]), key)
+        end
+        assert.is_nil(records[1].val_loss)
+        assert.equal("number", type(records[10].val_loss))
+        assert.is_true(records[30].loss < records[1].loss - 0.5)
+        assert.is_truthy(out:find("step 20/30  loss", 1, true))
+        assert.same({ 20, 30 }, te.train.checkpoint.steps(folder .. "/a"))
+        local generated, text = run("generate.lua", ("--out=%s/a --prompt='the ' --tokens=20"):format(folder))
+        assert.equal(0, generated)
+        assert.equal("the ", text:sub(1, 4))
+        assert.equal(25, #text)
+    end)
+
+    it("goes on exactly where it stopped, with dropout and accumulation", function()
+        local options = SMALL .. "--dropout=0.2 --grad-accumulation=2 --eval-interval=4 "
+        train("whole", options .. "--steps=11")
+        train("parts", options .. "--steps=11 --eval-interval=7")
+        os.remove(te.train.checkpoint.path(folder .. "/parts", 11))
+        local code, _, err = run("train_gpt.lua", ("--out=%s/parts --resume"):format(folder))
+        assert.equal(0, code, err)
+        assert.same(losses("whole"), losses("parts"))
+        local a = te.load(te.train.checkpoint.path(folder .. "/whole", 11))
+        local b = te.load(te.train.checkpoint.path(folder .. "/parts", 11))
+        for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+    end)
+
+    it("saves and exits with 75 when it is interrupted", function()
+        for _, signal in ipairs { "INT", "TERM" } do
+            os.execute(("rm -rf %s/stop"):format(folder))
+            local command = ("%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
+                .. "--eval-interval=1000000 >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, folder)
+            -- the trap: a background process of a non-interactive shell ignores SIGINT unless it sets a handler itself
+            local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ]; do sleep 0.1; done; kill -%s $pid; "
+                .. "wait $pid; echo $? >%s/code"):format(command, folder, signal, folder)
+            os.execute(script)
+            assert.equal("75\n", assert(io.open(folder .. "/code")):read("*a"))
+            local steps = te.train.checkpoint.steps(folder .. "/stop")
+            assert.equal(1, #steps)
+            assert.equal(steps[1], #metrics("stop"))
+        end
+    end)
+
+    it("trains in bfloat16", function()
+        local code, _, err = train("bf16", SMALL .. "--steps=5 --dtype=bfloat16")
+        assert.equal(0, code, err)
+        assert.is_true(metrics("bf16")[5].loss < 4)
+    end)
+
+    it("ends with 77 when nothing finite comes out", function()
+        assert.equal(0, (train("nan", SMALL .. "--steps=4 --eval-interval=2")))
+        local path = te.train.checkpoint.path(folder .. "/nan", 2)
+        os.remove(te.train.checkpoint.path(folder .. "/nan", 4))
+        local tensors, metadata = te.load(path)
+        tensors["model.blocks.1.mlp.2.weight"]:fill_(0 / 0)
+        te.save(path, tensors, metadata)
+        local code, _, err = run("train_gpt.lua", ("--out=%s/nan --resume --steps=9"):format(folder))
+        assert.equal(77, code)
+        assert.is_truthy(err:find("parameter blocks.1.mlp.2.weight of Linear(", 1, true), err)
+        assert.equal(4, #metrics("nan"))
+    end)
+
+    it("says what is wrong with the command line or the files", function()
+        local function fails(expected, message, script, options)
+            local code, _, err = run(script, options)
+            assert.equal(expected, code, err)
+            assert.is_truthy(err:find(message, 1, true), err)
+            assert.is_falsy(err:find("traceback", 1, true), err)
+        end
+        fails(2, "unknown option --stesp, did you mean --steps?", "train_gpt.lua", "--stesp=3")
+        fails(2, "--lr: expected number from 0 to 10, got -1", "train_gpt.lua", "--lr=-1")
+        fails(74, "none.txt: no such file or folder", "train_gpt.lua", ("--data=none.txt --out=%s/x"):format(folder))
+        fails(74, "no checkpoint in", "train_gpt.lua", ("--resume --out=%s/none"):format(folder))
+        fails(74, "no checkpoint in", "generate.lua", ("--out=%s/none"):format(folder))
+        local code, out = run("train_gpt.lua", "--help")
+        assert.equal(0, code)
+        assert.is_truthy(out:find("--grad-accumulation", 1, true))
+    end)
+end)

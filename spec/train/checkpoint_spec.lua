@@ -1,0 +1,90 @@
+local te = require "te"
+local checkpoint = te.train.checkpoint
+
+describe("te.train.checkpoint", function()
+    local folder
+    before_each(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+    end)
+    after_each(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+
+    local function make(seed)
+        te.manual_seed(seed)
+        local model = te.models.gpt { vocab_size = 7, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8, dropout = 0.1 }
+        return model, te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-2 })
+    end
+
+    local function train(model, optimizer, steps)
+        local x = te.tensor({ { 1, 2, 3, 4 } }, { dtype = "int32" })
+        local losses = {}
+        for i = 1, steps do
+            local _, loss = model(x, x)
+            loss:backward()
+            optimizer:step()
+            optimizer:zero_grad()
+            losses[i] = loss:item()
+        end
+        return losses
+    end
+
+    local function save(model, optimizer, step, keep)
+        return checkpoint.save { folder = folder, step = step, model = model, optimizer = optimizer,
+            metadata = { model:texts(), { tokenizer = "byte" } }, keep = keep or 2 }
+    end
+
+    it("goes on bit for bit", function()
+        local model, optimizer = make(1)
+        train(model, optimizer, 3)
+        save(model, optimizer, 3)
+        local expected = train(model, optimizer, 4)
+
+        make(99)
+        local saved = checkpoint.load(checkpoint.latest(folder))
+        assert.equal(3, saved.step)
+        assert.equal("byte", saved.metadata.tokenizer)
+        local again = te.models.gpt.from_checkpoint(saved)
+        local optimizer2 = te.optim.AdamW(again:parameter_groups(0.1), { lr = 1e-2 })
+        checkpoint.restore_training(saved, again, optimizer2)
+        assert.same(expected, train(again, optimizer2, 4))
+        for name, tensor in pairs(model:state_dict()) do
+            assert.same(tensor:totable(), again:state_dict()[name]:totable())
+        end
+    end)
+
+    it("keeps the newest", function()
+        local model, optimizer = make(1)
+        for step = 1, 5 do save(model, optimizer, step * 10, 2) end
+        assert.same({ 40, 50 }, checkpoint.steps(folder))
+    end)
+
+    it("sets an earlier run aside", function()
+        local model, optimizer = make(1)
+        save(model, optimizer, 10)
+        checkpoint.set_aside(folder)
+        assert.same({}, checkpoint.steps(folder))
+        assert.same({ 10 }, checkpoint.steps(folder .. "/previous"))
+        save(model, optimizer, 5)
+        checkpoint.set_aside(folder)
+        assert.same({ 5 }, checkpoint.steps(folder .. "/previous"))
+        assert.is_nil(checkpoint.latest(folder))
+        assert.same({}, checkpoint.steps(folder .. "/nothing"))
+    end)
+
+    it("refuses damaged and foreign files", function()
+        local model, optimizer = make(1)
+        local path = save(model, optimizer, 10)
+        local file = io.open(path, "rb")
+        local bytes = file:read("*a")
+        file:close()
+        for _, length in ipairs { 0, 7, 100, #bytes - 1 } do
+            file = io.open(path, "wb")
+            file:write(bytes:sub(1, length))
+            file:close()
+            assert.has_error(function() checkpoint.load(path) end)
+        end
+        te.save(path, { a = te.ones({ 1 }) })
+        assert.error_matches(function() checkpoint.load(path) end, "not a training checkpoint")
+    end)
+end)

@@ -1,0 +1,39 @@
+local te = require "te"
+
+describe("te.train.Metrics", function()
+    local path
+    before_each(function() path = os.tmpname() end)
+    after_each(function() os.remove(path) end)
+
+    local function lines()
+        local list = {}
+        for line in io.lines(path) do list[#list + 1] = line end
+        return list
+    end
+
+    it("writes one object a step, in order", function()
+        local m = te.train.Metrics.open(path, 0)
+        m:write { "step", 1, "loss", 2.5, "lr", 1e-3 }
+        m:write { "step", 2, "loss", 0 / 0, "skipped", true, "note", 'a"b' }
+        m:close()
+        assert.same({ '{"step":1,"loss":2.5,"lr":0.001}',
+            [[{"step":2,"loss":null,"skipped":true,"note":"a\u0022b"}]] }, lines())
+    end)
+
+    it("drops what came after the checkpoint that a run goes on from", function()
+        local m = te.train.Metrics.open(path, 0)
+        for step = 1, 5 do m:write { "step", step } end
+        m:close()
+        local file = io.open(path, "a")
+        file:write('{"step":2,"lo')
+        file:close()
+        m = te.train.Metrics.open(path, 3)
+        m:write { "step", 4, "loss", 1 }
+        m:close()
+        assert.same({ '{"step":1}', '{"step":2}', '{"step":3}', '{"step":4,"loss":1}' }, lines())
+    end)
+
+    it("raises when the file cannot be written", function()
+        assert.error_matches(function() te.train.Metrics.open("/nowhere/m.jsonl", 0) end, "/nowhere/m%.jsonl")
+    end)
+end)

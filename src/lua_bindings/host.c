@@ -1,0 +1,354 @@
+/* host.c - tetrain.h: opening and closing runtimes, running scripts, exchanging tensors.
+ *
+ * Everything that can raise runs inside lua_cpcall or lua_pcall: an error that reached LuaJIT's panic function would end
+ * the process. Where the Lua heap has a limit the JIT compiler is off: a failed allocation inside it crashes.
+ */
+#include "host.h"
+
+#include <luajit.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const char *tetrain_version(void) { return te_version(); }
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* lua_Alloc with a limit. */
+static void *limited_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
+{
+    tetrain *host = user;
+    if (!ptr) old_size = 0;
+    if (new_size > old_size && new_size - old_size > host->options.lua_memory_limit - host->lua_memory) return NULL;
+    void *p = te_mem_libc.realloc(te_mem_libc.user, ptr, old_size, new_size);
+    if (p || new_size == 0) host->lua_memory += new_size - old_size;
+    return p;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+static int restricted_print(lua_State *L)
+{
+    tetrain    *host = te_lua_attached(L)->host;
+    luaL_Buffer line;
+    int         n = lua_gettop(L);
+    lua_getglobal(L, "tostring");
+    luaL_buffinit(L, &line);
+    for (int i = 1; i <= n; i++) {
+        if (i > 1) luaL_addchar(&line, '\t');
+        lua_pushvalue(L, n + 1);
+        lua_pushvalue(L, i);
+        lua_call(L, 1, 1);
+        if (!lua_isstring(L, -1)) return luaL_error(L, "'tostring' must return a string to 'print'");
+        luaL_addvalue(&line);
+    }
+    luaL_pushresult(&line);
+    if (host->options.log) host->options.log(host->options.user, 0, lua_tostring(L, -1));
+    return 0;
+}
+
+static void open_restricted(lua_State *L)
+{
+    static const luaL_Reg libraries[] = {{"", luaopen_base}, {LUA_TABLIBNAME, luaopen_table}, {LUA_STRLIBNAME, luaopen_string},
+                                         {LUA_MATHLIBNAME, luaopen_math}, {LUA_BITLIBNAME, luaopen_bit}, {NULL, NULL}};
+    static const char *const removed[] = {"dofile", "loadfile", "module", "newproxy", "collectgarbage", NULL};
+    for (const luaL_Reg *library = libraries; library->func; library++) {
+        lua_pushcfunction(L, library->func);
+        lua_pushstring(L, library->name);
+        lua_call(L, 1, 0);
+    }
+    for (int i = 0; removed[i]; i++) {
+        lua_pushnil(L);
+        lua_setglobal(L, removed[i]);
+    }
+    lua_getglobal(L, "string");
+    lua_pushnil(L);
+    lua_setfield(L, -2, "dump");
+    lua_pop(L, 1);
+    lua_pushcfunction(L, restricted_print);
+    lua_setglobal(L, "print");
+}
+
+/* Fills a new state; the tetrain is a light userdata at 1. */
+static int open_state(lua_State *L)
+{
+    tetrain *host = lua_touserdata(L, 1);
+    bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
+    if (restricted || host->options.lua_memory_limit || host->options.instruction_limit)
+        luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    if (restricted)
+        open_restricted(L);
+    else
+        luaL_openlibs(L);
+    te_lua_text_only(L);
+    host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
+    host->rt->host = host;
+    te_lua_open_library(L);
+    return 0;
+}
+
+tetrain *tetrain_open(const tetrain_options *options)
+{
+    tetrain *host = te_mem_zalloc(&te_mem_libc, sizeof *host);
+    if (!host) return NULL;
+    size_t size = options ? options->struct_size : 0;
+    if (options) memcpy(&host->options, options, size < sizeof *options ? size : sizeof *options);
+    te_context_options context = {.struct_size = sizeof context, .threads = host->options.threads,
+                                  .tensor_memory_limit = host->options.tensor_memory_limit};
+    host->ctx = te_context_open(&context);
+    if (host->ctx) host->L = host->options.lua_memory_limit ? lua_newstate(limited_alloc, host) : luaL_newstate();
+    if (!host->L || lua_cpcall(host->L, open_state, host) != 0) {
+        tetrain_close(host);
+        return NULL;
+    }
+    return host;
+}
+
+void tetrain_close(tetrain *host)
+{
+    if (!host) return;
+    if (host->L) lua_close(host->L);
+    te_context_release(host->ctx);
+    te_mem_free(&te_mem_libc, host, sizeof *host);
+}
+
+struct lua_State *tetrain_lua_state(tetrain *host) { return host->L; }
+te_context       *tetrain_context(tetrain *host) { return host->ctx; }
+const char       *tetrain_error(const tetrain *host) { return host->error; }
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(host->error, sizeof host->error, format, args);
+    va_end(args);
+    return status;
+}
+
+/* Turns the error value at 1 into text. */
+static int error_text(lua_State *L)
+{
+    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring")) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+    lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
+    return 1;
+}
+
+static tetrain_status status_of(tetrain *host, int failure, const char *message)
+{
+    const char *engine = te_context_error(host->ctx);
+    if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
+    if (host->interrupted) return TETRAIN_ERROR_INTERRUPTED;
+    if (failure == LUA_ERRMEM) return TETRAIN_ERROR_MEMORY;
+    if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
+    if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
+    return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
+           : host->rt->status == TE_ERROR_IO   ? TETRAIN_ERROR_IO
+                                               : TETRAIN_ERROR_SCRIPT;
+}
+
+/* Keeps the message of the error value on top, which is popped. */
+static tetrain_status take_error(tetrain *host, int failure)
+{
+    lua_State *L = host->L;
+    if (failure == LUA_ERRMEM) lua_gc(L, LUA_GCCOLLECT, 0); /* from here: inside the failed call nothing could run */
+    if (!lua_isstring(L, -1)) {
+        lua_pushcfunction(L, error_text);
+        lua_insert(L, -2);
+        if (lua_pcall(L, 1, 1, 0) != 0) {
+            lua_pop(L, 1);
+            lua_pushliteral(L, "(error value that cannot be described)");
+        }
+    }
+    const char *message = lua_tostring(L, -1);
+    return tetrain_fail(host, status_of(host, failure, message), "%s", message);
+}
+
+/* A collection whose finalizers may raise. */
+static int collect(lua_State *L)
+{
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    return 0;
+}
+
+tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
+{
+    lua_State     *L = host->L;
+    int            top = lua_gettop(L);
+    tetrain_status status = TETRAIN_OK;
+    host->error[0] = 0;
+    host->rt->status = TE_OK;
+    if (!lua_checkstack(L, LUA_MINSTACK)) return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
+    tetrain_start_limits(host);
+    int failure = lua_cpcall(L, function, argument);
+    if (failure) {
+        if (failure == LUA_ERRMEM && lua_cpcall(L, collect, NULL) != 0) lua_pop(L, 1);
+        status = take_error(host, failure);
+    }
+    tetrain_stop_limits(host);
+    host->rt->L = NULL;
+    lua_settop(L, top);
+    return status;
+}
+
+/* Calls the function with n arguments on top; errors get a traceback and are raised again. */
+static void call_traced(lua_State *L, int n_args, int n_results)
+{
+    int function = lua_gettop(L) - n_args;
+    lua_pushcfunction(L, te_lua_traceback);
+    lua_insert(L, function);
+    if (lua_pcall(L, n_args, n_results, function) != 0) lua_error(L);
+    lua_remove(L, function);
+}
+
+typedef struct run_job {
+    tetrain           *host;
+    const char        *path, *code, *name;
+    size_t             size;
+    int                argc;
+    const char *const *argv;
+    int                failure;
+} run_job;
+
+static void push_arguments(lua_State *L, const run_job *job)
+{
+    lua_createtable(L, job->argc, 1);
+    lua_pushstring(L, job->path ? job->path : "-");
+    lua_rawseti(L, -2, 0);
+    for (int i = 0; i < job->argc; i++) {
+        lua_pushstring(L, job->argv[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setglobal(L, "arg");
+    luaL_checkstack(L, job->argc + LUA_MINSTACK, "too many arguments");
+    for (int i = 0; i < job->argc; i++) lua_pushstring(L, job->argv[i]);
+}
+
+static int run_file(lua_State *L)
+{
+    run_job *job = lua_touserdata(L, 1);
+    job->failure = luaL_loadfilex(L, job->path, "t");
+    if (job->failure) return lua_error(L);
+    push_arguments(L, job);
+    call_traced(L, job->argc, 0);
+    return 0;
+}
+
+tetrain_status tetrain_run_file(tetrain *host, const char *path, int argc, const char *const *argv)
+{
+    run_job        job = {.host = host, .path = path, .argc = argc, .argv = argv};
+    tetrain_status status = tetrain_protected(host, run_file, &job);
+    return status == TETRAIN_ERROR_SCRIPT && job.failure == LUA_ERRFILE ? TETRAIN_ERROR_IO : status;
+}
+
+static int run_string(lua_State *L)
+{
+    run_job *job = lua_touserdata(L, 1);
+    if (luaL_loadbufferx(L, job->code, job->size, job->name, "t") != 0) return lua_error(L);
+    call_traced(L, 0, 0);
+    return 0;
+}
+
+tetrain_status tetrain_run_string(tetrain *host, const char *code, size_t size, const char *chunk_name)
+{
+    run_job job = {.host = host, .code = code, .size = size, .name = chunk_name ? chunk_name : "=(string)"};
+    return tetrain_protected(host, run_string, &job);
+}
+
+/* --- calls and tensors -------------------------------------------------------------------------------------------- */
+
+typedef struct call_job {
+    tetrain          *host;
+    const char       *name;
+    te_tensor *const *in;
+    te_tensor       **out;
+    int               n_in, n_out;
+    te_tensor        *tensor;
+} call_job;
+
+/* Pushes the global with a dotted name, nil when there is none; raw, so nothing runs. */
+static void push_dotted(lua_State *L, const char *name)
+{
+    lua_pushvalue(L, LUA_GLOBALSINDEX);
+    for (const char *at = name; at;) {
+        const char *dot = strchr(at, '.');
+        lua_pushlstring(L, at, dot ? (size_t)(dot - at) : strlen(at));
+        if (lua_istable(L, -2))
+            lua_gettable(L, -2);
+        else
+            lua_pushnil(L);
+        lua_replace(L, -2 - !lua_istable(L, -2));
+        at = dot ? dot + 1 : NULL;
+    }
+}
+
+/* The library's table is loaded so that tensors have their metatable. */
+static void need_library(lua_State *L)
+{
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "te");
+    lua_call(L, 1, 0);
+}
+
+static int call_function(lua_State *L)
+{
+    call_job *job = lua_touserdata(L, 1);
+    need_library(L);
+    luaL_checkstack(L, job->n_in + job->n_out + LUA_MINSTACK, "too many tensors");
+    push_dotted(L, job->name);
+    if (!lua_isfunction(L, -1) && !luaL_getmetafield(L, -1, "__call"))
+        return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
+    if (!lua_isfunction(L, -2)) lua_settop(L, 2);
+    for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(job->host->rt, L, job->in[i]);
+    call_traced(L, job->n_in, job->n_out);
+    for (int i = 0; i < job->n_out; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
+        if (!u || !u->t)
+            return luaL_error(L, "tetrain_call: result %d of \"%s\" is no tensor but a %s", i + 1, job->name, luaL_typename(L, i - job->n_out));
+    }
+    for (int i = 0; i < job->n_out; i++) job->out[i] = te_tensor_retain(te_lua_to_tensor(L, i - job->n_out)->t);
+    return 0;
+}
+
+tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out, int n_out)
+{
+    call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
+    for (int i = 0; i < n_out; i++) out[i] = NULL;
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && te_tensor_context(in[i]) != host->ctx)
+            return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context", i + 1);
+    return tetrain_protected(host, call_function, &job);
+}
+
+static int set_tensor(lua_State *L)
+{
+    call_job *job = lua_touserdata(L, 1);
+    need_library(L);
+    te_lua_push_tensor(job->host->rt, L, job->tensor);
+    lua_setglobal(L, job->name);
+    return 0;
+}
+
+tetrain_status tetrain_set_tensor(tetrain *host, const char *global, te_tensor *tensor)
+{
+    call_job job = {.host = host, .name = global, .tensor = tensor};
+    if (tensor && te_tensor_context(tensor) != host->ctx)
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: the tensor belongs to another context");
+    return tetrain_protected(host, set_tensor, &job);
+}
+
+static int get_tensor(lua_State *L)
+{
+    call_job *job = lua_touserdata(L, 1);
+    push_dotted(L, job->name);
+    te_lua_tensor *u = te_lua_to_tensor(L, -1);
+    if (!u || !u->t) return luaL_error(L, "tetrain_get_tensor: \"%s\" is no tensor", job->name);
+    job->tensor = te_tensor_retain(u->t);
+    return 0;
+}
+
+te_tensor *tetrain_get_tensor(tetrain *host, const char *global)
+{
+    call_job job = {.host = host, .name = global};
+    return tetrain_protected(host, get_tensor, &job) == TETRAIN_OK ? job.tensor : NULL;
+}

@@ -1,0 +1,29 @@
+/* host.h - what the files behind tetrain.h share. */
+#ifndef TE_LUA_HOST_H
+#define TE_LUA_HOST_H
+
+#include "bindings.h"
+
+#include "tetrain/tetrain.h"
+
+struct tetrain {
+    tetrain_options options;
+    lua_State      *L;
+    te_context     *ctx;
+    te_lua         *rt;
+    size_t          lua_memory; /* in use, where it is limited */
+    volatile int    interrupted;
+    bool            limit_reached;
+    uint64_t        executed; /* Lua instructions of this call, where they are limited */
+    char            error[8192];
+};
+
+tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *format, ...) TE_PRINTF(3, 4);
+/* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
+tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument);
+
+/* limits.c: around every call into Lua. */
+void tetrain_start_limits(tetrain *host);
+void tetrain_stop_limits(tetrain *host);
+
+#endif

@@ -1,0 +1,54 @@
+/* limits.c - stopping scripts: interrupts and the instruction limit.
+ *
+ * Both raise from a hook, again at every instruction until the call of the host has ended, so that pcall cannot keep a
+ * script alive. Compiled code calls no hooks: there the engine's own check stops a script at its next operation, and
+ * runtimes with an instruction limit run interpreted.
+ */
+#include "host.h"
+
+enum { COUNT_STEP = 10000 };
+
+static void stop_hook(lua_State *L, lua_Debug *frame)
+{
+    tetrain *host = te_lua_attached(L)->host;
+    (void)frame;
+    if (host->interrupted) luaL_error(L, "interrupted");
+    if (!host->options.instruction_limit) return;
+    host->executed += host->limit_reached ? 0 : COUNT_STEP;
+    if (host->executed < host->options.instruction_limit) return;
+    host->limit_reached = true;
+    lua_sethook(L, stop_hook, LUA_MASKCOUNT, 1);
+    luaL_error(L, "instruction limit of %f reached", (double)host->options.instruction_limit);
+}
+
+void tetrain_start_limits(tetrain *host)
+{
+    host->executed = 0;
+    host->limit_reached = false;
+    uint64_t limit = host->options.instruction_limit;
+    if (limit && !host->interrupted) lua_sethook(host->L, stop_hook, LUA_MASKCOUNT, limit < COUNT_STEP ? (int)limit : COUNT_STEP);
+}
+
+void tetrain_stop_limits(tetrain *host)
+{
+    lua_sethook(host->L, NULL, 0, 0);
+    host->limit_reached = false;
+    host->interrupted = 0;
+    host->rt->stop_requested = 0;
+    host->rt->polls_stop = false;
+    te_context_clear_interrupt(host->ctx);
+}
+
+void tetrain_interrupt(tetrain *host)
+{
+    host->interrupted = 1;
+    te_context_interrupt(host->ctx);
+    lua_sethook(host->L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
+}
+
+bool tetrain_request_stop(tetrain *host)
+{
+    bool listens = host->rt->polls_stop && !host->rt->stop_requested;
+    host->rt->stop_requested = 1;
+    return listens;
+}

@@ -351,10 +351,13 @@ static void test_compiled(void)
     CHECK(te_program_load(p, 0) == x && released == 0);
     te_program_emit(p, TE_PW_EXP, x, -1, -1);
     CHECK(released == 1 && !p->compiled);
-    p->compiled = &released;
-    p->release_compiled = release_stub;
-    te_program_free(p);
-    CHECK(released == 2);
+    for (int i = 2; i <= 3; i++) { /* pruning drops exp and changes the program; freeing */
+        p->compiled = &released;
+        p->release_compiled = release_stub;
+        if (i == 2) CHECK(te_program_prune(p) == TE_OK);
+        else te_program_free(p);
+        CHECK(released == i);
+    }
 }
 
 int main(void)

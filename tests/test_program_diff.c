@@ -316,6 +316,10 @@ static const layer layers[] = {
     {"powers", "y = square(x) ^ z + (x * x + 1) ^ 1.5 + x ^ 4 + x ^ 3 + x ^ 2 * z",
      2, {"x", "z"}, {ELEM, ROW}, {TE_OUT_ELEM, TE_OUT_ROW}, {"y"}, NULL, 1, 0},
     {"variance", "m = rowmean(x); y = rowmean((x - m) ^ 2)", 1, {"x"}, {ELEM}, {TE_OUT_ELEM}, {"y"}, NULL, 1, 1},
+    {"signs", "s = rowsum(x); y = (z * -(x * r) - -(z * r) * -(x * r) / (r * r + 1)) * s",
+     3, {"x", "z", "r"}, {ELEM, ELEM, ROW}, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ROW}, {"y"}, NULL, 2, 1},
+    {"signed_product", "s = rowsum(x); y = z * -(x * r) * s", 3, {"x", "z", "r"}, {ELEM, ELEM, ROW},
+     {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ROW}, {"y"}, NULL, 2, 1},
     {"extremes", "y = x * (rowmax(x) - rowmin(x))", 1, {"x"}, {ELEM}, {TE_OUT_ELEM}, {"y"}, NULL, 3, 3},
 };
 
@@ -358,6 +362,7 @@ static void test_layers(void)
         int rowsums = count_opcode(gradient.backward, TE_PW_ROWSUM);
         CHECK_MSG(rowsums <= l->max_rowsums, "%s: %d row sums", l->name, rowsums);
         CHECK_MSG(gradient.n_rows <= l->max_rows, "%s: %d stored rows", l->name, gradient.n_rows);
+        CHECK_MSG(count_opcode(gradient.backward, TE_PW_RSQRT) == 0, "%s: rstd is not stored but computed", l->name);
         te_gradient_clear(&gradient);
         g.request.formula = NULL; /* the row's length is then counted */
         check_and_clear(&g);
@@ -397,7 +402,8 @@ static void test_gradient_formula_reductions(void)
     uint64_t seed = 41;
     te_formula formula = {.text = "k = eps * 3; s = rowsum(x); y = absent * x * b * k + r * s", .n_inputs = 4,
                           .n_params = 1, .n_outputs = 1, .input_names = inputs, .input_rates = rates,
-                          .input_defaults = defaults, .present = present, .param_names = layer_params, .output_names = outputs};
+                          .input_defaults = defaults, .present = present, .param_names = layer_params,
+                          .output_names = outputs};
     te_program *forward = te_formula_compile(&te_mem_libc, "mixed", &formula, NULL);
     static const char *const texts[] = {
         "dx = absent * dy * b * k + r * rowsum(dy); db = absent * dy * x * k; dr = rowsum(dy) * s",

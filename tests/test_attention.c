@@ -530,7 +530,7 @@ static void test_refusals(void)
     static const int32_t falling[] = {0, 5, 3}, rising[] = {0, 3, 8};
     problem p = problem_new(TE_F32, s, &seed), broken = p;
     broken.g.forward.k.shape[1] = 3;
-    check_refused(&broken, "[1, 3, 8, 4]");
+    check_refused(&broken, "{1, 3, 8, 4}");
     broken = p;
     broken.g.forward.q.stride[3] = 2;
     check_refused(&broken, "stride 2");
@@ -542,7 +542,7 @@ static void test_refusals(void)
     check_refused(&broken, "1.5");
     broken = p;
     broken.g.dk.shape[2] = 7;
-    check_refused(&broken, "dk [1, 2, 7, 4]");
+    check_refused(&broken, "dk {1, 2, 7, 4}");
     broken = p;
     broken.g.forward.cu_seqlens_q = falling;
     broken.g.forward.cu_seqlens_kv = rising;

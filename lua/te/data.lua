@@ -59,7 +59,7 @@ local OWN = { md = true, lua = true, c = true, h = true, sh = true, cmake = true
 -- The tree around a script at `script`, recognised by its library.
 local function source_tree(script)
     local folder = script and (script:match("^(.*)/[^/]*$") or ".")
-    for _, root in ipairs(folder and { folder .. "/..", folder, "." } or {}) do
+    for _, root in ipairs(folder and { folder .. "/..", folder } or {}) do
         if te._core.stat(root .. "/lua/te/modules.lua") and te._core.stat(root .. "/src/core") then return root end
     end
 end

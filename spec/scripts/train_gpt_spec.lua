@@ -99,6 +99,13 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("redraws one line on a terminal", function()
+        os.execute(("script -qec '%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/tty %s --steps=3' "
+            .. "/dev/null >%s/typescript 2>&1 </dev/null"):format(TETRAIN, folder, folder, SMALL, folder))
+        local text = assert(io.open(folder .. "/typescript")):read("*a")
+        assert.is_truthy(text:find("\r\27[Kstep 3/3  loss ", 1, true), text)
+    end)
+
     it("trains in bfloat16", function()
         local code, _, err = train("bf16", SMALL .. "--steps=5 --dtype=bfloat16")
         assert.equal(0, code, err)

@@ -266,18 +266,20 @@ typedef struct call_job {
     te_tensor        *tensor;
 } call_job;
 
-/* Pushes the global with a dotted name, nil when there is none; raw, so nothing runs. */
+/* Pushes the global with a dotted name, nil when there is none. */
 static void push_dotted(lua_State *L, const char *name)
 {
     lua_pushvalue(L, LUA_GLOBALSINDEX);
     for (const char *at = name; at;) {
         const char *dot = strchr(at, '.');
         lua_pushlstring(L, at, dot ? (size_t)(dot - at) : strlen(at));
-        if (lua_istable(L, -2))
+        if (lua_istable(L, -2)) {
             lua_gettable(L, -2);
-        else
+        } else {
+            lua_pop(L, 1);
             lua_pushnil(L);
-        lua_replace(L, -2 - !lua_istable(L, -2));
+        }
+        lua_remove(L, -2);
         at = dot ? dot + 1 : NULL;
     }
 }
@@ -296,9 +298,12 @@ static int call_function(lua_State *L)
     need_library(L);
     luaL_checkstack(L, job->n_in + job->n_out + LUA_MINSTACK, "too many tensors");
     push_dotted(L, job->name);
-    if (!lua_isfunction(L, -1) && !luaL_getmetafield(L, -1, "__call"))
-        return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
-    if (!lua_isfunction(L, -2)) lua_settop(L, 2);
+    bool callable = lua_isfunction(L, -1);
+    if (!callable && luaL_getmetafield(L, -1, "__call")) {
+        lua_pop(L, 1);
+        callable = true;
+    }
+    if (!callable) return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
     for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(job->host->rt, L, job->in[i]);
     call_traced(L, job->n_in, job->n_out);
     for (int i = 0; i < job->n_out; i++) {

@@ -43,23 +43,20 @@ static size_t T(forward_bytes)(const te_attention *a, int64_t queries)
 }
 
 /* Turns a row of scores into weights relative to the new maximum, and brings what was summed before to it too. */
-static void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t row)
+static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t row)
 {
-    REAL lane[16], top = s->top[row], *sum = s->sum + row * TE_ATTENTION_LANES;
-    for (int l = 0; l < 16; l++) lane[l] = p[l];
-    for (int j = 16; j < n; j += 16)
-        for (int l = 0; l < 16; l++) lane[l] = p[j + l] > lane[l] ? p[j + l] : lane[l];
-    for (int half = 8; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
-    if (lane[0] > top) {
-        REAL shrink = REAL_EXP(top - lane[0]), *out = s->out + row * s->dim_v;
-        s->top[row] = top = lane[0];
-        for (int l = 0; l < 16; l++) sum[l] *= shrink;
-        for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+    REAL *sum = s->sum + row * TE_ATTENTION_LANES, *out = s->out + row * s->dim_v;
+    REAL top = s->top[row], most = T(row_max)(p, n);
+    if (most > top) {
+        if (top > -(REAL)INFINITY) {
+            REAL shrink = REAL_EXP(top - most);
+            for (int l = 0; l < TE_ATTENTION_LANES; l++) sum[l] *= shrink;
+            for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+        }
+        s->top[row] = top = most;
     }
     T(exp_row)(p, n, top == -(REAL)INFINITY ? 0 : top);
-    for (int j = 0; j < n; j += 16)
-        for (int l = 0; l < 16; l++) sum[l] += p[j + l];
+    T(add_to_lanes)(sum, p, n);
 }
 
 /* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
@@ -120,14 +117,14 @@ static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t 
     const te_attention_seq *seq = s->seq;
     for (int64_t i = 0; i < end - first; i++) {
         REAL sum = 0;
-        for (int l = 0; l < 16; l++) sum += s->sum[i * TE_ATTENTION_LANES + l];
+        for (int l = 0; l < TE_ATTENTION_LANES; l++) sum += s->sum[i * TE_ATTENTION_LANES + l];
         T(store_tile)(&a->out, seq->batch, s->head, seq->q_start + first + i, 1, s->out + i * s->dim_v, s->dim_v,
                       sum == 0 ? 0 : 1 / sum);
         if (!te_view_present(&a->lse)) continue;
-        double lse = sum == 0 ? -INFINITY : (double)s->top[i] + log((double)sum);
+        REAL lse = sum == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(sum);
         void *to = lse_at(a, seq->batch, s->head, seq->q_start + first + i);
         if (a->lse.dtype == TE_F64)
-            *(double *)to = lse;
+            *(double *)to = (double)lse;
         else
             *(float *)to = (float)lse;
     }
@@ -139,7 +136,7 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
     T(forward_layout)(&s, a, end - first, scratch);
     s.seq = seq;
     s.head = head;
-    T(load_tile)(s.q, s.dim, &a->q, seq->batch, head, seq->q_start + first, (int)(end - first), (REAL)a->scale);
+    T(load_tile)(s.q, s.dim, &a->q, seq->batch, head, seq->q_start + first, end - first, (REAL)a->scale);
     memset(s.out, 0, (size_t)((end - first) * s.dim_v) * sizeof(REAL));
     memset(s.sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
     for (int64_t i = 0; i < end - first; i++) s.top[i] = -(REAL)INFINITY;

@@ -2,8 +2,10 @@
  *
  * Parameters, undefined again at the end:
  *      REAL, T(name)               float or double, and the suffix of what is defined here
- *      REAL_EXP, REAL_NAME         exponential; name of the exported table
+ *      REAL_EXP, REAL_LOG          exponential, logarithm
+ *      REAL_NAME                   name of the exported table
  *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it
+ *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
  *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
  */
 #include "attention_tile.h"
@@ -24,6 +26,7 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef REAL
 #undef T
 #undef REAL_EXP
+#undef REAL_LOG
 #undef REAL_NAME
 #undef VECTOR
 #undef VLEN
@@ -31,4 +34,6 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_LOAD
 #undef V_STORE
 #undef V_FMA
+#undef V_MAX
+#undef TRANSPOSE_BLOCK
 #undef MICRO_ROWS

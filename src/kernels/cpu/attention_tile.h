@@ -82,14 +82,25 @@ static REAL *T(carve)(REAL *base, int64_t *at, int64_t n)
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
-/* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. */
-static void T(load_tile)(REAL *tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first, int rows,
-                         REAL scale)
+/* Where row `first` of an operand [batch, heads, seq, dim] lies, and the bytes from one row to the next. */
+static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t *row_bytes)
 {
-    int64_t dim = v->shape[3];
-    for (int i = 0; i < rows; i++, tile += width) {
-        const char *row = operand_row(v, batch, head, first + i);
+    int64_t size = v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2;
+    *row_bytes = v->stride[2] * size;
+    return (char *)v->data + (batch * v->stride[0] + head * v->stride[1] + first * v->stride[2]) * size;
+}
+
+/* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
+ * apart, where no hardware prefetcher follows. */
+static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first,
+                         int64_t rows, REAL scale)
+{
+    enum { AHEAD = 8, LINE = 64 };
+    int64_t dim = v->shape[3], row_bytes, used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
+    const char *row = T(rows_at)(v, batch, head, first, &row_bytes);
+    for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
         const uint16_t *half = (const uint16_t *)row;
+        for (int64_t b = 0; i + AHEAD < rows && b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b);
         switch (v->dtype) {
         case TE_F32: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
         case TE_BF16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
@@ -101,12 +112,12 @@ static void T(load_tile)(REAL *tile, int64_t width, const te_view *v, int64_t ba
 }
 
 /* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
-static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *tile,
+static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *restrict tile,
                           int64_t width, REAL scale)
 {
-    int64_t dim = v->shape[3];
-    for (int64_t i = 0; i < rows; i++, tile += width) {
-        char *row = (char *)operand_row(v, batch, head, first + i);
+    int64_t dim = v->shape[3], row_bytes;
+    char *row = T(rows_at)(v, batch, head, first, &row_bytes);
+    for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
         uint16_t *half = (uint16_t *)row;
         switch (v->dtype) {
         case TE_F32: for (int64_t d = 0; d < dim; d++) ((float *)row)[d] = (float)(scale * tile[d]); break;
@@ -118,12 +129,18 @@ static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t
 }
 
 /* out[d, j] = tile[j, d] for the block's keys; columns behind `rows` are zero. */
-static void T(transpose_tile)(REAL *restrict out, const REAL *restrict tile, int64_t width, int rows)
+static void T(transpose_tile)(REAL *restrict out, REAL *restrict tile, int64_t width, int rows)
 {
+    enum { KEYS = TE_ATTENTION_KEYS };
+#ifdef TRANSPOSE_BLOCK
+    if (rows < KEYS) memset(tile + rows * width, 0, (size_t)((KEYS - rows) * width) * sizeof *tile);
+    for (int64_t d = 0; d < width; d += VLEN)
+        for (int j = 0; j < KEYS; j += VLEN) TRANSPOSE_BLOCK(out + d * KEYS + j, KEYS, tile + j * width + d, width);
+#else
     for (int64_t d0 = 0; d0 < width; d0 += 16)
-        for (int j0 = 0; j0 < TE_ATTENTION_KEYS; j0 += 16)
-            for (int64_t d = d0; d < d0 + 16; d++)
-                for (int j = j0; j < j0 + 16; j++) out[d * TE_ATTENTION_KEYS + j] = j < rows ? tile[j * width + d] : 0;
+        for (int j = 0; j < KEYS; j++)
+            for (int64_t d = d0; d < d0 + 16; d++) out[d * KEYS + j] = j < rows ? tile[j * width + d] : 0;
+#endif
 }
 
 /* Whether all of a tile is finite: x * 0 is 0 for finite x alone. */
@@ -168,12 +185,35 @@ static T(tile_range) T(range_of)(const int *low, const int *high, int rows)
     return r;
 }
 
-/* Columns of the tile outside low … high = value. */
+/* Columns of the tile outside low … high = value, by groups of 16 that are vectors. */
 static inline void T(fill_outside)(REAL *p, T(tile_range) range, int low, int high, REAL value)
 {
-    int end = range.column + range.columns;
-    for (int j = range.column; j < end && j < low; j++) p[j] = value;
-    for (int j = high > range.column ? high : range.column; j < end; j++) p[j] = value;
+    for (int j = range.column; j < range.column + range.columns; j += 16) {
+        if (j >= low && j + 16 <= high) continue;
+        for (int l = j; l < j + 16; l++) p[l] = l >= low && l < high ? p[l] : value;
+    }
+}
+
+/* Largest of n elements, n a multiple of 16; NaN does not count. */
+static inline REAL T(row_max)(const REAL *p, int n)
+{
+    VECTOR most = V_LOAD(p);
+    for (int j = VLEN; j < n; j += VLEN) most = V_MAX(V_LOAD(p + j), most);
+    REAL lane[VLEN];
+    V_STORE(lane, most);
+    for (int half = VLEN / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
+    return lane[0];
+}
+
+/* sum[l] += p[j + l] for j = 0, 16, …: 16 partial sums. */
+static inline void T(add_to_lanes)(REAL *sum, const REAL *p, int n)
+{
+    VECTOR lanes[16 / VLEN];
+    for (int v = 0; v < 16 / VLEN; v++) lanes[v] = V_LOAD(sum + v * VLEN);
+    for (int j = 0; j < n; j += 16)
+        for (int v = 0; v < 16 / VLEN; v++) lanes[v] = lanes[v] + V_LOAD(p + j + v * VLEN);
+    for (int v = 0; v < 16 / VLEN; v++) V_STORE(sum + v * VLEN, lanes[v]);
 }
 
 /* p[j] = exp(p[j] - reference). */

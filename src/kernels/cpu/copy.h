@@ -63,7 +63,7 @@ static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
     return offset;
 }
 
-/* "[2, 3, 4]" into text, for messages. Returns text. */
+/* "{2, 3, 4}" into text, for messages. Returns text. */
 const char *te_view_text(const te_view *view, char text[static 160]);
 
 #endif

@@ -1,13 +1,23 @@
 /* gemm.c - the CPU's matrix product: checks, the normal form of a problem, and the choice of an implementation. */
 #include "../dtype.h"
 #include "gemm.h"
+#include "gemm_cache.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* --- state ---------------------------------------------------------------------------------------------------------- */
 
-static void state_release(te_exec *exec, void *gemm) { te_mem_free(exec->mem, gemm, sizeof(te_gemm_state)); }
+static void state_release(te_exec *exec, void *gemm)
+{
+    te_gemm_state *state = gemm;
+    if (!state) return;
+#ifdef TE_WITH_ONEDNN
+    te_gemm_onednn_close(exec, state->onednn);
+#endif
+    te_gemm_cache_free(state->packed);
+    te_mem_free(exec->mem, state, sizeof *state);
+}
 
 te_gemm_state *te_gemm_state_get(te_exec *exec)
 {
@@ -186,6 +196,19 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     bool one_column = p->n == 1 && p->m > 1;
     if (p->c.rs == 1 && (p->c.cs != 1 || one_column) && p->m > 1) transpose_problem(p);
     return TE_OK;
+}
+
+te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
+{
+    te_gemm_product t = {p->a, p->b, p->c, p->aux};
+    te_gemm_matrix *matrices[4] = {&t.a, &t.b, &t.c, p->aux.data ? &t.aux : NULL};
+    for (int d = p->batch_dims - 1; d >= 0; d--) {
+        int64_t index = batch % p->batch_shape[d];
+        batch /= p->batch_shape[d];
+        for (int i = 0; i < 4; i++)
+            if (matrices[i]) matrices[i]->data += index * p->batch_stride[i][d] * (int64_t)te_dtype_size(matrices[i]->dtype);
+    }
+    return t;
 }
 
 /* --- the choice ----------------------------------------------------------------------------------------------------- */

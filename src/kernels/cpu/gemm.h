@@ -98,12 +98,15 @@ typedef struct te_gemm_kernel {
 typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
     void (*pack)(const te_gemm_pack *, void *panel);
+    /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
+    void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
 } te_gemm_isa;
 
 #ifdef TE_ISA
 void TE_ISA_NAME(te_gemm_pack_panel)(const te_gemm_pack *, void *panel);
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
+void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int64_t, int64_t);
 #endif
 
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
@@ -114,7 +117,6 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
     bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
-    bool amx;        /* … and has tiles for it, which only oneDNN uses */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
 } te_gemm_state;
@@ -131,6 +133,13 @@ extern const te_gemm_impl te_gemm_impls[];
 enum { TE_GEMM_IMPLS = 3 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
+/* The operands of one product of the batch. */
+typedef struct te_gemm_product {
+    te_gemm_matrix a, b, c, aux;
+} te_gemm_product;
+
+te_gemm_product te_gemm_product_of(const te_gemm_problem *problem, int64_t batch);
+
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *gemm, te_gemm_problem *problem);
 te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: memory is exhausted */
 
@@ -139,4 +148,10 @@ te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: m
 te_status te_cpu_gemm_with(te_exec *exec, const char *impl, const te_gemm *gemm);
 
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
+#ifdef TE_WITH_ONEDNN
+struct te_gemm_onednn;
+const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *problem);
+te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *problem);
+void te_gemm_onednn_close(te_exec *exec, struct te_gemm_onednn *lib);
+#endif
 #endif

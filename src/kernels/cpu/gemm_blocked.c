@@ -244,27 +244,20 @@ static void run_product(gemm_product *t, int thread, int team, char *own)
 
 /* --- the batch ------------------------------------------------------------------------------------------------------ */
 
-static gemm_source source_of(const te_gemm_matrix *m, int64_t offset)
+static gemm_source source_of(const te_gemm_matrix *m)
 {
     int64_t size = (int64_t)te_dtype_size(m->dtype);
-    return (gemm_source){m->data + offset * size, m->rs * size, m->cs * size};
+    return (gemm_source){m->data, m->rs * size, m->cs * size};
 }
 
 static gemm_product product_make(const gemm_plan *plan, const void *bias, int64_t batch, char *shared)
 {
     const te_gemm_problem *p = plan->p;
-    int64_t offset[4] = {0};
-    for (int d = p->batch_dims - 1; d >= 0; d--) {
-        for (int i = 0; i < 4; i++) offset[i] += batch % p->batch_shape[d] * p->batch_stride[i][d];
-        batch /= p->batch_shape[d];
-    }
-    gemm_product t = {.plan = plan, .a = source_of(&p->a, offset[0]), .b = source_of(&p->b, offset[1]), .b_panels = shared,
-                 .sums = shared + plan->b_bytes,
-                 .finish = {.c = p->c, .aux = p->aux, .bias = bias, .bias_by_row = p->bias_by_row,
-                            .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
-    t.finish.c.data += offset[2] * (int64_t)te_dtype_size(p->c.dtype);
-    if (p->aux.data) t.finish.aux.data += offset[3] * (int64_t)te_dtype_size(p->aux.dtype);
-    return t;
+    te_gemm_product operands = te_gemm_product_of(p, batch);
+    return (gemm_product){.plan = plan, .a = source_of(&operands.a), .b = source_of(&operands.b), .b_panels = shared,
+                          .sums = shared + plan->b_bytes,
+                          .finish = {.c = operands.c, .aux = operands.aux, .bias = bias, .bias_by_row = p->bias_by_row,
+                                     .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
 }
 
 static void run_batch(const gemm_plan *plan, const void *bias, char *work)

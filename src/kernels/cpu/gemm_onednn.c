@@ -28,6 +28,7 @@ enum {
     PIECE_ROWS = 128,   /* oneDNN rearranges b for each piece: with fewer rows that becomes noticeable */
     PIECE_COLS = 512,
     PACK_ROWS = 128,    /* up to here b is worth a packed copy */
+    BATCH_MACS = 128 << 10,
     SHAPES = 4
 };
 
@@ -71,3 +72,197 @@ static piece piece_at(const te_gemm_problem *p, const grid *g, int64_t index)
     x.shape = (i == g->down - 1) + 2 * (j == g->across - 1);
     return x;
 }
+
+/* --- what is accepted -------------------------------------------------------------------------------------------------- */
+
+/* Gives an extent of one the stride that makes the matrix regular; false when it is not contiguous along either side. */
+static bool regular(int64_t rows, int64_t cols, int64_t *rs, int64_t *cs)
+{
+    if (cols == 1) *cs = *rs == 1 ? rows : 1;
+    if (rows == 1) *rs = *cs == 1 ? cols : 1;
+    return (*cs == 1 && *rs >= cols) || (*rs == 1 && *cs >= rows);
+}
+
+/* The strides as oneDNN is told them. */
+static bool spec_make(const te_gemm_problem *p, te_dnnl_spec *s)
+{
+    memset(s, 0, sizeof *s);
+    s->k = p->k;
+    s->a_rs = p->a.rs, s->a_cs = p->a.cs, s->b_rs = p->b.rs, s->b_cs = p->b.cs, s->c_rs = p->c.rs;
+    s->in = p->a.dtype, s->out = p->c.dtype;
+    s->bias = te_view_present(&p->bias) ? p->bias.dtype : TE_DTYPE_COUNT;
+    s->accumulate = p->accumulate;
+    int64_t c_cs = p->c.cs;
+    return regular(p->m, p->k, &s->a_rs, &s->a_cs) && regular(p->k, p->n, &s->b_rs, &s->b_cs) &&
+           regular(p->m, p->n, &s->c_rs, &c_cs) && c_cs == 1;
+}
+
+/* A primitive for each shape of piece. */
+static const char *find_primitives(te_exec *exec, te_gemm_onednn *lib, const te_gemm_problem *p, const grid *g,
+                                   te_dnnl_spec *s, const te_dnnl_matmul *found[SHAPES])
+{
+    memset(found, 0, SHAPES * sizeof *found);
+    for (int64_t i = 0; i < g->down * g->across; i++) {
+        piece x = piece_at(p, g, i);
+        if (found[x.shape]) continue;
+        s->m = x.rows, s->n = x.cols;
+        found[x.shape] = te_gemm_onednn_primitive(exec, lib, s);
+        if (!found[x.shape]) return "oneDNN does not have it for these types on this machine";
+    }
+    return NULL;
+}
+
+static te_gemm_onednn *library_of(te_exec *exec)
+{
+    te_gemm_state *state = te_gemm_state_get(exec);
+    if (!state) return NULL;
+    if (!state->onednn) state->onednn = te_gemm_onednn_open(exec);
+    return state->onednn;
+}
+
+const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
+{
+    const te_dnnl_matmul *found[SHAPES];
+    te_dnnl_spec spec;
+    bool activated = p->activation != TE_ACT_NONE || p->aux.data;
+    if (te_cpu(exec)->isa == TE_CPU_PORTABLE) return "the portable instruction set is asked for";
+    if (p->a.dtype == TE_F64) return "float64";
+    if (p->k == 0) return "k is 0";
+    if (p->alpha != 1) return "alpha is not 1";
+    if (te_view_present(&p->bias) && p->bias_by_row) return "the bias runs along the rows";
+    if (te_view_present(&p->bias) && p->bias.stride[0] != 1 && p->n > 1) return "the bias is strided";
+    if (activated && p->accumulate) return "an activation before an accumulation";
+    if (p->batches > 1 && (double)p->m * (double)p->n * (double)p->k < BATCH_MACS) return "a batch of small products";
+    if (!spec_make(p, &spec)) return "a matrix is contiguous along neither side";
+    te_gemm_onednn *lib = library_of(exec);
+    if (!lib) return "the library does not start";
+    grid g = grid_make(p);
+    return find_primitives(exec, lib, p, &g, &spec, found);
+}
+
+/* --- running ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    const te_gemm_problem *p;
+    const te_gemm_isa     *isa;
+    const te_gemm_onednn  *lib;
+    grid                   grid;
+    const te_dnnl_matmul  *matmul[SHAPES];
+    const char            *packed; /* b, one part per column of the grid; or NULL */
+    size_t                 part_bytes, scratch_bytes;
+    char                  *scratch; /* one part per thread */
+} job;
+
+static char *element(const te_gemm_matrix *m, int64_t row, int64_t col)
+{
+    return m->data + (row * m->rs + col * m->cs) * (int64_t)te_dtype_size(m->dtype);
+}
+
+/* Piece `x` of the product whose operands are a, b, c, aux. */
+static bool run_piece(const job *job, const te_gemm_product *t, piece x, int thread)
+{
+    const te_gemm_problem *p = job->p;
+    te_dnnl_args args = te_gemm_onednn_args(job->lib, thread);
+    args.a = element(&t->a, x.row, 0);
+    args.b = job->packed ? (char *)job->packed + x.col / job->grid.cols * job->part_bytes : element(&t->b, 0, x.col);
+    args.c = element(&t->c, x.row, x.col);
+    if (te_view_present(&p->bias)) args.bias = (char *)p->bias.data + x.col * (int64_t)te_dtype_size(p->bias.dtype);
+    args.scratchpad = job->scratch + thread * job->scratch_bytes;
+    if (!te_dnnl_matmul_run(job->matmul[x.shape], &args)) return false;
+    if (p->activation == TE_ACT_NONE && !p->aux.data) return true;
+    te_gemm_finish finish = {.c = t->c, .aux = t->aux, .activation = p->activation, .alpha = 1};
+    job->isa->activate(&finish, x.row, x.col, x.rows, x.cols);
+    return true;
+}
+
+static bool run_pieces(const job *job, int threads)
+{
+    int64_t per_product = job->grid.down * job->grid.across, pieces = per_product * job->p->batches;
+    int failed = 0;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : failed) if (threads > 1)
+    for (int64_t i = 0; i < pieces; i++) {
+        te_gemm_product t = te_gemm_product_of(job->p, i / per_product);
+        failed |= !run_piece(job, &t, piece_at(job->p, &job->grid, i % per_product), omp_get_thread_num());
+    }
+    return !failed;
+}
+
+/* Fills room with b packed for the pieces of each column of the grid. */
+static bool pack_b(const job *job, char *room)
+{
+    bool good = true;
+    for (int64_t j = 0; j < job->grid.across && good; j++) {
+        te_dnnl_args args = te_gemm_onednn_args(job->lib, 0);
+        piece x = piece_at(job->p, &job->grid, j);
+        args.b = element(&job->p->b, 0, x.col);
+        good = te_dnnl_pack_b(job->matmul[x.shape], &args, room + j * job->part_bytes);
+    }
+    return good;
+}
+
+/* Where b comes again under its key and has few rows to serve: switches to a packed copy, when there is one or it may be
+ * made. */
+static bool use_packed_b(te_exec *exec, te_gemm_state *state, job *job, te_dnnl_spec spec)
+{
+    const te_gemm_problem *p = job->p;
+    const te_dnnl_matmul *found[SHAPES];
+    if (!p->b_key || p->m > PACK_ROWS || job->grid.down > 1 || p->batches > 1) return true;
+    spec.packed_b = 1;
+    if (find_primitives(exec, state->onednn, p, &job->grid, &spec, found)) return true;
+    if (!state->packed) state->packed = te_gemm_cache_new(exec->mem);
+    if (!state->packed) return true;
+
+    size_t part = 0;
+    for (int i = 0; i < SHAPES; i++)
+        if (found[i] && found[i]->packed_bytes > part) part = (found[i]->packed_bytes + 63) & ~(size_t)63;
+    te_gemm_packed_id id = {.key = p->b_key, .form = {(int64_t)(intptr_t)p->b.data, p->n, job->grid.cols}};
+    spec.n = job->grid.cols;
+    memcpy(id.form + 3, &spec, sizeof spec);
+    void *room;
+    const void *packed = te_gemm_cache_find(state->packed, &id, part * job->grid.across, &room);
+    if (!packed && !room) return true;
+    memcpy(job->matmul, found, sizeof found);
+    job->part_bytes = part;
+    job->packed = packed ? packed : room;
+    return packed || pack_b(job, room);
+}
+
+static te_status run_job(te_exec *exec, job *job)
+{
+    double macs = (double)job->p->m * (double)job->p->n * (double)job->p->k * (double)job->p->batches;
+    int64_t pieces = job->grid.down * job->grid.across * job->p->batches;
+    int threads = exec->threads < pieces ? exec->threads : (int)pieces;
+    if (threads < 1 || macs < PIECE_MACS) threads = 1;
+    for (int i = 0; i < SHAPES; i++)
+        if (job->matmul[i] && job->matmul[i]->scratchpad_bytes > job->scratch_bytes)
+            job->scratch_bytes = (job->matmul[i]->scratchpad_bytes + 4095) & ~(size_t)4095;
+    if (!te_gemm_onednn_streams(exec, te_gemm_state_get(exec)->onednn, threads))
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads", threads);
+    if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes))) return TE_ERROR_MEMORY;
+    bool good = run_pieces(job, threads);
+    if (job->scratch) exec->scratch_free(exec, job->scratch);
+    return good ? TE_OK : te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",
+                                       (long long)job->p->m, (long long)job->p->n, (long long)job->p->k,
+                                       te_dtype_name(job->p->a.dtype));
+}
+
+te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
+{
+    te_gemm_state *state = te_gemm_state_get(exec);
+    te_dnnl_spec spec;
+    job job = {.p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
+    if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
+        return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(1); /* oneDNN stays on the thread that calls it; of this thread only, and restored */
+    te_status status = TE_OK;
+    if (!use_packed_b(exec, state, &job, spec))
+        status = te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed to pack an operand");
+    if (status == TE_OK) status = run_job(exec, &job);
+    omp_set_num_threads(threads);
+    return status;
+}
+
+#else
+typedef int te_gemm_onednn_is_empty; /* a translation unit declares something */
+#endif

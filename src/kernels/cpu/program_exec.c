@@ -5,7 +5,7 @@
  */
 #include "program_exec.h"
 
-#include "../dtype.h"
+#include "../philox.h"
 
 #include <string.h>
 
@@ -16,6 +16,7 @@ typedef struct walker {
     te_bound_operand *operands; /* inputs, then outputs */
     char            **row;      /* per operand: its first element in the row at hand */
     char            **slot;     /* per slot: where its values are */
+    int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
     te_fold          *folds, *sums;
     char             *spare;    /* one more register, for what accumulates */
     char             *kept;
@@ -48,6 +49,7 @@ static size_t lay_out(const te_job *job, walker *w, char *base)
     w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
     w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
     w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
+    w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
     w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
     w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
     char *scalars = base + take(&at, (size_t)p->n_insns * sizeof(double));
@@ -77,7 +79,7 @@ static char *column_part(const te_job *job, char *parts, int output, int64_t row
 {
     size_t bytes = align64((size_t)job->columns * job->blocks->size), before = 0;
     for (int o = 0; o < output; o++) before += job->program->outputs[o].kind == TE_OUT_COLSUM;
-    return parts + (before * (size_t)job->row_chunks + (size_t)row_chunk) * bytes;
+    return parts + (before * (size_t)(job->row_chunks ? job->row_chunks : 1) + (size_t)row_chunk) * bytes;
 }
 
 static double *sum_parts(const te_job *job, char *parts)
@@ -87,10 +89,10 @@ static double *sum_parts(const te_job *job, char *parts)
 
 size_t te_job_parts(const te_job *job)
 {
-    size_t columns = 0;
+    size_t columns = 0, row_chunks = (size_t)(job->row_chunks ? job->row_chunks : 1); /* no rows give zeros */
     for (int o = 0; o < job->program->n_outputs; o++) columns += job->program->outputs[o].kind == TE_OUT_COLSUM;
-    size_t bytes = columns * (size_t)job->row_chunks * align64((size_t)job->columns * job->blocks->size);
-    return bytes + align64((size_t)(job->compiled->n_sums * te_job_chunks(job)) * sizeof(double));
+    return columns * row_chunks * align64((size_t)job->columns * job->blocks->size) +
+           align64((size_t)(job->compiled->n_sums * te_job_chunks(job)) * sizeof(double));
 }
 
 /* --- binding ---------------------------------------------------------------------------------------------------- */
@@ -207,7 +209,7 @@ static void step_store(walker *w, const te_step *step)
     if (!out->present) return;
     char       *dst = tile_start(w, out, step->operand);
     const char *value = w->slot[step->arg[0]];
-    if (dst == value) return; /* made in place */
+    if (w->direct[step->operand - w->job->program->n_inputs] == step->arg[0]) return; /* made in place */
     size_t n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -265,18 +267,21 @@ static void step_spread(walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
+static inline void run_op(walker *w, const te_step *step, size_t n)
+{
+    char *const *slot = w->slot;
+    const char  *a = slot[step->arg[0]];
+    const char  *b = step->arg[1] >= 0 ? slot[step->arg[1]] : NULL, *c = step->arg[2] >= 0 ? slot[step->arg[2]] : NULL;
+    w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
+}
+
 static void run_step(walker *w, const te_step *step)
 {
     char  **slot = w->slot;
     size_t  n = w->tile_rows * w->tile_columns;
     switch ((te_step_kind)step->kind) {
-    case TE_STEP_ROW_OP: n = w->tile_rows; /* fall through */
-    case TE_STEP_OP: {
-        const char *a = slot[step->arg[0]];
-        const char *b = step->arg[1] >= 0 ? slot[step->arg[1]] : NULL, *c = step->arg[2] >= 0 ? slot[step->arg[2]] : NULL;
-        w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
-        break;
-    }
+    case TE_STEP_OP: run_op(w, step, n); break;
+    case TE_STEP_ROW_OP: run_op(w, step, w->tile_rows); break;
     case TE_STEP_LOAD: {
         const te_bound_operand *in = &w->operands[step->operand];
         char                   *src = tile_start(w, in, step->operand);
@@ -313,18 +318,219 @@ static void run_step(walker *w, const te_step *step)
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
+static void run_steps(walker *w, int first, int last)
+{
+    for (int s = first; s < last; s++) run_step(w, &w->plan->steps[s]);
+}
+
+/* Slots whose memory moves with the tile, except those of loads. */
 static void point_slots(walker *w)
 {
+    const te_job *job = w->job;
+    for (int o = 0; o < job->program->n_outputs; o++) {
+        int index = job->program->n_inputs + o;
+        if (w->direct[o] >= 0) w->slot[w->direct[o]] = tile_start(w, &w->operands[index], index);
+    }
+    for (int i = 0; w->plan->n_kept && i < w->plan->n_slots; i++)
+        if (w->plan->slots[i].kind == TE_SLOT_KEPT)
+            w->slot[i] = w->kept + (size_t)w->plan->slots[i].index * w->kept_bytes + (size_t)w->column * w->blocks->size;
+}
+
+/* The columns [first, last) of the rows at hand, tile by tile; one empty tile when there are none. */
+static void run_tiles(walker *w, int first_step, int last_step, int64_t first, int64_t last)
+{
+    w->column = first;
+    do {
+        int64_t left = last - w->column;
+        w->tile_columns = (size_t)(left < w->job->tile_columns ? left : w->job->tile_columns);
+        point_slots(w);
+        run_steps(w, first_step, last_step);
+        w->column += (int64_t)w->tile_columns;
+    } while (w->column < last);
+}
+
+static void run_passes(walker *w)
+{
     const te_plan *plan = w->plan;
-    for (int o = 0; o < w->job->program->n_outputs; o++) {
-        int index = w->job->program->n_inputs + o;
-        if (plan->direct[o].step >= 0) w->slot[plan->direct[o].slot] = tile_start(w, &w->operands[index], index);
+    for (int p = 0; p < plan->n_passes; p++) {
+        const te_pass *pass = &plan->passes[p];
+        run_steps(w, pass->head, pass->body);
+        if (pass->body == pass->end) continue;
+        for (int s = pass->folds; s < pass->end; s++)
+            w->blocks->fold_start(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op);
+        run_tiles(w, pass->body, pass->end, 0, w->job->columns);
+        for (int s = pass->folds; s < pass->end; s++)
+            w->blocks->fold_finish(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op, w->slot[plan->steps[s].dst]);
     }
 }
 
-static void point_kept(walker *w)
+/* --- rows ------------------------------------------------------------------------------------------------------- */
+
+static void point_rows(walker *w)
 {
-    for (int i = 0; i < w->plan->n_slots; i++)
-        if (w->plan->slots[i].kind == TE_SLOT_KEPT)
-            w->slot[i] = w->kept + (size_t)w->plan->slots[i].index * w->kept_bytes + (size_t)w->column * w->blocks->size;
+    const te_job *job = w->job;
+    int           n = job->program->n_inputs + job->program->n_outputs;
+    for (int i = 0; i < n; i++) {
+        char *row = w->operands[i].base;
+        for (int d = 0; d < job->n_outer; d++) row += w->at[d] * w->operands[i].outer[d];
+        w->row[i] = row;
+    }
+}
+
+static void seek_row(walker *w, int64_t row)
+{
+    w->row_number = row;
+    for (int d = w->job->n_outer - 1; d >= 0; d--) {
+        w->at[d] = row % w->job->outer[d];
+        row /= w->job->outer[d];
+    }
+    point_rows(w);
+}
+
+/* To the row after the tile. Tiles end where the innermost outer dimension ends. */
+static void next_rows(walker *w)
+{
+    const te_job *job = w->job;
+    int           last = job->n_outer - 1, n = job->program->n_inputs + job->program->n_outputs;
+    w->row_number += (int64_t)w->tile_rows;
+    if (last < 0) return;
+    w->at[last] += (int64_t)w->tile_rows;
+    if (w->at[last] < job->outer[last]) {
+        for (int i = 0; i < n; i++) w->row[i] += (int64_t)w->tile_rows * w->operands[i].outer[last];
+        return;
+    }
+    for (int d = last; d > 0 && w->at[d] >= job->outer[d]; d--) {
+        w->at[d] = 0;
+        w->at[d - 1]++;
+    }
+    point_rows(w);
+}
+
+static void start_sums(walker *w, int64_t first_column, int64_t last_column)
+{
+    const te_program *p = w->job->program;
+    size_t            size = w->blocks->size;
+    for (int o = 0, s = 0; o < p->n_outputs; o++) {
+        int kind = p->outputs[o].kind;
+        if (kind == TE_OUT_COLSUM)
+            memset(column_part(w->job, w->parts, o, w->row_chunk) + (size_t)first_column * size, 0,
+                   (size_t)(last_column - first_column) * size);
+        if (kind == TE_OUT_SUM) w->blocks->fold_start(&w->sums[s++], TE_FOLD_SUM);
+        if (kind == TE_OUT_AMAX) w->blocks->fold_start(&w->sums[s++], TE_FOLD_AMAX);
+    }
+}
+
+static void finish_sums(walker *w, int64_t chunk)
+{
+    const te_program *p = w->job->program;
+    double           *parts = w->job->compiled->n_sums ? sum_parts(w->job, w->parts) : NULL;
+    for (int o = 0, s = 0; o < p->n_outputs; o++) {
+        int kind = p->outputs[o].kind;
+        if (kind != TE_OUT_SUM && kind != TE_OUT_AMAX) continue;
+        double value[1];
+        w->blocks->fold_finish(&w->sums[s], kind == TE_OUT_SUM ? TE_FOLD_SUM : TE_FOLD_AMAX, value);
+        parts[(int64_t)s * te_job_chunks(w->job) + chunk] = w->blocks->get(value);
+        s++;
+    }
+}
+
+static void run_chunk(walker *w, int64_t chunk)
+{
+    const te_job *job = w->job;
+    int64_t       row = chunk / job->column_chunks * job->chunk_rows, last_row = row + job->chunk_rows;
+    int64_t       column = chunk % job->column_chunks * job->chunk_columns, last_column = column + job->chunk_columns;
+    if (last_row > job->rows) last_row = job->rows;
+    if (last_column > job->columns) last_column = job->columns;
+    w->row_chunk = chunk / job->column_chunks;
+    start_sums(w, column, last_column);
+    seek_row(w, row);
+    while (w->row_number < last_row) {
+        int64_t rows = last_row - w->row_number;
+        if (rows > job->tile_rows) rows = job->tile_rows;
+        if (job->n_outer) {
+            int64_t left = job->outer[job->n_outer - 1] - w->at[job->n_outer - 1];
+            if (rows > left) rows = left;
+        }
+        w->tile_rows = (size_t)rows;
+        if (job->kind <= TE_PLAN_ROWS) run_tiles(w, 0, w->plan->n_steps, column, last_column);
+        else run_passes(w);
+        next_rows(w);
+    }
+    finish_sums(w, chunk);
+}
+
+void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts)
+{
+    walker w;
+    w.job = job;
+    w.plan = job->plan;
+    w.blocks = job->blocks;
+    w.parts = parts;
+    lay_out(job, &w, workspace);
+    bind_operands(job, &w);
+    for (int o = 0; o < job->program->n_outputs; o++) w.direct[o] = direct_allowed(&w, o) ? job->plan->direct[o].slot : -1;
+    evaluate_uniform(job, &w);
+    for (int64_t chunk = first; chunk < last; chunk++) run_chunk(&w, chunk);
+}
+
+/* --- joining ---------------------------------------------------------------------------------------------------- */
+
+static void join_sum(const te_job *job, const te_operand *out, te_output_kind kind, const double *parts)
+{
+    double  total = 0;
+    int64_t n = te_job_chunks(job);
+    double  value[1], old[1];
+    for (int64_t i = 0; i < n; i++) total = kind == TE_OUT_SUM ? total + parts[i] : parts[i] > total ? parts[i] : total;
+    job->blocks->set(value, total);
+    if (out->accumulate) {
+        job->blocks->load[out->dtype](old, out->data, 1, 1);
+        if (kind == TE_OUT_SUM) job->blocks->op[TE_PW_ADD][0](value, old, value, NULL, 1);
+        else if (job->blocks->get(old) > total) memcpy(value, old, sizeof value);
+    }
+    job->blocks->store[out->dtype](out->data, 1, value, 1);
+}
+
+/* Columns [first, first + n): the parts are added to the first one in order. */
+static void join_columns(const te_job *job, const te_operand *out, char *parts, int64_t first, int64_t n)
+{
+    size_t  size = job->blocks->size, stride = align64((size_t)job->columns * size), skip = (size_t)first * size;
+    char   *sums = parts + skip;
+    int64_t step = job->columns == 1 ? 1 : out->stride[job->run->ndim - 1];
+    char   *dst = (char *)out->data + first * step * (int64_t)te_dtype_size(out->dtype);
+    for (int64_t r = 1; r < job->row_chunks; r++)
+        job->blocks->fold_columns(sums, parts + (size_t)r * stride + skip, 1, (size_t)n);
+    if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
+    if (out->accumulate) {
+        enum { SPAN = 64 };
+        for (int64_t i = 0; i < n; i += SPAN) {
+            double  old[SPAN];
+            size_t  span = (size_t)(n - i < SPAN ? n - i : SPAN);
+            job->blocks->load[out->dtype](old, dst + i * step * (int64_t)te_dtype_size(out->dtype), step, span);
+            job->blocks->op[TE_PW_ADD][0](sums + (size_t)i * size, old, sums + (size_t)i * size, NULL, span);
+        }
+    }
+    job->blocks->store[out->dtype](dst, step, sums, (size_t)n);
+}
+
+void te_job_join(const te_job *job, void *parts, int threads)
+{
+    enum { SLICE = 1024, WORTHWHILE = 1 << 17 };
+    const te_program *p = job->program;
+    for (int o = 0, s = 0; o < p->n_outputs; o++) {
+        const te_operand *out = &job->run->outputs[o];
+        te_output_kind    kind = (te_output_kind)p->outputs[o].kind;
+        if (kind == TE_OUT_SUM || kind == TE_OUT_AMAX) {
+            const double *mine = sum_parts(job, parts) + (int64_t)s++ * te_job_chunks(job);
+            if (out->data) join_sum(job, out, kind, mine);
+        }
+        if (kind != TE_OUT_COLSUM || !out->data) continue;
+        char   *mine = column_part(job, parts, o, 0);
+        int64_t slices = (job->columns + SLICE - 1) / SLICE;
+        bool    share = threads > 1 && job->columns * job->row_chunks > WORTHWHILE;
+#pragma omp parallel for schedule(static) num_threads(threads) if (share)
+        for (int64_t i = 0; i < slices; i++) {
+            int64_t left = job->columns - i * SLICE;
+            join_columns(job, out, mine, i * SLICE, left < SLICE ? left : SLICE);
+        }
+    }
 }

@@ -489,22 +489,16 @@ static bool well_formed(const te_program *program)
     return true;
 }
 
-te_compiled *te_compiled_get(te_exec *exec, te_program *program)
+te_status te_program_compile(te_exec *exec, te_program *program)
 {
-    if (program->compiled) return program->compiled;
-    if (!well_formed(program)) {
-        te_exec_fail(exec, TE_ERROR_INTERNAL, "program %s is malformed", program->name);
-        return NULL;
-    }
+    if (program->compiled) return TE_OK;
+    if (!well_formed(program)) return te_exec_fail(exec, TE_ERROR_INTERNAL, "program %s is malformed", program->name);
     te_compiled *compiled = te_mem_zalloc(program->mem, sizeof *compiled);
-    if (!compiled) {
-        te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory compiling program %s", program->name);
-        return NULL;
-    }
+    if (!compiled) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory compiling program %s", program->name);
     describe(compiled, program);
     program->compiled = compiled;
     program->release_compiled = release_compiled;
-    return compiled;
+    return TE_OK;
 }
 
 te_plan *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind)

@@ -87,8 +87,10 @@ typedef struct te_compiled {
     int      cost;                 /* of an element, in additions */
 } te_compiled;
 
-/* NULL with the exec's message set when memory is exhausted or the program is malformed. */
-te_compiled *te_compiled_get(te_exec *exec, te_program *program);
-te_plan     *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind);
+/* Makes program->compiled when it does not exist yet. */
+te_status te_program_compile(te_exec *exec, te_program *program);
+
+/* A plan of a compiled program, made when it does not exist yet; NULL with the exec's message set when memory is exhausted. */
+te_plan *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind);
 
 #endif

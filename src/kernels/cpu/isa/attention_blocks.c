@@ -19,21 +19,15 @@ typedef struct block_ranges {
     bool whole; /* every query sees every key of a full block */
 } block_ranges;
 
+/* Ranges move monotonically, so the first and the last query tell whether the block is whole. */
 static void find_ranges(block_ranges *ranges, const te_attention_seq *seq, int64_t query, int queries, int64_t key, int keys)
 {
-    ranges->whole = keys == TE_ATTENTION_KEYS;
+    ranges->whole = keys == TE_ATTENTION_KEYS && te_attention_first_key(seq, query + queries - 1, key, key + keys) == key &&
+                    te_attention_end_key(seq, query, key, key + keys) == key + keys;
     for (int i = 0; i < queries; i++) {
-        ranges->low[i] = (int)(te_attention_first_key(seq, query + i, key, key + keys) - key);
-        ranges->high[i] = (int)(te_attention_end_key(seq, query + i, key, key + keys) - key);
-        ranges->whole = ranges->whole && ranges->low[i] == 0 && ranges->high[i] == keys;
+        ranges->low[i] = ranges->whole ? 0 : (int)(te_attention_first_key(seq, query + i, key, key + keys) - key);
+        ranges->high[i] = ranges->whole ? keys : (int)(te_attention_end_key(seq, query + i, key, key + keys) - key);
     }
-}
-
-/* Row i of an operand [batch, heads, seq, dim] at sequence position i. */
-static inline const char *operand_row(const te_view *v, int64_t batch, int64_t head, int64_t i)
-{
-    int64_t offset = batch * v->stride[0] + head * v->stride[1] + i * v->stride[2];
-    return (const char *)v->data + offset * (int64_t)te_dtype_size(v->dtype);
 }
 
 /* lse is float32, or float64 beside float64 operands. */
@@ -70,11 +64,69 @@ static inline float exp_of_score(float x)
     return x < -87.0f ? 0.0f : result;
 }
 
+/* --- transposes ------------------------------------------------------------------------------------------------- */
+
+/* out[c, r] = in[r, c] of a square block of as many floats as a vector holds. */
+#if defined(TE_ISA_avx512)
+static inline void transpose_block(float *out, int64_t out_row, const float *in, int64_t in_row)
+{
+    __m512 a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(in + i * in_row);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) { /* pairs of rows: 2 x 2 blocks in each quarter */
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) { /* fours of rows: quarter q of a[i + c] holds column 4 q + c */
+        a[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2])));
+        a[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2])));
+        a[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i + 1]), _mm512_castps_pd(b[i + 3])));
+        a[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i + 1]), _mm512_castps_pd(b[i + 3])));
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) { /* a 4 x 4 transpose of the quarters */
+        __m512 even_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), odd_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        __m512 even_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88), odd_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+        _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
+        _mm512_storeu_ps(out + (c + 4) * out_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
+        _mm512_storeu_ps(out + (c + 8) * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
+        _mm512_storeu_ps(out + (c + 12) * out_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
+    }
+}
+#elif defined(TE_ISA_avx2)
+static inline void transpose_block(float *out, int64_t out_row, const float *in, int64_t in_row)
+{
+    __m256 a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(in + i * in_row);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) { /* half h of a[i + c] holds column 4 h + c */
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        _mm256_storeu_ps(out + c * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x20));
+        _mm256_storeu_ps(out + (c + 4) * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x31));
+    }
+}
+#endif
+
 /* --- float ------------------------------------------------------------------------------------------------------ */
 
 #define REAL      float
 #define T(name)   name##_f32
 #define REAL_EXP  exp_of_score
+#define REAL_LOG  te_log
 #define REAL_NAME te_attention_f32
 #if defined(TE_ISA_avx512)
 #define VECTOR            __m512
@@ -83,6 +135,8 @@ static inline float exp_of_score(float x)
 #define V_LOAD(p)         _mm512_loadu_ps(p)
 #define V_STORE(p, x)     _mm512_storeu_ps(p, x)
 #define V_FMA(a, b, c)    _mm512_fmadd_ps(a, b, c)
+#define V_MAX(a, b)       _mm512_max_ps(a, b)
+#define TRANSPOSE_BLOCK   transpose_block
 #define MICRO_ROWS        8
 #elif defined(TE_ISA_avx2)
 #define VECTOR            __m256
@@ -91,15 +145,23 @@ static inline float exp_of_score(float x)
 #define V_LOAD(p)         _mm256_loadu_ps(p)
 #define V_STORE(p, x)     _mm256_storeu_ps(p, x)
 #define V_FMA(a, b, c)    _mm256_fmadd_ps(a, b, c)
+#define V_MAX(a, b)       _mm256_max_ps(a, b)
+#define TRANSPOSE_BLOCK   transpose_block
 #define MICRO_ROWS        4
 #else
 typedef float portable_f32 __attribute__((vector_size(16)));
+static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
+{
+    for (int i = 0; i < 4; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
 #define VECTOR            portable_f32
 #define VLEN              4
 #define V_SET(x)          ((portable_f32){(x), (x), (x), (x)})
 #define V_LOAD(p)         (*(const portable_f32 *)(p))
 #define V_STORE(p, x)     (*(portable_f32 *)(p) = (x))
 #define V_FMA(a, b, c)    ((a) * (b) + (c))
+#define V_MAX(a, b)       T(max)(a, b)
 #define MICRO_ROWS        4
 #endif
 #include "kernels/cpu/attention_loops.h"
@@ -109,6 +171,7 @@ typedef float portable_f32 __attribute__((vector_size(16)));
 #define REAL      double
 #define T(name)   name##_f64
 #define REAL_EXP  exp
+#define REAL_LOG  log
 #define REAL_NAME te_attention_f64
 #if defined(TE_ISA_avx512)
 #define VECTOR            __m512d
@@ -117,6 +180,7 @@ typedef float portable_f32 __attribute__((vector_size(16)));
 #define V_LOAD(p)         _mm512_loadu_pd(p)
 #define V_STORE(p, x)     _mm512_storeu_pd(p, x)
 #define V_FMA(a, b, c)    _mm512_fmadd_pd(a, b, c)
+#define V_MAX(a, b)       _mm512_max_pd(a, b)
 #define MICRO_ROWS        8
 #elif defined(TE_ISA_avx2)
 #define VECTOR            __m256d
@@ -125,15 +189,22 @@ typedef float portable_f32 __attribute__((vector_size(16)));
 #define V_LOAD(p)         _mm256_loadu_pd(p)
 #define V_STORE(p, x)     _mm256_storeu_pd(p, x)
 #define V_FMA(a, b, c)    _mm256_fmadd_pd(a, b, c)
+#define V_MAX(a, b)       _mm256_max_pd(a, b)
 #define MICRO_ROWS        4
 #else
 typedef double portable_f64 __attribute__((vector_size(16)));
+static inline portable_f64 max_f64(portable_f64 a, portable_f64 b)
+{
+    for (int i = 0; i < 2; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
 #define VECTOR            portable_f64
 #define VLEN              2
 #define V_SET(x)          ((portable_f64){(x), (x)})
 #define V_LOAD(p)         (*(const portable_f64 *)(p))
 #define V_STORE(p, x)     (*(portable_f64 *)(p) = (x))
 #define V_FMA(a, b, c)    ((a) * (b) + (c))
+#define V_MAX(a, b)       T(max)(a, b)
 #define MICRO_ROWS        4
 #endif
 #include "kernels/cpu/attention_loops.h"

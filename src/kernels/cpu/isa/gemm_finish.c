@@ -106,6 +106,20 @@ void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, 
     for (int i = 0; i < rows; i++) finish_row_f32(f, (const float *)sums + i * nr, row + i, col, cols);
 }
 
+void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *f, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    float x[MAX_COLS] = {0};
+    for (int64_t i = row; i < row + rows; i++)
+        for (int64_t j = 0; j < cols; j += MAX_COLS) {
+            int n = cols - j < MAX_COLS ? (int)(cols - j) : MAX_COLS;
+            load_row_f32(&f->c, i, col + j, x, n);
+            if (f->aux.data) store_row_f32(&f->aux, i, col + j, x, n);
+            if (f->activation == TE_ACT_NONE) continue;
+            activate_row_f32(f->activation, x);
+            store_row_f32(&f->c, i, col + j, x, n);
+        }
+}
+
 /* --- float64 sums: for reference and gradient checks, so plain ------------------------------------------------------ */
 
 static double activate_f64(te_activation activation, double x)

@@ -137,4 +137,5 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32),
 #endif
     .pack = TE_ISA_NAME(te_gemm_pack_panel),
+    .activate = TE_ISA_NAME(te_gemm_activate),
 };

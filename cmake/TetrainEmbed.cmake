@@ -1,0 +1,29 @@
+# The Lua library as C source: run with -P, ROOT being the folder above te/ and OUTPUT the file to write; included, it
+# declares the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c.
+if(CMAKE_SCRIPT_MODE_FILE)
+  file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/te/*.lua)
+  list(SORT files)
+  set(arrays "")
+  set(rows "")
+  set(n 0)
+  foreach(file IN LISTS files)
+    file(READ ${ROOT}/${file} hex HEX)
+    string(LENGTH "${hex}" length)
+    math(EXPR length "${length} / 2")
+    string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
+    string(REGEX REPLACE "(/init)?\\.lua$" "" name ${file})
+    string(REPLACE "/" "." name ${name})
+    string(APPEND arrays "static const unsigned char source_${n}[] = {${bytes}0};\n")
+    string(APPEND rows "    {\"${name}\", \"${file}\", source_${n}, ${length}},\n")
+    math(EXPR n "${n} + 1")
+  endforeach()
+  file(WRITE ${OUTPUT} "/* Made from lua/te by cmake/TetrainEmbed.cmake. */\n#include \"lua_bindings/bindings.h\"\n\n${arrays}\n"
+    "const te_lua_source te_lua_sources[] = {\n${rows}    {0, 0, 0, 0},\n};\n")
+else()
+  file(GLOB_RECURSE TE_LUA_FILES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/lua/te/*.lua)
+  set(TE_LUA_SOURCES_C ${CMAKE_BINARY_DIR}/lua_sources.c)
+  add_custom_command(OUTPUT ${TE_LUA_SOURCES_C}
+    COMMAND ${CMAKE_COMMAND} -DROOT=${CMAKE_SOURCE_DIR}/lua -DOUTPUT=${TE_LUA_SOURCES_C} -P ${CMAKE_CURRENT_LIST_FILE}
+    DEPENDS ${TE_LUA_FILES} ${CMAKE_CURRENT_LIST_FILE}
+    COMMENT "Embedding the Lua library")
+endif()

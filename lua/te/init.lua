@@ -1,0 +1,31 @@
+--- The table that `require "te"` returns. The engine's functions are in it already when this runs; what is written in
+--- Lua loads here when it is small and always needed, otherwise when its name is first used (see te.modules).
+
+local te = ...
+
+package = package or { loaded = {} } -- restricted runtimes have none
+package.loaded.te = te -- modules below require it
+
+require "te.scopes"
+require "te.tensor"
+
+local lazy = require "te.modules"
+
+local function load_lazily(name)
+    local path, field = lazy[name]:match("^([^:]+):?(.*)$")
+    local loaded = require(path)
+    if field ~= "" then loaded = loaded[field] end
+    te[name] = loaded
+    return loaded
+end
+
+setmetatable(te, {
+    __index = function(_, name)
+        if lazy[name] then return load_lazily(name) end
+        local names = {}
+        for known in pairs(te) do names[#names + 1] = known end
+        for known in pairs(lazy) do names[#names + 1] = known end
+        local nearest = te._core.nearest(tostring(name), names)
+        error(("te has no %q%s"):format(tostring(name), nearest and ("; did you mean %q?"):format(nearest) or ""), 2)
+    end,
+})

@@ -1,0 +1,160 @@
+--- Settings for the duration of a function, and operations defined in Lua.
+---
+--- A scope returns what its function returns, and restores the setting also when it raises; the error passes unchanged.
+
+local te = require "te"
+local core = te._core
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+-- Last step of a scope: `before` goes back through `set`, then results or error pass on.
+local function leave(set, before, ok, ...)
+    set(before)
+    if ok then return ... end
+    error((...), 0)
+end
+
+local function check_function(name, fn)
+    if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
+        error(("te.%s: expected a function, got %s"):format(name, type(fn)), 3)
+    end
+end
+
+local function check_options(name, opts, known)
+    if type(opts) ~= "table" then
+        error(("te.%s: options: expected a table, got %s"):format(name, type(opts)), 3)
+    end
+    for key in pairs(opts) do
+        local found = false
+        for _, candidate in ipairs(known) do found = found or candidate == key end
+        if not found then
+            local nearest = core.nearest(tostring(key), known)
+            error(("te.%s: unknown option %q%s"):format(name, tostring(key),
+                nearest and ("; did you mean %q?"):format(nearest) or ""), 3)
+        end
+    end
+end
+
+-- Gradients -------------------------------------------------------------------------------------------------------
+
+--- Runs fn(...) without recording gradients.
+function te.no_grad(fn, ...)
+    check_function("no_grad", fn)
+    return leave(core.set_grad_enabled, core.set_grad_enabled(false), xpcall(fn, core.remember, ...))
+end
+
+--- Runs fn(...) with gradients recorded, also inside te.no_grad.
+function te.enable_grad(fn, ...)
+    check_function("enable_grad", fn)
+    return leave(core.set_grad_enabled, core.set_grad_enabled(true), xpcall(fn, core.remember, ...))
+end
+
+te.backward, te.grad = core.backward, core.grad
+
+--- Runs fn(...) with the dtype that linear, norm, attention and embedding operations compute in.
+---@param opts table  enabled (true), dtype ("bfloat16", "float16" or "float32"), recipe
+function te.autocast(opts, fn, ...)
+    check_options("autocast", opts, { "enabled", "dtype", "recipe", "calibrating", "group" })
+    check_function("autocast", fn)
+    if opts.recipe ~= nil and opts.enabled ~= false then
+        error("te.autocast: recipe: this build has no low-precision recipes", 2)
+    end
+    local dtype = opts.dtype
+    if opts.enabled == false then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
+    return leave(core.set_compute_dtype, core.set_compute_dtype(dtype), xpcall(fn, core.remember, ...))
+end
+
+-- Operations with a backward in Lua -------------------------------------------------------------------------------
+
+local Context = {}
+Context.__index = Context
+
+--- Keeps values for backward.
+function Context:save_for_backward(...) self.saved = pack(...) end
+
+--- The values kept, in their order.
+function Context:saved_tensors()
+    local saved = self.saved
+    if not saved then return end
+    return unpack(saved, 1, saved.n)
+end
+
+-- Hands the results of forward and the inputs to the engine.
+local function connect(backward, ctx, inputs, ...)
+    local n = select("#", ...)
+    local all = { ... }
+    for i = 1, inputs.n do all[n + i] = inputs[i] end
+    return core.record(backward, ctx, n, unpack(all, 1, n + inputs.n))
+end
+
+--- One operation from two functions: forward(ctx, inputs…) gives up to three tensors and is not recorded; backward(ctx,
+--- gradients of those…) gives one gradient (or nil) for each input. Inputs that are no tensors pass through.
+function core.custom(forward, backward, ...)
+    check_function("_core.custom", forward)
+    check_function("_core.custom", backward)
+    local ctx = setmetatable({}, Context)
+    if not core.grad_enabled() then return te.no_grad(forward, ctx, ...) end
+    return connect(backward, ctx, pack(...), te.no_grad(forward, ctx, ...))
+end
+
+-- Checkpointing ---------------------------------------------------------------------------------------------------
+
+-- Runs fn with the random state and compute dtype of the first run, recording, and puts both back.
+local function replay(state, fn, inputs)
+    local rng, dtype = te.rng_state(state.rng), core.set_compute_dtype(state.dtype)
+    local results = pack(xpcall(te.enable_grad, core.remember, fn, unpack(inputs, 1, inputs.n)))
+    te.rng_state(rng)
+    core.set_compute_dtype(dtype)
+    if not results[1] then error(results[2], 0) end
+    return results
+end
+
+-- One number whose gradients are those of all results weighted by `douts`.
+local function weighted_sum(results, douts)
+    local total
+    for i = 2, results.n do
+        local dout = douts[i - 1]
+        if dout and results[i].requires_grad then
+            local part = te.sum(results[i] * dout)
+            total = total and total + part or part
+        end
+    end
+    return total
+end
+
+local function checkpoint_backward(ctx, ...)
+    local inputs, douts = { n = ctx.inputs.n }, { ... }
+    for i = 1, inputs.n do
+        local x = ctx.inputs[i]
+        if te.is_tensor(x) then
+            local wanted = x.requires_grad
+            x = x:detach()
+            x.requires_grad = wanted
+        end
+        inputs[i] = x
+    end
+    local results = replay(ctx.state, ctx.fn, inputs)
+    if results.n == 2 then
+        if results[2].requires_grad then results[2]:backward(douts[1]) end
+    else
+        local total = te.enable_grad(weighted_sum, results, douts)
+        if total then total:backward() end
+    end
+    local grads = {} -- the first input is the anchor
+    for i = 1, inputs.n do grads[i + 1] = te.is_tensor(inputs[i]) and inputs[i].grad or nil end
+    return unpack(grads, 1, inputs.n + 1)
+end
+
+--- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers and
+--- compute dtype. Parameters that fn uses get their gradients as usual. fn gives up to three tensors.
+function te.checkpoint(fn, ...)
+    check_function("checkpoint", fn)
+    if not core.grad_enabled() then return fn(...) end
+    local anchor = te.zeros({}, { requires_grad = true }) -- an input that needs a gradient even when no other does
+    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype() }
+    local function forward(ctx, _, ...)
+        ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
+        return fn(...)
+    end
+    return core.custom(forward, checkpoint_backward, anchor, ...)
+end

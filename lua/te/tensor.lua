@@ -1,0 +1,225 @@
+--- Tensor functions that are compositions of the engine's: methods of tensors, and in `te`.
+
+local te = require "te"
+local core = te._core
+local methods = core.tensor_methods
+
+local function fail(level, name, message, ...) error(("te.%s: "):format(name) .. message:format(...), level + 1) end
+
+local function check_tensor(name, x)
+    if not te.is_tensor(x) then fail(3, name, "x: expected a tensor, got %s", type(x)) end
+end
+
+-- A function that is also a method.
+local function define(name, fn)
+    te[name] = fn
+    methods[name] = fn
+end
+
+local dtypes = {}
+for _, name in ipairs { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3",
+    "float8_e5m2" } do dtypes[name] = true end
+
+--- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}.
+define("to", function(x, where, device)
+    check_tensor("to", x)
+    local dtype
+    if type(where) == "table" then
+        for key in pairs(where) do
+            if key ~= "dtype" and key ~= "device" then fail(2, "to", "unknown option %q", tostring(key)) end
+        end
+        dtype, device = where.dtype, where.device
+    elseif dtypes[where] then
+        dtype = where
+    elseif type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
+        device = where
+    else
+        dtype = where -- cast says what is wrong with it
+    end
+    if device and device ~= x.device then
+        local there = te.empty(x.shape, { dtype = x.dtype, device = device })
+        x = there:copy_(x)
+    end
+    if dtype == nil then return x end
+    return te.cast(x, dtype)
+end)
+
+-- Splitting -------------------------------------------------------------------------------------------------------
+
+local function dimension(name, x, dim)
+    dim = dim or 1
+    local n = x:dim()
+    if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n or dim % 1 ~= 0 then
+        fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", tostring(dim), n)
+    end
+    return dim > 0 and dim or dim + n + 1
+end
+
+--- Pieces of `size` along dim (the last may be smaller), or pieces of the listed sizes: a list of views.
+define("split", function(x, size, dim)
+    check_tensor("split", x)
+    dim = dimension("split", x, dim)
+    local extent, sizes = x:size(dim), size
+    if type(size) == "number" then
+        if size < 1 or size % 1 ~= 0 then fail(2, "split", "size: %s is no positive whole number", tostring(size)) end
+        sizes = {}
+        for start = 1, extent, size do sizes[#sizes + 1] = math.min(size, extent - start + 1) end
+        if extent == 0 then sizes[1] = 0 end
+    elseif type(size) ~= "table" then
+        fail(2, "split", "size: expected a number or a list of sizes, got %s", type(size))
+    end
+    local pieces, start = {}, 1
+    for i, length in ipairs(sizes) do
+        if type(length) ~= "number" or length < 0 or length % 1 ~= 0 then
+            fail(2, "split", "size %d: %s is no size", i, tostring(length))
+        end
+        pieces[i] = length > 0 and x:narrow(dim, start, length) or x:narrow(dim, 1, 0)
+        start = start + length
+    end
+    if start ~= extent + 1 then fail(2, "split", "sizes sum to %d, dimension %d has %d", start - 1, dim, extent) end
+    return pieces
+end)
+
+--- At most n pieces of equal size (the last may be smaller): a list of views.
+define("chunk", function(x, n, dim)
+    check_tensor("chunk", x)
+    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", tostring(n)) end
+    dim = dimension("chunk", x, dim)
+    return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
+end)
+
+-- In place --------------------------------------------------------------------------------------------------------
+
+if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) end) end
+
+-- Help ------------------------------------------------------------------------------------------------------------
+
+--- What an operation does: its signature and description, or a list of all without a name.
+---@param name string|nil
+---@return string
+function te.help(name)
+    local names, lines = {}, {}
+    for _, op in ipairs(te.ops_list()) do
+        if op.name == name then return ("te.%s\n%s"):format(op.signature, op.doc) end
+        names[#names + 1], lines[#lines + 1] = op.name, "te." .. op.signature
+    end
+    if name == nil then return table.concat(lines, "\n") end
+    local nearest = core.nearest(tostring(name), names)
+    fail(2, "help", "no operation %q%s", tostring(name), nearest and ("; did you mean %q?"):format(nearest) or "")
+end
+
+-- Files -----------------------------------------------------------------------------------------------------------
+
+if core.safetensors_write then
+    --- Writes named tensors and texts to a safetensors file, which appears whole or not at all.
+    ---@param tensors table  tensors by name, or a list of {name, tensor}
+    ---@param metadata table|nil  texts by name
+    function te.save(path, tensors, metadata)
+        if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
+        local entries, names = tensors, {}
+        if not tensors[1] then
+            entries = {}
+            for name in pairs(tensors) do
+                if type(name) ~= "string" then fail(2, "save", "tensors: names are strings, got %s", tostring(name)) end
+                names[#names + 1] = name
+            end
+            table.sort(names)
+            for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
+        end
+        core.safetensors_write(path, entries, metadata)
+    end
+
+    --- Tensors by name, metadata by name, and the names in the order of the file.
+    function te.load(path)
+        local names, tensors, metadata = core.safetensors_read(path)
+        return tensors, metadata, names
+    end
+end
+
+-- Gradient check --------------------------------------------------------------------------------------------------
+
+local function flat(x) return x:reshape(-1):totable() end
+
+local function with_element(x, values, i, value)
+    local before = values[i]
+    values[i] = value
+    local changed = te.tensor(values, { dtype = x.dtype }):reshape(x.shape)
+    values[i] = before
+    return changed
+end
+
+-- The check itself: the sum of fn's results weighted by fixed random numbers stands for fn.
+local function make_objective(fn, rng)
+    local weights = {}
+    return function(inputs)
+        te.rng_state(rng)
+        local results = { fn(unpack(inputs, 1, inputs.n)) }
+        local total
+        for i, result in ipairs(results) do
+            if te.is_tensor(result) and result.dtype:find("^float") or te.is_tensor(result) and result.dtype == "bfloat16" then
+                if not weights[i] then
+                    weights[i] = te.no_grad(te.rand, result.shape, { dtype = result.dtype }) + 0.5
+                end
+                local part = te.sum(result * weights[i])
+                total = total and total + part or part
+            end
+        end
+        return total
+    end
+end
+
+local function compare(position, element, analytic, numeric, opts)
+    local error_size = math.abs(analytic - numeric)
+    if error_size <= opts.atol + opts.rtol * math.abs(numeric) then return end
+    fail(3, "gradcheck", "input %d, element %d: backward gives %.10g, differences give %.10g", position, element, analytic,
+        numeric)
+end
+
+--- Compares the gradients of fn(inputs…) with central differences; raises naming input, element and both values where
+--- they differ. Inputs that require a gradient are checked, or all floating ones when none does; use float64.
+---@param opts table|nil  eps (1e-6), atol (1e-5), rtol (1e-4)
+---@return boolean true
+function te.gradcheck(fn, inputs, opts)
+    opts = opts or {}
+    for key in pairs(opts) do
+        if key ~= "eps" and key ~= "atol" and key ~= "rtol" then fail(2, "gradcheck", "unknown option %q", tostring(key)) end
+    end
+    opts = { eps = opts.eps or 1e-6, atol = opts.atol or 1e-5, rtol = opts.rtol or 1e-4 }
+    if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end
+    local rng, n, some = te.rng_state(), 0, false
+    for i, x in pairs(inputs) do
+        n = math.max(n, i)
+        some = some or te.is_tensor(x) and x.requires_grad
+    end
+    local leaves, checked = { n = n }, {}
+    for i = 1, n do
+        local x = inputs[i]
+        leaves[i] = x
+        if te.is_tensor(x) and (x.requires_grad or not some and x.dtype:find("^float")) then
+            leaves[i] = te.tensor(x)
+            leaves[i].requires_grad = true
+            checked[#checked + 1] = i
+        end
+    end
+    local objective = make_objective(fn, rng)
+    local total = objective(leaves)
+    if not total or not total.requires_grad then fail(2, "gradcheck", "the result does not depend on the inputs") end
+    total:backward()
+    for _, i in ipairs(checked) do
+        local x = leaves[i]
+        local values, grad = flat(x:detach()), x.grad and flat(x.grad)
+        local others = { n = n }
+        for k = 1, n do others[k] = te.is_tensor(leaves[k]) and leaves[k]:detach() or leaves[k] end
+        for k = 1, #values do
+            local function at(value)
+                others[i] = with_element(x, values, k, value)
+                return te.no_grad(objective, others):item()
+            end
+            local step = opts.eps * math.max(1, math.abs(values[k]))
+            local numeric = (at(values[k] + step) - at(values[k] - step)) / (2 * step)
+            compare(i, k, grad and grad[k] or 0, numeric, opts)
+        end
+    end
+    te.rng_state(rng)
+    return true
+end

@@ -1,0 +1,110 @@
+/* program_run.c - the backend's entry for programs: memory, threads, and the joining of sums.
+ *
+ * All runs of a call share one parallel region. The chunks of all of them, one run after the other, are dealt out in
+ * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take neither
+ * threads nor memory: their workspace is on the stack.
+ */
+#include "program_exec.h"
+
+#include <omp.h>
+
+/* Below this many element-additions a parallel region costs more than it saves. */
+enum { PARALLEL_WORK = 1 << 17, STACK_WORKSPACE = 48 << 10, STACK_PARTS = 4 << 10 };
+
+/* What a call works on. `run` counts from 0; jobs are described again where they are needed, which costs less than
+ * keeping them. */
+typedef struct call {
+    te_exec      *exec;
+    te_program   *program;
+    const te_run *runs;
+    int           n_runs;
+    size_t        workspace; /* bytes for the largest job */
+    size_t        parts;     /* bytes for the parts of all jobs */
+    int64_t       elements, chunks;
+} call;
+
+static int64_t job_elements(const te_job *job) { return job->rows * (job->columns ? job->columns : 1); }
+
+static te_status survey(call *c)
+{
+    for (int r = 0; r < c->n_runs; r++) {
+        te_job    job;
+        te_status status = te_job_describe(c->exec, c->program, &c->runs[r], &job);
+        if (status != TE_OK) return status;
+        size_t workspace = te_job_workspace(&job);
+        if (workspace > c->workspace) c->workspace = workspace;
+        c->parts += te_job_parts(&job);
+        c->elements += job_elements(&job);
+        c->chunks += te_job_chunks(&job);
+    }
+    return TE_OK;
+}
+
+/* The share of thread `index` of `count`: each chunk that starts within the thread's stretch of all elements. */
+static void run_share(const call *c, int index, int count, void *workspace, char *parts)
+{
+    int64_t begin = c->elements / count * index + c->elements % count * index / count;
+    int64_t end = c->elements / count * (index + 1) + c->elements % count * (index + 1) / count, before = 0;
+    for (int r = 0; r < c->n_runs; r++) {
+        te_job job;
+        if (te_job_describe(c->exec, c->program, &c->runs[r], &job) != TE_OK) return; /* cannot be: it was surveyed */
+        int64_t elements = job_elements(&job), chunks = te_job_chunks(&job);
+        /* chunk i starts at before + i * elements / chunks */
+        int64_t first = begin <= before ? 0 : ((begin - before) * chunks + elements - 1) / (elements ? elements : 1);
+        int64_t last = end >= before + elements ? chunks : end <= before ? 0 : ((end - before) * chunks + elements - 1) / elements;
+        if (first < last) te_job_run(&job, first, last, workspace, parts);
+        before += elements;
+        parts += te_job_parts(&job);
+    }
+}
+
+static void run_all(const call *c, int threads, char *workspace, char *parts)
+{
+    if (threads == 1) {
+        run_share(c, 0, 1, workspace, parts);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        _Alignas(64) char stack[STACK_WORKSPACE];
+        int               index = omp_get_thread_num();
+        char             *mine = workspace ? workspace + (size_t)index * c->workspace : stack;
+        run_share(c, index, omp_get_num_threads(), mine, parts);
+    }
+}
+
+static void join_all(const call *c, int threads, char *parts)
+{
+    for (int r = 0; r < c->n_runs; r++) {
+        te_job job;
+        if (te_job_describe(c->exec, c->program, &c->runs[r], &job) != TE_OK) return;
+        te_job_join(&job, parts, threads);
+        parts += te_job_parts(&job);
+    }
+}
+
+te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+{
+    _Alignas(64) char stack[STACK_WORKSPACE], stack_parts[STACK_PARTS];
+    call c = {.exec = exec, .program = program, .runs = runs, .n_runs = n_runs};
+    te_status status = te_program_compile(exec, program);
+    if (status == TE_OK) status = survey(&c);
+    if (status != TE_OK) return status;
+
+    int64_t work = c.elements * ((const te_compiled *)program->compiled)->cost;
+    int     threads = work < PARALLEL_WORK || c.chunks < 2 ? 1 : exec->threads;
+    if (threads > c.chunks) threads = (int)c.chunks;
+    char *workspace = threads > 1 ? NULL : stack, *parts = stack_parts;
+    void *more_workspace = NULL, *more_parts = NULL;
+    if (c.workspace > STACK_WORKSPACE) workspace = more_workspace = exec->scratch(exec, c.workspace * (size_t)threads);
+    if (c.parts > STACK_PARTS) parts = more_parts = exec->scratch(exec, c.parts);
+    if ((c.workspace > STACK_WORKSPACE && !workspace) || !parts) {
+        status = TE_ERROR_MEMORY;
+    } else {
+        run_all(&c, threads, workspace, parts);
+        join_all(&c, threads, parts);
+    }
+    if (more_parts) exec->scratch_free(exec, more_parts);
+    if (more_workspace) exec->scratch_free(exec, more_workspace);
+    return status;
+}

@@ -1,0 +1,125 @@
+/* main.c - the executable: command line, script runner and a plain prompt, over the public headers alone.
+ *
+ *     tetrain [options] [script [arguments]]
+ *
+ * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 130 after an interrupt that a script did not handle;
+ * or what the script passes to os.exit.
+ */
+#include "command_line.h"
+#include "prompt.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+
+/* The runtime that signals are for: the one thing a signal handler can reach. */
+static tetrain *running;
+
+/* First a request, where the script listens; then an error inside the script; then the system's own way. */
+static void on_signal(int number)
+{
+    if (tetrain_request_stop(running)) return;
+    tetrain_interrupt(running);
+    signal(number, SIG_DFL);
+}
+
+static void catch_signals(void)
+{
+    struct sigaction handler = {.sa_handler = on_signal};
+    sigaction(SIGINT, &handler, NULL);
+    sigaction(SIGTERM, &handler, NULL);
+}
+
+static int report(tetrain_status status)
+{
+    if (status == TETRAIN_OK) return 0;
+    fprintf(stderr, "tetrain: %s\n", tetrain_error(running));
+    return status == TETRAIN_ERROR_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_SCRIPT;
+}
+
+static tetrain_status run_text(const char *text, const char *name) { return tetrain_run_string(running, text, strlen(text), name); }
+
+/* Joins folder, middle and name into path; whether that file can be read. */
+static bool readable(char *path, size_t size, const char *folder, const char *middle, const char *name)
+{
+    int n = snprintf(path, size, "%s%s%s", folder, middle, name);
+    return n > 0 && (size_t)n < size && access(path, R_OK) == 0;
+}
+
+/* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. */
+static const char *find_script(const char *name, char *path, size_t size)
+{
+    static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/scripts/", "/../share/tetrain/scripts/"};
+    char                     folder[3072];
+    if (!name || strchr(name, '/') || access(name, R_OK) == 0) return name;
+    ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
+    if (n <= 0) return name;
+    folder[n] = 0;
+    char *slash = strrchr(folder, '/');
+    if (slash) *slash = 0;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (readable(path, size, folder, places[i], name)) return path;
+    return name;
+}
+
+/* os.exit closes the runtime first: threads end and files are written out. */
+static const char prelude[] = "local exit = os.exit\n"
+                              "function os.exit(code, close) exit(code, close ~= false) end\n";
+
+static int run_actions(const command_line *line)
+{
+    char quoted[4096];
+    int  code = 0;
+    for (int i = 0; i < line->n_actions && code == 0; i++) {
+        const action *a = &line->actions[i];
+        if (a->kind == ACTION_EXECUTE) {
+            code = report(run_text(a->text, "=(command line)"));
+        } else {
+            snprintf(quoted, sizeof quoted, "local name = [==[%s]==] _G[name:match('[^.]*$')] = require(name)", a->text);
+            code = report(run_text(quoted, "=(command line)"));
+        }
+    }
+    return code;
+}
+
+static int run(const command_line *line)
+{
+    char            path[4096];
+    te_memory_stats stats;
+    if (line->device && te_context_memory(tetrain_context(running), line->device, &stats) != TE_OK) {
+        fprintf(stderr, "tetrain: %s\n", te_context_error(tetrain_context(running)));
+        return EXIT_SCRIPT;
+    }
+    if (line->seed_given) te_context_seed(tetrain_context(running), line->seed);
+    catch_signals();
+    int code = report(run_text(prelude, "=tetrain"));
+    if (code == 0) code = run_actions(line);
+    if (code == 0 && line->run_script) {
+        const char *script = line->script ? find_script(line->script, path, sizeof path) : NULL;
+        code = report(tetrain_run_file(running, script, line->argc, line->argv));
+    }
+    if (code == 0 && line->interactive) code = prompt_run(running, catch_signals);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    command_line line;
+    int          code = command_line_parse(&line, argc, argv);
+    if (code >= 0) return code;
+    tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads};
+    running = tetrain_open(&options);
+    if (!running) {
+        fprintf(stderr, "tetrain: out of memory\n");
+        return EXIT_SCRIPT;
+    }
+    code = run(&line);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    tetrain_close(running);
+    return code;
+}

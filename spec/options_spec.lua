@@ -25,7 +25,7 @@ describe("te.options", function()
         assert.error_matches(function() options.check("te.f", 7, declared) end, "expected a table")
     end)
 
-    it("measures distance with transpositions", function()
+    it("finds the nearest name", function()
         assert.equal("learning_rate", options.nearest("leanring_rate", { "batch", "learning_rate" }))
         assert.is_nil(options.nearest("zzzzzzzz", { "batch" }))
     end)

@@ -87,10 +87,14 @@ static double naive_random(const te_program *p, const te_run *run, const te_insn
     return (double)word >= rint(a * 4294967296.0) ? 1 : 0;
 }
 
-static double naive_reduce(te_opcode op, const double *v, int64_t n, bool f64)
+/* `step` 0: the same number in every column. */
+static double naive_reduce(te_opcode op, const double *v, int step, int64_t n, bool f64)
 {
     double r = op == TE_PW_ROWSUM ? 0 : op == TE_PW_ROWMAX ? -INFINITY : INFINITY;
-    for (int64_t j = 0; j < n; j++) r = op == TE_PW_ROWSUM ? r + v[j] : naive_binary(op == TE_PW_ROWMAX ? TE_PW_MAX : TE_PW_MIN, r, v[j], f64);
+    for (int64_t j = 0; j < n; j++) {
+        if (op == TE_PW_ROWSUM) r += v[j * step];
+        else r = naive_binary(op == TE_PW_ROWMAX ? TE_PW_MAX : TE_PW_MIN, r, v[j * step], f64);
+    }
     return naive_round(r, f64);
 }
 
@@ -128,7 +132,9 @@ static void naive_row(const te_program *p, const te_run *run, int64_t row, int64
             case TE_PW_WHERE: *out = arg[0] != 0 ? arg[1] : arg[2]; break;
             case TE_PW_ROWSUM:
             case TE_PW_ROWMAX:
-            case TE_PW_ROWMIN: *out = naive_reduce(insn->op, &values[insn->arg[0] * stride], columns, f64); break;
+            case TE_PW_ROWMIN:
+                *out = naive_reduce(insn->op, &values[insn->arg[0] * stride], p->insns[insn->arg[0]].rate == TE_RATE_ELEM, columns, f64);
+                break;
             default: *out = te_opcode_args(insn->op) == 1 ? naive_unary(insn->op, arg[0], f64) : naive_binary(insn->op, arg[0], arg[1], f64);
             }
         }

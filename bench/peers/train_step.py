@@ -118,7 +118,7 @@ def arguments():
 
 
 def build_step(o):
-    """The training step as a function that returns the loss, and the number of parameters."""
+    """The training step as a function that returns the loss and when its parts ended, and the number of parameters."""
     layers, heads, width, batch, sequence, vocabulary = CONFIGS[o.config]
     model = GPT(layers, heads, width, sequence, vocabulary, o.attention)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -137,28 +137,37 @@ def build_step(o):
         low = torch.autocast("cpu", dtype=torch.bfloat16) if o.dtype == "bf16" else contextlib.nullcontext()
         with low:
             loss = run(ids, targets)
+        value, forward = loss.item(), time.perf_counter()
         loss.backward()
+        backward = time.perf_counter()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        return loss.item()
+        return value, forward, backward
 
     return step, sum(p.numel() for p in parameters)
 
 
 def time_steps(step, runs, seconds):
-    """Seconds of each step, after at least three and a second's worth of warm-up."""
+    """Medians over the steps, in milliseconds, after a warm-up of three steps and a second."""
     started, warm = time.perf_counter(), 0
     while warm < 3 or time.perf_counter() - started < min(1.0, seconds):
-        loss = step()
+        step()
         warm += 1
         if warm == 1:  # compiling is not warming up
             started = time.perf_counter()
-    times = []
-    while len(times) < runs or sum(times) < seconds:
-        before = time.perf_counter()
-        loss = step()
-        times.append(time.perf_counter() - before)
-    return times, loss
+    rows, total = [], 0.0
+    while len(rows) < runs or total < seconds:
+        processor, before = time.process_time(), time.perf_counter()
+        loss, forward, backward = step()
+        after = time.perf_counter()
+        rows.append((after - before, time.process_time() - processor, forward - before, backward - forward,
+                     after - backward))
+        total += after - before
+    walls, *others = zip(*rows)
+    medians = dict(zip(("cpu_ms", "forward_ms", "backward_ms", "optimizer_ms"),
+                       (statistics.median(column) * 1e3 for column in others)))
+    return {"steps": len(rows), "ms": statistics.median(walls) * 1e3, "ms_min": min(walls) * 1e3,
+            "ms_max": max(walls) * 1e3, **medians, "loss": loss}
 
 
 def main():
@@ -166,18 +175,16 @@ def main():
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
     step, parameters = build_step(o)
-    times, loss = time_steps(step, o.runs, o.seconds)
-    median = statistics.median(times)
+    times = time_steps(step, o.runs, o.seconds)
     _, _, _, batch, sequence, _ = CONFIGS[o.config]
     report = {
         "system": "pytorch", "version": torch.__version__, "config": o.config, "dtype": o.dtype, "threads": o.threads,
-        "mode": o.mode, "attention": o.attention, "parameters": parameters, "steps": len(times),
-        "ms": median * 1e3, "ms_min": min(times) * 1e3, "ms_max": max(times) * 1e3,
-        "tokens_per_s": batch * sequence / median, "loss": loss,
+        "mode": o.mode, "attention": o.attention, "parameters": parameters, **times,
+        "tokens_per_s": batch * sequence / times["ms"] * 1e3,
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    if not math.isfinite(loss):
-        sys.exit("the loss is not finite: %r" % loss)
+    if not math.isfinite(times["loss"]):
+        sys.exit("the loss is not finite: %r" % times["loss"])
     if o.json:
         print(json.dumps(report))
     else:

@@ -5,37 +5,8 @@
 
 local options = {}
 
--- Edit distance with transpositions; rows are reused, names are short.
-local function distance(a, b)
-    local before, previous, current = {}, {}, {}
-    for j = 0, #b do previous[j] = j end
-    for i = 1, #a do
-        current[0] = i
-        for j = 1, #b do
-            local differ = a:byte(i) ~= b:byte(j) and 1 or 0
-            local best = math.min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + differ)
-            if i > 1 and j > 1 and a:byte(i) == b:byte(j - 1) and a:byte(i - 1) == b:byte(j) then
-                best = math.min(best, before[j - 2] + 1)
-            end
-            current[j] = best
-        end
-        before, previous, current = previous, current, before
-    end
-    return previous[#b]
-end
-
---- The known name closest to `name`.
----@param name string
----@param known string[]
----@return string|nil nearest  nil when none is similar
-function options.nearest(name, known)
-    local best, least
-    for _, candidate in ipairs(known) do
-        local d = distance(name:lower(), candidate:lower())
-        if not least or d < least then best, least = candidate, d end
-    end
-    if best and least <= math.max(2, #best / 2) then return best end
-end
+--- The name in the list `known` closest to `name`, nil when none is similar.
+options.nearest = require("te")._core.nearest
 
 --- Sorted keys of a table, as strings.
 function options.names(t)

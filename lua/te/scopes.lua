@@ -50,6 +50,7 @@ function te.enable_grad(fn, ...)
 end
 
 te.backward, te.grad = core.backward, core.grad
+core.tensor_methods.backward = core.backward
 
 --- Runs fn(...) with the dtype that linear, norm, attention and embedding operations compute in.
 ---@param opts table  enabled (true), dtype ("bfloat16", "float16" or "float32"), recipe

@@ -17,7 +17,7 @@ describe("te.models.gpt", function()
         local x = ids { { 1, 2, 3, 4, 5, 6, 7, 8 } }
         local logits, loss = model(x, x)
         assert.same({ 8, 11 }, logits.shape)
-        assert.is_true(math.abs(loss:item() - math.log(11)) < 0.2)
+        assert.is_true(math.abs(loss:item() - math.log(11)) < 0.5)
         assert.same({ 1, 11 }, model(x).shape)
         local biased = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16, bias = true }
         assert.equal(model:num_parameters() + 2 * (16 * 2 + 48 + 16 + 64 + 16) + 16, biased:num_parameters())

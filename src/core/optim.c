@@ -18,9 +18,17 @@ static const te_utility adamw_program = {
 static const te_utility sgd_program = {
     .name = "sgd",
     .inputs = "p g b",
-    .params = "lr momentum fresh nesterov weight_decay grad_scale",
+    .params = "lr momentum carry fresh nesterov weight_decay grad_scale",
     .outputs = "p2 b2 copy",
-    .formula = "h = g * grad_scale + weight_decay * p; b2 = momentum * b + fresh * h; p2 = p - lr * where(nesterov, h + momentum * b2, b2); copy = p2",
+    .formula = "h = g * grad_scale + weight_decay * p; b2 = carry * b + fresh * h; p2 = p - lr * where(nesterov, h + momentum * b2, b2); copy = p2",
+};
+
+static const te_utility plain_sgd_program = {
+    .name = "sgd",
+    .inputs = "p g",
+    .params = "lr weight_decay grad_scale",
+    .outputs = "p2 copy",
+    .formula = "p2 = p - lr * (g * grad_scale + weight_decay * p); copy = p2",
 };
 
 static const te_utility squares_program = {.name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
@@ -91,7 +99,7 @@ static void written(te_tensor *param, te_tensor *shadow)
 static te_status update(te_context *ctx, const te_utility *utility, const double *params, int n, te_tensor *const *weights, te_tensor *const *grads,
                         te_tensor *const *const *states, int n_states, te_tensor *const *masters)
 {
-    if (n == 0) return TE_OK;
+    if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, utility);
     te_device  *device = weights[0]->storage->device;
     batch       b;
@@ -145,15 +153,20 @@ te_status te_adamw_step(te_context *ctx, const te_adamw *o, int n, te_tensor *co
 te_status te_sgd_step(te_context *ctx, const te_sgd *o, int n, te_tensor *const *params, te_tensor *const *grads,
                       te_tensor *const *momentum, te_tensor *const *masters)
 {
-    double values[] = {o->lr, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening, o->nesterov, o->weight_decay, o->grad_scale};
-    if (o->first && o->nesterov) values[1] = 0;
+    if (!momentum) {
+        double plain[] = {o->lr, o->weight_decay, o->grad_scale};
+        if (o->momentum != 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "sgd: momentum %g needs buffers", o->momentum);
+        return update(ctx, &plain_sgd_program, plain, n, params, grads, NULL, 0, masters);
+    }
+    double values[] = {o->lr, o->momentum, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening,
+                       o->nesterov, o->weight_decay, o->grad_scale};
     te_tensor *const *states[] = {momentum};
     return update(ctx, &sgd_program, values, n, params, grads, states, 1, masters);
 }
 
 te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
 {
-    if (n == 0) return TE_OK;
+    if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, &squares_program);
     te_device  *device = tensors[0]->storage->device;
     int64_t     count = n;

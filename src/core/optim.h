@@ -20,7 +20,8 @@ typedef struct te_sgd {
 
 /* Updates parameters of one group in place and bumps their versions. masters: NULL, or float32 copies that are updated
  * in the parameters' stead, which then receive their rounding. Moments have the masters' (else parameters') shape;
- * float32. Entries are contiguous. Cached compute copies of parameters are refreshed in the same pass. */
+ * float32; without momentum, SGD may go without them (NULL). Entries are contiguous. Cached compute copies of parameters
+ * are refreshed in the same pass. */
 te_status te_adamw_step(te_context *ctx, const te_adamw *options, int n, te_tensor *const *params, te_tensor *const *grads,
                         te_tensor *const *exp_avg, te_tensor *const *exp_avg_sq, te_tensor *const *masters);
 te_status te_sgd_step(te_context *ctx, const te_sgd *options, int n, te_tensor *const *params, te_tensor *const *grads,

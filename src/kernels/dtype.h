@@ -16,8 +16,11 @@
 
 #include "tetrain/types.h"
 
+/* Always inlined: a loop with a call in it does not vectorize. */
 #ifdef __CUDACC__
-#define TE_HD __host__ __device__
+#define TE_HD __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+#define TE_HD __attribute__((always_inline))
 #else
 #define TE_HD
 #endif

@@ -34,7 +34,23 @@ static int library_sources(lua_State *L)
     return 1;
 }
 
-const luaL_Reg te_lua_library_functions[] = {{"library_sources", library_sources}, {NULL, NULL}};
+/* nearest(name, list): the string of the list most like name, or nil. */
+static int nearest(lua_State *L)
+{
+    const char *name = luaL_checkstring(L, 1);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    size_t       n = lua_objlen(L, 2);
+    const char **names = lua_newuserdata(L, (n + 1) * sizeof *names);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, (int)i + 1);
+        names[i] = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";
+        lua_pop(L, 1);
+    }
+    lua_pushstring(L, te_lua_nearest(name, names, (int)n));
+    return 1;
+}
+
+const luaL_Reg te_lua_library_functions[] = {{"library_sources", library_sources}, {"nearest", nearest}, {NULL, NULL}};
 
 /* A searcher for package.loaders. */
 static int search_embedded(lua_State *L)

@@ -33,19 +33,30 @@ static bool takes_number(const te_param *p)
            p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE;
 }
 
+static const char *wanted(const reader *r, const te_param *p)
+{
+    switch (p->type) {
+    case TE_TYPE_TENSOR: return r->op->def->flags & TE_OP_NUMBERS ? "a tensor or number" : "a tensor";
+    case TE_TYPE_TENSORS: return "a list of tensors";
+    case TE_TYPE_NUMBER: return "a number";
+    case TE_TYPE_INT: return "a whole number";
+    case TE_TYPE_BOOL: return "true or false";
+    case TE_TYPE_DIM: return "a dimension (a whole number from 1)";
+    case TE_TYPE_INDEX: return "a position (a whole number from 1)";
+    case TE_TYPE_DIMS: return "dimensions (whole numbers from 1)";
+    case TE_TYPE_SHAPE: return "a shape (a table of whole numbers)";
+    case TE_TYPE_DTYPE: return "the name of a dtype";
+    case TE_TYPE_DEVICE: return "the name of a device";
+    case TE_TYPE_TEXT: return "a string";
+    case TE_TYPE_CHOICE: return p->text;
+    }
+    return "something else";
+}
+
 static int wrong_type(reader *r, const te_param *p, int index)
 {
-    static const char *const wanted[] = {
-        [TE_TYPE_TENSOR] = "a tensor", [TE_TYPE_TENSORS] = "a list of tensors", [TE_TYPE_NUMBER] = "a number",
-        [TE_TYPE_INT] = "a whole number", [TE_TYPE_BOOL] = "true or false", [TE_TYPE_DIM] = "a dimension (a whole number from 1)", [TE_TYPE_INDEX] = "a position (a whole number from 1)",
-        [TE_TYPE_DIMS] = "dimensions (whole numbers from 1)", [TE_TYPE_SHAPE] = "a shape (a table of whole numbers)",
-        [TE_TYPE_DTYPE] = "the name of a dtype", [TE_TYPE_DEVICE] = "the name of a device", [TE_TYPE_TEXT] = "a string",
-        [TE_TYPE_CHOICE] = "one of "};
-    char        text[256];
-    const char *expected = wanted[p->type];
-    if (p->type == TE_TYPE_TENSOR && (r->op->def->flags & TE_OP_NUMBERS)) expected = "a tensor or number";
-    return te_lua_fail(r->L, r->name, "%s: expected %s%s, got %s", p->name, expected, p->type == TE_TYPE_CHOICE ? p->text : "",
-                       te_lua_describe(r->L, index, text, sizeof text));
+    char text[256];
+    return te_lua_fail(r->L, r->name, "%s: expected %s, got %s", p->name, wanted(r, p), te_lua_describe(r->L, index, text, sizeof text));
 }
 
 static int64_t from_one(reader *r, const te_param *p, int64_t position)

@@ -164,6 +164,7 @@ static te_status stack_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
     int         n = call->n_list, made = 0;
+    if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     te_tensor **rows = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *rows);
     if (!rows) return te_fail_memory(ctx, "te.stack");
     te_arg dim = TE_A_NUMBER(call->attr[0].number);

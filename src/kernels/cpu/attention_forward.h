@@ -16,6 +16,7 @@ typedef struct T(forward_state) {
     REAL   *out;              /* [queries, dim_v], not yet divided by the sum */
     REAL   *sum;              /* [queries, lanes]: sums of weights, in as many parts */
     REAL   *top;              /* [queries]: maximum score so far */
+    REAL   *total;            /* [queries]: the whole sum, at the end */
 } T(forward_state);
 
 static int64_t T(forward_layout)(T(forward_state) *s, const te_attention *a, int64_t queries, REAL *base)
@@ -33,6 +34,7 @@ static int64_t T(forward_layout)(T(forward_state) *s, const te_attention *a, int
     s->out = T(carve)(base, &at, queries * s->dim_v);
     s->sum = T(carve)(base, &at, queries * TE_ATTENTION_LANES);
     s->top = T(carve)(base, &at, queries);
+    s->total = T(carve)(base, &at, queries);
     return at;
 }
 
@@ -115,18 +117,22 @@ static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t 
 {
     const te_attention *a = s->a;
     const te_attention_seq *seq = s->seq;
+    REAL *total = s->total;
     for (int64_t i = 0; i < end - first; i++) {
-        REAL sum = 0;
-        for (int l = 0; l < TE_ATTENTION_LANES; l++) sum += s->sum[i * TE_ATTENTION_LANES + l];
+        VECTOR sum = V_LOAD(s->sum + i * TE_ATTENTION_LANES);
+        for (int l = VLEN; l < TE_ATTENTION_LANES; l += VLEN) sum = sum + V_LOAD(s->sum + i * TE_ATTENTION_LANES + l);
+        total[i] = V_SUM(sum);
         T(store_tile)(&a->out, seq->batch, s->head, seq->q_start + first + i, 1, s->out + i * s->dim_v, s->dim_v,
-                      sum == 0 ? 0 : 1 / sum);
-        if (!te_view_present(&a->lse)) continue;
-        REAL lse = sum == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(sum);
+                      total[i] == 0 ? 0 : 1 / total[i]);
+    }
+    if (!te_view_present(&a->lse)) return;
+    for (int64_t i = 0; i < end - first; i++) total[i] = total[i] == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total[i]);
+    for (int64_t i = 0; i < end - first; i++) {
         void *to = lse_at(a, seq->batch, s->head, seq->q_start + first + i);
         if (a->lse.dtype == TE_F64)
-            *(double *)to = (double)lse;
+            *(double *)to = (double)total[i];
         else
-            *(float *)to = (float)lse;
+            *(float *)to = (float)total[i];
     }
 }
 

@@ -35,5 +35,7 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_STORE
 #undef V_FMA
 #undef V_MAX
+#undef V_TOP
+#undef V_SUM
 #undef TRANSPOSE_BLOCK
 #undef MICRO_ROWS

@@ -90,26 +90,37 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
     return (char *)v->data + (batch * v->stride[0] + head * v->stride[1] + first * v->stride[2]) * size;
 }
 
+/* By vectors first: the compiler then needs no test for short rows. */
+#define CONVERT_ROW(from, convert)                                                                 \
+    {                                                                                              \
+        const from *x = (const from *)row;                                                         \
+        int64_t d = 0;                                                                             \
+        for (; d + 16 <= dim; d += 16)                                                             \
+            for (int l = 0; l < 16; l++) tile[d + l] = scale * (REAL)convert(x[d + l]);            \
+        for (; d < dim; d++) tile[d] = scale * (REAL)convert(x[d]);                                \
+    }
+
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
  * apart, where no hardware prefetcher follows. */
 static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first,
                          int64_t rows, REAL scale)
 {
-    enum { AHEAD = 8, LINE = 64 };
+    enum { AHEAD = 16, LINE = 64 };
     int64_t dim = v->shape[3], row_bytes, used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
     const char *row = T(rows_at)(v, batch, head, first, &row_bytes);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
-        const uint16_t *half = (const uint16_t *)row;
-        for (int64_t b = 0; i + AHEAD < rows && b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b);
+        if (first + i + AHEAD < v->shape[2])
+            for (int64_t b = 0; b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b);
         switch (v->dtype) {
-        case TE_F32: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
-        case TE_BF16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
-        case TE_F16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_f16_to_f32(half[d]); break;
-        default: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const double *)row)[d];
+        case TE_F32: CONVERT_ROW(float, ) break;
+        case TE_BF16: CONVERT_ROW(uint16_t, te_bf16_to_f32) break;
+        case TE_F16: CONVERT_ROW(uint16_t, te_f16_to_f32) break;
+        default: CONVERT_ROW(double, )
         }
         for (int64_t d = dim; d < width; d++) tile[d] = 0;
     }
 }
+#undef CONVERT_ROW
 
 /* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
 static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *restrict tile,
@@ -185,12 +196,16 @@ static T(tile_range) T(range_of)(const int *low, const int *high, int rows)
     return r;
 }
 
-/* Columns of the tile outside low … high = value, by groups of 16 that are vectors. */
-static inline void T(fill_outside)(REAL *p, T(tile_range) range, int low, int high, REAL value)
+/* Columns of the tile outside low … high = value. */
+static inline void T(fill_outside)(REAL *restrict p, T(tile_range) range, int low, int high, REAL value)
 {
-    for (int j = range.column; j < range.column + range.columns; j += 16) {
-        if (j >= low && j + 16 <= high) continue;
-        for (int l = j; l < j + 16; l++) p[l] = l >= low && l < high ? p[l] : value;
+    if (range.column >= low && range.column + range.columns <= high) return;
+    p += range.column;
+    low -= range.column;
+    high -= range.column;
+    for (int l = 0; l < range.columns; l++) {
+        REAL x = p[l];
+        p[l] = ((l >= low) & (l < high)) ? x : value;
     }
 }
 
@@ -199,11 +214,7 @@ static inline REAL T(row_max)(const REAL *p, int n)
 {
     VECTOR most = V_LOAD(p);
     for (int j = VLEN; j < n; j += VLEN) most = V_MAX(V_LOAD(p + j), most);
-    REAL lane[VLEN];
-    V_STORE(lane, most);
-    for (int half = VLEN / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) lane[l] = lane[l + half] > lane[l] ? lane[l + half] : lane[l];
-    return lane[0];
+    return V_TOP(most);
 }
 
 /* sum[l] += p[j + l] for j = 0, 16, …: 16 partial sums. */

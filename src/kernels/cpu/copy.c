@@ -15,6 +15,7 @@
 enum {
     TILE = 64,
     RUN = 32768,               /* elements of a long run that one unit moves */
+    UNIT = 4096,               /* elements of short runs that one unit moves, about */
     PARALLEL_FROM = 1 << 15    /* elements: below this a parallel region costs more than it gains */
 };
 
@@ -84,6 +85,7 @@ typedef struct copy_plan {
     int                   across;    /* dimension along which src is contiguous, -1 when not tiled */
     int64_t               outer;     /* combinations of the dimensions that are not inner */
     int64_t               per_outer; /* units in each */
+    int64_t               at_once;   /* or combinations in one unit, where runs are short */
 } copy_plan;
 
 static void plan_add_dim(copy_plan *plan, int64_t extent, int64_t dst_stride, int64_t src_stride)
@@ -154,6 +156,7 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src)
     }
     plan->outer = 1;
     for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
+    plan->at_once = plan->across < 0 && inner < UNIT ? (UNIT + inner - 1) / inner : 1;
 }
 
 /* rows x cols of the destination, contiguous along cols; the source is contiguous along rows. */
@@ -175,26 +178,69 @@ static void tile_convert(const copy_plan *plan, char *dst, int64_t dst_stride, c
         plan->blocks->store[class][to](te_element(dst, to, r * dst_stride), 1, values + r * size, PITCH, cols);
 }
 
-static void run_unit(const copy_plan *plan, int64_t unit)
+/* Short runs first … end, one per combination of the outer dimensions. */
+static void copy_runs(const copy_plan *plan, int64_t first, int64_t end)
 {
     const te_view *d = &plan->dst, *s = &plan->src;
-    int last = d->ndim - 1, n_outer = plan->across < 0 ? last : plan->across;
-    int64_t outer = unit / plan->per_outer, part = unit % plan->per_outer;
-    char *dst = te_element(d->data, d->dtype, te_offset_of(d, n_outer, outer));
-    const char *src = te_element(s->data, s->dtype, te_offset_of(s, n_outer, outer));
-    int64_t inner = d->shape[last];
-    if (plan->across < 0) {
-        int64_t at = part * RUN, n = inner - at < RUN ? inner - at : RUN;
-        te_convert(plan->blocks, te_element(dst, d->dtype, at * d->stride[last]), d->dtype, d->stride[last],
-                   te_element(src, s->dtype, at * s->stride[last]), s->dtype, s->stride[last], n);
-        return;
+    int last = d->ndim - 1;
+    int64_t at[TE_MAX_DIMS] = {0}, rest = first;
+    int64_t to = te_offset_of(d, last, first), from = te_offset_of(s, last, first);
+    for (int i = last - 1; i >= 0; i--) {
+        at[i] = rest % d->shape[i];
+        rest /= d->shape[i];
     }
-    int64_t tiles = (inner + TILE - 1) / TILE, row = part / tiles * TILE, col = part % tiles * TILE;
-    int64_t rows = d->shape[plan->across] - row, cols = inner - col;
+    for (int64_t run = first; run < end; run++) {
+        te_convert(plan->blocks, te_element(d->data, d->dtype, to), d->dtype, d->stride[last],
+                   te_element(s->data, s->dtype, from), s->dtype, s->stride[last], d->shape[last]);
+        for (int i = last - 1; i >= 0; i--) {
+            to += d->stride[i];
+            from += s->stride[i];
+            if (++at[i] < d->shape[i]) break;
+            to -= at[i] * d->stride[i];
+            from -= at[i] * s->stride[i];
+            at[i] = 0;
+        }
+    }
+}
+
+/* One part of a long run. */
+static void copy_part(const copy_plan *plan, char *dst, const char *src, int64_t part)
+{
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int last = d->ndim - 1;
+    int64_t at = part * RUN, n = d->shape[last] - at < RUN ? d->shape[last] - at : RUN;
+    te_convert(plan->blocks, te_element(dst, d->dtype, at * d->stride[last]), d->dtype, d->stride[last],
+               te_element(src, s->dtype, at * s->stride[last]), s->dtype, s->stride[last], n);
+}
+
+static void copy_tile(const copy_plan *plan, char *dst, const char *src, int64_t part)
+{
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int last = d->ndim - 1;
+    int64_t tiles = (d->shape[last] + TILE - 1) / TILE, row = part / tiles * TILE, col = part % tiles * TILE;
+    int64_t rows = d->shape[plan->across] - row, cols = d->shape[last] - col;
     int64_t dst_stride = d->stride[plan->across], src_stride = s->stride[last];
     tile_convert(plan, te_element(dst, d->dtype, row * dst_stride + col), dst_stride,
                  te_element(src, s->dtype, row + col * src_stride), src_stride, rows < TILE ? rows : TILE,
                  cols < TILE ? cols : TILE);
+}
+
+static void copy_unit(const copy_plan *plan, int64_t unit)
+{
+    if (plan->at_once > 1) {
+        int64_t first = unit * plan->at_once, end = first + plan->at_once;
+        copy_runs(plan, first, end < plan->outer ? end : plan->outer);
+        return;
+    }
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int n_outer = plan->across < 0 ? d->ndim - 1 : plan->across;
+    int64_t outer = unit / plan->per_outer, part = unit % plan->per_outer;
+    char *dst = te_element(d->data, d->dtype, te_offset_of(d, n_outer, outer));
+    const char *src = te_element(s->data, s->dtype, te_offset_of(s, n_outer, outer));
+    if (plan->across < 0)
+        copy_part(plan, dst, src, part);
+    else
+        copy_tile(plan, dst, src, part);
 }
 
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
@@ -210,9 +256,9 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
     plan_make(&plan, dst, src);
-    int64_t units = plan.outer * plan.per_outer;
+    int64_t units = plan.at_once > 1 ? (plan.outer + plan.at_once - 1) / plan.at_once : plan.outer * plan.per_outer;
     int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t unit = 0; unit < units; unit++) run_unit(&plan, unit);
+    for (int64_t unit = 0; unit < units; unit++) copy_unit(&plan, unit);
     return TE_OK;
 }

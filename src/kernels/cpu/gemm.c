@@ -109,7 +109,7 @@ static te_status check_values(te_exec *exec, const te_gemm *g)
 static te_gemm_matrix matrix_of(const te_view *v, int ndim)
 {
     if (!te_view_present(v)) return (te_gemm_matrix){0};
-    return (te_gemm_matrix){v->data, v->dtype, v->stride[ndim - 2], v->stride[ndim - 1]};
+    return (te_gemm_matrix){v->data, v->dtype, (int32_t)te_dtype_size(v->dtype), v->stride[ndim - 2], v->stride[ndim - 1]};
 }
 
 /* Adds a batch dimension inside the ones there are, joined to the last where one step of it is a whole run of the new one. */
@@ -206,7 +206,7 @@ te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
         int64_t index = batch % p->batch_shape[d];
         batch /= p->batch_shape[d];
         for (int i = 0; i < 4; i++)
-            if (matrices[i]) matrices[i]->data += index * p->batch_stride[i][d] * (int64_t)te_dtype_size(matrices[i]->dtype);
+            if (matrices[i]) matrices[i]->data += index * p->batch_stride[i][d] * matrices[i]->size;
     }
     return t;
 }

@@ -23,12 +23,18 @@
 
 #include "cpu.h"
 
-/* A matrix in memory; strides in elements. */
+/* A matrix in memory; strides in elements of `size` bytes. */
 typedef struct te_gemm_matrix {
     char    *data;
     te_dtype dtype;
+    int32_t  size;
     int64_t  rs, cs;
 } te_gemm_matrix;
+
+static inline char *te_gemm_element(const te_gemm_matrix *m, int64_t row, int64_t col)
+{
+    return m->data + (row * m->rs + col * m->cs) * m->size;
+}
 
 enum { TE_GEMM_BATCH_DIMS = TE_MAX_DIMS - 2 };
 

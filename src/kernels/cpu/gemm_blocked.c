@@ -246,8 +246,7 @@ static void run_product(gemm_product *t, int thread, int team, char *own)
 
 static gemm_source source_of(const te_gemm_matrix *m)
 {
-    int64_t size = (int64_t)te_dtype_size(m->dtype);
-    return (gemm_source){m->data, m->rs * size, m->cs * size};
+    return (gemm_source){m->data, m->rs * m->size, m->cs * m->size};
 }
 
 static gemm_product product_make(const gemm_plan *plan, const void *bias, int64_t batch, char *shared)

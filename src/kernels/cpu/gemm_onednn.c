@@ -142,7 +142,7 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
 
 /* --- running ----------------------------------------------------------------------------------------------------------- */
 
-typedef struct job {
+typedef struct gemm_job {
     const te_gemm_problem *p;
     const te_gemm_isa     *isa;
     const te_gemm_onednn  *lib;
@@ -151,21 +151,16 @@ typedef struct job {
     const char            *packed; /* b, one part per column of the grid; or NULL */
     size_t                 part_bytes, scratch_bytes;
     char                  *scratch; /* one part per thread */
-} job;
-
-static char *element(const te_gemm_matrix *m, int64_t row, int64_t col)
-{
-    return m->data + (row * m->rs + col * m->cs) * (int64_t)te_dtype_size(m->dtype);
-}
+} gemm_job;
 
 /* Piece `x` of the product whose operands are a, b, c, aux. */
-static bool run_piece(const job *job, const te_gemm_product *t, piece x, int thread)
+static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, int thread)
 {
     const te_gemm_problem *p = job->p;
     te_dnnl_args args = te_gemm_onednn_args(job->lib, thread);
-    args.a = element(&t->a, x.row, 0);
-    args.b = job->packed ? (char *)job->packed + x.col / job->grid.cols * job->part_bytes : element(&t->b, 0, x.col);
-    args.c = element(&t->c, x.row, x.col);
+    args.a = te_gemm_element(&t->a, x.row, 0);
+    args.b = job->packed ? (char *)job->packed + x.col / job->grid.cols * job->part_bytes : te_gemm_element(&t->b, 0, x.col);
+    args.c = te_gemm_element(&t->c, x.row, x.col);
     if (te_view_present(&p->bias)) args.bias = (char *)p->bias.data + x.col * (int64_t)te_dtype_size(p->bias.dtype);
     args.scratchpad = job->scratch + thread * job->scratch_bytes;
     if (!te_dnnl_matmul_run(job->matmul[x.shape], &args)) return false;
@@ -175,7 +170,7 @@ static bool run_piece(const job *job, const te_gemm_product *t, piece x, int thr
     return true;
 }
 
-static bool run_pieces(const job *job, int threads)
+static bool run_pieces(const gemm_job *job, int threads)
 {
     int64_t per_product = job->grid.down * job->grid.across, pieces = per_product * job->p->batches;
     int failed = 0;
@@ -188,13 +183,13 @@ static bool run_pieces(const job *job, int threads)
 }
 
 /* Fills room with b packed for the pieces of each column of the grid. */
-static bool pack_b(const job *job, char *room)
+static bool pack_b(const gemm_job *job, char *room)
 {
     bool good = true;
     for (int64_t j = 0; j < job->grid.across && good; j++) {
         te_dnnl_args args = te_gemm_onednn_args(job->lib, 0);
         piece x = piece_at(job->p, &job->grid, j);
-        args.b = element(&job->p->b, 0, x.col);
+        args.b = te_gemm_element(&job->p->b, 0, x.col);
         good = te_dnnl_pack_b(job->matmul[x.shape], &args, room + j * job->part_bytes);
     }
     return good;
@@ -202,7 +197,7 @@ static bool pack_b(const job *job, char *room)
 
 /* Where b comes again under its key and has few rows to serve: switches to a packed copy, when there is one or it may be
  * made. */
-static bool use_packed_b(te_exec *exec, te_gemm_state *state, job *job, te_dnnl_spec spec)
+static bool use_packed_b(te_exec *exec, te_gemm_state *state, gemm_job *job, te_dnnl_spec spec)
 {
     const te_gemm_problem *p = job->p;
     const te_dnnl_matmul *found[SHAPES];
@@ -227,7 +222,7 @@ static bool use_packed_b(te_exec *exec, te_gemm_state *state, job *job, te_dnnl_
     return packed || pack_b(job, room);
 }
 
-static te_status run_job(te_exec *exec, job *job)
+static te_status run_job(te_exec *exec, gemm_job *job)
 {
     double macs = (double)job->p->m * (double)job->p->n * (double)job->p->k * (double)job->p->batches;
     int64_t pieces = job->grid.down * job->grid.across * job->p->batches;
@@ -250,7 +245,7 @@ te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     te_dnnl_spec spec;
-    job job = {.p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
+    gemm_job job = {.p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
     int threads = omp_get_max_threads();

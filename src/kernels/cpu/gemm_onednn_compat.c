@@ -12,14 +12,14 @@ typedef const_dnnl_memory_desc_t desc_ref;
 
 static desc_ref ref(const te_dnnl_desc *desc) { return desc->made ? desc->md : NULL; }
 
-static void make_strided(te_dnnl_desc *desc, int ndim, const int64_t *dims, dnnl_data_type_t type, const int64_t *strides)
+static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type, const dnnl_dims_t strides)
 {
-    desc->made = dnnl_memory_desc_create_with_strides(&desc->md, ndim, dims, type, strides) == dnnl_success;
+    return dnnl_memory_desc_create_with_strides(md, 2, dims, type, strides);
 }
 
-static void make_any(te_dnnl_desc *desc, int ndim, const int64_t *dims, dnnl_data_type_t type)
+static dnnl_status_t init_any(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type)
 {
-    desc->made = dnnl_memory_desc_create_with_tag(&desc->md, ndim, dims, type, dnnl_format_tag_any) == dnnl_success;
+    return dnnl_memory_desc_create_with_tag(md, 2, dims, type, dnnl_format_tag_any);
 }
 
 static void make_copy(te_dnnl_desc *desc, desc_ref from) { desc->made = dnnl_memory_desc_clone(&desc->md, from) == dnnl_success; }
@@ -44,14 +44,14 @@ typedef const dnnl_memory_desc_t *desc_ref;
 
 static desc_ref ref(const te_dnnl_desc *desc) { return desc->made ? &desc->md : NULL; }
 
-static void make_strided(te_dnnl_desc *desc, int ndim, const int64_t *dims, dnnl_data_type_t type, const int64_t *strides)
+static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type, const dnnl_dims_t strides)
 {
-    desc->made = dnnl_memory_desc_init_by_strides(&desc->md, ndim, dims, type, strides) == dnnl_success;
+    return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides);
 }
 
-static void make_any(te_dnnl_desc *desc, int ndim, const int64_t *dims, dnnl_data_type_t type)
+static dnnl_status_t init_any(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type)
 {
-    desc->made = dnnl_memory_desc_init_by_tag(&desc->md, ndim, dims, type, dnnl_format_tag_any) == dnnl_success;
+    return dnnl_memory_desc_init_by_tag(md, 2, dims, type, dnnl_format_tag_any);
 }
 
 static void make_copy(te_dnnl_desc *desc, desc_ref from)
@@ -86,15 +86,19 @@ static dnnl_data_type_t type_of(int32_t dtype)
     }
 }
 
+static void make_strided(te_dnnl_desc *desc, int64_t rows, int64_t cols, int32_t dtype, int64_t rs, int64_t cs)
+{
+    desc->made = init_strided(&desc->md, (dnnl_dims_t){rows, cols}, type_of(dtype), (dnnl_dims_t){rs, cs}) == dnnl_success;
+}
+
 static bool make_operands(te_dnnl_matmul *t, te_dnnl_desc *wanted_b, const te_dnnl_spec *s)
 {
-    dnnl_data_type_t in = type_of(s->in), out = type_of(s->out);
-    make_strided(&t->a, 2, (int64_t[2]){s->m, s->k}, in, (int64_t[2]){s->a_rs, s->a_cs});
-    make_strided(&t->plain_b, 2, (int64_t[2]){s->k, s->n}, in, (int64_t[2]){s->b_rs, s->b_cs});
-    make_strided(&t->c, 2, (int64_t[2]){s->m, s->n}, out, (int64_t[2]){s->c_rs, 1});
-    if (s->packed_b) make_any(wanted_b, 2, (int64_t[2]){s->k, s->n}, in);
+    make_strided(&t->a, s->m, s->k, s->in, s->a_rs, s->a_cs);
+    make_strided(&t->plain_b, s->k, s->n, s->in, s->b_rs, s->b_cs);
+    make_strided(&t->c, s->m, s->n, s->out, s->c_rs, 1);
+    if (s->packed_b) wanted_b->made = init_any(&wanted_b->md, (dnnl_dims_t){s->k, s->n}, type_of(s->in)) == dnnl_success;
     else if (t->plain_b.made) make_copy(wanted_b, ref(&t->plain_b));
-    if (s->bias != TE_DTYPE_COUNT) make_strided(&t->bias, 2, (int64_t[2]){1, s->n}, type_of(s->bias), (int64_t[2]){s->n, 1});
+    if (s->bias != TE_DTYPE_COUNT) make_strided(&t->bias, 1, s->n, s->bias, s->n, 1);
     return t->a.made && t->plain_b.made && t->c.made && wanted_b->made && (t->bias.made || s->bias == TE_DTYPE_COUNT);
 }
 

@@ -44,7 +44,7 @@ static size_t lay_out(const te_job *job, walker *w, char *base)
     const te_program *p = job->program;
     const te_plan    *plan = job->plan;
     size_t            at = 0, n_operands = (size_t)(p->n_inputs + p->n_outputs), size = job->blocks->size;
-    w->register_bytes = align64((size_t)(job->tile_rows * job->tile_columns) * size);
+    w->register_bytes = align64((size_t)(job->tile_rows * (job->tile_columns ? job->tile_columns : 1)) * size);
     w->kept_bytes = align64((size_t)job->columns * size);
     w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
     w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
@@ -122,16 +122,33 @@ static void bind_operands(const te_job *job, walker *w)
     }
 }
 
+/* An input that shares its memory with an output and is needed after that is stored cannot be read in place. */
+static void settle_inputs(walker *w)
+{
+    const te_plan *plan = w->plan;
+    for (int s = 0; s < plan->n_steps; s++) {
+        const te_step *store = &plan->steps[s];
+        if (store->kind != TE_STEP_STORE || !w->operands[store->operand].present) continue;
+        for (int l = 0; l < s; l++) {
+            const te_step *load = &plan->steps[l];
+            if (load->kind == TE_STEP_LOAD && load->last_use > s &&
+                w->operands[load->operand].base == w->operands[store->operand].base)
+                w->operands[load->operand].in_place = false;
+        }
+    }
+}
+
 /* An output may be written by the step that makes its value unless the same memory, read in place, is needed later. */
 static bool direct_allowed(const walker *w, int output)
 {
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
-    if (plan->direct[output].step < 0 || !out->present || !out->in_place || out->accumulate) return false;
+    int                     made = plan->direct[output].step;
+    if (made < 0 || !out->present || !out->in_place || out->accumulate) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *step = &plan->steps[s];
-        if (step->kind == TE_STEP_LOAD && w->operands[step->operand].base == out->base &&
-            w->operands[step->operand].in_place && step->last_use > plan->direct[output].step)
+        if (step->kind == TE_STEP_LOAD && step->last_use > made && w->operands[step->operand].in_place &&
+            w->operands[step->operand].base == out->base)
             return false;
     }
     return true;
@@ -223,10 +240,11 @@ static void step_store(walker *w, const te_step *step)
     store_tile(w, dst, out, value);
 }
 
+/* Where rows are not reduced a row may take several tiles; the first one stores. */
 static void step_store_row(walker *w, const te_step *step)
 {
     const te_bound_operand *out = &w->operands[step->operand];
-    if (!out->present) return;
+    if (!out->present || w->column > 0) return;
     char   *dst = w->row[step->operand], *value = w->slot[step->arg[0]];
     int64_t stride = row_stride(w, out);
     for (size_t r = 0; r < w->tile_rows; r++, dst += stride) {
@@ -354,6 +372,7 @@ static void run_passes(walker *w)
     const te_plan *plan = w->plan;
     for (int p = 0; p < plan->n_passes; p++) {
         const te_pass *pass = &plan->passes[p];
+        w->column = 0;
         run_steps(w, pass->head, pass->body);
         if (pass->body == pass->end) continue;
         for (int s = pass->folds; s < pass->end; s++)
@@ -468,6 +487,7 @@ void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace,
     w.parts = parts;
     lay_out(job, &w, workspace);
     bind_operands(job, &w);
+    settle_inputs(&w);
     for (int o = 0; o < job->program->n_outputs; o++) w.direct[o] = direct_allowed(&w, o) ? job->plan->direct[o].slot : -1;
     evaluate_uniform(job, &w);
     for (int64_t chunk = first; chunk < last; chunk++) run_chunk(&w, chunk);

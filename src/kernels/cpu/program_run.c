@@ -49,10 +49,13 @@ static void run_share(const call *c, int index, int count, void *workspace, char
         te_job job;
         if (te_job_describe(c->exec, c->program, &c->runs[r], &job) != TE_OK) return; /* cannot be: it was surveyed */
         int64_t elements = job_elements(&job), chunks = te_job_chunks(&job);
-        /* chunk i starts at before + i * elements / chunks */
-        int64_t first = begin <= before ? 0 : ((begin - before) * chunks + elements - 1) / (elements ? elements : 1);
-        int64_t last = end >= before + elements ? chunks : end <= before ? 0 : ((end - before) * chunks + elements - 1) / elements;
-        if (first < last) te_job_run(&job, first, last, workspace, parts);
+        if (chunks > 0) {
+            /* chunk i starts at before + i * elements / chunks */
+            int64_t first = begin <= before ? 0 : ((begin - before) * chunks + elements - 1) / elements;
+            int64_t last = end <= before ? 0 : ((end - before) * chunks + elements - 1) / elements;
+            if (last > chunks) last = chunks;
+            if (first < last) te_job_run(&job, first, last, workspace, parts);
+        }
         before += elements;
         parts += te_job_parts(&job);
     }

@@ -1,5 +1,6 @@
 /* attention_blocks.c - vectors of this instruction set, and the attention loops over them in float and in double. */
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/transpose.h"
 
 #include "kernels/dtype.h"
 #include "kernels/elementary.h"
@@ -64,63 +65,6 @@ static inline float exp_of_score(float x)
     return x < -87.0f ? 0.0f : result;
 }
 
-/* --- transposes ------------------------------------------------------------------------------------------------- */
-
-/* out[c, r] = in[r, c] of a square block of as many floats as a vector holds. */
-#if defined(TE_ISA_avx512)
-static inline void transpose_block(float *out, int64_t out_row, const float *in, int64_t in_row)
-{
-    __m512 a[16], b[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(in + i * in_row);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) { /* pairs of rows: 2 x 2 blocks in each quarter */
-        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) { /* fours of rows: quarter q of a[i + c] holds column 4 q + c */
-        a[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2])));
-        a[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2])));
-        a[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i + 1]), _mm512_castps_pd(b[i + 3])));
-        a[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i + 1]), _mm512_castps_pd(b[i + 3])));
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) { /* a 4 x 4 transpose of the quarters */
-        __m512 even_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), odd_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
-        __m512 even_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88), odd_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
-        _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
-        _mm512_storeu_ps(out + (c + 4) * out_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
-        _mm512_storeu_ps(out + (c + 8) * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
-        _mm512_storeu_ps(out + (c + 12) * out_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
-    }
-}
-#elif defined(TE_ISA_avx2)
-static inline void transpose_block(float *out, int64_t out_row, const float *in, int64_t in_row)
-{
-    __m256 a[8], b[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(in + i * in_row);
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) { /* half h of a[i + c] holds column 4 h + c */
-        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
-        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
-        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; c++) {
-        _mm256_storeu_ps(out + c * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x20));
-        _mm256_storeu_ps(out + (c + 4) * out_row, _mm256_permute2f128_ps(a[c], a[c + 4], 0x31));
-    }
-}
-#endif
-
 /* --- float ------------------------------------------------------------------------------------------------------ */
 
 #define REAL      float
@@ -136,9 +80,25 @@ static inline void transpose_block(float *out, int64_t out_row, const float *in,
 #define V_STORE(p, x)     _mm512_storeu_ps(p, x)
 #define V_FMA(a, b, c)    _mm512_fmadd_ps(a, b, c)
 #define V_MAX(a, b)       _mm512_max_ps(a, b)
-#define TRANSPOSE_BLOCK   transpose_block
+#define V_TOP(a)          _mm512_reduce_max_ps(a)
+#define V_SUM(a)          _mm512_reduce_add_ps(a)
+#define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        8
 #elif defined(TE_ISA_avx2)
+static inline float top_of_f32(__m256 a)
+{
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+static inline float sum_of_f32(__m256 a)
+{
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
 #define VECTOR            __m256
 #define VLEN              8
 #define V_SET(x)          _mm256_set1_ps(x)
@@ -146,7 +106,9 @@ static inline void transpose_block(float *out, int64_t out_row, const float *in,
 #define V_STORE(p, x)     _mm256_storeu_ps(p, x)
 #define V_FMA(a, b, c)    _mm256_fmadd_ps(a, b, c)
 #define V_MAX(a, b)       _mm256_max_ps(a, b)
-#define TRANSPOSE_BLOCK   transpose_block
+#define V_TOP(a)          top_of_f32(a)
+#define V_SUM(a)          sum_of_f32(a)
+#define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        4
 #else
 typedef float portable_f32 __attribute__((vector_size(16)));
@@ -155,13 +117,21 @@ static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
     for (int i = 0; i < 4; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
     return a;
 }
+
+static inline float top_of_f32(portable_f32 a)
+{
+    float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+    return x > y ? x : y;
+}
 #define VECTOR            portable_f32
 #define VLEN              4
 #define V_SET(x)          ((portable_f32){(x), (x), (x), (x)})
 #define V_LOAD(p)         (*(const portable_f32 *)(p))
 #define V_STORE(p, x)     (*(portable_f32 *)(p) = (x))
 #define V_FMA(a, b, c)    ((a) * (b) + (c))
-#define V_MAX(a, b)       T(max)(a, b)
+#define V_MAX(a, b)       max_f32(a, b)
+#define V_TOP(a)          top_of_f32(a)
+#define V_SUM(a)          (((a)[0] + (a)[2]) + ((a)[1] + (a)[3]))
 #define MICRO_ROWS        4
 #endif
 #include "kernels/cpu/attention_loops.h"
@@ -181,8 +151,22 @@ static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
 #define V_STORE(p, x)     _mm512_storeu_pd(p, x)
 #define V_FMA(a, b, c)    _mm512_fmadd_pd(a, b, c)
 #define V_MAX(a, b)       _mm512_max_pd(a, b)
+#define V_TOP(a)          _mm512_reduce_max_pd(a)
+#define V_SUM(a)          _mm512_reduce_add_pd(a)
 #define MICRO_ROWS        8
 #elif defined(TE_ISA_avx2)
+static inline double top_of_f64(__m256d a)
+{
+    __m128d b = _mm_max_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(b, _mm_unpackhi_pd(b, b)));
+}
+
+static inline double sum_of_f64(__m256d a)
+{
+    __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+}
+
 #define VECTOR            __m256d
 #define VLEN              4
 #define V_SET(x)          _mm256_set1_pd(x)
@@ -190,6 +174,8 @@ static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
 #define V_STORE(p, x)     _mm256_storeu_pd(p, x)
 #define V_FMA(a, b, c)    _mm256_fmadd_pd(a, b, c)
 #define V_MAX(a, b)       _mm256_max_pd(a, b)
+#define V_TOP(a)          top_of_f64(a)
+#define V_SUM(a)          sum_of_f64(a)
 #define MICRO_ROWS        4
 #else
 typedef double portable_f64 __attribute__((vector_size(16)));
@@ -204,7 +190,9 @@ static inline portable_f64 max_f64(portable_f64 a, portable_f64 b)
 #define V_LOAD(p)         (*(const portable_f64 *)(p))
 #define V_STORE(p, x)     (*(portable_f64 *)(p) = (x))
 #define V_FMA(a, b, c)    ((a) * (b) + (c))
-#define V_MAX(a, b)       T(max)(a, b)
+#define V_MAX(a, b)       max_f64(a, b)
+#define V_TOP(a)          ((a)[0] > (a)[1] ? (a)[0] : (a)[1])
+#define V_SUM(a)          ((a)[0] + (a)[1])
 #define MICRO_ROWS        4
 #endif
 #include "kernels/cpu/attention_loops.h"

@@ -1,5 +1,6 @@
 /* copy_blocks.c - loaders, storers, moves and tile transposes of copy.h, once per instruction set. */
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/transpose.h"
 
 #include "kernels/dtype.h"
 
@@ -93,9 +94,10 @@ DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
 
 /* --- bits unchanged --------------------------------------------------------------------------------------------- */
 
-/* A transpose goes by square blocks of one cache line: 16 x 16 floats are read a line at a time and written a line at a
- * time, so each line of either side is touched once. */
-#define DEFINE_MOVES(type)                                                                                             \
+/* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once: it is read
+ * into a small square, turned there, and written from a second one. Without the two, lines of rows that are a large power
+ * of two apart would throw each other out of the cache. */
+#define DEFINE_MOVES(type, turn)                                                                                       \
     static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
     {                                                                                                                  \
         type *restrict d = dst;                                                                                        \
@@ -108,23 +110,99 @@ DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
     static void transpose_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,     \
                                  int64_t cols)                                                                         \
     {                                                                                                                  \
-        enum { LINE = 64 / sizeof(type) };                                                                             \
+        enum { SIDE = 64 / sizeof(type) };                                                                             \
         type *restrict d = dst;                                                                                        \
         const type *restrict s = src;                                                                                  \
-        int64_t full_rows = rows - rows % LINE, full_cols = cols - cols % LINE;                                        \
-        for (int64_t r = 0; r < full_rows; r += LINE)                                                                  \
-            for (int64_t c = 0; c < full_cols; c += LINE)                                                              \
-                for (int i = 0; i < LINE; i++)                                                                         \
-                    for (int j = 0; j < LINE; j++)                                                                     \
-                        d[(r + i) * dst_stride + c + j] = s[(c + j) * src_stride + r + i];                             \
+        _Alignas(64) type in[SIDE * SIDE], out[SIDE * SIDE];                                                           \
+        int64_t full_rows = rows - rows % SIDE, full_cols = cols - cols % SIDE;                                        \
+        for (int64_t r = 0; r < full_rows; r += SIDE)                                                                  \
+            for (int64_t c = 0; c < full_cols; c += SIDE) {                                                            \
+                for (int i = 0; i < SIDE; i++) memcpy(in + i * SIDE, s + (c + i) * src_stride + r, 64);                \
+                turn(out, in);                                                                                         \
+                for (int i = 0; i < SIDE; i++) memcpy(d + (r + i) * dst_stride + c, out + i * SIDE, 64);               \
+            }                                                                                                          \
         for (int64_t r = 0; r < rows; r++)                                                                             \
             for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r]; \
     }
 
-DEFINE_MOVES(uint8_t)
-DEFINE_MOVES(uint16_t)
-DEFINE_MOVES(uint32_t)
-DEFINE_MOVES(uint64_t)
+#define DEFINE_TURN(type)                                                                                   \
+    static inline void turn_##type(type *restrict out, const type *restrict in)                             \
+    {                                                                                                       \
+        enum { SIDE = 64 / sizeof(type) };                                                                  \
+        for (int i = 0; i < SIDE; i++)                                                                      \
+            for (int j = 0; j < SIDE; j++) out[i * SIDE + j] = in[j * SIDE + i];                            \
+    }
+
+DEFINE_TURN(uint64_t)
+
+#if TE_TRANSPOSE
+static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restrict in)
+{
+    for (int i = 0; i < 16; i += TE_TRANSPOSE)
+        for (int j = 0; j < 16; j += TE_TRANSPOSE)
+            te_transpose_block((float *)out + i * 16 + j, 16, (const float *)in + j * 16 + i, 16);
+}
+#else
+DEFINE_TURN(uint32_t)
+#endif
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+/* 8 x 8 halves: three rounds of interleaving row i with row i + 4 turn the block. */
+static inline void turn_uint16_t(uint16_t *restrict out, const uint16_t *restrict in)
+{
+    for (int i = 0; i < 32; i += 8)
+        for (int j = 0; j < 32; j += 8) {
+            __m128i a[8], b[8];
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; k++) a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * 32 + i));
+#pragma GCC unroll 3
+            for (int round = 0; round < 3; round++) {
+#pragma GCC unroll 4
+                for (int k = 0; k < 4; k++) {
+                    b[2 * k] = _mm_unpacklo_epi16(a[k], a[k + 4]);
+                    b[2 * k + 1] = _mm_unpackhi_epi16(a[k], a[k + 4]);
+                }
+#pragma GCC unroll 8
+                for (int k = 0; k < 8; k++) a[k] = b[k];
+            }
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; k++) _mm_store_si128((__m128i *)(out + (i + k) * 32 + j), a[k]);
+        }
+}
+
+/* 16 x 16 bytes: four rounds of interleaving row i with row i + 8. */
+static inline void turn_uint8_t(uint8_t *restrict out, const uint8_t *restrict in)
+{
+    for (int i = 0; i < 64; i += 16)
+        for (int j = 0; j < 64; j += 16) {
+            __m128i a[16], b[16];
+#pragma GCC unroll 16
+            for (int k = 0; k < 16; k++) a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * 64 + i));
+#pragma GCC unroll 4
+            for (int round = 0; round < 4; round++) {
+#pragma GCC unroll 8
+                for (int k = 0; k < 8; k++) {
+                    b[2 * k] = _mm_unpacklo_epi8(a[k], a[k + 8]);
+                    b[2 * k + 1] = _mm_unpackhi_epi8(a[k], a[k + 8]);
+                }
+#pragma GCC unroll 16
+                for (int k = 0; k < 16; k++) a[k] = b[k];
+            }
+#pragma GCC unroll 16
+            for (int k = 0; k < 16; k++) _mm_store_si128((__m128i *)(out + (i + k) * 64 + j), a[k]);
+        }
+}
+#else
+DEFINE_TURN(uint16_t)
+DEFINE_TURN(uint8_t)
+#endif
+
+DEFINE_MOVES(uint8_t, turn_uint8_t)
+DEFINE_MOVES(uint16_t, turn_uint16_t)
+DEFINE_MOVES(uint32_t, turn_uint32_t)
+DEFINE_MOVES(uint64_t, turn_uint64_t)
 
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,

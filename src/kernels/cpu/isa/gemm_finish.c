@@ -14,14 +14,9 @@ enum { MAX_COLS = 64 };
 
 /* --- rows of matrices of any type and stride ------------------------------------------------------------------------ */
 
-static inline char *row_at(const te_gemm_matrix *m, int64_t row, int64_t col)
-{
-    return m->data + (row * m->rs + col * m->cs) * (int64_t)te_dtype_size(m->dtype);
-}
-
 static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, const float *x, int cols)
 {
-    char *p = row_at(m, row, col);
+    char *p = te_gemm_element(m, row, col);
     if (m->dtype == TE_F32) {
         if (m->cs == 1) memcpy(p, x, cols * sizeof *x);
         else
@@ -40,7 +35,7 @@ static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, con
 
 static void load_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, float *x, int cols)
 {
-    const char *p = row_at(m, row, col);
+    const char *p = te_gemm_element(m, row, col);
     if (m->dtype == TE_F32) {
         if (m->cs == 1) memcpy(x, p, cols * sizeof *x);
         else
@@ -136,9 +131,9 @@ void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, 
     for (int64_t i = row; i < row + rows; i++)
         for (int64_t j = col; j < col + cols; j++) {
             double x = f->alpha * ((const double *)sums)[(i - row) * nr + j - col];
-            char *c = row_at(&f->c, i, j);
+            char *c = te_gemm_element(&f->c, i, j);
             if (bias) x += f->bias_by_row ? bias[i] : bias[j];
-            if (f->aux.data) te_store_f64(row_at(&f->aux, i, j), f->aux.dtype, 0, x);
+            if (f->aux.data) te_store_f64(te_gemm_element(&f->aux, i, j), f->aux.dtype, 0, x);
             x = activate_f64(f->activation, x);
             if (f->accumulate) x += te_load_f64(c, f->c.dtype, 0);
             te_store_f64(c, f->c.dtype, 0, x);

@@ -1,0 +1,275 @@
+/* bench_gemm.c - the matrix products of training steps: GFLOP/s of the backend's choice, of our own kernel, and of oneDNN's
+ * matmul alone in whichever layout of its operands is the fastest, all measured in turns within one run.
+ *
+ *      bench_gemm [threads [seconds per figure [f32 | bf16]]]
+ *
+ * Per Linear of `in` to `out` features over T tokens: fwd y = x W^T, dx = dy W, dw0: dW = dy^T x, dw1: dW += dy^T x, the
+ * latter two in float32. `peak` is the tile of our kernel on operands in the first-level cache.
+ */
+#include "kernels/cpu/gemm.h"
+#include "kernels/dtype.h"
+#ifdef TE_WITH_ONEDNN
+#include "kernels/cpu/gemm_onednn_compat.h"
+#endif
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void *allocate(te_exec *exec, size_t bytes)
+{
+    void *p = te_cpu_memory_alloc(exec, bytes);
+    if (!p) {
+        fprintf(stderr, "out of memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+/* One block that grows, in place of the engine's caching allocator. */
+static void *scratch(te_exec *exec, size_t bytes)
+{
+    static void *block;
+    static size_t capacity;
+    if (bytes > capacity) {
+        te_cpu_memory_free(exec, block, capacity);
+        block = allocate(exec, bytes);
+        capacity = bytes;
+    }
+    return block;
+}
+
+static void scratch_free(te_exec *exec, void *ptr)
+{
+    (void)exec;
+    (void)ptr;
+}
+
+/* --- what is measured --------------------------------------------------------------------------------------------------- */
+
+typedef struct product {
+    const char *name;
+    int64_t     m, n, k;
+    bool        a_transposed, b_transposed;
+    te_dtype    in, out;
+    bool        accumulate;
+} product;
+
+typedef struct buffers {
+    void *a, *b, *c, *packed;
+} buffers;
+
+enum { TENSOR_BYTES = 50304 * 1024 * 4 };
+
+typedef struct candidate {
+    void (*run)(struct candidate *);
+    te_exec    *exec;
+    te_gemm     gemm;
+    const char *impl; /* NULL: the backend's choice */
+    double      best;
+    bool        failed;
+#ifdef TE_WITH_ONEDNN
+    te_dnnl_matmul matmul;
+    te_dnnl_args   args;
+#endif
+} candidate;
+
+static void run_ours(candidate *c)
+{
+    te_status status = c->impl ? te_cpu_gemm_with(c->exec, c->impl, &c->gemm) : te_cpu_gemm(c->exec, &c->gemm);
+    if (status != TE_OK) c->failed = true;
+}
+
+static te_view matrix(void *data, te_dtype dtype, int64_t rows, int64_t cols, bool transposed)
+{
+    return (te_view){.data = data, .dtype = dtype, .ndim = 2, .shape = {rows, cols},
+                     .stride = {transposed ? 1 : cols, transposed ? rows : 1}};
+}
+
+static candidate ours(te_exec *exec, const product *p, const buffers *mem, const char *impl)
+{
+    return (candidate){.run = run_ours, .exec = exec, .impl = impl, .best = INFINITY,
+                       .gemm = {.a = matrix(mem->a, p->in, p->m, p->k, p->a_transposed),
+                                .b = matrix(mem->b, p->in, p->k, p->n, p->b_transposed),
+                                .c = matrix(mem->c, p->out, p->m, p->n, false), .alpha = 1, .beta = p->accumulate}};
+}
+
+#ifdef TE_WITH_ONEDNN
+static dnnl_engine_t engine;
+static dnnl_stream_t stream;
+
+static void run_matmul(candidate *c)
+{
+    if (!te_dnnl_matmul_run(&c->matmul, &c->args)) c->failed = true;
+}
+
+/* oneDNN on all threads, with the layout of each operand to choose. */
+static candidate theirs(te_exec *exec, const product *p, const buffers *mem, bool a_transposed, bool b_transposed, bool packed)
+{
+    candidate c = {.run = run_matmul, .best = INFINITY};
+    te_dnnl_spec spec;
+    memset(&spec, 0, sizeof spec);
+    spec.m = p->m, spec.n = p->n, spec.k = p->k;
+    spec.a_rs = a_transposed ? 1 : p->k, spec.a_cs = a_transposed ? p->m : 1;
+    spec.b_rs = b_transposed ? 1 : p->n, spec.b_cs = b_transposed ? p->k : 1;
+    spec.c_rs = p->n, spec.in = p->in, spec.out = p->out, spec.bias = TE_DTYPE_COUNT;
+    spec.accumulate = p->accumulate, spec.packed_b = packed;
+    omp_set_num_threads(exec->threads);
+    c.failed = !te_dnnl_matmul_make(&c.matmul, engine, &spec);
+    c.args = (te_dnnl_args){.engine = engine, .stream = stream, .a = mem->a, .b = packed ? mem->packed : mem->b, .c = mem->c};
+    if (!c.failed && c.matmul.scratchpad_bytes) c.args.scratchpad = allocate(exec, c.matmul.scratchpad_bytes);
+    return c;
+}
+
+static void theirs_free(te_exec *exec, candidate *c)
+{
+    if (c->args.scratchpad) te_cpu_memory_free(exec, c->args.scratchpad, c->matmul.scratchpad_bytes);
+    te_dnnl_matmul_free(&c->matmul);
+}
+#endif
+
+/* Best time of each candidate; they take turns, so that a disturbance from outside hits all alike. */
+static void measure(candidate *candidates, int n, double limit)
+{
+    double begin = seconds();
+    for (int round = 0; round < 4 || seconds() - begin < limit * n; round++)
+        for (int i = 0; i < n; i++) {
+            candidate *c = &candidates[i];
+            if (c->failed) continue;
+            for (int repeat = 0; repeat < 2; repeat++) {
+                double start = seconds();
+                c->run(c);
+                double time = seconds() - start;
+                if (time < c->best) c->best = time;
+            }
+        }
+}
+
+/* --- the report ---------------------------------------------------------------------------------------------------------- */
+
+static double peak(te_exec *exec, te_dtype dtype)
+{
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->isa->bf16 : &state->isa->f32;
+    enum { WORDS = 128, REPEATS = 2000 };
+    double best = INFINITY;
+    for (int round = 0; round < 20; round++) {
+        double start = seconds();
+#pragma omp parallel num_threads(exec->threads)
+        {
+            _Alignas(64) char a[WORDS * 8 * 8] = {0}, b[WORDS * 48 * 4] = {0}, sums[8 * 48 * 4];
+            for (int i = 0; i < REPEATS; i++)
+                kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](a, kernel->word_bytes, kernel->mr * kernel->word_bytes,
+                                                                             b, WORDS, sums, true);
+        }
+        double time = seconds() - start;
+        if (time < best) best = time;
+    }
+    return 2e-9 * kernel->mr * kernel->nr * kernel->k_per_word * WORDS * (double)REPEATS * exec->threads / best;
+}
+
+static void report(te_exec *exec, const product *p, const buffers *mem, double top, double limit, double share[2])
+{
+    candidate all[8] = {ours(exec, p, mem, NULL), ours(exec, p, mem, "blocked")};
+    int n = 2;
+    double flops = 2e-9 * (double)p->m * (double)p->n * (double)p->k, best = INFINITY;
+#ifdef TE_WITH_ONEDNN
+    for (int layout = 0; layout < 6; layout++) all[n++] = theirs(exec, p, mem, layout & 1, layout & 2, layout & 4);
+#endif
+    measure(all, n, limit);
+    for (int i = 2; i < n; i++)
+        if (!all[i].failed && all[i].best < best) best = all[i].best;
+    printf("%-5s %-4s %5lld x %5lld x %5lld %8.1f %3.0f%% of peak   own %8.1f", p->in == TE_BF16 ? "bf16" : "f32", p->name,
+           (long long)p->m, (long long)p->n, (long long)p->k, flops / all[0].best, 100 * flops / all[0].best / top,
+           flops / all[1].best);
+    if (n > 2) printf("   oneDNN %8.1f   ratio %4.2f (own %4.2f)", flops / best, best / all[0].best, best / all[1].best);
+    printf("\n");
+    fflush(stdout);
+    share[0] += all[0].best;
+    share[1] += best;
+#ifdef TE_WITH_ONEDNN
+    for (int i = 2; i < n; i++) theirs_free(exec, &all[i]);
+#endif
+}
+
+static void report_linear(te_exec *exec, const buffers *mem, te_dtype dtype, const int64_t shape[3], double top, double limit,
+                          double share[2])
+{
+    int64_t t = shape[0], in = shape[1], out = shape[2];
+    const product products[] = {{"fwd", t, out, in, false, true, dtype, dtype, false},
+                                {"dx", t, in, out, false, false, dtype, dtype, false},
+                                {"dw0", out, in, t, true, false, dtype, TE_F32, false},
+                                {"dw1", out, in, t, true, false, dtype, TE_F32, true}};
+    for (int i = 0; i < 4; i++) report(exec, &products[i], mem, top, limit, share);
+}
+
+static void fill(void *data, te_dtype dtype)
+{
+    uint32_t x = 2463534242u;
+    for (int64_t i = 0; i < TENSOR_BYTES / (int64_t)te_dtype_size(dtype); i++) {
+        x ^= x << 13, x ^= x >> 17, x ^= x << 5;
+        te_store_f64(data, dtype, i, x / 2147483648.0 - 1);
+    }
+}
+
+/* Microseconds of a product so small that the call is what counts. */
+static void report_small(te_exec *exec, const buffers *mem)
+{
+    static const int64_t shapes[][3] = {{1, 16, 64}, {1, 64, 16}, {16, 16, 64}, {4, 64, 64}, {16, 1024, 64}, {1, 768, 768}, {1, 768, 3072}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        product p = {"small", shapes[i][0], shapes[i][2], shapes[i][1], false, true, TE_F32, TE_F32, false};
+        candidate c = ours(exec, &p, mem, NULL);
+        double best = INFINITY;
+        for (int round = 0; round < 200; round++) {
+            double start = seconds();
+            for (int repeat = 0; repeat < 20; repeat++) c.run(&c);
+            double time = (seconds() - start) / 20;
+            if (time < best) best = time;
+        }
+        printf("f32   %lld x %lld x %lld: %.3f us\n", (long long)p.m, (long long)p.n, (long long)p.k, 1e6 * best);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const int64_t shapes[][3] = {{768, 128, 384},  {768, 128, 128},  {768, 128, 512},   {768, 512, 128},   {768, 128, 65},
+                                        {4096, 384, 1152}, {4096, 384, 384}, {4096, 384, 1536}, {4096, 1536, 384}, {4096, 384, 65},
+                                        {256, 768, 2304}, {256, 768, 768},  {256, 768, 3072},  {256, 3072, 768},  {256, 768, 50304},
+                                        {1024, 768, 2304}, {1024, 768, 768}, {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304}};
+    int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
+    double limit = argc > 2 ? atof(argv[2]) : 0.1;
+    te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
+                    .scratch_free = scratch_free};
+    if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
+#ifdef TE_WITH_ONEDNN
+    if (dnnl_engine_create(&engine, dnnl_cpu, 0) || dnnl_stream_create(&stream, engine, dnnl_stream_default_flags)) return 1;
+#endif
+    buffers mem = {allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES)};
+    for (int d = 0; d < 2; d++) {
+        te_dtype dtype = d ? TE_BF16 : TE_F32;
+        if (argc > 3 && strcmp(argv[3], d ? "bf16" : "f32") != 0) continue;
+        double top = peak(&exec, dtype), share[2] = {0};
+        printf("peak of %s on %d threads: %.1f GFLOP/s\n", te_dtype_name(dtype), threads, top);
+        fill(mem.a, dtype);
+        fill(mem.b, dtype);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            report_linear(&exec, &mem, dtype, shapes[i], top, limit, share);
+        printf("%s, all shapes: %.3f of oneDNN's best\n", te_dtype_name(dtype), share[1] / share[0]);
+    }
+    fill(mem.a, TE_F32);
+    fill(mem.b, TE_F32);
+    report_small(&exec, &mem);
+    te_backend_cpu.device_close(&exec);
+    return 0;
+}

@@ -1,0 +1,118 @@
+-- Kernels whose floor is memory, on tensors larger than the caches: GB/s and the share of what the machine streams.
+--
+--     tetrain bench/kernels.lua --threads=2 --bandwidth=40
+--
+-- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. --bandwidth is the machine's, as
+-- bench_machine measures it; bench/kernels.sh passes it on.
+
+local te = require "te"
+local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
+local clock = te._core.clock
+
+local command_line = te.train.command_line {
+    script = "kernels.lua",
+    about = "Measures kernels that memory limits.",
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "bandwidth", "number", 0, min = 0, help = "of this machine in GB/s; 0: unknown" },
+    { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
+}
+
+local ROWS, WIDTH = 8192, 3072
+local TOKENS, VOCABULARY = 1024, 50304
+
+local function tensor(dtype, rows, width, requires_grad)
+    return te.randn({ rows, width }, { dtype = dtype, requires_grad = requires_grad })
+end
+
+-- Cases are { name, bytes moved per element of the large tensor, function }. What the function returns, if anything, is
+-- the time that counts.
+
+local function forward(fn) return function() fn():release() end end
+
+-- Only the backward of `fn`, whose inputs are `leaves`.
+local function backward(leaves, fn, dy)
+    return function()
+        local y = fn()
+        local start = clock()
+        y:backward(dy)
+        local seconds = clock() - start
+        for _, leaf in ipairs(leaves) do leaf.grad = nil end
+        return seconds
+    end
+end
+
+local function pointwise(dtype, size)
+    local x, y = tensor(dtype, ROWS, WIDTH), tensor(dtype, ROWS, WIDTH)
+    local leaf = tensor(dtype, ROWS, WIDTH, true)
+    local function gelu(kind) return function() return te.gelu(leaf, { approximate = kind }) end end
+    return {
+        { "add", 3 * size, forward(function() return te.add(x, y) end) },
+        { "GELU tanh", 2 * size, forward(function() return te.gelu(x) end) },
+        { "GELU tanh backward", 3 * size, backward({ leaf }, gelu("tanh"), y) },
+        { "GELU exact", 2 * size, forward(function() return te.gelu(x, { approximate = "none" }) end) },
+        { "GELU exact backward", 3 * size, backward({ leaf }, gelu("none"), y) },
+        { "cast", 6, forward(function() return x:to(dtype == "float32" and "bfloat16" or "float32") end) },
+        { "transpose", 2 * size, forward(function() return x:transpose(1, 2):contiguous() end) },
+    }
+end
+
+local function rows(dtype, size)
+    local x, dy = tensor(dtype, ROWS, WIDTH), tensor(dtype, ROWS, WIDTH)
+    local leaf = tensor(dtype, ROWS, WIDTH, true)
+    local gamma = te.ones({ WIDTH }, { requires_grad = true })
+    return {
+        { "LayerNorm", 2 * size, forward(function() return te.layer_norm(x, gamma:detach()) end) },
+        { "LayerNorm backward", 3 * size,
+            backward({ leaf, gamma }, function() return te.layer_norm(leaf, gamma) end, dy) },
+        { "RMSNorm", 2 * size, forward(function() return te.rms_norm(x, gamma:detach()) end) },
+        { "softmax", 2 * size, forward(function() return te.softmax(x, -1) end) },
+        { "softmax backward", 3 * size, backward({ leaf }, function() return te.softmax(leaf, -1) end, dy) },
+        { "column sum", size, forward(function() return te.sum(x, 1) end) },
+    }
+end
+
+local function losses(dtype, size)
+    local logits = tensor(dtype, TOKENS, VOCABULARY, true)
+    local targets = te.randint(0, VOCABULARY - 1, { TOKENS }, { dtype = "int32" })
+    local function loss() return te.cross_entropy(logits, targets) end
+    return {
+        { "cross entropy", size, forward(function() return te.no_grad(loss) end) },
+        { "cross entropy backward", 2 * size, backward({ logits }, loss) },
+    }
+end
+
+local function optimizer()
+    local function one(fill) return { te.full({ ROWS, WIDTH }, fill) } end
+    local params, grads, m, v = one(1), one(1e-3), one(0), one(0)
+    return {
+        { "AdamW", 28, function()
+            te._core.adamw_step { params = params, grads = grads, exp_avg = m, exp_avg_sq = v, lr = 1e-3, beta1 = 0.9,
+                beta2 = 0.99, eps = 1e-8, weight_decay = 0.1, step = 1, grad_scale = 1 }
+        end },
+        { "gradient norm", 4, function() te._core.sum_squares(grads) end },
+    }
+end
+
+local function print_cases(o, dtype, elements, cases)
+    for _, case in ipairs(cases) do
+        local name, bytes, fn = unpack(case)
+        local seconds = measure.best(fn, o.seconds)
+        local rate = bytes * elements / seconds * 1e-9
+        print(("%-24s %-9s %9.2f ms %8.1f GB/s %s"):format(name, dtype, seconds * 1e3, rate,
+            o.bandwidth > 0 and ("%5.0f%%"):format(100 * rate / o.bandwidth) or ""))
+    end
+    collectgarbage()
+end
+
+te.train.run(function()
+    local o = command_line:parse(arg)
+    te.set_num_threads(o.threads)
+    te.manual_seed(1)
+    for _, kind in ipairs { { "float32", 4 }, { "bfloat16", 2 } } do
+        local dtype, size = unpack(kind)
+        print_cases(o, dtype, ROWS * WIDTH, pointwise(dtype, size))
+        print_cases(o, dtype, ROWS * WIDTH, rows(dtype, size))
+        print_cases(o, dtype, TOKENS * VOCABULARY, losses(dtype, size))
+    end
+    print_cases(o, "float32", ROWS * WIDTH, optimizer())
+end)

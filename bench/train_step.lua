@@ -1,0 +1,98 @@
+-- One training step of a GPT, timed: forward, loss, backward, clipping to norm 1, AdamW, zero_grad.
+--
+--     tetrain bench/train_step.lua --config=gpt2_64 --dtype=bf16 --threads=2 --runs 9 --json
+--
+-- bench/peers/train_step.py measures the same step of the same model in PyTorch by the same rules. Tokens are random;
+-- what they are does not change the work. bf16 keeps float32 weights, gradients and optimizer state.
+
+local te = require "te"
+local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
+local clock = te._core.clock
+
+-- n_layer, n_head, n_embd, batch, sequence, vocabulary
+local CONFIGS = {
+    char = { 4, 4, 128, 12, 64, 65 },
+    baby = { 6, 6, 384, 16, 256, 65 },
+    gpt2_64 = { 12, 12, 768, 4, 64, 50304 },
+    gpt2_256 = { 12, 12, 768, 4, 256, 50304 },
+}
+
+local command_line = te.train.command_line {
+    script = "train_step.lua",
+    about = "Times one training step of a GPT on random tokens.",
+    { "config", "string", "char", choices = { "char", "baby", "gpt2_64", "gpt2_256" }, help = "size of the model" },
+    { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "runs", "size", 9, help = "fewest steps timed" },
+    { "seconds", "number", 2, min = 0, max = 3600, help = "shortest time measured; short steps run more often" },
+    { "json", "boolean", false, help = "one JSON object instead of text" },
+    { "profile", "boolean", false, help = "the parts of the step too" },
+}
+
+local function build_step(o)
+    local n_layer, n_head, n_embd, batch, sequence, vocabulary = unpack(CONFIGS[o.config])
+    te.manual_seed(1)
+    local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
+        n_embd = n_embd, dropout = 0, bias = false }
+    local parameters = model:parameters()
+    local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-3, betas = { 0.9, 0.99 }, eps = 1e-8 })
+    local ids = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })
+    local targets = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })
+    local autocast = { dtype = o.dtype == "bf16" and "bfloat16" or "float32", enabled = o.dtype == "bf16" }
+
+    local bench = { parameters = model:num_parameters(), tokens = batch * sequence }
+    function bench.step()
+        local start = clock()
+        local loss = te.autocast(autocast, function()
+            local logits, loss = model(ids, targets)
+            logits:release()
+            return loss
+        end)
+        bench.loss = loss:item()
+        local forward = clock()
+        loss:backward()
+        local backward = clock()
+        local norm = te.optim.grad_norm(parameters)
+        optimizer:step { grad_scale = norm > 1 and 1 / norm or 1 }
+        optimizer:zero_grad()
+        return { forward = forward - start, backward = backward - forward, optimizer = clock() - backward }
+    end
+    return bench
+end
+
+local function report(o, bench, times)
+    local parts, memory, mib = times.parts, te.memory_stats(), 1024 * 1024
+    return {
+        "system", "tetrain", "config", o.config, "dtype", o.dtype, "threads", te.get_num_threads(),
+        "parameters", bench.parameters, "steps", times.runs,
+        "ms", times.median * 1e3, "ms_min", times.min * 1e3, "ms_max", times.max * 1e3, "cpu_ms", times.cpu * 1e3,
+        "forward_ms", parts.forward * 1e3, "backward_ms", parts.backward * 1e3, "optimizer_ms", parts.optimizer * 1e3,
+        "tokens_per_s", bench.tokens / times.median, "loss", bench.loss,
+        "peak_rss_mib", te._core.peak_rss() / mib, "peak_tensors_mib", memory.peak / mib,
+        "reserved_mib", memory.reserved / mib,
+    }
+end
+
+local function print_text(o, bench, times)
+    print(("%s %s: %.2f ms a step (%.2f to %.2f, %d steps), %.0f tokens/s, %.0f MiB"):format(o.config, o.dtype,
+        times.median * 1e3, times.min * 1e3, times.max * 1e3, times.runs, bench.tokens / times.median,
+        te._core.peak_rss() / 1024 / 1024))
+    if not o.profile then return end
+    for _, name in ipairs { "forward", "backward", "optimizer" } do
+        local seconds = times.parts[name]
+        print(("  %-10s %8.2f ms  %3.0f%%"):format(name, seconds * 1e3, 100 * seconds / times.median))
+    end
+end
+
+te.train.run(function()
+    local o = command_line:parse(arg)
+    te.set_num_threads(o.threads)
+    local bench = build_step(o)
+    local times = measure.steps(bench.step, o.runs, o.seconds)
+    if bench.loss - bench.loss ~= 0 then error(("the loss is not finite: %g"):format(bench.loss)) end
+    if o.json then
+        print(measure.json(report(o, bench, times)))
+    else
+        print_text(o, bench, times)
+    end
+end)

@@ -11,7 +11,7 @@ local command_line = train.command_line {
     about = "Continues a text with a model that train_gpt.lua trained.",
     { "out", "string", "out/gpt", help = "folder of the training run; its newest checkpoint is taken" },
     { "checkpoint", "string", help = "a certain checkpoint instead" },
-    { "prompt", "string", "\n", help = "text to continue" },
+    { "prompt", "string", "", help = "text to continue; without one, the start of a line" },
     { "tokens", "size", 300, help = "how many to add" },
     { "samples", "size", 1, help = "how many continuations" },
     { "temperature", "number", 0.8, min = 0, max = 100, help = "0: always the likeliest token" },
@@ -33,12 +33,12 @@ end
 
 local function main(words)
     local o = command_line:parse(words)
-    if o.prompt == "" then train.fail(train.exit.usage, "generate.lua: --prompt: expected some text") end
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
     local model, tokenizer = load(o)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
     if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. tostring(prompt)) end
+    if #prompt == 0 then prompt = { tokenizer:start() } end
 
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end

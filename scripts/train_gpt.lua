@@ -141,7 +141,7 @@ end
 local function sample(run)
     if run.options.sample_tokens == 0 or not run.tokenizer then return end
     local rng = te.rng_state()
-    local start = te.tensor({ { run.tokenizer:encode("\n")[1] } }, { dtype = "int32", device = run.options.device })
+    local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.options.device })
     local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40 })
     te.rng_state(rng)
     return run.tokenizer:decode(ids:totable()[1])

@@ -32,6 +32,12 @@ describe("te.tokenizer", function()
         for i, id in ipairs(encode(nil)) do assert.equal(bytes[i], id) end
     end)
 
+    it("knows where a text may begin", function()
+        assert.equal(10, te.tokenizer.byte():start())
+        assert.equal(1, te.tokenizer.char("\t\nab"):start())
+        assert.equal(0, te.tokenizer.char("ab"):start())
+    end)
+
     it("names an unknown character", function()
         assert.error_matches(function() te.tokenizer.char("ab"):encode("c") end, 'character "c"')
         assert.error_matches(function() te.tokenizer.char("ab"):decode { 2 } end, "token 2 of a vocabulary of 2")

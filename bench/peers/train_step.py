@@ -21,13 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# name: (layers, heads, width, batch, sequence, vocabulary)
-CONFIGS = {
-    "char": (4, 4, 128, 12, 64, 65),
-    "baby": (6, 6, 384, 16, 256, 65),
-    "gpt2_64": (12, 12, 768, 4, 64, 50304),
-    "gpt2_256": (12, 12, 768, 4, 256, 50304),
-}
+from configs import CONFIGS
 
 
 class Norm(nn.Module):
@@ -81,18 +75,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers, heads, width, sequence, vocabulary, kind):
+    def __init__(self, c, kind):
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(sequence, width)
-        self.blocks = nn.ModuleList(Block(width, heads, sequence, kind) for _ in range(layers))
-        self.norm = Norm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.positions = nn.Embedding(c.sequence, c.width)
+        self.blocks = nn.ModuleList(Block(c.width, c.heads, c.sequence, kind) for _ in range(c.layers))
+        self.norm = Norm(c.width)
+        self.head = nn.Linear(c.width, c.vocabulary, bias=False)
         self.head.weight = self.tokens.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
                 residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, 0.0, 0.02 / math.sqrt(2 * layers) if residual else 0.02)
+                nn.init.normal_(parameter, 0.0, 0.02 / math.sqrt(2 * c.layers) if residual else 0.02)
 
     def forward(self, ids, targets):
         position = torch.arange(ids.shape[1])
@@ -119,8 +113,8 @@ def arguments():
 
 def build_step(o):
     """The training step as a function that returns the loss and when its parts ended, and the number of parameters."""
-    layers, heads, width, batch, sequence, vocabulary = CONFIGS[o.config]
-    model = GPT(layers, heads, width, sequence, vocabulary, o.attention)
+    c = CONFIGS[o.config]
+    model = GPT(c, o.attention)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -128,8 +122,8 @@ def build_step(o):
     run = model
     if o.mode != "eager":
         run = torch.compile(model, mode="max-autotune" if o.mode == "autotune" else None)
-    ids = torch.randint(vocabulary, (batch, sequence))
-    targets = torch.randint(vocabulary, (batch, sequence))
+    ids = torch.randint(c.vocabulary, (c.batch, c.sequence))
+    targets = torch.randint(c.vocabulary, (c.batch, c.sequence))
     parameters = list(model.parameters())
 
     def step():
@@ -176,11 +170,11 @@ def main():
     torch.manual_seed(1)
     step, parameters = build_step(o)
     times = time_steps(step, o.runs, o.seconds)
-    _, _, _, batch, sequence, _ = CONFIGS[o.config]
+    c = CONFIGS[o.config]
     report = {
         "system": "pytorch", "version": torch.__version__, "config": o.config, "dtype": o.dtype, "threads": o.threads,
         "mode": o.mode, "attention": o.attention, "parameters": parameters, **times,
-        "tokens_per_s": batch * sequence / times["ms"] * 1e3,
+        "tokens_per_s": c.batch * c.sequence / times["ms"] * 1e3,
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     if not math.isfinite(times["loss"]):

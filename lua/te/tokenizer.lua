@@ -75,6 +75,9 @@ function Byte.decode(_, ids)
     return table.concat(pieces)
 end
 
+--- A token that a text may begin after: the newline.
+function Byte.start() return 10 end
+
 function Byte.describe() return "byte" end
 
 local Char = { kind = "char" }
@@ -109,6 +112,9 @@ function Char:decode(ids)
         ("te.tokenizer: token %s of a vocabulary of %d"):format(tostring(id), self.vocab_size), 2) end
     return table.concat(pieces)
 end
+
+--- A token that a text may begin after: the newline, where the vocabulary has it.
+function Char:start() return self.ids[10] or 0 end
 
 function Char:describe() return "char " .. table.concat(self.points, " ") end
 

@@ -60,8 +60,8 @@ static te_status declare_outputs(te_formula_parser *parser, const te_formula *fo
             return te_build_fail(parser->error, TE_ERROR_ARGUMENT,
                                  "%.47s: the formula never assigns its output '%.60s'", parser->name, name);
         if (value < 0) return parser->error->status;
-        bool elem = te_program_rate(parser->program, value) == TE_RATE_ELEM;
-        if (te_program_output(parser->program, elem ? TE_OUT_ELEM : TE_OUT_ROW, value) < 0) return TE_ERROR_MEMORY;
+        bool row = te_program_rate(parser->program, value) == TE_RATE_ROW; /* a uniform value fills the space */
+        if (te_program_output(parser->program, row ? TE_OUT_ROW : TE_OUT_ELEM, value) < 0) return TE_ERROR_MEMORY;
     }
     return te_program_prune(parser->program);
 }

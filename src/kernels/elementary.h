@@ -297,16 +297,15 @@ TE_HD static inline float te_pow(float a, float b)
     bool     is_small = b_size <= 15.0f;
     uint32_t n = (uint32_t)(whole < 0 ? -whole : whole);
 
-    double l = te_log2_wide(te_abs(a));
-    double t = ((b_size == TE_INFINITY) & (l == 0.0)) ? 0.0 : (double)b * l;
-    double wide = te_exp2_wide(t);
-    bool   negative = (te_f32_bits(a) >> 31) != 0;
-    wide = (negative & is_whole & ((n & 1u) != 0)) ? -wide : wide;
-    wide = ((a < 0.0f) & (a > -TE_INFINITY) & !is_whole & (b == b)) ? (double)TE_NAN : wide;
+    double   l = te_log2_wide(te_abs(a));
+    double   t = ((b_size == TE_INFINITY) & (l == 0.0)) ? 0.0 : (double)b * l;
+    uint32_t sign = is_whole ? te_f32_bits(a) & n << 31 : 0u; /* of a, when b is odd */
+    float    power = te_f32_from_bits(te_f32_bits((float)te_exp2_wide(t)) ^ sign);
+    power = ((a < 0.0f) & (a > -TE_INFINITY) & !is_whole & (b == b)) ? TE_NAN : power;
 
     double product = te_pow_small((double)a, n);
     product = b < 0.0f ? 1.0 / product : product;
-    float r = (float)((is_small & is_whole) ? product : wide);
+    float r = (is_small & is_whole) ? (float)product : power;
     return ((a == 1.0f) | (b == 0.0f)) ? 1.0f : r;
 }
 

@@ -125,6 +125,8 @@ void           te_lua_drop_tensors(const te_lua_tensors *list);
 /* --- operations (operations.c) ------------------------------------------------------------------------------------ */
 
 void te_lua_open_operations(te_lua *rt, lua_State *L); /* the library table is on top */
+/* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
+const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 

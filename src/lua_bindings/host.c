@@ -152,6 +152,7 @@ static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
     if (failure == LUA_ERRMEM) lua_gc(L, LUA_GCCOLLECT, 0); /* from here: inside the failed call nothing could run */
+    if (lua_isnil(L, -1)) return tetrain_fail(host, status_of(host, failure, ""), "%s", ""); /* error(): silent on purpose */
     if (!lua_isstring(L, -1)) {
         lua_pushcfunction(L, error_text);
         lua_insert(L, -2);

@@ -22,6 +22,19 @@ typedef struct reader {
     int64_t      ints[TE_LUA_MAX_ARGS][TE_MAX_DIMS];
 } reader;
 
+const char *te_lua_signature(const te_op *op, char *text, size_t size)
+{
+    static const char *const counted[] = {"dim = ", "index = "};
+    snprintf(text, size, "%s", te_op_signature(op));
+    for (int i = 0; i < 2; i++) {
+        for (char *at = text; (at = strstr(at, counted[i]));) {
+            at += strlen(counted[i]);
+            if (*at >= '0' && *at < '9') ++*at;
+        }
+    }
+    return text;
+}
+
 static bool takes_list(const te_param *p)
 {
     return p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE || p->type == TE_TYPE_TENSORS;
@@ -166,7 +179,8 @@ static int unknown_option(reader *r, const char *name)
     for (int i = 0; i < r->op->n_params; i++) names[i] = r->op->params[i].name;
     const char *nearest = te_lua_nearest(name, names, r->op->n_params);
     if (nearest) return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
-    return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name, r->op->def->signature);
+    char signature[512];
+    return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name, te_lua_signature(r->op, signature, sizeof signature));
 }
 
 static void read_options(reader *r, int index)
@@ -212,9 +226,9 @@ static void read_arguments(reader *r)
     if (index == top && te_lua_is_options(L, index, true)) read_options(r, index++);
     while (index <= top && lua_isnil(L, index)) index++;
     if (index <= top) {
-        char text[256];
+        char text[256], signature[512];
         te_lua_fail(L, r->name, "argument %d, %s, is too much: it takes %s", index, te_lua_describe(L, index, text, sizeof text),
-                    r->op->def->signature);
+                    te_lua_signature(r->op, signature, sizeof signature));
     }
 }
 

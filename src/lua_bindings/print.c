@@ -72,7 +72,7 @@ static void choose_format(printer *p)
     else
         p->format = fixed ? "%.4f" : "%.4e";
     for (int64_t i = 0; i < p->n; i++) {
-        int width = snprintf(NULL, 0, p->format, p->values[i]);
+        int width = snprintf(NULL, 0, p->format, isnan(p->values[i]) ? NAN : p->values[i]);
         if (width > p->width) p->width = width;
     }
 }
@@ -80,7 +80,7 @@ static void choose_format(printer *p)
 static void add_value(printer *p, double value)
 {
     char digits[48], text[64];
-    snprintf(digits, sizeof digits, p->format, value);
+    snprintf(digits, sizeof digits, p->format, isnan(value) ? NAN : value); /* a NaN's sign says nothing */
     snprintf(text, sizeof text, "%*s", p->width, digits);
     if (p->t->dtype == TE_BOOL)
         luaL_addstring(&p->buffer, value != 0 ? "true" : "false");

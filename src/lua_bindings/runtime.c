@@ -152,6 +152,7 @@ static int ops_list(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     int     n = 0;
+    char    signature[512];
     te_lua_enter(rt, L, "ops_list");
     lua_newtable(L);
     const te_op *op;
@@ -160,7 +161,7 @@ static int ops_list(lua_State *L)
         lua_createtable(L, 0, 12);
         lua_pushstring(L, op->name);
         lua_setfield(L, -2, "name");
-        lua_pushstring(L, te_op_signature(op));
+        lua_pushstring(L, te_lua_signature(op, signature, sizeof signature));
         lua_setfield(L, -2, "signature");
         lua_pushstring(L, te_op_doc(op));
         lua_setfield(L, -2, "doc");
@@ -168,7 +169,7 @@ static int ops_list(lua_State *L)
         lua_setfield(L, -2, "domain");
         lua_pushinteger(L, op->n_outputs);
         lua_setfield(L, -2, "n_outputs");
-        lua_pushboolean(L, !(op->def->flags & TE_OP_NOGRAD) && (op->def->formula || op->def->backward));
+        lua_pushboolean(L, !(op->def->flags & TE_OP_NOGRAD));
         lua_setfield(L, -2, "differentiable");
         set_flag(L, op, "method", TE_OP_METHOD);
         set_flag(L, op, "inplace", TE_OP_INPLACE);

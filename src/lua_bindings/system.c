@@ -1,14 +1,11 @@
 /* system.c - what scripts ask of the machine: time, terminal, memory, folders, and whether somebody wants them to stop. */
 #include "bindings.h"
 
-#include "core/io.h"
 #include "kernels/cpu/cpu.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -92,8 +89,18 @@ static int cpu_info(lua_State *L)
     return 1;
 }
 
+/* executable(): path of the running program, nil where the system does not say. */
+static int executable(lua_State *L)
+{
+    char    path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path);
+    if (n <= 0) return 0;
+    lua_pushlstring(L, path, (size_t)n);
+    return 1;
+}
+
 const luaL_Reg te_lua_system_functions[] = {
     {"clock", system_clock}, {"sleep", system_sleep},       {"isatty", system_isatty},         {"terminal_width", terminal_width},
     {"rss", system_rss},     {"peak_rss", system_peak_rss}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info},
-    {NULL, NULL},
+    {"executable", executable}, {NULL, NULL},
 };

@@ -37,7 +37,8 @@ static void catch_signals(void)
 static int report(tetrain_status status)
 {
     if (status == TETRAIN_OK) return 0;
-    fprintf(stderr, "tetrain: %s\n", tetrain_error(running));
+    const char *message = tetrain_error(running);
+    if (*message) fprintf(stderr, "tetrain: %s\n", message);
     return status == TETRAIN_ERROR_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_SCRIPT;
 }
 

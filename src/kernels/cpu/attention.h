@@ -29,7 +29,7 @@
 enum {
     TE_ATTENTION_KEYS = 64,         /* keys (and, in backward, queries) of a block */
     TE_ATTENTION_QUERIES = 256,     /* most queries of a forward task */
-    TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores */
+    TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores in a block that is partly masked */
     TE_ATTENTION_LANES = 16,        /* columns are padded to this */
     TE_ATTENTION_MAX_DIM = 512
 };

@@ -67,7 +67,7 @@ static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *
     double bytes = (double)p->part_stride * (double)p->chunks * (double)p->blocks->element;
     p->split = p->seqs * p->kv_heads < 2 * (int64_t)p->threads && p->chunks > 1 && p->threads > 1 && bytes < max_parts_bytes;
     p->parts_bytes = p->split ? ((size_t)bytes + 63) & ~(size_t)63 : 0;
-    int64_t keys = p->split && p->chunk < p->longest_kv ? p->chunk : p->longest_kv;
+    int64_t keys = p->split || p->heads == p->kv_heads ? p->chunk : p->longest_kv; /* of dk and dv at a time */
     p->task_bytes = (p->blocks->backward_bytes(g, p->longest_q, keys, !p->split) + 63) & ~(size_t)63;
 }
 

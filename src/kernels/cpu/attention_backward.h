@@ -18,7 +18,8 @@ typedef struct T(backward_state) {
     REAL   *q, *dout;          /* [queries, dim] scaled, [queries, dim_v] */
     REAL   *p, *ds;            /* [queries, keys] */
     REAL   *lse, *d;           /* [n_q]; of one head */
-    REAL   *dk, *dv;           /* all keys of the task */
+    REAL   *dk, *dv;           /* keys from `base` on */
+    int64_t base;
     REAL   *dq, *dq_sum;       /* [n_q, dim]: of the chunk at hand, of the chunks before */
 } T(backward_state);
 
@@ -105,7 +106,7 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     const te_attention *a = &s->g->forward;
-    int step = exact ? 1 : TE_ATTENTION_TILE;
+    int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
     for (int at = 0; at < queries; at += step) {
         int rows = queries - at < step ? queries - at : step;
         T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
@@ -128,7 +129,7 @@ static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, i
                              bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
-    int step = exact ? 1 : TE_ATTENTION_TILE;
+    int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
     for (int key = 0; key < keys; key += step) {
         int rows = keys - key < step ? keys - key : step, first = 0, end = queries;
         while (first < end && (ranges->high[first] <= key || ranges->low[first] >= ranges->high[first])) first++;
@@ -165,7 +166,7 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
     T(transpose_tile)(s->k_packed, s->k, s->dim, n);
     T(transpose_tile)(s->v_packed, s->v, s->dim_v, n);
     bool keys_finite = T(tile_finite)(s->k, n * s->dim);
-    REAL *dk = s->dk + (key - s->keys->key_first) * s->dim, *dv = s->dv + (key - s->keys->key_first) * s->dim_v;
+    REAL *dk = s->dk + (key - s->base) * s->dim, *dv = s->dv + (key - s->base) * s->dim_v;
     int64_t query = te_attention_first_query(seq, key) & -TE_ATTENTION_KEYS, end = te_attention_end_query(seq, key + n);
     for (; query < end; query += TE_ATTENTION_KEYS) {
         block_ranges ranges;
@@ -179,49 +180,66 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
     }
 }
 
-/* All keys of the task against one query head. */
-static void T(backward_head)(T(backward_state) *s, REAL *dq_part)
+/* Keys chunk … chunk_end against the head: dk and dv are added to, dq of the chunk is made and goes to its part or sum. */
+static void T(backward_chunk)(T(backward_state) *s, int64_t chunk, int64_t chunk_end)
 {
+    const te_attention_seq *seq = &s->keys->seq;
+    int64_t low = te_attention_first_query(seq, chunk), high = te_attention_end_query(seq, chunk_end);
+    if (low >= high) return;
+    low &= -TE_ATTENTION_TILE; /* whole tiles are added to */
+    high = te_attention_clamp((high + TE_ATTENTION_TILE - 1) & -TE_ATTENTION_TILE, 0, seq->n_q);
+    memset(s->dq + low * s->dim, 0, (size_t)((high - low) * s->dim) * sizeof(REAL));
+    for (int64_t key = chunk; key < chunk_end; key += TE_ATTENTION_KEYS)
+        T(backward_block)(s, key, (int)(chunk_end - key < TE_ATTENTION_KEYS ? chunk_end - key : TE_ATTENTION_KEYS));
+    if (!s->keys->dq_part)
+        for (int64_t i = low * s->dim; i < high * s->dim; i++) s->dq_sum[i] += s->dq[i];
+}
+
+/* All keys of the task against query head number `index` of the group. The first head of a group starts dk and dv, the
+ * last one writes them; where it is the only one, memory for one chunk is enough. */
+static void T(backward_head)(T(backward_state) *s, int64_t index, int64_t group)
+{
+    const te_attention_grad *g = s->g;
     const te_attention_keys *keys = s->keys;
     const te_attention_seq *seq = &keys->seq;
     int64_t first = te_attention_first_query(seq, keys->key_first) & -TE_ATTENTION_KEYS;
-    int64_t end = te_attention_end_query(seq, keys->key_end);
-    REAL *own = s->dq;
-    if (dq_part) s->dq = dq_part;
-    T(prepare_head)(s, first, end);
-    if (!dq_part) memset(s->dq_sum, 0, (size_t)(seq->n_q * s->dim) * sizeof(REAL));
+    s->head = keys->kv_head * group + index;
+    if (keys->dq_part) s->dq = (REAL *)keys->dq_part + index * seq->n_q * s->dim;
+    T(prepare_head)(s, first, te_attention_end_query(seq, keys->key_end));
+    if (!keys->dq_part) memset(s->dq_sum, 0, (size_t)(seq->n_q * s->dim) * sizeof(REAL));
     for (int64_t chunk = keys->key_first; chunk < keys->key_end; chunk += keys->chunk) {
-        int64_t chunk_end = chunk + keys->chunk < keys->key_end ? chunk + keys->chunk : keys->key_end;
-        int64_t low = te_attention_first_query(seq, chunk), high = te_attention_end_query(seq, chunk_end);
-        if (low >= high) continue;
-        low &= -TE_ATTENTION_TILE; /* whole tiles are added to */
-        high = te_attention_clamp((high + TE_ATTENTION_TILE - 1) & -TE_ATTENTION_TILE, 0, seq->n_q);
-        memset(s->dq + low * s->dim, 0, (size_t)((high - low) * s->dim) * sizeof(REAL));
-        for (int64_t key = chunk; key < chunk_end; key += TE_ATTENTION_KEYS)
-            T(backward_block)(s, key, (int)(chunk_end - key < TE_ATTENTION_KEYS ? chunk_end - key : TE_ATTENTION_KEYS));
-        if (!dq_part)
-            for (int64_t i = low * s->dim; i < high * s->dim; i++) s->dq_sum[i] += s->dq[i];
+        int64_t end = chunk + keys->chunk < keys->key_end ? chunk + keys->chunk : keys->key_end, n = end - chunk;
+        if (group == 1) s->base = chunk;
+        REAL *dk = s->dk + (chunk - s->base) * s->dim, *dv = s->dv + (chunk - s->base) * s->dim_v;
+        if (index == 0) memset(dk, 0, (size_t)(n * s->dim) * sizeof(REAL));
+        if (index == 0) memset(dv, 0, (size_t)(n * s->dim_v) * sizeof(REAL));
+        T(backward_chunk)(s, chunk, end);
+        if (index + 1 < group) continue;
+        T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dk, s->dim, 1);
+        T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dv, s->dim_v, 1);
     }
-    if (!dq_part)
-        T(store_tile)(&s->g->dq, seq->batch, s->head, seq->q_start, seq->n_q, s->dq_sum, s->dim, (REAL)s->g->forward.scale);
-    s->dq = own;
+    if (!keys->dq_part)
+        T(store_tile)(&g->dq, seq->batch, s->head, seq->q_start, seq->n_q, s->dq_sum, s->dim, (REAL)g->forward.scale);
+}
+
+static void T(zero_keys)(const te_view *v, const te_attention_keys *keys)
+{
+    static const REAL zeros[TE_ATTENTION_MAX_DIM];
+    for (int64_t i = keys->key_first; i < keys->key_end; i++)
+        T(store_tile)(v, keys->seq.batch, keys->kv_head, keys->seq.kv_start + i, 1, zeros, 0, 1);
 }
 
 static void T(backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch)
 {
     T(backward_state) s;
-    const te_attention_seq *seq = &keys->seq;
-    int64_t group = g->forward.q.shape[1] / g->forward.k.shape[1], n = keys->key_end - keys->key_first;
-    T(backward_layout)(&s, g, seq->n_q, n, !keys->dq_part, scratch);
+    int64_t group = g->forward.q.shape[1] / g->forward.k.shape[1];
+    T(backward_layout)(&s, g, keys->seq.n_q, group == 1 ? keys->chunk : keys->key_end - keys->key_first, !keys->dq_part, scratch);
     s.keys = keys;
-    memset(s.dk, 0, (size_t)(n * s.dim) * sizeof(REAL));
-    memset(s.dv, 0, (size_t)(n * s.dim_v) * sizeof(REAL));
-    for (int64_t i = 0; i < group; i++) {
-        s.head = keys->kv_head * group + i;
-        T(backward_head)(&s, keys->dq_part ? (REAL *)keys->dq_part + i * seq->n_q * s.dim : NULL);
-    }
-    T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + keys->key_first, n, s.dk, s.dim, 1);
-    T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + keys->key_first, n, s.dv, s.dim_v, 1);
+    s.base = keys->key_first;
+    for (int64_t i = 0; i < group; i++) T(backward_head)(&s, i, group);
+    if (group > 0) return;
+    T(zero_keys)(&g->dk, keys);
+    T(zero_keys)(&g->dv, keys);
 }
 
 static void T(sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,

@@ -1,7 +1,8 @@
 /* attention_forward.h - out and lse of some queries of one head (a template; see attention_loops.h).
  *
- * Per block of keys: k is packed transposed, v is packed; then tiles of TE_ATTENTION_TILE queries go from scores to weights
- * to weighted values while their scores stay in L1.
+ * Per block of keys: k is packed transposed, v is packed; then tiles of queries go from scores to weights to weighted values
+ * while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where masks cut
+ * through it, tiles are low, so that little is computed in vain.
  */
 
 /* Per-thread memory of one task, all carved from one block of scratch. */
@@ -30,7 +31,7 @@ static int64_t T(forward_layout)(T(forward_state) *s, const te_attention *a, int
     s->k = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
     s->k_packed = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
     s->v = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim_v);
-    s->scores = T(carve)(base, &at, TE_ATTENTION_TILE * TE_ATTENTION_KEYS);
+    s->scores = T(carve)(base, &at, TE_ATTENTION_KEYS * TE_ATTENTION_KEYS);
     s->out = T(carve)(base, &at, queries * s->dim_v);
     s->sum = T(carve)(base, &at, queries * TE_ATTENTION_LANES);
     s->top = T(carve)(base, &at, queries);
@@ -105,8 +106,9 @@ static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, in
         block_ranges ranges;
         int queries = (int)(end - query < TE_ATTENTION_KEYS ? end - query : TE_ATTENTION_KEYS);
         find_ranges(&ranges, seq, query, queries, key, n);
-        for (int at = 0; at < queries; at += TE_ATTENTION_TILE) {
-            int rows = queries - at < TE_ATTENTION_TILE ? queries - at : TE_ATTENTION_TILE;
+        int tile = ranges.whole ? TE_ATTENTION_KEYS : TE_ATTENTION_TILE;
+        for (int at = 0; at < queries; at += tile) {
+            int rows = queries - at < tile ? queries - at : tile;
             T(forward_tile)(s, query - first + at, rows, query + at, key, &ranges, at, !finite && !ranges.whole);
         }
     }

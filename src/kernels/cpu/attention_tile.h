@@ -34,27 +34,26 @@ ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const
         for (int v = 0; v < vectors; v++) V_STORE(c + r * c_row + v * VLEN, sum[r][v]);
 }
 
-/* `rows` rows of c, all n columns (a multiple of TE_ATTENTION_LANES). */
-ALWAYS_INLINE void T(rows_gemm)(int rows, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k, const REAL *b,
-                                int64_t b_row, int64_t n, int64_t k, bool accumulate)
+/* One panel of `vectors` vectors of columns, all m rows. */
+ALWAYS_INLINE void T(panel_gemm)(int vectors, int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
+                                 const REAL *b, int64_t b_row, int64_t k, bool accumulate)
 {
-    int64_t j = 0;
-    for (; j + 2 * VLEN <= n; j += 2 * VLEN)
-        T(micro)(rows, 2, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
-    if (j < n) T(micro)(rows, 1, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
+    for (; m >= MICRO_ROWS; m -= MICRO_ROWS, c += MICRO_ROWS * c_row, a += MICRO_ROWS * a_row)
+        T(micro)(MICRO_ROWS, vectors, c, c_row, a, a_row, a_k, b, b_row, k, accumulate);
+    if (MICRO_ROWS > 4 && m >= 4) {
+        T(micro)(4, vectors, c, c_row, a, a_row, a_k, b, b_row, k, accumulate);
+        m -= 4, c += 4 * c_row, a += 4 * a_row;
+    }
+    for (; m > 0; m--, c += c_row, a += a_row) T(micro)(1, vectors, c, c_row, a, a_row, a_k, b, b_row, k, accumulate);
 }
 
+/* n is a multiple of TE_ATTENTION_LANES. A panel of b stays in L1 for all rows. */
 ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k, const REAL *b,
                                int64_t b_row, int64_t n, int64_t k, bool accumulate)
 {
-    for (; m >= MICRO_ROWS; m -= MICRO_ROWS, c += MICRO_ROWS * c_row, a += MICRO_ROWS * a_row)
-        T(rows_gemm)(MICRO_ROWS, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
-    if (MICRO_ROWS > 4 && m >= 4) {
-        T(rows_gemm)(4, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
-        m -= 4, c += 4 * c_row, a += 4 * a_row;
-    }
-    for (; m > 0; m--, c += c_row, a += a_row)
-        T(rows_gemm)(1, c, c_row, a, a_row, a_k, b, b_row, n, k, accumulate);
+    int64_t j = 0;
+    for (; j + 2 * VLEN <= n; j += 2 * VLEN) T(panel_gemm)(2, m, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
+    if (j < n) T(panel_gemm)(1, m, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
 }
 
 /* c (+)= a b, a row-major. */

@@ -168,14 +168,18 @@ static void tile_convert(const copy_plan *plan, char *dst, int64_t dst_stride, c
         plan->blocks->transpose[te_dtype_log2_size(to)](dst, dst_stride, src, src_stride, rows, cols);
         return;
     }
-    enum { PITCH = TILE + 1 }; /* an odd pitch spreads a column over the cache's sets */
-    _Alignas(64) char values[TILE * PITCH * 8];
+    enum { HALF = TILE / 2 };
+    _Alignas(64) char loaded[HALF * TILE * 8], turned[HALF * TILE * 8];
     te_value_class class = te_value_class_of(from);
-    int64_t size = class == TE_CLASS_F32 ? 4 : 8;
-    for (int64_t c = 0; c < cols; c++)
-        plan->blocks->load[from](values + c * PITCH * size, te_element(src, from, c * src_stride), 1, rows);
-    for (int64_t r = 0; r < rows; r++)
-        plan->blocks->store[class][to](te_element(dst, to, r * dst_stride), 1, values + r * size, PITCH, cols);
+    int log2_size = class == TE_CLASS_F32 ? 2 : 3;
+    for (int64_t at = 0; at < cols; at += HALF) {
+        int64_t n = cols - at < HALF ? cols - at : HALF;
+        for (int64_t c = 0; c < n; c++)
+            plan->blocks->load[from](loaded + (c * TILE << log2_size), te_element(src, from, (at + c) * src_stride), 1, rows);
+        plan->blocks->transpose[log2_size](turned, HALF, loaded, TILE, rows, n);
+        for (int64_t r = 0; r < rows; r++)
+            plan->blocks->store[class][to](te_element(dst, to, r * dst_stride + at), 1, turned + (r * HALF << log2_size), 1, n);
+    }
 }
 
 /* Short runs first … end, one per combination of the outer dimensions. */

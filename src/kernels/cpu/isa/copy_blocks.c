@@ -94,10 +94,7 @@ DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
 
 /* --- bits unchanged --------------------------------------------------------------------------------------------- */
 
-/* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once: it is read
- * into a small square, turned there, and written from a second one. Without the two, lines of rows that are a large power
- * of two apart would throw each other out of the cache. */
-#define DEFINE_MOVES(type, turn)                                                                                       \
+#define DEFINE_MOVE(type)                                                                                              \
     static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
     {                                                                                                                  \
         type *restrict d = dst;                                                                                        \
@@ -106,34 +103,42 @@ DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
             memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
         else                                                                                                           \
             for (int64_t i = 0; i < n; i++) d[i * dst_stride] = s[i * src_stride];                                     \
-    }                                                                                                                  \
+    }
+
+DEFINE_MOVE(uint8_t)
+DEFINE_MOVE(uint16_t)
+DEFINE_MOVE(uint32_t)
+DEFINE_MOVE(uint64_t)
+
+/* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once. Where turning
+ * needs the vectors whole, a square is read into a small one, turned there, and written from a second one; then lines of
+ * rows that are a large power of two apart cannot throw each other out of the cache. */
+#define DEFINE_TRANSPOSE(type, SQUARE)                                                                                 \
     static void transpose_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,     \
                                  int64_t cols)                                                                         \
     {                                                                                                                  \
         enum { SIDE = 64 / sizeof(type) };                                                                             \
         type *restrict d = dst;                                                                                        \
         const type *restrict s = src;                                                                                  \
-        _Alignas(64) type in[SIDE * SIDE], out[SIDE * SIDE];                                                           \
         int64_t full_rows = rows - rows % SIDE, full_cols = cols - cols % SIDE;                                        \
         for (int64_t r = 0; r < full_rows; r += SIDE)                                                                  \
-            for (int64_t c = 0; c < full_cols; c += SIDE) {                                                            \
-                for (int i = 0; i < SIDE; i++) memcpy(in + i * SIDE, s + (c + i) * src_stride + r, 64);                \
-                turn(out, in);                                                                                         \
-                for (int i = 0; i < SIDE; i++) memcpy(d + (r + i) * dst_stride + c, out + i * SIDE, 64);               \
-            }                                                                                                          \
+            for (int64_t c = 0; c < full_cols; c += SIDE)                                                              \
+                SQUARE(type, d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride)                   \
         for (int64_t r = 0; r < rows; r++)                                                                             \
             for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r]; \
     }
 
-#define DEFINE_TURN(type)                                                                                   \
-    static inline void turn_##type(type *restrict out, const type *restrict in)                             \
-    {                                                                                                       \
-        enum { SIDE = 64 / sizeof(type) };                                                                  \
-        for (int i = 0; i < SIDE; i++)                                                                      \
-            for (int j = 0; j < SIDE; j++) out[i * SIDE + j] = in[j * SIDE + i];                            \
-    }
+#define DIRECT_SQUARE(type, d, dst_stride, s, src_stride)                                            \
+    for (int i = 0; i < SIDE; i++)                                                                   \
+        for (int j = 0; j < SIDE; j++) (d)[i * (dst_stride) + j] = (s)[j * (src_stride) + i];
 
-DEFINE_TURN(uint64_t)
+#define STAGED_SQUARE(type, d, dst_stride, s, src_stride)                                            \
+    {                                                                                                \
+        _Alignas(64) type in[SIDE * SIDE], out[SIDE * SIDE];                                         \
+        for (int i = 0; i < SIDE; i++) memcpy(in + i * SIDE, (s) + i * (src_stride), 64);            \
+        turn_##type(out, in);                                                                        \
+        for (int i = 0; i < SIDE; i++) memcpy((d) + i * (dst_stride), out + i * SIDE, 64);           \
+    }
 
 #if TE_TRANSPOSE
 static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restrict in)
@@ -142,8 +147,10 @@ static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restric
         for (int j = 0; j < 16; j += TE_TRANSPOSE)
             te_transpose_block((float *)out + i * 16 + j, 16, (const float *)in + j * 16 + i, 16);
 }
+
+DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
 #else
-DEFINE_TURN(uint32_t)
+DEFINE_TRANSPOSE(uint32_t, DIRECT_SQUARE)
 #endif
 
 #ifdef __SSE2__
@@ -194,15 +201,14 @@ static inline void turn_uint8_t(uint8_t *restrict out, const uint8_t *restrict i
             for (int k = 0; k < 16; k++) _mm_store_si128((__m128i *)(out + (i + k) * 64 + j), a[k]);
         }
 }
-#else
-DEFINE_TURN(uint16_t)
-DEFINE_TURN(uint8_t)
-#endif
 
-DEFINE_MOVES(uint8_t, turn_uint8_t)
-DEFINE_MOVES(uint16_t, turn_uint16_t)
-DEFINE_MOVES(uint32_t, turn_uint32_t)
-DEFINE_MOVES(uint64_t, turn_uint64_t)
+DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
+DEFINE_TRANSPOSE(uint8_t, STAGED_SQUARE)
+#else
+DEFINE_TRANSPOSE(uint16_t, DIRECT_SQUARE)
+DEFINE_TRANSPOSE(uint8_t, DIRECT_SQUARE)
+#endif
+DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
 
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,

@@ -1,0 +1,266 @@
+/* bench_program.c - row programs on the CPU interpreter against what bounds them: the bandwidth of memory, and the same
+ * formula with the same elementary functions compiled as one loop by hand.
+ *
+ *      bench_program [threads [seconds per figure]]
+ *
+ * Figures are the best of many repetitions. `stream` is the share of the bandwidth that an update in place (a += s * b)
+ * reaches on this machine, counting each operand's bytes once; `hand` is the time of the loop by hand over ours.
+ */
+#include "core/program_build.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/dtype.h"
+#include "kernels/elementary.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#define WIDEST                                                                                              \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
+#else
+#define WIDEST
+#endif
+
+enum { MAX_OPERANDS = 8 };
+
+static double seconds_each = 0.3;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void *scratch(te_exec *exec, size_t bytes)
+{
+    (void)exec;
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+
+static void scratch_free(te_exec *exec, void *ptr)
+{
+    (void)exec;
+    free(ptr);
+}
+
+/* --- cases ------------------------------------------------------------------------------------------------------ */
+
+typedef struct bench {
+    const char *name, *formula;
+    const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS]; /* "x:b": bf16, else f32; "=" after an output: in place of input */
+    const char *params[MAX_OPERANDS];
+    double      values[MAX_OPERANDS];
+    void (*hand)(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
+} bench;
+
+WIDEST static void hand_gelu(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const uint16_t *x = in[0];
+    uint16_t       *y = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++)
+    {
+        float v = te_bf16_to_f32(x[i]);
+        float inner = 0.79788456f * (v + 0.044715f * v * v * v);
+        y[i] = te_f32_to_bf16(0.5f * v * (1.0f + te_tanh(inner)));
+    }
+}
+
+WIDEST static void hand_silu(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const float *x = in[0];
+    float       *y = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) y[i] = x[i] * te_sigmoid(x[i]);
+}
+
+WIDEST static void hand_add(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const float *a = in[0], *b = in[1];
+    float       *y = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) y[i] = a[i] + b[i];
+}
+
+WIDEST static void hand_adamw(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    float       *p = out[0], *m = out[1], *v = out[2];
+    const float *g = in[3];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++)
+    {
+        float grad = g[i], first = m[i] * 0.9f + grad * 0.1f, second = v[i] * 0.95f + grad * grad * 0.05f;
+        m[i] = first;
+        v[i] = second;
+        p[i] = p[i] - 1e-3f * (first * 1.1f / (__builtin_sqrtf(second * 1.2f) + 1e-8f) + 0.1f * p[i]);
+    }
+}
+
+static void hand_layer_norm(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
+static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
+
+static const bench cases[] = {
+    {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
+    {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
+    {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
+    {"adamw f32",
+     "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); p1 = p - lr * (m1 * c1 / (sqrt(v1 * c2) + eps) + wd * p)",
+     {"p", "m", "v", "g"}, {"p1=", "m1=", "v1="}, {"b1", "b2", "lr", "c1", "c2", "eps", "wd"},
+     {0.9, 0.95, 1e-3, 1.1, 1.2, 1e-8, 0.1}, hand_adamw},
+    {"layer_norm bf16",
+     "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
+     {"x:b", "gamma:c", "beta:c"}, {"y:b"}, {NULL}, {0}, hand_layer_norm},
+    {"softmax f32", "e = exp(x - rowmax(x)); y = e * (1 / rowsum(e))", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
+};
+
+/* Row by row, vectorized passes over a row that stays in L1. */
+WIDEST static void hand_layer_norm(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const uint16_t *gamma = in[1], *beta = in[2];
+    float          *row = malloc((size_t)columns * sizeof *row);
+    for (int64_t r = begin; row && r < end; r++) {
+        const uint16_t *x = (const uint16_t *)in[0] + r * columns;
+        uint16_t       *y = (uint16_t *)out[0] + r * columns;
+        float           sum = 0, squares = 0;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += row[i] = te_bf16_to_f32(x[i]);
+        float mean = sum / (float)columns;
+        _Pragma("omp simd reduction(+ : squares)") for (int64_t i = 0; i < columns; i++)
+        {
+            row[i] -= mean;
+            squares += row[i] * row[i];
+        }
+        float rstd = 1.0f / __builtin_sqrtf(squares / (float)columns + 1e-5f);
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++)
+            y[i] = te_f32_to_bf16(row[i] * rstd * te_bf16_to_f32(gamma[i]) + te_bf16_to_f32(beta[i]));
+    }
+    free(row);
+}
+
+WIDEST static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns;
+        float       *y = (float *)out[0] + r * columns, top = -1e30f, sum = 0;
+        _Pragma("omp simd reduction(max : top)") for (int64_t i = 0; i < columns; i++) top = x[i] > top ? x[i] : top;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += y[i] = te_exp(x[i] - top);
+        float scale = 1.0f / sum;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) y[i] *= scale;
+    }
+}
+
+/* --- measuring -------------------------------------------------------------------------------------------------- */
+
+static void *make_operand(te_operand *operand, const char *spec, int64_t rows, int64_t columns, double *bytes)
+{
+    char    kind = strchr(spec, ':') ? strchr(spec, ':')[1] : 'f';
+    int64_t count = kind == 'c' ? columns : rows * columns;
+    *operand = (te_operand){.dtype = kind == 'f' ? TE_F32 : TE_BF16, .stride = {kind == 'c' ? 0 : columns, 1}};
+    size_t size = (size_t)count * te_dtype_size(operand->dtype);
+    *bytes += (double)size;
+    operand->data = aligned_alloc(1 << 12, (size + 4095) / 4096 * 4096);
+    for (int64_t i = 0; operand->data && i < count; i++) te_store_f64(operand->data, operand->dtype, i, 0.25 + (double)(i % 1001) * 1e-3);
+    return operand->data;
+}
+
+static te_program *compile(const bench *b, int *n_in, int *n_out, int *n_params, int64_t columns, double *values)
+{
+    char        names[2 * MAX_OPERANDS][16];
+    const char *in[MAX_OPERANDS], *out[MAX_OPERANDS];
+    te_formula  formula = {.text = b->formula, .input_names = in, .output_names = out, .param_names = b->params};
+    for (int i = 0; i < MAX_OPERANDS && b->inputs[i]; i++) {
+        snprintf(names[i], sizeof names[i], "%.*s", (int)strcspn(b->inputs[i], ":="), b->inputs[i]);
+        in[formula.n_inputs++] = names[i];
+    }
+    for (int i = 0; i < MAX_OPERANDS && b->outputs[i]; i++) {
+        char *name = names[MAX_OPERANDS + i];
+        snprintf(name, sizeof names[0], "%.*s", (int)strcspn(b->outputs[i], ":="), b->outputs[i]);
+        out[formula.n_outputs++] = name;
+    }
+    while (formula.n_params < MAX_OPERANDS && b->params[formula.n_params]) formula.n_params++;
+    memcpy(values, b->values, sizeof b->values);
+    values[formula.n_params] = (double)columns; /* `n` */
+    *n_in = formula.n_inputs, *n_out = formula.n_outputs, *n_params = formula.n_params;
+    te_build_error error;
+    te_program    *program = te_formula_compile(&te_mem_libc, b->name, &formula, &error);
+    if (!program) fprintf(stderr, "%s: %s\n", b->name, error.message);
+    return program;
+}
+
+static void run_hand(const bench *b, void *const *out, void *const *in, int64_t rows, int64_t columns, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    {
+        int64_t t = omp_get_thread_num(), n = omp_get_num_threads();
+        b->hand(out, in, rows * t / n, rows * (t + 1) / n, columns);
+    }
+}
+
+static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns, double bandwidth)
+{
+    te_operand  in[MAX_OPERANDS], out[MAX_OPERANDS];
+    void       *in_data[MAX_OPERANDS], *out_data[MAX_OPERANDS];
+    int         n_in, n_out, n_params;
+    double      values[MAX_OPERANDS + 1], bytes = 0, best = 1e9, best_hand = 1e9;
+    te_program *program = compile(b, &n_in, &n_out, &n_params, columns, values);
+    if (!program) return;
+    for (int i = 0; i < n_in; i++) in_data[i] = make_operand(&in[i], b->inputs[i], rows, columns, &bytes);
+    for (int i = 0; i < n_out; i++) {
+        bool in_place = strchr(b->outputs[i], '=') != NULL;
+        if (in_place) bytes += (double)(rows * columns) * (double)te_dtype_size(in[i].dtype);
+        out[i] = in[i];
+        out_data[i] = in_place ? in_data[i] : make_operand(&out[i], b->outputs[i], rows, columns, &bytes);
+    }
+    te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out, .params = values};
+    for (double start = now(); now() - start < seconds_each;) {
+        double t0 = now();
+        if (te_cpu_program_run(exec, program, &run, 1) != TE_OK) fprintf(stderr, "%s\n", exec->message);
+        double t1 = now();
+        run_hand(b, out_data, in_data, rows, columns, rows * columns < 32768 ? 1 : exec->threads);
+        double t2 = now();
+        if (t1 - t0 < best) best = t1 - t0;
+        if (t2 - t1 < best_hand) best_hand = t2 - t1;
+    }
+    printf("%-16s %7lld x %-7lld %10.2f us %8.3f G elements/s  %7.2f GB/s  stream %5.2f  hand %5.2f\n", b->name, (long long)rows,
+           (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9, bytes / best / bandwidth,
+           best_hand / best);
+    for (int i = 0; i < n_out; i++)
+        if (!strchr(b->outputs[i], '=')) free(out[i].data);
+    for (int i = 0; i < n_in; i++) free(in[i].data);
+    te_program_free(program);
+}
+
+/* Bytes a second of a += s * b on arrays of 128 MB. */
+static double measure_stream(int threads)
+{
+    enum { COUNT = 32 << 20 };
+    float *a = aligned_alloc(4096, COUNT * sizeof *a), *b = aligned_alloc(4096, COUNT * sizeof *b);
+    double best = 1e9;
+    for (int repeat = 0; a && b && repeat < 12; repeat++) {
+        double start = now();
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t i = 0; i < COUNT; i++) {
+            if (repeat == 0) a[i] = 0, b[i] = 1;
+            a[i] += 0.5f * b[i];
+        }
+        if (repeat && now() - start < best) best = now() - start;
+    }
+    free(a);
+    free(b);
+    return 3.0 * COUNT * sizeof(float) / best;
+}
+
+int main(int argc, char **argv)
+{
+    te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .scratch = scratch, .scratch_free = scratch_free};
+    exec.threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
+    if (argc > 2) seconds_each = atof(argv[2]);
+    if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
+    double bandwidth = measure_stream(exec.threads);
+    printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
+    static const int64_t shapes[][2] = {{1, 16}, {64, 16}, {1024, 16}, {100, 64}, {8, 768}, {512, 768}, {256, 3072}, {16384, 768}, {256, 50257}};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+            measure(&exec, &cases[c], shapes[s][0], shapes[s][1], bandwidth);
+    te_backend_cpu.device_close(&exec);
+    return 0;
+}

@@ -1,0 +1,60 @@
+#!/bin/sh
+# tetrain against PyTorch: the whole training step, both measured in turns in one run.
+#
+#     PYTHON=venv/bin/python bench/compare.sh [--configs="char baby"] [--dtypes="bf16 fp32"] [--rounds=3] [--runs=9]
+#                                             [--threads=2] [--keep=NAME]
+#
+# The first time it looks for PyTorch's fastest settings (run_peers.sh, minutes; out/bench/peers.jsonl remembers them).
+# --keep stores table and figures as bench/results/NAME.txt and .jsonl. BUILD is the build folder, build unless set.
+cd "$(dirname "$0")/.." || exit 1
+configs="char baby gpt2_64 gpt2_256"
+dtypes="bf16 fp32"
+rounds=3
+runs=9
+threads=2
+keep=
+for option in "$@"; do
+    case $option in
+    --configs=*) configs=${option#*=} ;;
+    --dtypes=*) dtypes=${option#*=} ;;
+    --rounds=*) rounds=${option#*=} ;;
+    --runs=*) runs=${option#*=} ;;
+    --threads=*) threads=${option#*=} ;;
+    --keep=*) keep=${option#*=} ;;
+    *) echo "compare.sh: unknown option $option" >&2; exit 2 ;;
+    esac
+done
+build=${BUILD:-build}
+peers=out/bench/peers.jsonl
+results=out/bench/compare.jsonl
+report() { "${PYTHON:-python3}" bench/peers/report.py "$@"; }
+
+mkdir -p out/bench
+cmake --build "$build" --target tetrain_executable bench_machine >out/bench/build.log || { cat out/bench/build.log; exit 1; }
+cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+"$build/bench_machine" "$threads" 0.5 --json |
+    sed "s|^{|{\"cpu\": \"$cpu\", \"date\": \"$(date -I)\", \"rounds\": $rounds, |" >"$results"
+
+for config in $configs; do
+    for dtype in $dtypes; do
+        if ! best=$(report best "$peers" "$config" "$dtype" "$threads" 2>/dev/null); then
+            bench/peers/run_peers.sh --configs="$config" --dtypes="$dtype" --threads="$threads" --runs="$runs" --out="$peers" >&2
+            best=$(report best "$peers" "$config" "$dtype" "$threads") || continue
+        fi
+        set -- $best
+        round=0
+        while [ $round -lt "$rounds" ]; do
+            "$build/tetrain" bench/train_step.lua --config="$config" --dtype="$dtype" --threads="$threads" \
+                --runs "$runs" --json >>"$results"
+            line=$(bench/peers/peer.sh "$3" --config="$config" --dtype="$dtype" --threads="$threads" --runs="$runs" \
+                --mode="$1" --attention="$2" --json 2>/dev/null)
+            report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$line" "" >>"$results"
+            round=$((round + 1))
+        done
+    done
+done
+report table "$results"
+if [ -n "$keep" ]; then
+    cp "$results" "bench/results/$keep.jsonl"
+    report table "$results" >"bench/results/$keep.txt"
+fi

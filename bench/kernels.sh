@@ -1,0 +1,41 @@
+#!/bin/sh
+# Every kernel beside its floor: matrix products beside oneDNN, attention beside the arithmetic peak, the rest beside the
+# machine's memory.
+#
+#     bench/kernels.sh [--threads=2] [--seconds=0.3] [--keep=NAME]
+#
+# --seconds is spent on every figure. --keep stores the report as bench/results/NAME.txt. BUILD is the build folder.
+cd "$(dirname "$0")/.." || exit 1
+threads=2
+seconds=0.3
+keep=
+for option in "$@"; do
+    case $option in
+    --threads=*) threads=${option#*=} ;;
+    --seconds=*) seconds=${option#*=} ;;
+    --keep=*) keep=${option#*=} ;;
+    *) echo "kernels.sh: unknown option $option" >&2; exit 2 ;;
+    esac
+done
+build=${BUILD:-build}
+mkdir -p out/bench
+cmake --build "$build" --target tetrain_executable benches >out/bench/build.log || { cat out/bench/build.log; exit 1; }
+
+title() { printf '\n== %s\n' "$1"; }
+
+measure() {
+    sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1
+    date -I
+    title "Machine"
+    machine=$("$build/bench_machine" "$threads" "$seconds" --json)
+    echo "$machine"
+    title "Kernels that memory limits: time, rate, share of the bandwidth"
+    "$build/tetrain" bench/kernels.lua --threads="$threads" --seconds="$seconds" \
+        --bandwidth="$(echo "$machine" | sed 's/.*"bandwidth_gb_s": \([0-9.]*\).*/\1/')"
+    title "Attention"
+    "$build/bench_attention" "$threads" "$seconds"
+    title "Matrix products"
+    "$build/bench_gemm" "$threads" "$seconds"
+}
+measure | tee out/bench/kernels.txt
+[ -z "$keep" ] || cp out/bench/kernels.txt "bench/results/$keep.txt"

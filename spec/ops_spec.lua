@@ -1,0 +1,324 @@
+--- Every operation of the engine, by its declaration: documentation, gradients, strided inputs, empty tensors, wrong
+--- arguments; then particular ones against plain Lua.
+
+local te = require "te"
+local support = require "spec.support.op_cases"
+local reference = require "spec.support.reference"
+
+local close = reference.assert_close
+local random_results = { dropout = true, uniform = true, normal = true, integers = true, bernoulli = true, multinomial = true }
+
+local function call(op, args) return te[op.name](unpack(args, 1, support.count(args))) end
+
+-- The tensors among arguments, replaced by fn(tensor, position).
+local function replace(args, fn)
+    local result = {}
+    for i = 1, support.count(args) do
+        local value = args[i]
+        if te.is_tensor(value) then
+            value = fn(value, i)
+        elseif type(value) == "table" and te.is_tensor(value[1]) then
+            local list = {}
+            for k, t in ipairs(value) do list[k] = fn(t, i) end
+            value = list
+        end
+        result[i] = value
+    end
+    return result
+end
+
+local function is_float(t) return t.dtype:find("^float") ~= nil or t.dtype == "bfloat16" end
+
+-- The same values in memory that is not contiguous.
+local function strided(t)
+    if t:dim() == 0 then return t end
+    local shape = t.shape
+    shape[#shape] = 2 * shape[#shape]
+    local wide = te.zeros(shape, { dtype = t.dtype })
+    local part = wide:narrow(-1, 1, t:size(-1))
+    part:copy_(t)
+    return part
+end
+
+-- fn of the tensors that take gradients, as te.gradcheck wants it; lists are spread out.
+local function as_function(op, args, wanted)
+    local leaves, places = {}, {}
+    local takes = {}
+    for _, i in ipairs(wanted or {}) do takes[i] = true end
+    replace(args, function(t, i)
+        if is_float(t) and (not wanted or takes[i]) then
+            leaves[#leaves + 1] = t
+            places[t] = #leaves
+        end
+        return t
+    end)
+    return function(...)
+        local given = { ... }
+        return call(op, replace(args, function(t) return places[t] and given[places[t]] or t end))
+    end, leaves
+end
+
+describe("every operation", function()
+    for _, op in ipairs(te.ops_list()) do
+        describe(op.name, function()
+            before_each(function() te.manual_seed(7) end)
+
+            it("is documented", function()
+                assert.is_true(#op.doc > 3)
+                assert.is_truthy(op.doc:find("[%.%)]$"), op.doc)
+                assert.is_truthy(te.help(op.name):find(op.name, 1, true))
+            end)
+
+            if op.differentiable and not random_results[op.name] then
+                it("has the gradient that differences give", function()
+                    local args, wanted = support.arguments(op, "float64")
+                    local fn, leaves = as_function(op, args, wanted)
+                    assert.is_true(te.gradcheck(fn, leaves))
+                end)
+            end
+
+            if not random_results[op.name] and op.name ~= "view" then
+                it("gives the same for inputs that are not contiguous", function()
+                    local args = support.arguments(op, "float32")
+                    local expected = { call(op, replace(args, function(t) return t end)) }
+                    local actual = { call(op, replace(args, strided)) }
+                    for i = 1, #expected do close(expected[i]:totable(), actual[i], 1e-6) end
+                end)
+            end
+
+            it("does not crash on empty tensors", function()
+                local args = support.arguments(op, "float32")
+                pcall(call, op, replace(args, function(t)
+                    local shape = t.shape
+                    if #shape > 0 then shape[1] = 0 end
+                    return te.empty(shape, { dtype = t.dtype })
+                end))
+            end)
+
+            it("computes or raises for every dtype", function()
+                for _, dtype in ipairs { "bfloat16", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" } do
+                    local ok, problem = pcall(call, op, replace(support.arguments(op, "float32"), function(t)
+                        return is_float(t) and t:to(dtype) or t
+                    end))
+                    if not ok then assert.is_truthy(tostring(problem):find("te%."), problem) end
+                end
+            end)
+
+            it("raises for wrong arguments", function()
+                local args = support.arguments(op, "float32")
+                local released = te.ones(2)
+                released:release()
+                local fails = { {}, { "x" }, { true }, { {} }, { print }, { released }, { te.ones(1), te.ones(1), 1, 2, 3, 4, 5, 6 } }
+                for _, wrong in ipairs(fails) do
+                    local ok, problem = pcall(te[op.name], unpack(wrong))
+                    assert.is_false(ok)
+                    assert.is_truthy(problem:find("te." .. op.name, 1, true) or problem:find("te%."), problem)
+                end
+                local n = support.count(args)
+                local with_options = type(args[n]) == "table" and not te.is_tensor(args[n]) and not te.is_tensor(args[n][1])
+                    and not args[n][1]
+                if with_options then args[n] = nil else n = n + 1 end
+                args[n] = { no_such_option = 1 }
+                assert.error_matches(function() te[op.name](unpack(args, 1, n)) end, "te%." .. op.name .. ": unknown option")
+            end)
+        end)
+    end
+end)
+
+-- Particular operations ---------------------------------------------------------------------------------------------
+
+local A = { { 1, -2, 3.5 }, { 0.25, 4, -6 } }
+local B = { { 2, 0.5, -1 }, { 3, -0.125, 8 } }
+
+local function sigmoid(v) return 1 / (1 + math.exp(-v)) end
+
+local UNARY = {
+    neg = function(v) return -v end, abs = math.abs, floor = math.floor, ceil = math.ceil, exp = math.exp, sin = math.sin,
+    cos = math.cos, tanh = math.tanh, sigmoid = sigmoid, square = function(v) return v * v end,
+    reciprocal = function(v) return 1 / v end, relu = function(v) return math.max(v, 0) end,
+    silu = function(v) return v * sigmoid(v) end, quick_gelu = function(v) return v * sigmoid(1.702 * v) end,
+    srelu = function(v) return math.max(v, 0) ^ 2 end, sign = function(v) return v > 0 and 1 or v < 0 and -1 or 0 end,
+    gelu = function(v) return 0.5 * v * (1 + math.tanh(0.7978845608028654 * (v + 0.044715 * v ^ 3))) end,
+}
+
+local BINARY = {
+    add = function(a, b) return a + b end, sub = function(a, b) return a - b end, mul = function(a, b) return a * b end,
+    div = function(a, b) return a / b end, maximum = math.max, minimum = math.min,
+    eq = function(a, b) return a == b end, ne = function(a, b) return a ~= b end, lt = function(a, b) return a < b end,
+    le = function(a, b) return a <= b end, gt = function(a, b) return a > b end, ge = function(a, b) return a >= b end,
+}
+
+describe("elementwise operations", function()
+    for _, dtype in ipairs { "float64", "float32", "bfloat16" } do
+        local a, b = te.tensor(A, { dtype = dtype }), te.tensor(B, { dtype = dtype })
+        for name, fn in pairs(UNARY) do
+            it(("te.%s, %s"):format(name, dtype), function() close(reference.map(fn, A), te[name](a)) end)
+        end
+        for name, fn in pairs(BINARY) do
+            it(("te.%s, %s"):format(name, dtype), function()
+                close(reference.map(fn, A, B), te[name](a, b))
+                close(reference.map(function(v) return fn(v, 2) end, A), te[name](a, 2))
+            end)
+        end
+    end
+
+    it("te.log, te.sqrt and te.rsqrt of positive numbers", function()
+        local positive = { 0.25, 1, 2, 1e6 }
+        local x = te.tensor(positive, { dtype = "float64" })
+        close(reference.map(math.log, positive), te.log(x))
+        close(reference.map(math.sqrt, positive), te.sqrt(x))
+        close(reference.map(function(v) return 1 / math.sqrt(v) end, positive), te.rsqrt(x))
+    end)
+
+    it("passes NaN and infinities", function()
+        local x = te.tensor { 0 / 0, math.huge, -math.huge, 0 }
+        close({ 0 / 0, math.huge, 0, 1 }, te.exp(x))
+        close({ 0 / 0, 1, -1, 0 }, te.tanh(x))
+        assert.same({ true, false, false, false }, te.isnan(x):totable())
+        close({ 0 / 0, math.huge, 1, 1 }, te.maximum(x, 1))
+    end)
+
+    it("broadcasts", function()
+        local row, column = te.tensor { { 1, 2, 3 } }, te.tensor { { 10 }, { 20 } }
+        close({ { 11, 12, 13 }, { 21, 22, 23 } }, row + column)
+        close({ { 9, 8, 7 }, { 19, 18, 17 } }, column - row)
+        assert.error_matches(function() return te.ones(2) + te.ones(3) end, "te%.add")
+    end)
+
+    it("has operators with numbers on either side", function()
+        local x = te.tensor { 1, 2, 4 }
+        close({ 2, 3, 5 }, 1 + x)
+        close({ 0, -1, -3 }, 1 - x)
+        close({ 1, 0.5, 0.25 }, 1 / x)
+        close({ 2, 4, 16 }, 2 ^ x)
+        close({ 1, 4, 16 }, x ^ 2)
+        close({ -1, -2, -4 }, -x)
+    end)
+
+    it("writes in place and returns the tensor itself", function()
+        local x = te.tensor { 1, 2 }
+        assert.is_true(x:add_(1) == x)
+        x:mul_(te.tensor { 2, 3 })
+        close({ 4, 9 }, x)
+        x:clamp_(5, 8)
+        close({ 5, 8 }, x)
+        x:fill_(3):zero_()
+        close({ 0, 0 }, x)
+        x:copy_(te.tensor { 7 })
+        close({ 7, 7 }, x)
+    end)
+end)
+
+describe("reductions", function()
+    local x = te.tensor(A, { dtype = "float64" })
+
+    it("sums over everything, one dimension or several", function()
+        close(0.75, te.sum(x))
+        close({ 1.25, 2, -2.5 }, te.sum(x, 1))
+        close({ { 2.5 }, { -1.75 } }, te.sum(x, -1, true))
+        close(0.75, te.sum(x, { 1, 2 }))
+        close({ { 0.75 } }, x:sum({ 1, 2 }, true))
+    end)
+
+    it("has mean, max, min, var, norm, argmax and argmin", function()
+        close({ 2.5 / 3, -1.75 / 3 }, te.mean(x, 2))
+        close({ 3.5, 4 }, te.max(x, 2))
+        close({ 0.25, -2, -6 }, te.min(x, 1))
+        close(4, te.max(x))
+        assert.same({ 2, 1 }, te.argmax(x, 2):totable())
+        assert.same({ 1, 2 }, te.argmin(x, 2):totable())
+        close({ math.sqrt(1 + 4 + 12.25), math.sqrt(0.0625 + 16 + 36) }, te.norm(x, 2))
+        close(2.5, te.var(te.tensor({ 1, 2, 3, 4, 5 }, { dtype = "float64" })))
+    end)
+
+    it("has all and any", function()
+        local flags = te.tensor { { true, false }, { true, true } }
+        assert.same({ false, true }, te.all(flags, 2):totable())
+        assert.is_true(te.any(flags):item())
+    end)
+end)
+
+describe("matrix products, rows and indices", function()
+    it("te.matmul and te.linear", function()
+        local b = { { 1, 2 }, { 3, 4 }, { -1, 0.5 } }
+        close(reference.matmul(A, b), te.matmul(te.tensor(A), te.tensor(b)))
+        local linear = te.linear(te.tensor(A), te.tensor(b):transpose(), te.tensor { 10, 20 })
+        local expected = reference.matmul(A, b)
+        for i = 1, 2 do expected[i] = { expected[i][1] + 10, expected[i][2] + 20 } end
+        close(expected, linear)
+        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end, "inner sizes differ: {4, 3} x {5, 2}")
+    end)
+
+    it("te.softmax and te.log_softmax along any dimension", function()
+        local x = te.tensor(A, { dtype = "float64" })
+        close({ reference.softmax(A[1]), reference.softmax(A[2]) }, te.softmax(x))
+        local columns = te.softmax(x, 1):totable()
+        for j = 1, 3 do
+            local column = reference.softmax { A[1][j], A[2][j] }
+            close(column, { columns[1][j], columns[2][j] })
+        end
+        close(reference.map(math.log, { reference.softmax(A[1]), reference.softmax(A[2]) }), te.log_softmax(x))
+    end)
+
+    it("te.cross_entropy with its options", function()
+        local logits, targets = te.tensor(A, { dtype = "float64" }), te.tensor({ 2, 0 }, { dtype = "int64" })
+        local first, second = -math.log(reference.softmax(A[1])[3]), -math.log(reference.softmax(A[2])[1])
+        close((first + second) / 2, te.cross_entropy(logits, targets))
+        close({ first, second }, te.cross_entropy(logits, targets, { reduction = "none" }))
+        close(first + second, te.cross_entropy(logits, targets, { reduction = "sum" }))
+        close(first, te.cross_entropy(logits, targets, { ignore_index = 0 }))
+        assert.error_matches(function() te.cross_entropy(logits, targets, { reduction = "meen" }) end,
+            'reduction: "meen" is none of mean|sum|none; did you mean "mean"')
+    end)
+
+    it("joins, gathers, selects, sorts and accumulates", function()
+        local x = te.tensor { { 1, 5, 3 }, { 4, 2, 6 } }
+        close({ { 1, 5, 3 }, { 4, 2, 6 }, { 1, 5, 3 }, { 4, 2, 6 } }, te.cat({ x, x }, 1))
+        close({ { 1, 5, 3, 1, 5, 3 }, { 4, 2, 6, 4, 2, 6 } }, te.cat({ x, x }, -1))
+        assert.same({ 2, 2, 3 }, te.stack({ x, x }).shape)
+        close({ { 3, 1 }, { 6, 4 } }, te.gather(x, 2, te.tensor({ { 2, 0 }, { 2, 0 } }, { dtype = "int64" })))
+        close({ { 3, 1 }, { 6, 4 } }, te.index_select(x, 2, te.tensor({ 2, 0 }, { dtype = "int32" })))
+        local values, positions = te.topk(x, 2)
+        close({ { 5, 3 }, { 6, 4 } }, values)
+        assert.same({ { 1, 2 }, { 2, 0 } }, positions:totable())
+        close({ { 1, 6, 9 }, { 4, 6, 12 } }, te.cumsum(x, 2))
+        close({ { 1, 0, 0 }, { 4, 2, 0 } }, te.tril(x))
+        close({ { 1, 5, 3 }, { 0, 2, 6 } }, te.triu(x))
+    end)
+
+    it("te.embedding refuses ids outside the table", function()
+        local rows = te.tensor { { 1, 2 }, { 3, 4 } }
+        close({ { 3, 4 }, { 1, 2 } }, te.embedding(rows, te.tensor({ 1, 0 }, { dtype = "int64" })))
+        assert.error_matches(function() te.embedding(rows, te.tensor({ 2 }, { dtype = "int64" })) end, "te%.embedding: .*2")
+    end)
+end)
+
+describe("random operations", function()
+    it("repeat with the seed and state, and differ otherwise", function()
+        te.manual_seed(3)
+        local first, state = te.randn { 100 }, te.rng_state()
+        local second = te.randn { 100 }
+        te.manual_seed(3)
+        assert.same(first:totable(), te.randn({ 100 }):totable())
+        assert.same(second:totable(), te.randn({ 100 }):totable())
+        assert.not_same(first:totable(), second:totable())
+        te.rng_state(state)
+        assert.same(second:totable(), te.randn({ 100 }):totable())
+    end)
+
+    it("have the distribution they claim", function()
+        te.manual_seed(11)
+        local n = 100000
+        local uniform, normal = te.rand { n }, te.randn { n }
+        assert.is_true(math.abs(uniform:mean():item() - 0.5) < 5e-3 and uniform:min():item() >= 0 and uniform:max():item() < 1)
+        assert.is_true(math.abs(normal:mean():item()) < 2e-2 and math.abs(normal:var():item() - 1) < 2e-2)
+        local dice = te.randint(1, 6, { n })
+        assert.equal("int64", dice.dtype)
+        for face = 1, 6 do
+            assert.is_true(math.abs(te.eq(dice, face):to("float32"):mean():item() - 1 / 6) < 6e-3)
+        end
+        local dropped = te.dropout(te.ones(n), { p = 0.25 })
+        assert.is_true(math.abs(te.eq(dropped, 0):to("float32"):mean():item() - 0.25) < 6e-3)
+        assert.is_true(math.abs(dropped:max():item() - 4 / 3) < 1e-6)
+    end)
+end)

@@ -172,7 +172,7 @@ local function loop(run, progress)
 
         local stop = te._core.interrupt_flag()
         local pause = step % o.eval_interval == 0 or step == o.steps
-        if pause and not stop then
+        if pause and allowed and not stop then
             local val_loss = validate(run)
             if val_loss then
                 table.insert(record, "val_loss")

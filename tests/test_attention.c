@@ -356,14 +356,16 @@ static void test_shapes(void)
 static void test_empty(void)
 {
     uint64_t seed = 5;
-    static const shape shapes[] = {{0, 2, 2, 8, 8, 4, 4}, {2, 0, 0, 8, 8, 4, 4}, {1, 2, 2, 0, 8, 4, 4}, {1, 2, 2, 8, 0, 4, 4},
+    static const shape shapes[] = {{0, 2, 2, 8, 8, 4, 4}, {2, 0, 0, 8, 8, 4, 4}, {2, 0, 2, 8, 8, 4, 3}, {1, 2, 2, 0, 8, 4, 4}, {1, 2, 2, 8, 0, 4, 4},
                                    {1, 2, 2, 8, 8, 4, 0}, {1, 2, 2, 8, 8, 0, 4}, {1, 2, 2, 0, 0, 4, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         problem p = problem_new(TE_F32, shapes[i], &seed);
         te_view *results[5] = {&p.g.forward.out, &p.g.forward.lse, &p.g.dq, &p.g.dk, &p.g.dv};
         for (int k = 0; k < 5; k++) memset(results[k]->data, 0x55, view_bytes(results[k]));
-        if (shapes[i].heads) check_problem("empty", &p);
-        else run_on(&p, TE_CPU_PORTABLE, 2);
+        if (shapes[i].kv_heads)
+            check_problem("empty", &p);
+        else
+            run_on(&p, TE_CPU_PORTABLE, 2);
         problem_free(&p);
     }
 }

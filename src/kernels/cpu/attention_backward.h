@@ -93,8 +93,7 @@ static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64
         for (int j = 0; j < range.columns; j++) ds0[j] = p0[j] * (ds0[j] - d);
         T(drop)(p0, keep, range.columns, a->dropout);
     } else {
-        for (int j = 0; j < range.columns; j += 16)
-            for (int l = 0; l < 16; l++) ds0[j + l] = p0[j + l] * (ds0[j + l] - d);
+        for (int j = 0; j < range.columns; j++) ds0[j] = p0[j] * (ds0[j] - d);
     }
     T(fill_outside)(p, range, low, high, 0);
     T(fill_outside)(ds, range, low, high, 0);

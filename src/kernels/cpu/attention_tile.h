@@ -89,16 +89,6 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
     return (char *)v->data + (batch * v->stride[0] + head * v->stride[1] + first * v->stride[2]) * size;
 }
 
-/* By vectors first: the compiler then needs no test for short rows. */
-#define CONVERT_ROW(from, convert)                                                                 \
-    {                                                                                              \
-        const from *x = (const from *)row;                                                         \
-        int64_t d = 0;                                                                             \
-        for (; d + 16 <= dim; d += 16)                                                             \
-            for (int l = 0; l < 16; l++) tile[d + l] = scale * (REAL)convert(x[d + l]);            \
-        for (; d < dim; d++) tile[d] = scale * (REAL)convert(x[d]);                                \
-    }
-
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
  * apart, where no hardware prefetcher follows. */
 static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first,
@@ -108,18 +98,18 @@ static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, i
     int64_t dim = v->shape[3], row_bytes, used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
     const char *row = T(rows_at)(v, batch, head, first, &row_bytes);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
+        const uint16_t *half = (const uint16_t *)row;
         if (first + i + AHEAD < v->shape[2])
             for (int64_t b = 0; b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b);
         switch (v->dtype) {
-        case TE_F32: CONVERT_ROW(float, ) break;
-        case TE_BF16: CONVERT_ROW(uint16_t, te_bf16_to_f32) break;
-        case TE_F16: CONVERT_ROW(uint16_t, te_f16_to_f32) break;
-        default: CONVERT_ROW(double, )
+        case TE_F32: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
+        case TE_BF16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
+        case TE_F16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_f16_to_f32(half[d]); break;
+        default: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const double *)row)[d];
         }
         for (int64_t d = dim; d < width; d++) tile[d] = 0;
     }
 }
-#undef CONVERT_ROW
 
 /* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
 static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *restrict tile,
@@ -229,8 +219,7 @@ static inline void T(add_to_lanes)(REAL *sum, const REAL *p, int n)
 /* p[j] = exp(p[j] - reference). */
 static void T(exp_row)(REAL *p, int n, REAL reference)
 {
-    for (int j = 0; j < n; j += 16)
-        for (int l = 0; l < 16; l++) p[j + l] = REAL_EXP(p[j + l] - reference);
+    for (int j = 0; j < n; j++) p[j] = REAL_EXP(p[j] - reference);
 }
 
 /* p[j] / (1 - p), or 0 where keep[j] is 0. */

@@ -46,6 +46,7 @@ static grid grid_make(const te_gemm_problem *p)
         if (cols >= 4 * rows && cols >= 4 * PIECE_COLS) cols = (cols + 1) / 2;
         else if (rows >= 2 * PIECE_ROWS) rows = (rows + 1) / 2;
         else if (cols >= 2 * PIECE_COLS) cols = (cols + 1) / 2;
+        else if (pieces < 4 && cols >= 768) cols = (cols + 1) / 2;
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;
         else break;
         pieces *= 2;

@@ -9,6 +9,24 @@
 
 #include "cpu.h"
 
+/* Two operations in one go, (a first b) second c, for values that have but one use: each still rounds. They follow the opcodes
+ * in the table; of the scalars bit patterns with a and b both set are absent. */
+typedef enum te_pair_first { TE_FIRST_ADD, TE_FIRST_SUB, TE_FIRST_MUL, TE_FIRST_COUNT } te_pair_first;
+typedef enum te_pair_second {
+    TE_SECOND_ADD,
+    TE_SECOND_SUB,  /* (a first b) - c */
+    TE_SECOND_FROM, /* c - (a first b) */
+    TE_SECOND_MUL,
+    TE_SECOND_COUNT
+} te_pair_second;
+
+enum { TE_BLOCK_PAIRS = TE_PW_COUNT, TE_BLOCK_OPS = TE_BLOCK_PAIRS + TE_FIRST_COUNT * TE_SECOND_COUNT };
+
+static inline int te_block_pair(te_pair_first first, te_pair_second second)
+{
+    return TE_BLOCK_PAIRS + (int)first * TE_SECOND_COUNT + (int)second;
+}
+
 /* dst[i] = op(a[i], b[i], c[i]); an argument whose bit is set in the table's second index is one number instead. */
 typedef void (*te_block_op)(void *dst, const void *a, const void *b, const void *c, size_t n);
 
@@ -41,7 +59,7 @@ typedef struct te_block_random {
 
 typedef struct te_blocks {
     size_t         size; /* bytes of a value */
-    te_block_op    op[TE_PW_COUNT][8];
+    te_block_op    op[TE_BLOCK_OPS][8];
     te_block_load  load[TE_DTYPE_COUNT];
     te_block_store store[TE_DTYPE_COUNT];
     void (*set)(void *dst, double value); /* one value */
@@ -51,10 +69,11 @@ typedef struct te_blocks {
     void (*repeat)(void *dst, const void *src, size_t rows, size_t columns); /* each of `rows` values `columns` times */
 
     void (*fold_start)(te_fold *fold, te_fold_kind kind);
-    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, size_t n);
+    /* Where `by` is not NULL, the products src[i] * by[i] are added: only to sums. */
+    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
-    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, size_t rows, size_t columns);
-    void (*fold_columns)(void *sums, const void *src, size_t rows, size_t columns); /* sums[j] += each row's [j] */
+    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns);
+    void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows, size_t columns); /* sums[j] += each row's [j] */
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

@@ -103,6 +103,46 @@ TE_WHERE_VARIANT(4, TE_NUMBER(c0, c), a[i], b[i], c0)
 TE_WHERE_VARIANT(5, TE_NUMBER(a0, a) TE_NUMBER(c0, c), a0, b[i], c0)
 TE_WHERE_VARIANT(6, TE_NUMBER(b0, b) TE_NUMBER(c0, c), a[i], b0, c0)
 
+/* (a first b) second c. */
+#define TE_PAIR_VARIANT(name, suffix, numbers, x_is, y_is, z_is, first, second)                                    \
+    static void op_##name##_##suffix(void *dst, const void *pa, const void *pb, const void *pc, size_t n)          \
+    {                                                                                                              \
+        te_real       *d = dst;                                                                                    \
+        const te_real *a = pa, *b = pb, *c = pc;                                                                   \
+        numbers                                                                                                    \
+        TE_EACH                                                                                                    \
+        {                                                                                                          \
+            te_real x = x_is, y = y_is, z = z_is, t = first(x, y);                                                 \
+            d[i] = second(t, z);                                                                                   \
+        }                                                                                                          \
+    }
+
+#define TE_PAIR(name, first, second)                                                                       \
+    TE_PAIR_VARIANT(name, 0, , a[i], b[i], c[i], first, second)                                            \
+    TE_PAIR_VARIANT(name, 1, TE_NUMBER(a0, a), a0, b[i], c[i], first, second)                              \
+    TE_PAIR_VARIANT(name, 2, TE_NUMBER(b0, b), a[i], b0, c[i], first, second)                              \
+    TE_PAIR_VARIANT(name, 4, TE_NUMBER(c0, c), a[i], b[i], c0, first, second)                              \
+    TE_PAIR_VARIANT(name, 5, TE_NUMBER(a0, a) TE_NUMBER(c0, c), a0, b[i], c0, first, second)               \
+    TE_PAIR_VARIANT(name, 6, TE_NUMBER(b0, b) TE_NUMBER(c0, c), a[i], b0, c0, first, second)
+
+#define TE_PLUS(x, y)  ((x) + (y))
+#define TE_MINUS(x, y) ((x) - (y))
+#define TE_FROM(x, y)  ((y) - (x))
+#define TE_TIMES(x, y) ((x) * (y))
+
+TE_PAIR(add_add, TE_PLUS, TE_PLUS)
+TE_PAIR(add_sub, TE_PLUS, TE_MINUS)
+TE_PAIR(add_from, TE_PLUS, TE_FROM)
+TE_PAIR(add_mul, TE_PLUS, TE_TIMES)
+TE_PAIR(sub_add, TE_MINUS, TE_PLUS)
+TE_PAIR(sub_sub, TE_MINUS, TE_MINUS)
+TE_PAIR(sub_from, TE_MINUS, TE_FROM)
+TE_PAIR(sub_mul, TE_MINUS, TE_TIMES)
+TE_PAIR(mul_add, TE_TIMES, TE_PLUS)
+TE_PAIR(mul_sub, TE_TIMES, TE_MINUS)
+TE_PAIR(mul_from, TE_TIMES, TE_FROM)
+TE_PAIR(mul_mul, TE_TIMES, TE_TIMES)
+
 #if TE_REAL_IS_F32
 /* Angles too large for the loop without branches are looked for first: dst may be where they are. */
 static void turn(float *d, const float *a, size_t n, uint32_t quarters)
@@ -294,47 +334,54 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 #define TE_JOIN1_AMAX(h, v) (TE_REAL_FN(fabs)(v) > (h) ? TE_REAL_FN(fabs)(v) : (h))
 #define TE_SIZE(v)          ((te_vec)((te_vec_bits)(v) & TE_SIZE_BITS))
 
+/* What is folded: the element, or its product with another block's. */
+#define TE_PLAIN(x, y)   (x)
+#define TE_PRODUCT(x, y) ((x) * (y))
+
 /* add: n elements into the lanes. tree: the first `used` lanes, a power of two, into one number; the others are neutral. */
-#define TE_FOLD(name, JOIN, JOIN1)                                          \
-    static void add_##name(te_real *lane, const te_real *src, size_t n)     \
-    {                                                                       \
-        te_vec *l = (te_vec *)lane;                                         \
-        te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                 \
-        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES) { \
-            const te_vec *v = (const te_vec *)src;                          \
-            h0 = JOIN(h0, v[0]);                                            \
-            h1 = JOIN(h1, v[1]);                                            \
-            h2 = JOIN(h2, v[2]);                                            \
-            h3 = JOIN(h3, v[3]);                                            \
-        }                                                                   \
-        l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                         \
-        TE_EACH lane[i] = JOIN1(lane[i], src[i]);                           \
-    }                                                                       \
-    static te_real tree_##name(te_real *lane, int used)                     \
-    {                                                                       \
-        for (int half = used / 2; half; half /= 2)                          \
-            for (int i = 0; i < half; i++) lane[i] = JOIN1(lane[i], lane[i + half]); \
-        return lane[0];                                                     \
-    }                                                                       \
-    static void rows_##name(te_real *d, const te_real *s, size_t rows, size_t columns, te_real neutral) \
-    {                                                                       \
-        int used = columns <= WIDTH ? WIDTH : TE_FOLD_LANES;                \
-        for (size_t r = 0; r < rows; r++, s += columns) {                   \
-            te_real lane[TE_FOLD_LANES];                                    \
-            for (int i = 0; i < used; i++) lane[i] = neutral;               \
-            if (columns < TE_FOLD_LANES) {                                  \
-                for (size_t i = 0; i < columns; i++) lane[i] = JOIN1(lane[i], s[i]); \
-            } else {                                                        \
-                add_##name(lane, s, columns);                               \
-            }                                                               \
-            d[r] = tree_##name(lane, used);                                 \
-        }                                                                   \
+#define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
+    static void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)              \
+    {                                                                                                    \
+        te_vec *l = (te_vec *)lane;                                                                      \
+        te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
+        (void)by;                                                                                        \
+        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
+            const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
+            (void)u;                                                                                     \
+            h0 = JOIN(h0, VALUE(v[0], u[0]));                                                            \
+            h1 = JOIN(h1, VALUE(v[1], u[1]));                                                            \
+            h2 = JOIN(h2, VALUE(v[2], u[2]));                                                            \
+            h3 = JOIN(h3, VALUE(v[3], u[3]));                                                            \
+        }                                                                                                \
+        l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
+        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i]));                                          \
+    }                                                                                                    \
+    static te_real tree_##name(te_real *lane, int used)                                                  \
+    {                                                                                                    \
+        for (int half = used / 2; half; half /= 2)                                                       \
+            for (int i = 0; i < half; i++) lane[i] = JOIN1(lane[i], lane[i + half]);                     \
+        return lane[0];                                                                                  \
+    }                                                                                                    \
+    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
+    {                                                                                                    \
+        int    used = columns <= WIDTH ? WIDTH : TE_FOLD_LANES;                                          \
+        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                    \
+            te_real lane[TE_FOLD_LANES];                                                                 \
+            for (int i = 0; i < used; i++) lane[i] = neutral;                                            \
+            if (columns < TE_FOLD_LANES) {                                                               \
+                for (size_t i = 0; i < columns; i++) lane[i] = JOIN1(lane[i], VALUE(s[i], by[i]));       \
+            } else {                                                                                     \
+                add_##name(lane, s, by, columns);                                                        \
+            }                                                                                            \
+            d[r] = tree_##name(lane, used);                                                              \
+        }                                                                                                \
     }
 
-TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM)
-TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX)
-TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN)
-TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX)
+TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
+TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
+TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
+TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
+TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
 
 static te_real neutral_of(te_fold_kind kind)
 {
@@ -362,14 +409,17 @@ static te_real join_lanes(te_fold *fold, te_fold_kind kind)
     }
 }
 
-static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, size_t n)
+static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n)
 {
     te_real *lane = (te_real *)fold->lane;
     switch (kind) {
-    case TE_FOLD_SUM: add_sum(lane, src, n); break;
-    case TE_FOLD_MAX: add_max(lane, src, n); return;
-    case TE_FOLD_MIN: add_min(lane, src, n); return;
-    case TE_FOLD_AMAX: add_amax(lane, src, n); return;
+    case TE_FOLD_SUM:
+        if (by) add_dot(lane, src, by, n);
+        else add_sum(lane, src, src, n);
+        break;
+    case TE_FOLD_MAX: add_max(lane, src, src, n); return;
+    case TE_FOLD_MIN: add_min(lane, src, src, n); return;
+    case TE_FOLD_AMAX: add_amax(lane, src, src, n); return;
     }
     fold->held += n;
     if (fold->held < TE_FOLD_SPAN) return;
@@ -385,23 +435,31 @@ static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
     *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
 }
 
-static void fold_rows(te_fold_kind kind, void *dst, const void *src, size_t rows, size_t columns)
+static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns)
 {
     te_real neutral = neutral_of(kind);
     switch (kind) {
-    case TE_FOLD_SUM: rows_sum(dst, src, rows, columns, neutral); break;
-    case TE_FOLD_MAX: rows_max(dst, src, rows, columns, neutral); break;
-    case TE_FOLD_MIN: rows_min(dst, src, rows, columns, neutral); break;
-    case TE_FOLD_AMAX: rows_amax(dst, src, rows, columns, neutral); break;
+    case TE_FOLD_SUM:
+        if (by) rows_dot(dst, src, by, rows, columns, neutral);
+        else rows_sum(dst, src, src, rows, columns, neutral);
+        break;
+    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral); break;
+    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral); break;
+    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral); break;
     }
 }
 
-static void fold_columns(void *sums, const void *src, size_t rows, size_t columns)
+static void fold_columns(void *sums, const void *src, const void *by, size_t rows, size_t columns)
 {
     te_real       *d = sums;
-    const te_real *s = src;
+    const te_real *s = src, *u = by;
     for (size_t r = 0; r < rows; r++, s += columns) {
-        _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
+        if (by) {
+            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j] * u[j];
+            u += columns;
+        } else {
+            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
+        }
     }
 }
 
@@ -409,6 +467,10 @@ static void fold_columns(void *sums, const void *src, size_t rows, size_t column
 
 #define TE_ROW1(NAME, name) [TE_PW_##NAME] = {op_##name}
 #define TE_ROW2(NAME, name) [TE_PW_##NAME] = {op_##name##_0, op_##name##_1, op_##name##_2}
+
+#define TE_ROW_PAIR(FIRST, SECOND, name)                                                       \
+    [TE_BLOCK_PAIRS + TE_FIRST_##FIRST * TE_SECOND_COUNT + TE_SECOND_##SECOND] = {             \
+        op_##name##_0, op_##name##_1, op_##name##_2, NULL, op_##name##_4, op_##name##_5, op_##name##_6}
 
 const te_blocks TE_BLOCKS_TABLE = {
     .size = sizeof(te_real),
@@ -419,7 +481,11 @@ const te_blocks TE_BLOCKS_TABLE = {
            TE_ROW1(ISFINITE, isfinite), TE_ROW1(TO_BF16, to_bf16), TE_ROW1(TO_F16, to_f16), TE_ROW1(TO_F32, to_f32),
            TE_ROW2(ADD, add), TE_ROW2(SUB, sub), TE_ROW2(MUL, mul), TE_ROW2(DIV, div), TE_ROW2(POW, pow),
            TE_ROW2(MIN, min), TE_ROW2(MAX, max), TE_ROW2(LT, lt), TE_ROW2(LE, le), TE_ROW2(EQ, eq), TE_ROW2(NE, ne),
-           [TE_PW_WHERE] = {op_where_0, op_where_1, op_where_2, op_where_3, op_where_4, op_where_5, op_where_6}},
+           [TE_PW_WHERE] = {op_where_0, op_where_1, op_where_2, op_where_3, op_where_4, op_where_5, op_where_6},
+           TE_ROW_PAIR(ADD, ADD, add_add), TE_ROW_PAIR(ADD, SUB, add_sub), TE_ROW_PAIR(ADD, FROM, add_from),
+           TE_ROW_PAIR(ADD, MUL, add_mul), TE_ROW_PAIR(SUB, ADD, sub_add), TE_ROW_PAIR(SUB, SUB, sub_sub),
+           TE_ROW_PAIR(SUB, FROM, sub_from), TE_ROW_PAIR(SUB, MUL, sub_mul), TE_ROW_PAIR(MUL, ADD, mul_add),
+           TE_ROW_PAIR(MUL, SUB, mul_sub), TE_ROW_PAIR(MUL, FROM, mul_from), TE_ROW_PAIR(MUL, MUL, mul_mul)},
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
              [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_bool, [TE_F8E4M3] = load_f8e4m3,
              [TE_F8E5M2] = load_f8e5m2},

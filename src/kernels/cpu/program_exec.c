@@ -285,6 +285,25 @@ static void step_spread(walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
+/* The second factor of a sum of products. */
+static const char *factor(const walker *w, const te_step *step) { return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL; }
+
+static void step_fold(walker *w, const te_step *step, size_t n)
+{
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    if (w->job->kind <= TE_PLAN_ROWS)
+        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, w->tile_rows, w->tile_columns);
+    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n);
+}
+
+static void step_column_sum(walker *w, const te_step *step)
+{
+    if (!w->operands[step->operand].present) return;
+    char *sums = column_part(w->job, w->parts, step->operand - w->job->program->n_inputs, w->row_chunk);
+    w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, w->slot[step->arg[0]], factor(w, step), w->tile_rows,
+                            w->tile_columns);
+}
+
 static inline void run_op(walker *w, const te_step *step, size_t n)
 {
     char *const *slot = w->slot;
@@ -316,21 +335,11 @@ static void run_step(walker *w, const te_step *step)
     case TE_STEP_COLUMN: w->blocks->column(slot[step->dst], w->column, w->job->columns, n); break;
     case TE_STEP_RANDOM: step_random(w, step); break;
     case TE_STEP_SPREAD: step_spread(w, step); break;
-    case TE_STEP_FOLD:
-        if (w->job->kind <= TE_PLAN_ROWS)
-            w->blocks->fold_rows((te_fold_kind)step->op, slot[step->dst], slot[step->arg[0]], w->tile_rows, w->tile_columns);
-        else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, slot[step->arg[0]], n);
-        break;
+    case TE_STEP_FOLD: step_fold(w, step, n); break;
     case TE_STEP_STORE: step_store(w, step); break;
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
-    case TE_STEP_COLSUM: {
-        int output = step->operand - w->job->program->n_inputs;
-        if (!w->operands[step->operand].present) break;
-        char *sums = column_part(w->job, w->parts, output, w->row_chunk);
-        w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, slot[step->arg[0]], w->tile_rows, w->tile_columns);
-        break;
-    }
-    case TE_STEP_SUM: w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], n); break;
+    case TE_STEP_COLSUM: step_column_sum(w, step); break;
+    case TE_STEP_SUM: w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n); break;
     }
 }
 
@@ -518,7 +527,7 @@ static void join_columns(const te_job *job, const te_operand *out, char *parts, 
     int64_t step = job->columns == 1 ? 1 : out->stride[job->run->ndim - 1];
     char   *dst = (char *)out->data + first * step * (int64_t)te_dtype_size(out->dtype);
     for (int64_t r = 1; r < job->row_chunks; r++)
-        job->blocks->fold_columns(sums, parts + (size_t)r * stride + skip, 1, (size_t)n);
+        job->blocks->fold_columns(sums, parts + (size_t)r * stride + skip, NULL, 1, (size_t)n);
     if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
     if (out->accumulate) {
         enum { SPAN = 64 };

@@ -321,6 +321,73 @@ static void emit_sweep(maker *m, te_pass *pass, int number)
         if (is_reduction(p->insns[v].op) && m->values[v].needed && m->values[v].level == number + 1) emit_fold(m, v);
 }
 
+/* --- pairs ------------------------------------------------------------------------------------------------------ */
+
+static int first_of(int op)
+{
+    return op == TE_PW_ADD ? TE_FIRST_ADD : op == TE_PW_SUB ? TE_FIRST_SUB : op == TE_PW_MUL ? TE_FIRST_MUL : -1;
+}
+
+/* `at`: which argument of the second operation the first one's result is. */
+static int second_of(int op, int at)
+{
+    if (op == TE_PW_SUB) return at == 0 ? TE_SECOND_SUB : TE_SECOND_FROM;
+    return op == TE_PW_ADD ? TE_SECOND_ADD : op == TE_PW_MUL ? TE_SECOND_MUL : -1;
+}
+
+/* Puts the operation `def`, whose result only `step` uses, as its argument `at`, into that step. */
+static bool join_steps(te_step *step, int at, const te_step *def)
+{
+    bool sums = (step->kind == TE_STEP_FOLD || step->kind == TE_STEP_SUM || step->kind == TE_STEP_COLSUM);
+    if (sums) {
+        bool adds = step->kind == TE_STEP_COLSUM || step->op == TE_FOLD_SUM;
+        if (!adds || def->op != TE_PW_MUL || def->scalars || step->arg[1] >= 0) return false;
+        step->arg[0] = def->arg[0];
+        step->arg[1] = def->arg[1];
+        return true;
+    }
+    int first = first_of(def->op), second = second_of(step->op, at);
+    if (step->kind != TE_STEP_OP || first < 0 || second < 0) return false;
+    int other = step->arg[1 - at], other_scalar = step->scalars >> (1 - at) & 1;
+    step->op = (uint8_t)te_block_pair((te_pair_first)first, (te_pair_second)second);
+    step->arg[0] = def->arg[0];
+    step->arg[1] = def->arg[1];
+    step->arg[2] = other;
+    step->scalars = (uint8_t)(def->scalars | other_scalar << 2);
+    return true;
+}
+
+/* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain every
+ * other operation takes up its predecessor. */
+static void join_pairs(maker *m, te_pass *pass, int32_t *uses, int32_t *maker_of)
+{
+    te_plan *plan = m->plan;
+    for (int i = 0; i < plan->n_slots; i++) uses[i] = 0, maker_of[i] = -1;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        for (int k = 0; k < 3; k++)
+            if (step->arg[k] >= 0) uses[step->arg[k]]++;
+        if (step->kind == TE_STEP_OP && plan->slots[step->dst].kind == TE_SLOT_REGISTER) maker_of[step->dst] = s;
+    }
+    for (int s = pass->end - 1; s >= pass->body; s--) {
+        te_step *step = &plan->steps[s];
+        if (step->kind == TE_STEP_OP && step->dst < 0) continue;
+        for (int at = 0; at < 2; at++) {
+            int32_t a = step->arg[at], def = a >= 0 ? maker_of[a] : -1;
+            if (def < 0 || uses[a] != 1 || !join_steps(step, at, &plan->steps[def])) continue;
+            plan->steps[def] = (te_step){.kind = TE_STEP_OP, .dst = -1, .arg = {-1, -1, -1}};
+            break;
+        }
+    }
+    int kept = pass->body, folds = pass->folds;
+    for (int s = pass->body; s < pass->end; s++) {
+        bool gone = plan->steps[s].kind == TE_STEP_OP && plan->steps[s].dst < 0;
+        if (gone && s < folds) pass->folds--;
+        if (!gone) plan->steps[kept++] = plan->steps[s];
+    }
+    pass->end = plan->n_steps = kept;
+}
+
 /* --- registers -------------------------------------------------------------------------------------------------- */
 
 /* `last_use` has one entry per slot, `busy` one per slot too: there are never more registers. */
@@ -384,32 +451,34 @@ static void plan_free(const te_mem *mem, te_plan *plan)
     te_mem_free(mem, plan, sizeof *plan);
 }
 
+static void finish_pass(maker *m, te_pass *pass)
+{
+    size_t   slots = (size_t)m->plan->n_slots;
+    int32_t *numbers = te_mem_alloc(m->mem, 2 * slots * sizeof *numbers);
+    bool    *busy = te_mem_alloc(m->mem, slots * sizeof *busy);
+    if (numbers && busy) {
+        join_pairs(m, pass, numbers, numbers + slots);
+        assign_registers(m, pass, numbers, busy);
+        find_direct(m, pass);
+    } else {
+        m->failed = true;
+    }
+    te_mem_free(m->mem, numbers, 2 * slots * sizeof *numbers);
+    te_mem_free(m->mem, busy, slots * sizeof *busy);
+}
+
 static void make_passes(maker *m)
 {
     te_plan *plan = m->plan;
-    for (int number = 0; number < m->n_levels; number++) {
+    for (int number = 0; number < m->n_levels && !m->failed; number++) {
         if (!grow(m, (void **)&plan->passes, &plan->pass_capacity, number, sizeof *plan->passes)) return;
         te_pass pass = {.head = plan->n_steps, .body = plan->n_steps};
         if (sweeps(m)) emit_sweep(m, &pass, number);
         else emit_tile(m, &pass);
         pass.end = plan->n_steps;
+        if (!m->failed) finish_pass(m, &pass);
         plan->passes[plan->n_passes++] = pass;
     }
-}
-
-static void finish_passes(maker *m)
-{
-    te_plan *plan = m->plan;
-    size_t   slots = (size_t)plan->n_slots;
-    int32_t *last_use = te_mem_alloc(m->mem, slots * sizeof *last_use);
-    bool    *busy = te_mem_alloc(m->mem, slots * sizeof *busy);
-    if (!last_use || !busy) m->failed = true;
-    for (int i = 0; i < plan->n_passes && !m->failed; i++) {
-        assign_registers(m, &plan->passes[i], last_use, busy);
-        find_direct(m, &plan->passes[i]);
-    }
-    te_mem_free(m->mem, last_use, slots * sizeof *last_use);
-    te_mem_free(m->mem, busy, slots * sizeof *busy);
 }
 
 static te_plan *make_plan(const te_mem *mem, const te_program *program, te_plan_kind kind)
@@ -429,7 +498,6 @@ static te_plan *make_plan(const te_mem *mem, const te_program *program, te_plan_
         find_levels(&m);
         if (kind == TE_PLAN_PASSES) find_kept(&m);
         make_passes(&m);
-        if (!m.failed) finish_passes(&m);
     }
     te_mem_free(mem, m.values, n * sizeof *m.values);
     if (!m.failed) return m.plan;

@@ -1,0 +1,270 @@
+--- Gradients: backward, te.grad, scopes, checkpoints, operations defined in Lua.
+
+local te = require "te"
+local close = require("spec.support.reference").assert_close
+
+local function leaf(values) return te.tensor(values, { dtype = "float64", requires_grad = true }) end
+
+describe("backward", function()
+    it("fills .grad and adds to what is there", function()
+        local x = leaf { 1, 2, 3 }
+        te.sum(x * x):backward()
+        close({ 2, 4, 6 }, x.grad)
+        te.sum(x):backward()
+        close({ 3, 5, 7 }, x.grad)
+        x.grad = nil
+        assert.is_nil(x.grad)
+    end)
+
+    it("takes the gradient of a result that is no number", function()
+        local x = leaf { 1, 2 }
+        local y = x * 3
+        assert.error_matches(function() y:backward() end, "te%.backward")
+        y:backward(te.tensor({ 1, 10 }, { dtype = "float64" }))
+        close({ 3, 30 }, x.grad)
+        assert.error_matches(function() (x * 1):backward(te.ones(3)) end, "gradient")
+    end)
+
+    it("goes through branches and shared inputs", function()
+        local x = leaf { 2 }
+        local y = x * x
+        te.sum(y * x + y):backward()
+        close({ 3 * 4 + 2 * 2 }, x.grad)
+    end)
+
+    it("refuses a second pass unless the graph is kept", function()
+        local x = leaf { 2 }
+        local y = te.sum(te.exp(x) * x)
+        y:backward(nil, { retain_graph = true })
+        y:backward()
+        assert.error_matches(function() y:backward() end, "used before")
+        assert.error_matches(function() y:backward({ retain = true }) end, 'unknown option "retain"; did you mean "retain_graph"')
+    end)
+
+    it("refuses what has no gradient", function()
+        assert.error_matches(function() te.ones(1):backward() end, "does not depend")
+    end)
+
+    it("sees writes into what was saved", function()
+        local x = leaf { 1, 2 }
+        local w = te.tensor({ 3, 4 }, { dtype = "float64" })
+        local y = te.sum(x * w)
+        w:mul_(2)
+        assert.error_matches(function() y:backward() end, "changed in place")
+        assert.error_matches(function() x:mul_(2) end, "te%.no_grad")
+    end)
+
+    it("survives long graphs", function()
+        local x = leaf { 1 }
+        local y = x
+        for _ = 1, 20000 do y = y + 1 end
+        te.sum(y):backward()
+        close({ 1 }, x.grad)
+    end)
+end)
+
+describe("te.grad", function()
+    it("gives gradients without touching .grad", function()
+        local x, y, z = leaf { 2 }, leaf { 3 }, leaf { 4 }
+        local gx, gy = unpack(te.grad(te.sum(x * y), { x, y }))
+        close({ 3 }, gx)
+        close({ 2 }, gy)
+        assert.is_nil(x.grad)
+        close({ 12 }, te.grad(te.sum(x ^ 3), x))
+        assert.is_nil(te.grad(te.sum(x), z))
+        assert.same(false, te.grad(te.sum(x), { x, z })[2])
+        close({ 10 }, te.grad(x * 2, x, { grad_outputs = te.tensor({ 5 }, { dtype = "float64" }) }))
+    end)
+
+    it("reaches results inside the graph", function()
+        local x = leaf { 2 }
+        local y = x * x
+        close({ 12 }, te.grad(te.sum(y * 3), y) * 4)
+    end)
+end)
+
+describe("scopes", function()
+    it("te.no_grad records nothing, returns results, restores after errors", function()
+        local x = leaf { 1 }
+        local y, n = te.no_grad(function(a) return a * 2, 7 end, x)
+        assert.is_false(y.requires_grad)
+        assert.equal(7, n)
+        local problem = { "mine" }
+        local ok, caught = pcall(te.no_grad, function() error(problem) end)
+        assert.is_false(ok)
+        assert.equal(problem, caught)
+        assert.is_true((x * 2).requires_grad)
+        assert.is_true(te.no_grad(te.enable_grad, function() return x * 2 end).requires_grad)
+        assert.error_matches(function() te.no_grad(3) end, "te%.no_grad: expected a function, got number")
+    end)
+
+    it("keep the traceback of errors", function()
+        local function inner() error("deep") end
+        local ok, text = xpcall(function() te.no_grad(function() inner() return 1 end) end, function(e) return e end)
+        assert.is_false(ok)
+        assert.is_truthy(text:find("autograd_spec.lua:%d+: deep"))
+    end)
+
+    it("may be left by a coroutine", function()
+        local co = coroutine.wrap(function() te.no_grad(function() coroutine.yield(1) end) return 2 end)
+        assert.equal(1, co())
+        assert.equal(2, co())
+        assert.is_true(te._core.grad_enabled())
+    end)
+
+    it("te.autocast sets the compute dtype", function()
+        local x, w = te.ones(2, 4), te.ones(3, 4)
+        assert.equal("bfloat16", te.autocast({ dtype = "bfloat16" }, function() return te.linear(x, w).dtype end))
+        assert.equal("float32", te.autocast({ dtype = "bfloat16", enabled = false }, function() return te.linear(x, w).dtype end))
+        assert.equal("float32", te.linear(x, w).dtype)
+        pcall(te.autocast, { dtype = "bfloat16" }, error, "x")
+        assert.equal("float32", te.linear(x, w).dtype)
+        assert.error_matches(function() te.autocast({ recipe = {} }, print) end, "recipe")
+        assert.error_matches(function() te.autocast({ dtyp = "bfloat16" }, print) end, 'did you mean "dtype"')
+        assert.error_matches(function() te.autocast({ dtype = "int64" }, print) end, "int64")
+    end)
+end)
+
+describe("te.gradcheck", function()
+    it("accepts right gradients and says where wrong ones are", function()
+        local x = te.tensor({ { 0.3, 0.7 }, { 1.1, -0.4 } }, { dtype = "float64" })
+        assert.is_true(te.gradcheck(function(a) return te.exp(a) * a end, { x }))
+        local function wrong(a)
+            return te._core.custom(function(_, v) return v * v end, function(_, d) return d * 3 end, a)
+        end
+        assert.error_matches(function() te.gradcheck(wrong, { x }) end, "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
+        assert.error_matches(function() te.gradcheck(function() return te.ones(1) end, { x }) end, "does not depend")
+    end)
+end)
+
+describe("operations defined in Lua", function()
+    local function square(x)
+        return te._core.custom(function(ctx, a)
+            ctx:save_for_backward(a)
+            return a * a
+        end, function(ctx, d)
+            local a = ctx:saved_tensors()
+            return d * a * 2
+        end, x)
+    end
+
+    it("take part in gradients", function()
+        local x = leaf { 1, 2, 3 }
+        te.sum(square(x) * x):backward()
+        close({ 3, 12, 27 }, x.grad)
+        assert.is_true(te.gradcheck(square, { te.tensor({ 0.5, -2 }, { dtype = "float64" }) }))
+        assert.is_false(te.no_grad(square, x).requires_grad)
+    end)
+
+    it("have several inputs and outputs, some without gradient", function()
+        local function both(a, factor, b)
+            return te._core.custom(function(_, u, f, v) return u * f, v + 1 end, function(_, du, dv)
+                return du and du * factor, nil, dv
+            end, a, factor, b)
+        end
+        local a, b = leaf { 1, 2 }, leaf { 3, 4 }
+        local p, q = both(a, 5, b)
+        te.sum(p + q):backward()
+        close({ 5, 5 }, a.grad)
+        close({ 1, 1 }, b.grad)
+        local _, r = both(a, 5, b)
+        te.sum(r):backward()
+        close({ 5, 5 }, a.grad)
+    end)
+
+    it("pass errors unchanged", function()
+        local x, mine = leaf { 1 }, setmetatable({}, { __tostring = function() return "mine" end })
+        local y = te._core.custom(function(_, a) return a * 1 end, function() error(mine) end, x)
+        local ok, caught = pcall(y.backward, y)
+        assert.is_false(ok)
+        assert.equal(mine, caught)
+        local z = te._core.custom(function(_, a) return a * 1 end, function() error("no such luck") end, x)
+        assert.error_matches(function() te.sum(z):backward() end, "autograd_spec.lua:%d+: no such luck")
+        assert.is_true(te._core.grad_enabled())
+    end)
+
+    it("check what backward returns", function()
+        local x = leaf { 1, 2 }
+        for _, wrong in ipairs { te.ones({ 3 }, { dtype = "float64" }), "x", 5 } do
+            local y = te._core.custom(function(_, a) return a * 1 end, function() return wrong end, x)
+            assert.error_matches(function() te.sum(y):backward() end, "gradient of input 1")
+        end
+        assert.error_matches(function() te._core.custom(function() return 1 end, function() end, x) end, "expected a tensor, got number 1")
+        assert.error_matches(function() te._core.custom(function() end, function() end, x) end, "returned 0 values")
+    end)
+
+    it("do not leak when they save their own results", function()
+        collectgarbage()
+        local before = te.memory_stats().current
+        for _ = 1, 20 do
+            local x = te.ones({ 1000, 100 }, { requires_grad = true })
+            te._core.custom(function(ctx, a)
+                local y = te.exp(a)
+                ctx:save_for_backward(y)
+                return y
+            end, function(ctx, d) return d * ctx:saved_tensors() end, x)
+        end
+        collectgarbage()
+        collectgarbage()
+        assert.is_true(te.memory_stats().current <= before + 1e6)
+    end)
+
+    it("may run backward inside backward", function()
+        local x = leaf { 2 }
+        local y = te._core.custom(function(_, a) return a * a end, function(_, d)
+            local inner = leaf { 3 }
+            te.sum(inner * inner):backward()
+            return d * inner.grad
+        end, x)
+        te.sum(y):backward()
+        close({ 6 }, x.grad)
+    end)
+end)
+
+describe("te.checkpoint", function()
+    local w = te.randn({ 4, 4 }, { dtype = "float64" })
+
+    local function block(x) return te.dropout(te.tanh(te.matmul(x, w)), { p = 0.3 }) end
+
+    it("gives the same results and gradients as running directly", function()
+        w.requires_grad = true
+        local results = {}
+        for _, run in ipairs { function(f, x) return f(x) end, te.checkpoint } do
+            te.manual_seed(5)
+            local x = te.randn({ 3, 4 }, { dtype = "float64", requires_grad = true })
+            local y = run(block, x)
+            local after = te.rand { 1 }:item()
+            te.sum(y * y):backward()
+            results[#results + 1] = { y:totable(), x.grad:totable(), w.grad:totable(), after, te.rng_state() }
+            w.grad = nil
+        end
+        assert.same(results[1], results[2])
+    end)
+
+    it("computes parameters' gradients also when no input needs one", function()
+        te.manual_seed(5)
+        te.sum(te.checkpoint(block, te.ones({ 2, 4 }, { dtype = "float64" }))):backward()
+        assert.is_not_nil(w.grad)
+        w.grad = nil
+    end)
+
+    it("has several results and passes other arguments", function()
+        local x = leaf { 1, 2 }
+        local a, b = te.checkpoint(function(v, k) return v * k, v * v end, x, 3)
+        te.sum(a + b):backward()
+        close({ 5, 7 }, x.grad)
+    end)
+
+    it("recomputes with the compute dtype of forward", function()
+        local dtypes = {}
+        local x = te.ones({ 2, 4 }, { requires_grad = true })
+        local y = te.autocast({ dtype = "bfloat16" }, te.checkpoint, function(v)
+            local z = te.linear(v, te.ones(3, 4))
+            dtypes[#dtypes + 1] = z.dtype
+            return z
+        end, x)
+        te.sum(y):backward()
+        assert.same({ "bfloat16", "bfloat16" }, dtypes)
+        assert.equal("float32", x.grad.dtype)
+    end)
+end)

@@ -179,7 +179,7 @@ describe("operations defined in Lua", function()
         assert.is_false(ok)
         assert.equal(mine, caught)
         local z = te._core.custom(function(_, a) return a * 1 end, function() error("no such luck") end, x)
-        assert.error_matches(function() te.sum(z):backward() end, "autograd_spec.lua:%d+: no such luck")
+        assert.error_matches(function() te.sum(z):backward() end, "^no such luck")
         assert.is_true(te._core.grad_enabled())
     end)
 
@@ -213,7 +213,7 @@ describe("operations defined in Lua", function()
         local x = leaf { 2 }
         local y = te._core.custom(function(_, a) return a * a end, function(_, d)
             local inner = leaf { 3 }
-            te.sum(inner * inner):backward()
+            te.enable_grad(function() te.sum(inner * inner):backward() end)
             return d * inner.grad
         end, x)
         te.sum(y):backward()

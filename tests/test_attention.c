@@ -26,10 +26,12 @@ static void *keep(problem *p, size_t bytes)
     return p->memory[p->n_memory++] = m;
 }
 
-/* [batch, heads, seq, dim] as a view of memory [batch, seq, parts, heads, dim], part `part`, as a projection leaves it. */
+/* [batch, heads, seq, dim] as a view of memory [batch, seq, parts, heads, dim], part `part`, as a projection leaves it.
+ */
 static te_view projection_view(void *data, te_dtype dtype, const int64_t *shape, int parts, int part)
 {
-    te_view v = {.data = (char *)data + (size_t)(part * shape[1] * shape[3]) * te_dtype_size(dtype), .dtype = dtype, .ndim = 4};
+    te_view v = {
+        .data = (char *)data + (size_t)(part * shape[1] * shape[3]) * te_dtype_size(dtype), .dtype = dtype, .ndim = 4};
     memcpy(v.shape, shape, 4 * sizeof *shape);
     v.stride[3] = 1;
     v.stride[1] = shape[3];
@@ -129,7 +131,9 @@ static bool sees(const te_attention *a, int64_t i, int64_t j)
     if (a->cu_seqlens_q) {
         int s = -1;
         for (int n = 0; n < a->n_seqs; n++)
-            if (i >= a->cu_seqlens_q[n] && i < a->cu_seqlens_q[n + 1] && j >= a->cu_seqlens_kv[n] && j < a->cu_seqlens_kv[n + 1]) s = n;
+            if (i >= a->cu_seqlens_q[n] && i < a->cu_seqlens_q[n + 1] && j >= a->cu_seqlens_kv[n] &&
+                j < a->cu_seqlens_kv[n + 1])
+                s = n;
         if (s < 0) return false;
         i -= a->cu_seqlens_q[s], j -= a->cu_seqlens_kv[s];
         n_q = a->cu_seqlens_q[s + 1] - a->cu_seqlens_q[s], n_kv = a->cu_seqlens_kv[s + 1] - a->cu_seqlens_kv[s];
@@ -170,10 +174,11 @@ static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, 
 static reference reference_run(const te_attention_grad *g)
 {
     const te_attention *a = &g->forward;
-    int64_t B = a->q.shape[0], H = a->q.shape[1], KH = a->k.shape[1], M = a->q.shape[2], N = a->k.shape[2], D = a->q.shape[3],
-            E = a->v.shape[3];
-    reference r = {calloc((size_t)(B * H * M * E + 1), 8), calloc((size_t)(B * H * M + 1), 8), calloc((size_t)(B * H * M * D + 1), 8),
-                   calloc((size_t)(B * KH * N * D + 1), 8), calloc((size_t)(B * KH * N * E + 1), 8)};
+    int64_t B = a->q.shape[0], H = a->q.shape[1], KH = a->k.shape[1], M = a->q.shape[2], N = a->k.shape[2],
+            D = a->q.shape[3], E = a->v.shape[3];
+    reference r = {calloc((size_t)(B * H * M * E + 1), 8), calloc((size_t)(B * H * M + 1), 8),
+                   calloc((size_t)(B * H * M * D + 1), 8), calloc((size_t)(B * KH * N * D + 1), 8),
+                   calloc((size_t)(B * KH * N * E + 1), 8)};
     double *p = calloc((size_t)N + 1, 8), *z = calloc((size_t)N + 1, 8);
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < H; h++)
@@ -182,7 +187,8 @@ static reference reference_run(const te_attention_grad *g)
                 bool any = row_weights(a, b, h, i, p, z, &r.lse[row]);
                 double total = 0;
                 for (int64_t j = 0; any && j < N; j++)
-                    for (int64_t e = 0; p[j] != 0 && e < E; e++) r.out[row * E + e] += p[j] * z[j] * at4(&a->v, b, kv, j, e);
+                    for (int64_t e = 0; p[j] != 0 && e < E; e++)
+                        r.out[row * E + e] += p[j] * z[j] * at4(&a->v, b, kv, j, e);
                 for (int64_t e = 0; any && e < E; e++) total += at4(&g->dout, b, h, i, e) * at4(&a->out, b, h, i, e);
                 for (int64_t j = 0; any && j < N; j++) {
                     double dp = 0;
@@ -215,7 +221,8 @@ static double tolerance(te_dtype dtype, double expected, double largest)
 {
     double unit = dtype == TE_BF16 ? 0x1p-8 : dtype == TE_F16 ? 0x1p-11 : dtype == TE_F64 ? 1e-14 : 0x1p-23;
     double arithmetic = dtype == TE_F64 ? 1e-12 : 4e-6;
-    return unit * fabs(expected) + (arithmetic + (dtype == TE_BF16 || dtype == TE_F16 ? unit * 0.5 : 0)) * largest + 1e-30;
+    return unit * fabs(expected) + (arithmetic + (dtype == TE_BF16 || dtype == TE_F16 ? unit * 0.5 : 0)) * largest +
+           1e-30;
 }
 
 static double largest_of(const double *x, int64_t n)
@@ -235,10 +242,11 @@ static void compare(const char *what, const te_view *got, const double *expected
             for (int64_t i = 0; i < got->shape[2]; i++)
                 for (int64_t d = 0; d < got->shape[3]; d++, n++) {
                     double x = at4(got, b, h, i, d), y = expected[n];
-                    bool same = isnan(y) ? isnan(x) : !isnan(x) && (x == y || fabs(x - y) <= tolerance(got->dtype, y, largest));
+                    bool same =
+                        isnan(y) ? isnan(x) : !isnan(x) && (x == y || fabs(x - y) <= tolerance(got->dtype, y, largest));
                     if (same) continue;
-                    CHECK_MSG(bad++ > 2, "%s[%d, %d, %d, %d] is %.9g, not %.9g (largest %g)", what, (int)b, (int)h, (int)i,
-                              (int)d, x, y, largest);
+                    CHECK_MSG(bad++ > 2, "%s[%d, %d, %d, %d] is %.9g, not %.9g (largest %g)", what, (int)b, (int)h,
+                              (int)i, (int)d, x, y, largest);
                 }
     test_checks++;
 }
@@ -247,7 +255,8 @@ static void compare_lse(const te_view *lse, const double *expected)
 {
     for (int64_t i = 0; i < te_view_numel(lse); i++) {
         double x = te_load_f64(lse->data, lse->dtype, i), y = expected[i];
-        CHECK_MSG((isnan(x) && isnan(y)) || x == y || fabs(x - y) <= 4e-6 * (1 + fabs(y)), "lse[%d] is %g, not %g", (int)i, x, y);
+        CHECK_MSG((isnan(x) && isnan(y)) || x == y || fabs(x - y) <= 4e-6 * (1 + fabs(y)), "lse[%d] is %g, not %g",
+                  (int)i, x, y);
     }
 }
 
@@ -297,12 +306,14 @@ static void check_problem(const char *name, problem *p)
         for (int threads = 2; threads <= 3; threads++) {
             run_on(p, (te_cpu_isa)isa, threads);
             for (int i = 0; i < 5; i++)
-                CHECK_MSG(memcmp(copies[i], results[i]->data, view_bytes(results[i])) == 0, "result %d differs with %d threads", i, threads);
+                CHECK_MSG(memcmp(copies[i], results[i]->data, view_bytes(results[i])) == 0,
+                          "result %d differs with %d threads", i, threads);
         }
         for (int i = 0; i < 5; i++) free(copies[i]);
         if (test_failures > before) {
-            fprintf(stderr, "  in %s on %s: batch %d heads %d/%d seq %d/%d dim %d/%d window %d/%d%s dropout %g dtype %d\n", name,
-                    te_cpu_isa_name((te_cpu_isa)isa), (int)a->q.shape[0], (int)a->q.shape[1], (int)a->k.shape[1],
+            fprintf(stderr,
+                    "  in %s on %s: batch %d heads %d/%d seq %d/%d dim %d/%d window %d/%d%s dropout %g dtype %d\n",
+                    name, te_cpu_isa_name((te_cpu_isa)isa), (int)a->q.shape[0], (int)a->q.shape[1], (int)a->k.shape[1],
                     (int)a->q.shape[2], (int)a->k.shape[2], (int)a->q.shape[3], (int)a->v.shape[3], (int)a->window_left,
                     (int)a->window_right, a->bottom_right ? " bottom right" : "", a->dropout, (int)a->q.dtype);
             break;
@@ -332,7 +343,8 @@ static void test_random_problems(void)
         a->bottom_right = test_random(&seed) % 2;
         if (test_random(&seed) % 3 == 0) a->dropout = test_uniform(&seed, 0.05, 0.9);
         if (test_random(&seed) % 3 == 0)
-            add_bias(&p, dtypes[test_random(&seed) % 4], test_random(&seed) % 2, test_random(&seed) % 2, test_random(&seed) % 2, &seed);
+            add_bias(&p, dtypes[test_random(&seed) % 4], test_random(&seed) % 2, test_random(&seed) % 2,
+                     test_random(&seed) % 2, &seed);
         check_problem("random", &p);
         problem_free(&p);
     }
@@ -356,8 +368,9 @@ static void test_shapes(void)
 static void test_empty(void)
 {
     uint64_t seed = 5;
-    static const shape shapes[] = {{0, 2, 2, 8, 8, 4, 4}, {2, 0, 0, 8, 8, 4, 4}, {2, 0, 2, 8, 8, 4, 3}, {1, 2, 2, 0, 8, 4, 4}, {1, 2, 2, 8, 0, 4, 4},
-                                   {1, 2, 2, 8, 8, 4, 0}, {1, 2, 2, 8, 8, 0, 4}, {1, 2, 2, 0, 0, 4, 4}};
+    static const shape shapes[] = {{0, 2, 2, 8, 8, 4, 4}, {2, 0, 0, 8, 8, 4, 4}, {2, 0, 2, 8, 8, 4, 3},
+                                   {1, 2, 2, 0, 8, 4, 4}, {1, 2, 2, 8, 0, 4, 4}, {1, 2, 2, 8, 8, 4, 0},
+                                   {1, 2, 2, 8, 8, 0, 4}, {1, 2, 2, 0, 0, 4, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         problem p = problem_new(TE_F32, shapes[i], &seed);
         te_view *results[5] = {&p.g.forward.out, &p.g.forward.lse, &p.g.dq, &p.g.dk, &p.g.dv};
@@ -410,7 +423,8 @@ static void test_hostile(void)
         run_on(&p, te_cpu_isa_detect(), 2);
         for (int64_t i = 0; i < 100; i++) {
             bool clean_out = isfinite(at4(&a->out, 0, 1, i, 3)), clean_dq = isfinite(at4(&p.g.dq, 0, 1, i, 0));
-            if (i >= 70 && victims[what / 2] == &a->k && bad == INFINITY) continue; /* its score may be minus infinity */
+            if (i >= 70 && victims[what / 2] == &a->k && bad == INFINITY)
+                continue; /* its score may be minus infinity */
             CHECK_MSG(clean_out == (i < 70), "out row %d", (int)i);
             CHECK_MSG(clean_dq == (i < 70), "dq row %d", (int)i);
             CHECK(isfinite(at4(&a->out, 0, 0, i, 3)) && isfinite(at4(&p.g.dk, 0, 0, i, 3)));
@@ -431,7 +445,8 @@ static void test_hostile(void)
     problem_free(&p);
 }
 
-/* Scores of minus infinity: an arbitrary mask as a bias, with rows that see nothing. Scores far apart must not overflow. */
+/* Scores of minus infinity: an arbitrary mask as a bias, with rows that see nothing. Scores far apart must not
+ * overflow. */
 static void test_extreme_scores(void)
 {
     uint64_t seed = 8;
@@ -446,7 +461,10 @@ static void test_extreme_scores(void)
                 for (int64_t i = 0; i < 70; i++)
                     for (int64_t j = 0; j < 90; j++) {
                         bool masked = i == 7 || i == 69 || test_random(&seed) % 3 == 0 || (i == 40 && j < 64);
-                        set4(&a->bias, b, h, i, j, masked ? -INFINITY : variant / 2 ? rint(test_uniform(&seed, -1e4, 1e4)) * 64 : 0);
+                        set4(&a->bias, b, h, i, j,
+                             masked        ? -INFINITY
+                             : variant / 2 ? rint(test_uniform(&seed, -1e4, 1e4)) * 64
+                                           : 0);
                     }
         check_problem("minus infinity", &p);
         problem_free(&p);
@@ -477,11 +495,13 @@ static void test_finite_differences(void)
                 test_exec_close(&exec);
                 for (int64_t b = 0; b < a->q.shape[1]; b++)
                     for (int64_t r = 0; r < a->q.shape[2]; r++)
-                        for (int64_t e = 0; e < a->v.shape[3]; e++) loss[side] += at4(&a->out, 0, b, r, e) * at4(&p.g.dout, 0, b, r, e);
+                        for (int64_t e = 0; e < a->v.shape[3]; e++)
+                            loss[side] += at4(&a->out, 0, b, r, e) * at4(&p.g.dout, 0, b, r, e);
             }
             set4(x, 0, h, i, d, value);
             double slope = (loss[1] - loss[0]) / 2e-5;
-            CHECK_MSG(fabs(slope - expected) < 1e-7 * (1 + fabs(slope)), "gradient %d: %g, by differences %g", which, expected, slope);
+            CHECK_MSG(fabs(slope - expected) < 1e-7 * (1 + fabs(slope)), "gradient %d: %g, by differences %g", which,
+                      expected, slope);
         }
     problem_free(&p);
 }

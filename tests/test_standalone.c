@@ -1,5 +1,6 @@
-/* test_standalone.c - copy, embedding, gather, scatter_add, arg_reduce, topk, cumsum and multinomial against naive loops:
- * random shapes, strides and dtypes, empty and one-element cases, wrong indices, every instruction set, several threads. */
+/* test_standalone.c - copy, embedding, gather, scatter_add, arg_reduce, topk, cumsum and multinomial against naive
+ * loops: random shapes, strides and dtypes, empty and one-element cases, wrong indices, every instruction set, several
+ * threads. */
 #include "test.h"
 
 #include "kernels/cpu/cpu.h"
@@ -28,7 +29,7 @@ static int64_t offset_of(const te_view *v, int64_t index)
 }
 
 static double get(const te_view *v, int64_t index) { return te_load_f64(v->data, v->dtype, offset_of(v, index)); }
-static void   set(const te_view *v, int64_t index, double x) { te_store_f64(v->data, v->dtype, offset_of(v, index), x); }
+static void set(const te_view *v, int64_t index, double x) { te_store_f64(v->data, v->dtype, offset_of(v, index), x); }
 
 /* Dimensions lie in memory in a random order, sometimes with gaps, when `seed` is given; row-major otherwise. */
 static array array_new(te_dtype dtype, int ndim, const int64_t *shape, uint64_t *seed)
@@ -65,7 +66,8 @@ static void array_free(array *a)
 
 static double hostile(uint64_t *seed)
 {
-    static const double values[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e30, -1e30, 1e-40, 0x1p31, -0x1p63, 0.5, 2.5, 255.9, -0.9};
+    static const double values[] = {NAN,   INFINITY, -INFINITY, 0.0, -0.0, 1e30,  -1e30,
+                                    1e-40, 0x1p31,   -0x1p63,   0.5, 2.5,  255.9, -0.9};
     return values[test_random(seed) % (sizeof values / sizeof *values)];
 }
 
@@ -121,7 +123,8 @@ static void convert_one(const te_view *dst, const te_view *src, int64_t i)
 
 static void check_copy(te_dtype to, te_dtype from, int ndim, const int64_t *shape, uint64_t *seed, bool strided)
 {
-    array src = array_new(from, ndim, shape, strided ? seed : NULL), dst = array_new(to, ndim, shape, strided ? seed : NULL);
+    array src = array_new(from, ndim, shape, strided ? seed : NULL),
+          dst = array_new(to, ndim, shape, strided ? seed : NULL);
     array expected = array_new(to, ndim, shape, NULL);
     fill(&src.view, seed, true);
     for (int64_t i = 0; i < te_view_numel(&src.view); i++) convert_one(&expected.view, &src.view, i);
@@ -148,7 +151,8 @@ static void test_copy(void)
     uint64_t seed = 11;
     for (int to = 0; to < TE_DTYPE_COUNT; to++)
         for (int from = 0; from < TE_DTYPE_COUNT; from++) {
-            int64_t line[1] = {600}, box[3] = {1 + test_random(&seed) % 9, 1 + test_random(&seed) % 70, 1 + test_random(&seed) % 70};
+            int64_t line[1] = {600},
+                    box[3] = {1 + test_random(&seed) % 9, 1 + test_random(&seed) % 70, 1 + test_random(&seed) % 70};
             check_copy((te_dtype)to, (te_dtype)from, 1, line, &seed, false);
             check_copy((te_dtype)to, (te_dtype)from, 3, box, &seed, true);
         }
@@ -185,10 +189,12 @@ static void test_copy_broadcast(void)
 
 /* --- embedding -------------------------------------------------------------------------------------------------- */
 
-static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vocab, int64_t n, int64_t m, int64_t width, uint64_t *seed)
+static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vocab, int64_t n, int64_t m,
+                            int64_t width, uint64_t *seed)
 {
     int64_t table_shape[2] = {vocab, width}, id_shape[2] = {n, m}, row_shape[3] = {n, m, width};
-    array table = array_new(table_dtype, 2, table_shape, NULL), ids = array_new(test_random(seed) % 2 ? TE_I32 : TE_I64, 2, id_shape, seed);
+    array table = array_new(table_dtype, 2, table_shape, NULL),
+          ids = array_new(test_random(seed) % 2 ? TE_I32 : TE_I64, 2, id_shape, seed);
     array rows = array_new(row_dtype, 3, row_shape, NULL), first = array_new(table_dtype, 2, table_shape, NULL);
     bool crowded = test_random(seed) % 3 == 0; /* most positions hold one id */
     fill(&table.view, seed, false);
@@ -211,7 +217,8 @@ static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vo
     }
     fill(&rows.view, seed, false);
     for (int64_t i = 0; i < vocab * width; i++) expected[i] = get(&first.view, i);
-    for (int64_t i = 0; i < n * m * width; i++) expected[(int64_t)get(&ids.view, i / width) * width + i % width] += get(&rows.view, i);
+    for (int64_t i = 0; i < n * m * width; i++)
+        expected[(int64_t)get(&ids.view, i / width) * width + i % width] += get(&rows.view, i);
     array once = array_new(table_dtype, 2, table_shape, NULL);
     FOR_EACH_ISA(isa)
     for (int threads = 1; threads <= 3; threads++) {
@@ -220,8 +227,8 @@ static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vo
         CHECK(te_cpu_embedding_backward(&exec, &table.view, &rows.view, &ids.view) == TE_OK);
         double unit = table_dtype == TE_F64 ? 1e-14 : table_dtype == TE_F32 ? 1e-6 : 0x1p-8;
         for (int64_t i = 0; i < vocab * width; i++)
-            CHECK_MSG(fabs(get(&table.view, i) - expected[i]) <= unit * (fabs(expected[i]) + 3000), "gradient %d: %g, not %g", (int)i,
-                      get(&table.view, i), expected[i]);
+            CHECK_MSG(fabs(get(&table.view, i) - expected[i]) <= unit * (fabs(expected[i]) + 3000),
+                      "gradient %d: %g, not %g", (int)i, get(&table.view, i), expected[i]);
         if (isa == 0 && threads == 1) memcpy(once.view.data, table.view.data, table.bytes);
         CHECK(memcmp(once.view.data, table.view.data, table.bytes) == 0);
         test_exec_close(&exec);
@@ -244,7 +251,8 @@ static void test_embedding(void)
     float table[6] = {0}, rows[8] = {0};
     int32_t ids[4] = {0, 2, 3, 1};
     int64_t table_shape[2] = {3, 2}, id_shape[1] = {4}, row_shape[2] = {4, 2};
-    te_view t = test_view(table, TE_F32, 2, table_shape), i = test_view(ids, TE_I32, 1, id_shape), r = test_view(rows, TE_F32, 2, row_shape);
+    te_view t = test_view(table, TE_F32, 2, table_shape), i = test_view(ids, TE_I32, 1, id_shape),
+            r = test_view(rows, TE_F32, 2, row_shape);
     te_exec exec = exec_on(0, 2);
     for (int k = 0; k < 8; k++) rows[k] = 9;
     CHECK_REFUSED(te_cpu_embedding(&exec, &r, &t, &i), "id 3 at position 2 is outside 0 to 2");
@@ -288,21 +296,24 @@ static void check_index(te_dtype dtype, int ndim, uint64_t *seed, int64_t most)
         for (int64_t i = 0; i < total; i++) set(&whole.view, i, (double)(i * 7 % 13));
         CHECK(te_cpu_gather(&exec, &part.view, &whole.view, &index.view, dim) == TE_OK);
         for (int64_t i = 0; i < n; i++)
-            CHECK(get(&part.view, i) == get(&whole.view, replaced(&whole.view, &part.view, i, dim, (int64_t)get(&index.view, i))));
+            CHECK(get(&part.view, i) ==
+                  get(&whole.view, replaced(&whole.view, &part.view, i, dim, (int64_t)get(&index.view, i))));
         for (int64_t i = 0; i < n; i++) set(&part.view, i, (double)(i % 3)); /* sums of small integers are exact */
         for (int64_t i = 0; i < total; i++) expected[i] = get(&whole.view, i);
         for (int64_t i = 0; i < n; i++)
             expected[replaced(&whole.view, &part.view, i, dim, (int64_t)get(&index.view, i))] += get(&part.view, i);
         CHECK(te_cpu_scatter_add(&exec, &whole.view, &part.view, &index.view, dim) == TE_OK);
         for (int64_t i = 0; i < total; i++)
-            CHECK_MSG(get(&whole.view, i) == expected[i] || expected[i] > 200, "scatter_add[%d]: %g, not %g", (int)i, get(&whole.view, i), expected[i]);
+            CHECK_MSG(get(&whole.view, i) == expected[i] || expected[i] > 200, "scatter_add[%d]: %g, not %g", (int)i,
+                      get(&whole.view, i), expected[i]);
         test_exec_close(&exec);
     }
     if (n > 0) {
         te_exec exec = exec_on(0, 2);
         set(&index.view, n - 1, (double)whole_shape[dim]);
         char text[80];
-        snprintf(text, sizeof text, "index %d at position %d is outside 0 to %d", (int)whole_shape[dim], (int)n - 1, (int)whole_shape[dim] - 1);
+        snprintf(text, sizeof text, "index %d at position %d is outside 0 to %d", (int)whole_shape[dim], (int)n - 1,
+                 (int)whole_shape[dim] - 1);
         CHECK_REFUSED(te_cpu_gather(&exec, &part.view, &whole.view, &index.view, dim), text);
         CHECK_REFUSED(te_cpu_scatter_add(&exec, &whole.view, &part.view, &index.view, dim), text);
         test_exec_close(&exec);
@@ -315,7 +326,8 @@ static void test_index(void)
 {
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_I32, TE_U8, TE_F16};
     uint64_t seed = 5;
-    for (int n = 0; n < 80; n++) check_index(dtypes[n % 7], 1 + n % 4, &seed, n % 4 == 1 ? 200 : n % 4 == 0 ? 30000 : 14);
+    for (int n = 0; n < 80; n++)
+        check_index(dtypes[n % 7], 1 + n % 4, &seed, n % 4 == 1 ? 200 : n % 4 == 0 ? 30000 : 14);
 }
 
 /* --- arg_reduce, topk, cumsum ----------------------------------------------------------------------------------- */
@@ -330,7 +342,8 @@ static bool before(double x, double y, bool largest)
 static void check_select(te_dtype dtype, int64_t rows, int64_t n, int64_t k, bool largest, uint64_t *seed)
 {
     int64_t shape[2] = {rows, n}, top[2] = {rows, k};
-    array src = array_new(dtype, 2, shape, seed), values = array_new(dtype, 2, top, seed), indices = array_new(TE_I64, 2, top, seed);
+    array src = array_new(dtype, 2, shape, seed), values = array_new(dtype, 2, top, seed),
+          indices = array_new(TE_I64, 2, top, seed);
     array best = array_new(TE_I64, 1, shape, seed);
     fill(&src.view, seed, true);
     for (int64_t i = 0; i < rows * n / 3; i++) set(&src.view, test_random(seed) % (uint32_t)(rows * n), 5); /* ties */
@@ -344,10 +357,12 @@ static void check_select(te_dtype dtype, int64_t rows, int64_t n, int64_t k, boo
             for (int64_t d = 0; d < k; d++) {
                 int64_t first = -1;
                 for (int64_t i = 0; i < n; i++)
-                    if (!taken[i] && (first < 0 || before(get(&src.view, r * n + i), get(&src.view, r * n + first), largest))) first = i;
+                    if (!taken[i] &&
+                        (first < 0 || before(get(&src.view, r * n + i), get(&src.view, r * n + first), largest)))
+                        first = i;
                 taken[first] = 1;
-                CHECK_MSG(get(&indices.view, r * k + d) == (double)first, "topk row %d draw %d: %g, not %d", (int)r, (int)d,
-                          get(&indices.view, r * k + d), (int)first);
+                CHECK_MSG(get(&indices.view, r * k + d) == (double)first, "topk row %d draw %d: %g, not %d", (int)r,
+                          (int)d, get(&indices.view, r * k + d), (int)first);
                 double x = get(&values.view, r * k + d), y = get(&src.view, r * n + first);
                 CHECK(x == y || (isnan(x) && isnan(y)));
                 if (d == 0) CHECK(get(&best.view, r) == (double)first);
@@ -375,7 +390,8 @@ static void check_cumsum(te_dtype to, te_dtype from, int64_t rows, int64_t n, bo
                 double rounded;
                 sum += get(&src.view, at);
                 te_store_f64(&rounded, to, 0, sum);
-                CHECK_MSG(get(&dst.view, at) == te_load_f64(&rounded, to, 0), "cumsum[%d]: %g of %g", (int)at, get(&dst.view, at), sum);
+                CHECK_MSG(get(&dst.view, at) == te_load_f64(&rounded, to, 0), "cumsum[%d]: %g of %g", (int)at,
+                          get(&dst.view, at), sum);
             }
         }
         test_exec_close(&exec);
@@ -390,11 +406,13 @@ static void test_rows(void)
     for (int n = 0; n < 42; n++) {
         int64_t length = 1 + test_random(&seed) % (n % 5 ? 60 : 700), k = 1 + test_random(&seed) % (uint32_t)length;
         check_select(dtypes[n % 7], 1 + test_random(&seed) % 40, length, k, n % 2, &seed);
-        check_cumsum(dtypes[n / 2 % 7], dtypes[n % 7], 1 + test_random(&seed) % 40, test_random(&seed) % 700, n % 3 == 0, &seed);
+        check_cumsum(dtypes[n / 2 % 7], dtypes[n % 7], 1 + test_random(&seed) % 40, test_random(&seed) % 700,
+                     n % 3 == 0, &seed);
     }
     float x[4] = {0};
     int64_t i[4], none[2] = {2, 0}, two[1] = {2}, four[1] = {4};
-    te_view src = test_view(x, TE_F32, 2, none), index = test_view(i, TE_I64, 1, two), row = test_view(x, TE_F32, 1, two);
+    te_view src = test_view(x, TE_F32, 2, none), index = test_view(i, TE_I64, 1, two),
+            row = test_view(x, TE_F32, 1, two);
     te_view values = test_view(x, TE_F32, 1, four), indices = test_view(i, TE_I64, 1, four);
     te_exec exec = exec_on(0, 2);
     CHECK_REFUSED(te_cpu_arg_reduce(&exec, &index, &src, true), "{2, 0}");
@@ -422,7 +440,8 @@ static void test_multinomial(void)
         for (int i = 0; i < N; i++) total += weights[r][i];
         for (int i = 0; i < N; i++) {
             double p = weights[r][i] / total;
-            CHECK_MSG(fabs(count[i] - p * DRAWS) <= 5 * sqrt(p * (1 - p) * DRAWS) + (p > 0 && p < 1), "row %d: %d drawn %g times", r, i, count[i]);
+            CHECK_MSG(fabs(count[i] - p * DRAWS) <= 5 * sqrt(p * (1 - p) * DRAWS) + (p > 0 && p < 1),
+                      "row %d: %d drawn %g times", r, i, count[i]);
         }
     }
     double share = te_rng_word(rng, 2 * DRAWS + 7) / 4294967296.0; /* draw 7 of row 2 */

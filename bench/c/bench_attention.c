@@ -3,7 +3,7 @@
  *      bench_attention [threads [seconds per case]]
  *
  * Prints the best and the median time, the arithmetic rate (masked entries not counted) and its share of the rate at
- * which this machine multiplies and adds float32 vectors. bench/peers has the same shapes for PyTorch.
+ * which this machine multiplies and adds float32 vectors.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "kernels/cpu/cpu.h"
@@ -138,8 +138,11 @@ static void run_case(te_exec *exec, te_dtype dtype, shape s, double seconds, dou
         double x = (double)(state >> 33) * 0x1p-30 - 1;
         te_store_f64(i < n * 3 ? qkv : dout, dtype, (int64_t)(i < n * 3 ? i : i - n * 3), x);
     }
-    te_attention_grad g = {.forward = {.q = part_of(qkv, dtype, s, 3, 0), .k = part_of(qkv, dtype, s, 3, 1),
-                                       .v = part_of(qkv, dtype, s, 3, 2), .out = part_of(out, dtype, s, 1, 0), .scale = 0.125,
+    te_attention_grad g = {.forward = {.q = part_of(qkv, dtype, s, 3, 0),
+                                       .k = part_of(qkv, dtype, s, 3, 1),
+                                       .v = part_of(qkv, dtype, s, 3, 2),
+                                       .out = part_of(out, dtype, s, 1, 0),
+                                       .scale = 0.125,
                                        .window_left = -1}};
     g.forward.lse = (te_view){.data = lse, .dtype = TE_F32, .ndim = 3, .shape = {s.batch, s.heads, s.seq},
                               .stride = {s.heads * s.seq, s.seq, 1}};
@@ -148,17 +151,20 @@ static void run_case(te_exec *exec, te_dtype dtype, shape s, double seconds, dou
     double pair = (double)(s.batch * s.heads) * (double)s.seq * (double)(s.seq + 1) / 2 * (double)s.dim * 2, f[2], b[2];
     measure(exec, &g, false, seconds, f);
     measure(exec, &g, true, seconds, b);
-    printf("%-8s (%2d, %2d, %4d, %3d)  forward %8.0f us (median %8.0f) %6.1f GFLOP/s %3.0f %%   backward %8.0f us (median "
-           "%8.0f) %6.1f GFLOP/s %3.0f %%   sum %8.0f\n",
-           te_dtype_name(dtype), (int)s.batch, (int)s.heads, (int)s.seq, (int)s.dim, f[0] * 1e6, f[1] * 1e6, 2 * pair / f[0] * 1e-9,
-           200 * pair / f[0] / peak, b[0] * 1e6, b[1] * 1e6, 5 * pair / b[0] * 1e-9, 500 * pair / b[0] / peak, (f[0] + b[0]) * 1e6);
+    printf(
+        "%-8s (%2d, %2d, %4d, %3d)  forward %8.0f us (median %8.0f) %6.1f GFLOP/s %3.0f %%   backward %8.0f us (median "
+        "%8.0f) %6.1f GFLOP/s %3.0f %%   sum %8.0f\n",
+        te_dtype_name(dtype), (int)s.batch, (int)s.heads, (int)s.seq, (int)s.dim, f[0] * 1e6, f[1] * 1e6,
+        2 * pair / f[0] * 1e-9, 200 * pair / f[0] / peak, b[0] * 1e6, b[1] * 1e6, 5 * pair / b[0] * 1e-9,
+        500 * pair / b[0] / peak, (f[0] + b[0]) * 1e6);
     fflush(stdout);
     free(qkv), free(grads), free(out), free(dout), free(lse);
 }
 
 int main(int argc, char **argv)
 {
-    static const shape shapes[] = {{12, 4, 64, 32}, {16, 6, 256, 64}, {4, 12, 64, 64}, {4, 12, 256, 64}, {1, 12, 1024, 64}, {1, 8, 2048, 128}};
+    static const shape shapes[] = {{12, 4, 64, 32},  {16, 6, 256, 64},  {4, 12, 64, 64},
+                                   {4, 12, 256, 64}, {1, 12, 1024, 64}, {1, 8, 2048, 128}};
     static const te_dtype dtypes[] = {TE_F32, TE_BF16};
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads();
     double seconds = argc > 2 ? atof(argv[2]) : 0.5;
@@ -168,7 +174,8 @@ int main(int argc, char **argv)
     double peak = measure_peak(te_cpu(&exec)->isa, threads);
     printf("%s, %d threads, float32 peak %.1f GFLOP/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), threads, peak * 1e-9);
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) run_case(&exec, dtypes[d], shapes[i], seconds, peak);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            run_case(&exec, dtypes[d], shapes[i], seconds, peak);
     te_backend_cpu.device_close(&exec);
     return 0;
 }

@@ -1,7 +1,7 @@
 /* bench_program.c - row programs on the CPU interpreter against what bounds them: the bandwidth of memory, and the same
  * formula with the same elementary functions compiled as one loop by hand.
  *
- *      bench_program [threads [seconds per figure]]
+ *      bench_program [threads [seconds per figure [case]]]
  *
  * Figures are the best of many repetitions. `stream` is the share of the bandwidth that an update in place (a += s * b)
  * reaches on this machine, counting each operand's bytes once; `hand` is the time of the loop by hand over ours.
@@ -257,10 +257,10 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(exec.threads);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
-    static const int64_t shapes[][2] = {{1, 16}, {64, 16}, {1024, 16}, {100, 64}, {8, 768}, {512, 768}, {256, 3072}, {16384, 768}, {256, 50257}};
+    static const int64_t shapes[][2] = {{1, 16}, {64, 16}, {1024, 16}, {100, 64}, {8, 768}, {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-            measure(&exec, &cases[c], shapes[s][0], shapes[s][1], bandwidth);
+            if (argc < 4 || strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], shapes[s][0], shapes[s][1], bandwidth);
     te_backend_cpu.device_close(&exec);
     return 0;
 }

@@ -6,7 +6,6 @@
 # system is glibc as it comes. retain is glibc told to keep what was freed and to use huge pages: large buffers are not
 # given back to the kernel and faulted in again in every step. jemalloc has the settings that PyTorch's tuning guide
 # recommends; JEMALLOC names the library where the linker does not know it. Status 3: there is no such allocator here.
-cd "$(dirname "$0")" || exit 1
 allocator=$1
 shift
 case $allocator in
@@ -26,4 +25,4 @@ jemalloc)
     exit 2
     ;;
 esac
-exec "${PYTHON:-python3}" train_step.py "$@"
+exec "${PYTHON:-python3}" "$(dirname "$0")/train_step.py" "$@"

@@ -32,6 +32,19 @@ describe("te.Linear", function()
             "te%.Linear: the input has shape {2, 5}, its last size must be in_features = 3")
     end)
 
+    it("has the gradients of a sum, whose gradient is one number for all", function()
+        local m, x = te.Linear(2, 3), te.tensor({ { 1, 2 }, { 3, 4 } }, { requires_grad = true })
+        for _ = 1, 3 do
+            m:zero_grad()
+            x.grad = nil
+            te.add(te.ones({ 3 }), m(x)):sum():backward()
+            assert.same({ { 4, 6 }, { 4, 6 }, { 4, 6 } }, m.weight.grad:totable())
+            assert.same({ 2, 2, 2 }, m.bias.grad:totable())
+            local row = m.weight:sum(1):totable()
+            assert.is_true((x.grad - te.tensor { row, row }):abs():max():item() < 1e-6)
+        end
+    end)
+
     it("equals BasicLinear and Bias", function()
         te.manual_seed(2)
         local whole, product, bias = te.Linear(4, 3), te.BasicLinear(4, 3), te.Bias(3)

@@ -90,7 +90,7 @@ typedef struct te_gemm {
  * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0. */
 typedef struct te_attention {
     te_view        q, k, v, out;
-    te_view        lse;  /* f32 [batch, heads, seq_q]: log of the softmax denominator, -inf for a masked row; may be absent */
+    te_view        lse;  /* f32 (f64 is fine too) [batch, heads, seq_q]: log of the softmax denominator, -inf for a masked row; may be absent */
     te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled scores */
     double         scale;
     int64_t        window_left, window_right;

@@ -78,7 +78,8 @@ const char *te_lua_nearest(const char *name, const char *const *names, int n)
     const char *best = NULL;
     int         limit = 1 + (int)strlen(name) / 3, least = limit + 1;
     for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++) {
-        int d = distance(name, names[i]);
+        bool beginning = strlen(name) > 2 && strncmp(name, names[i], strlen(name)) == 0;
+        int  d = beginning ? 1 : distance(name, names[i]);
         if (d >= least) continue;
         least = d;
         best = names[i];

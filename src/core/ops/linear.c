@@ -29,15 +29,16 @@ static te_status run_gemm(te_call *call, te_exec *exec, const te_gemm *gemm)
 static bool as_rows(const te_tensor *t, te_view *out)
 {
     te_view v = te_tensor_view(t);
-    int64_t rows = 1, step = 0;
+    int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1], rows = 1, step = width;
+    bool    stepped = false; /* a step may be 0: gradients of sums are broadcast */
     for (int i = t->ndim - 2; i >= 0; i--) {
         if (t->shape[i] == 1) continue;
-        if (step && rows * step != t->stride[i]) return false;
-        if (!step) step = t->stride[i];
+        if (stepped && rows * step != t->stride[i]) return false;
+        if (!stepped) step = t->stride[i];
+        stepped = true;
         rows *= t->shape[i];
     }
-    int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1];
-    *out = (te_view){.data = v.data, .dtype = v.dtype, .ndim = 2, .shape = {rows, width}, .stride = {step ? step : width, last}};
+    *out = (te_view){.data = v.data, .dtype = v.dtype, .ndim = 2, .shape = {rows, width}, .stride = {step, last}};
     return true;
 }
 

@@ -31,24 +31,26 @@ static te_status check_shapes(te_exec *exec, const char *op, const te_attention 
 {
     const te_view *q = &a->q, *k = &a->k, *v = &a->v;
     char qs[160], ks[160], vs[160];
-    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] &&
+                k->shape[3] == q->shape[3] &&
                 has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
     fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
     if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op, te_view_text(q, qs),
-                            te_view_text(k, ks), te_view_text(v, vs));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op,
+                            te_view_text(q, qs), te_view_text(k, ks), te_view_text(v, vs));
     if (q->shape[3] > TE_ATTENTION_MAX_DIM || v->shape[3] > TE_ATTENTION_MAX_DIM)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op, (long long)q->shape[3],
-                            (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op,
+                            (long long)q->shape[3], (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
     if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op, te_view_text(&a->out, ks),
-                            te_view_text(q, qs), te_view_text(v, vs));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op,
+                            te_view_text(&a->out, ks), te_view_text(q, qs), te_view_text(v, vs));
     if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_view_text(&a->lse, ks),
                             te_view_text(q, qs));
-    if (te_view_present(&a->bias) && !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op, te_view_text(&a->bias, vs),
-                            te_view_text(q, qs), te_view_text(k, ks));
+    if (te_view_present(&a->bias) &&
+        !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
+                            te_view_text(&a->bias, vs), te_view_text(q, qs), te_view_text(k, ks));
     return TE_OK;
 }
 
@@ -65,17 +67,18 @@ static te_status check_dtypes(te_exec *exec, const char *op, const te_attention 
     static const char *const names[4] = {"q", "k", "v", "out"};
     for (int i = 0; i < 4; i++)
         if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed", op, names[i],
-                                (long long)views[i]->stride[3]);
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed",
+                                op, names[i], (long long)views[i]->stride[3]);
     return TE_OK;
 }
 
-static te_status check_offsets(te_exec *exec, const char *op, const char *name, const int32_t *offsets, int n, int64_t extent)
+static te_status check_offsets(te_exec *exec, const char *op, const char *name, const int32_t *offsets, int n,
+                               int64_t extent)
 {
     for (int i = 0; i <= n; i++)
         if (offsets[i] < (i ? offsets[i - 1] : 0) || offsets[i] > extent)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s[%d] is %d; offsets must ascend from 0 to %lld", op, name, i,
-                                (int)offsets[i], (long long)extent);
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s[%d] is %d; offsets must ascend from 0 to %lld", op,
+                                name, i, (int)offsets[i], (long long)extent);
     return TE_OK;
 }
 
@@ -88,9 +91,10 @@ te_status te_attention_check(te_exec *exec, const char *op, const te_attention *
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
     if (!a->cu_seqlens_q && !a->cu_seqlens_kv) return TE_OK;
     if (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
-                            (long long)a->q.shape[0], a->n_seqs);
+        return te_exec_fail(
+            exec, TE_ERROR_ARGUMENT,
+            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
+            (long long)a->q.shape[0], a->n_seqs);
     status = check_offsets(exec, op, "cu_seqlens_q", a->cu_seqlens_q, a->n_seqs, a->q.shape[2]);
     if (status != TE_OK) return status;
     return check_offsets(exec, op, "cu_seqlens_kv", a->cu_seqlens_kv, a->n_seqs, a->k.shape[2]);
@@ -98,7 +102,10 @@ te_status te_attention_check(te_exec *exec, const char *op, const te_attention *
 
 /* --- sequences -------------------------------------------------------------------------------------------------- */
 
-int64_t te_attention_seq_count(const te_attention *a) { return a->cu_seqlens_q ? (int64_t)a->n_seqs + 2 : a->q.shape[0]; }
+int64_t te_attention_seq_count(const te_attention *a)
+{
+    return a->cu_seqlens_q ? (int64_t)a->n_seqs + 2 : a->q.shape[0];
+}
 
 te_attention_seq te_attention_seq_at(const te_attention *a, int64_t index)
 {
@@ -165,7 +172,8 @@ te_status te_cpu_attention(te_exec *exec, const te_attention *a)
     const te_attention_blocks *blocks = te_attention_blocks_of(exec, a->q.dtype);
     int threads = te_attention_work(a) < SERIAL_WORK ? 1 : exec->threads;
     int64_t size = TE_ATTENTION_QUERIES;
-    while (size > TE_ATTENTION_KEYS && threads > 1 && list_blocks(a, size, NULL) * heads < 4 * (int64_t)threads) size /= 2;
+    while (size > TE_ATTENTION_KEYS && threads > 1 && list_blocks(a, size, NULL) * heads < 4 * (int64_t)threads)
+        size /= 2;
     int64_t n_blocks = list_blocks(a, size, NULL);
     size_t list_bytes = ((size_t)n_blocks * sizeof(query_block) + 63) & ~(size_t)63;
     size_t task_bytes = (blocks->forward_bytes(a, size < a->q.shape[2] ? size : a->q.shape[2]) + 63) & ~(size_t)63;

@@ -1,10 +1,10 @@
 /* attention.h - how the attention kernels divide their work.
  *
  * The unit of everything is a block of TE_ATTENTION_KEYS keys that starts at a multiple of that number within its
- * sequence. A forward task is some queries of one head: it walks over the key blocks those queries see, keeping per query the
- * running maximum, the sum and the weighted values (online softmax; Milakov and Gimelshein, arXiv:1805.02867, Dao et al.,
- * arXiv:2205.14135). A backward task is some keys of one kv head: it walks over the queries that see them, recomputing the
- * softmax from q, k and lse.
+ * sequence. A forward task is some queries of one head: it walks over the key blocks those queries see, keeping per
+ * query the running maximum, the sum and the weighted values (online softmax; Milakov and Gimelshein, arXiv:1805.02867,
+ * Dao et al., arXiv:2205.14135). A backward task is some keys of one kv head: it walks over the queries that see them,
+ * recomputing the softmax from q, k and lse.
  *
  *              keys                 A row of scores is cut at the same keys whatever else shares the task, so which
  *            0  64 128 192          queries a forward task holds does not change a bit. In backward, dk and dv have one
@@ -14,10 +14,10 @@
  *          |   |   | \ |   |        Both give the same bits. So results do not depend on the number of threads.
  *          +---+---+---+---+
  *
- * Masks are windows: what a query sees is one range of keys, and the ranges move monotonically with the query. Blocks and
- * tiles outside are never computed. Entries of a tile outside have weight zero; a value or key that is not finite must
- * not get through by 0 * inf, so a block that is partly masked and holds such numbers is multiplied row by row, each row
- * over its exact range.
+ * Masks are windows: what a query sees is one range of keys, and the ranges move monotonically with the query. Blocks
+ * and tiles outside are never computed. Entries of a tile outside have weight zero; a value or key that is not finite
+ * must not get through by 0 * inf, so a block that is partly masked and holds such numbers is multiplied row by row,
+ * each row over its exact range.
  *
  * The loops are templates over the arithmetic (float, double), compiled per instruction set in isa/attention_blocks.c.
  */
@@ -54,8 +54,10 @@ typedef struct te_attention_keys {
 typedef struct te_attention_blocks {
     size_t element; /* of the arithmetic, in bytes */
     size_t (*forward_bytes)(const te_attention *a, int64_t queries);
-    size_t (*backward_bytes)(const te_attention_grad *g, int64_t queries, int64_t keys, bool whole); /* whole: dq_part NULL */
-    void (*forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end, void *scratch);
+    size_t (*backward_bytes)(const te_attention_grad *g, int64_t queries, int64_t keys,
+                             bool whole); /* whole: dq_part NULL */
+    void (*forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
+                    void *scratch);
     void (*backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch);
     /* dq of rows first … end of a head from its parts, `part_stride` elements apart, each for `chunk` keys. */
     void (*sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,

@@ -1,5 +1,5 @@
-/* attention_backward.c - the gradient of attention over threads: tasks are kv heads, or chunks of their keys where there
- * are fewer heads than threads can use. attention.h explains why the two give the same bits. */
+/* attention_backward.c - the gradient of attention over threads: tasks are kv heads, or chunks of their keys where
+ * there are fewer heads than threads can use. attention.h explains why the two give the same bits. */
 #include "attention.h"
 
 #include "copy.h"
@@ -40,8 +40,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
         char text[160], expected[160];
         if (!fits || !ok)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                                "attention backward: %s %s must be %s with unit stride and the dtype of q (or float32)", names[i],
-                                te_view_text(views[i], text), te_view_text(like[i], expected));
+                                "attention backward: %s %s must be %s with unit stride and the dtype of q (or float32)",
+                                names[i], te_view_text(views[i], text), te_view_text(like[i], expected));
     }
     if (!te_view_present(&a->lse) || !te_view_present(&a->out))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: out and lse of the forward pass are needed");
@@ -65,7 +65,8 @@ static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *
     p->threads = te_attention_work(a) < SERIAL_WORK ? 1 : exec->threads;
     p->part_stride = a->q.shape[0] * a->q.shape[2] * p->heads * te_attention_pad(a->q.shape[3]);
     double bytes = (double)p->part_stride * (double)p->chunks * (double)p->blocks->element;
-    p->split = p->seqs * p->kv_heads < 2 * (int64_t)p->threads && p->chunks > 1 && p->threads > 1 && bytes < max_parts_bytes;
+    p->split =
+        p->seqs * p->kv_heads < 2 * (int64_t)p->threads && p->chunks > 1 && p->threads > 1 && bytes < max_parts_bytes;
     p->parts_bytes = p->split ? ((size_t)bytes + 63) & ~(size_t)63 : 0;
     int64_t keys = p->split || p->heads == p->kv_heads ? p->chunk : p->longest_kv; /* of dk and dv at a time */
     p->task_bytes = (p->blocks->backward_bytes(g, p->longest_q, keys, !p->split) + 63) & ~(size_t)63;

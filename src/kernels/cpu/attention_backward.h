@@ -5,8 +5,8 @@
  *
  *      dv = (P Z)^T do        dP = do v^T        dS = P (Z dP - D)        dq = scale dS k        dk = scale dS^T q
  *
- * A task visits its blocks of keys, and for each the blocks of queries that see it. q is scaled when it is loaded, so dk
- * needs no further factor; dq gets it when it is written.
+ * A task visits its blocks of keys, and for each the blocks of queries that see it. q is scaled when it is loaded, so
+ * dk needs no further factor; dq gets it when it is written.
  */
 
 typedef struct T(backward_state) {
@@ -23,8 +23,8 @@ typedef struct T(backward_state) {
     REAL   *dq, *dq_sum;       /* [n_q, dim]: of the chunk at hand, of the chunks before */
 } T(backward_state);
 
-static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad *g, int64_t queries, int64_t keys, bool whole,
-                                   REAL *base)
+static int64_t T(backward_layout)(T(backward_state) * s, const te_attention_grad *g, int64_t queries, int64_t keys,
+                                  bool whole, REAL *base)
 {
     const te_attention *a = &g->forward;
     s->g = g;
@@ -76,8 +76,8 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
 }
 
 /* From scores in p and do v^T in ds to P Z in p and dS in ds, one row of a tile. */
-static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64_t query, int64_t key, int low, int high,
-                            T(tile_range) range)
+static void T(backward_row)(const T(backward_state) * s, REAL *p, REAL *ds, int64_t query, int64_t key, int low,
+                            int high, T(tile_range) range)
 {
     const te_attention *a = &s->g->forward;
     const te_attention_seq *seq = &s->keys->seq;
@@ -100,8 +100,8 @@ static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64
 }
 
 /* Scores, P and dS of the block, tile by tile, and each tile's share of dq. */
-static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges, int64_t query, int queries, int64_t key,
-                               bool exact)
+static void T(backward_scores)(T(backward_state) * s, const block_ranges *ranges, int64_t query, int queries,
+                               int64_t key, bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     const te_attention *a = &s->g->forward;
@@ -111,28 +111,31 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
         T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
         if (range.low >= range.high) continue;
         REAL *p = s->p + at * KEYS, *ds = s->ds + at * KEYS;
-        T(gemm)(rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS, range.columns,
-                a->q.shape[3], false);
+        T(gemm)
+        (rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS, range.columns,
+         a->q.shape[3], false);
         T(gemm)(rows, ds + range.column, KEYS, s->dout + at * s->dim_v, s->dim_v, s->v_packed + range.column, KEYS,
                 range.columns, a->v.shape[3], false);
         for (int r = 0; r < rows; r++)
-            T(backward_row)(s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r], ranges->high[at + r],
-                            range);
-        T(gemm)(rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim, s->dim,
-                range.high - range.low, true);
+            T(backward_row)
+            (s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r], ranges->high[at + r], range);
+        T(gemm)
+        (rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim, s->dim,
+         range.high - range.low, true);
     }
 }
 
 /* The block's share of dk and dv, by tiles of keys: the queries that see some key of a tile are one range. */
-static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, int queries, REAL *dk, REAL *dv, int keys,
-                             bool exact)
+static void T(backward_keys)(T(backward_state) * s, const block_ranges *ranges, int queries, REAL *dk, REAL *dv,
+                             int keys, bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
     for (int key = 0; key < keys; key += step) {
         int rows = keys - key < step ? keys - key : step, first = 0, end = queries;
         while (first < end && (ranges->high[first] <= key || ranges->low[first] >= ranges->high[first])) first++;
-        while (first < end && (ranges->low[end - 1] >= key + rows || ranges->low[end - 1] >= ranges->high[end - 1])) end--;
+        while (first < end && (ranges->low[end - 1] >= key + rows || ranges->low[end - 1] >= ranges->high[end - 1]))
+            end--;
         if (first == end) continue;
         T(gemm_transposed)(rows, dv + key * s->dim_v, s->dim_v, s->p + first * KEYS + key, s->dout + first * s->dim_v,
                            s->dim_v, s->dim_v, end - first);
@@ -179,7 +182,8 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
     }
 }
 
-/* Keys chunk … chunk_end against the head: dk and dv are added to, dq of the chunk is made and goes to its part or sum. */
+/* Keys chunk … chunk_end against the head: dk and dv are added to, dq of the chunk is made and goes to its part or sum.
+ */
 static void T(backward_chunk)(T(backward_state) *s, int64_t chunk, int64_t chunk_end)
 {
     const te_attention_seq *seq = &s->keys->seq;
@@ -232,7 +236,8 @@ static void T(backward)(const te_attention_grad *g, const te_attention_keys *key
 {
     T(backward_state) s;
     int64_t group = g->forward.q.shape[1] / g->forward.k.shape[1];
-    T(backward_layout)(&s, g, keys->seq.n_q, group == 1 ? keys->chunk : keys->key_end - keys->key_first, !keys->dq_part, scratch);
+    T(backward_layout)
+    (&s, g, keys->seq.n_q, group == 1 ? keys->chunk : keys->key_end - keys->key_first, !keys->dq_part, scratch);
     s.keys = keys;
     s.base = keys->key_first;
     for (int64_t i = 0; i < group; i++) T(backward_head)(&s, i, group);

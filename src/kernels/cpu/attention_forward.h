@@ -1,8 +1,8 @@
 /* attention_forward.h - out and lse of some queries of one head (a template; see attention_loops.h).
  *
- * Per block of keys: k is packed transposed, v is packed; then tiles of queries go from scores to weights to weighted values
- * while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where masks cut
- * through it, tiles are low, so that little is computed in vain.
+ * Per block of keys: k is packed transposed, v is packed; then tiles of queries go from scores to weights to weighted
+ * values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where
+ * masks cut through it, tiles are low, so that little is computed in vain.
  */
 
 /* Per-thread memory of one task, all carved from one block of scratch. */
@@ -64,8 +64,8 @@ static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t r
 
 /* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
  * sequence. */
-static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t query, int64_t key, const block_ranges *ranges,
-                            int at, bool exact)
+static void T(forward_tile)(T(forward_state) * s, int64_t row, int rows, int64_t query, int64_t key,
+                            const block_ranges *ranges, int at, bool exact)
 {
     T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
     if (range.low >= range.high) return;
@@ -84,12 +84,14 @@ static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t 
             T(drop)(p + range.column, keep, range.columns, s->a->dropout);
         }
         if (exact && low < high)
-            T(gemm)(1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v, s->dim_v,
-                    s->dim_v, high - low, true);
+            T(gemm)
+            (1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v, s->dim_v,
+             s->dim_v, high - low, true);
     }
     if (!exact)
-        T(gemm)(rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS, s->v + range.low * s->dim_v,
-                s->dim_v, s->dim_v, range.high - range.low, true);
+        T(gemm)
+        (rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS, s->v + range.low * s->dim_v,
+         s->dim_v, s->dim_v, range.high - range.low, true);
 }
 
 /* All queries of the task against keys key … key + n of the sequence. */
@@ -128,7 +130,8 @@ static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t 
                       total[i] == 0 ? 0 : 1 / total[i]);
     }
     if (!te_view_present(&a->lse)) return;
-    for (int64_t i = 0; i < end - first; i++) total[i] = total[i] == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total[i]);
+    for (int64_t i = 0; i < end - first; i++)
+        total[i] = total[i] == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total[i]);
     for (int64_t i = 0; i < end - first; i++) {
         void *to = lse_at(a, seq->batch, s->head, seq->q_start + first + i);
         if (a->lse.dtype == TE_F64)
@@ -138,7 +141,8 @@ static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t 
     }
 }
 
-static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end, void *scratch)
+static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
+                       void *scratch)
 {
     T(forward_state) s;
     T(forward_layout)(&s, a, end - first, scratch);

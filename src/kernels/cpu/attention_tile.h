@@ -52,19 +52,21 @@ ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int
                                int64_t b_row, int64_t n, int64_t k, bool accumulate)
 {
     int64_t j = 0;
-    for (; j + 2 * VLEN <= n; j += 2 * VLEN) T(panel_gemm)(2, m, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
+    for (; j + 2 * VLEN <= n; j += 2 * VLEN)
+        T(panel_gemm)(2, m, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
     if (j < n) T(panel_gemm)(1, m, c + j, c_row, a, a_row, a_k, b + j, b_row, k, accumulate);
 }
 
 /* c (+)= a b, a row-major. */
-static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, const REAL *b, int64_t b_row, int64_t n,
-                    int64_t k, bool accumulate)
+static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, const REAL *b, int64_t b_row,
+                    int64_t n, int64_t k, bool accumulate)
 {
     T(any_gemm)(m, c, c_row, a, a_row, 1, b, b_row, n, k, accumulate);
 }
 
 /* c += a^T b, a[k, m] a tile of scores with TE_ATTENTION_KEYS columns. */
-static void T(gemm_transposed)(int m, REAL *c, int64_t c_row, const REAL *a, const REAL *b, int64_t b_row, int64_t n, int64_t k)
+static void T(gemm_transposed)(int m, REAL *c, int64_t c_row, const REAL *a, const REAL *b, int64_t b_row, int64_t n,
+                               int64_t k)
 {
     T(any_gemm)(m, c, c_row, a, 1, TE_ATTENTION_KEYS, b, b_row, n, k, true);
 }
@@ -91,8 +93,8 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
 
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
  * apart, where no hardware prefetcher follows. */
-static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head, int64_t first,
-                         int64_t rows, REAL scale)
+static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head,
+                         int64_t first, int64_t rows, REAL scale)
 {
     enum { AHEAD = 16, LINE = 64 };
     int64_t dim = v->shape[3], row_bytes, used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
@@ -112,8 +114,8 @@ static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, i
 }
 
 /* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
-static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows, const REAL *restrict tile,
-                          int64_t width, REAL scale)
+static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows,
+                          const REAL *restrict tile, int64_t width, REAL scale)
 {
     int64_t dim = v->shape[3], row_bytes;
     char *row = T(rows_at)(v, batch, head, first, &row_bytes);
@@ -166,7 +168,8 @@ static void T(add_bias)(REAL *scores, const te_attention *a, const te_attention_
     for (int j = first; j < end; j++) scores[j] += (REAL)te_load_f64(b->data, b->dtype, offset + j * b->stride[3]);
 }
 
-/* Range of a tile of `rows` rows: the keys some of its rows see, and the columns of scores that hold them. Empty when low
+/* Range of a tile of `rows` rows: the keys some of its rows see, and the columns of scores that hold them. Empty when
+ * low
  * >= high. */
 typedef struct T(tile_range) {
     int low, high, column, columns;

@@ -78,7 +78,8 @@ const char *te_view_text(const te_view *view, char text[static 160])
     return text;
 }
 
-/* A copy after its dimensions are ordered and merged. The last dimension (and `across`, when tiled) are the inner ones. */
+/* A copy after its dimensions are ordered and merged. The last dimension (and `across`, when tiled) are the inner ones.
+ */
 typedef struct copy_plan {
     const te_copy_blocks *blocks;
     te_view               dst, src;  /* equal shapes, dst strides falling */
@@ -175,10 +176,12 @@ static void tile_convert(const copy_plan *plan, char *dst, int64_t dst_stride, c
     for (int64_t at = 0; at < cols; at += HALF) {
         int64_t n = cols - at < HALF ? cols - at : HALF;
         for (int64_t c = 0; c < n; c++)
-            plan->blocks->load[from](loaded + (c * TILE << log2_size), te_element(src, from, (at + c) * src_stride), 1, rows);
+            plan->blocks->load[from](loaded + (c * TILE << log2_size), te_element(src, from, (at + c) * src_stride), 1,
+                                     rows);
         plan->blocks->transpose[log2_size](turned, HALF, loaded, TILE, rows, n);
         for (int64_t r = 0; r < rows; r++)
-            plan->blocks->store[class][to](te_element(dst, to, r * dst_stride + at), 1, turned + (r * HALF << log2_size), 1, n);
+            plan->blocks->store[class][to](te_element(dst, to, r * dst_stride + at), 1,
+                                           turned + (r * HALF << log2_size), 1, n);
     }
 }
 

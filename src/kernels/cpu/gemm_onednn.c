@@ -37,6 +37,8 @@ typedef struct grid {
     int64_t down, across;   /* pieces */
 } grid;
 
+static int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
 /* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. */
 static grid grid_make(const te_gemm_problem *p)
 {
@@ -51,7 +53,7 @@ static grid grid_make(const te_gemm_problem *p)
         else break;
         pieces *= 2;
     }
-    grid g = {.rows = (rows + 15) / 16 * 16, .cols = (cols + 63) / 64 * 64};
+    grid g = {.rows = round_up(rows, 16), .cols = round_up(cols, 64)};
     if (rows == p->m) g.rows = rows;
     if (cols == p->n) g.cols = cols;
     g.down = (p->m + g.rows - 1) / g.rows;
@@ -134,10 +136,10 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
     if (te_view_present(&p->bias) && p->bias.stride[0] != 1 && p->n > 1) return "the bias is strided";
     if (activated && p->accumulate) return "an activation before an accumulation";
     if (p->batches > 1 && (double)p->m * (double)p->n * (double)p->k < BATCH_MACS) return "a batch of small products";
+    grid g = grid_make(p);
     if (!spec_make(p, &spec)) return "a matrix is contiguous along neither side";
     te_gemm_onednn *lib = library_of(exec);
     if (!lib) return "the library does not start";
-    grid g = grid_make(p);
     return find_primitives(exec, lib, p, &g, &spec, found);
 }
 
@@ -231,7 +233,7 @@ static te_status run_job(te_exec *exec, gemm_job *job)
     if (threads < 1 || macs < PIECE_MACS) threads = 1;
     for (int i = 0; i < SHAPES; i++)
         if (job->matmul[i] && job->matmul[i]->scratchpad_bytes > job->scratch_bytes)
-            job->scratch_bytes = (job->matmul[i]->scratchpad_bytes + 4095) & ~(size_t)4095;
+            job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);
     if (!te_gemm_onednn_streams(exec, te_gemm_state_get(exec)->onednn, threads))
         return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads", threads);
     if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes))) return TE_ERROR_MEMORY;

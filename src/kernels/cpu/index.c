@@ -1,8 +1,8 @@
 /* index.c - gather and scatter_add along one dimension.
  *
- * All indices are checked before anything is written. scatter_add gives every slice across `dim` to one thread, which adds
- * in the order of the indices; where there are too few slices, threads own ranges of the target instead. Either way the
- * additions to one element happen in index order, whatever the number of threads.
+ * All indices are checked before anything is written. scatter_add gives every slice across `dim` to one thread, which
+ * adds in the order of the indices; where there are too few slices, threads own ranges of the target instead. Either
+ * way the additions to one element happen in index order, whatever the number of threads.
  */
 #include "copy.h"
 
@@ -65,10 +65,10 @@ static int64_t whole_offset(const walk *w, int64_t r)
     return offset;
 }
 
-#define GATHER_ROW(type)                                                                                              \
-    for (int64_t i = 0; i < w->row; i++)                                                                              \
-        ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                    \
-            ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
+#define GATHER_ROW(type)                                                                                               \
+    for (int64_t i = 0; i < w->row; i++)                                                                               \
+    ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                          \
+        ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
 
 static void gather_row(const walk *w, int64_t r)
 {

@@ -338,13 +338,27 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 #define TE_PLAIN(x, y)   (x)
 #define TE_PRODUCT(x, y) ((x) * (y))
 
-/* add: n elements into the lanes. tree: the first `used` lanes, a power of two, into one number; the others are neutral. */
+/* Lane i of v beside lane i + half. */
+#define TE_UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
+#define TE_UPPER4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7)
+#define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
+#define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+
+/* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
+ * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
-    static void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)              \
+    static inline te_real tree_##name(te_vec h)                                                          \
+    {                                                                                                    \
+        h = JOIN(h, TE_UPPER8(h));                                                                       \
+        h = JOIN(h, TE_UPPER4(h));                                                                       \
+        h = JOIN(h, TE_UPPER2(h));                                                                       \
+        h = JOIN(h, TE_UPPER1(h));                                                                       \
+        return h[0];                                                                                     \
+    }                                                                                                    \
+    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)        \
     {                                                                                                    \
         te_vec *l = (te_vec *)lane;                                                                      \
         te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
-        (void)by;                                                                                        \
         for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
             const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
             (void)u;                                                                                     \
@@ -356,24 +370,24 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
         l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
         TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i]));                                          \
     }                                                                                                    \
-    static te_real tree_##name(te_real *lane, int used)                                                  \
+    static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
-        for (int half = used / 2; half; half /= 2)                                                       \
-            for (int i = 0; i < half; i++) lane[i] = JOIN1(lane[i], lane[i + half]);                     \
-        return lane[0];                                                                                  \
+        const te_vec *l = (const te_vec *)lane;                                                          \
+        return tree_##name(JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3])));                                    \
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
     {                                                                                                    \
-        int    used = columns <= WIDTH ? WIDTH : TE_FOLD_LANES;                                          \
-        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                    \
+        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
             te_real lane[TE_FOLD_LANES];                                                                 \
-            for (int i = 0; i < used; i++) lane[i] = neutral;                                            \
-            if (columns < TE_FOLD_LANES) {                                                               \
-                for (size_t i = 0; i < columns; i++) lane[i] = JOIN1(lane[i], VALUE(s[i], by[i]));       \
+            if (columns <= WIDTH) {                                                                      \
+                _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
+                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i])) : neutral;                \
+                d[r] = tree_##name(*(const te_vec *)lane);                                               \
             } else {                                                                                     \
+                for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
                 add_##name(lane, s, by, columns);                                                        \
+                d[r] = join_##name(lane);                                                                \
             }                                                                                            \
-            d[r] = tree_##name(lane, used);                                                              \
         }                                                                                                \
     }
 
@@ -400,12 +414,12 @@ static void fold_start(te_fold *fold, te_fold_kind kind)
 
 static te_real join_lanes(te_fold *fold, te_fold_kind kind)
 {
-    te_real *lane = (te_real *)fold->lane;
+    const te_real *lane = (const te_real *)fold->lane;
     switch (kind) {
-    case TE_FOLD_SUM: return tree_sum(lane, TE_FOLD_LANES);
-    case TE_FOLD_MAX: return tree_max(lane, TE_FOLD_LANES);
-    case TE_FOLD_MIN: return tree_min(lane, TE_FOLD_LANES);
-    default: return tree_amax(lane, TE_FOLD_LANES);
+    case TE_FOLD_SUM: return join_sum(lane);
+    case TE_FOLD_MAX: return join_max(lane);
+    case TE_FOLD_MIN: return join_min(lane);
+    default: return join_amax(lane);
     }
 }
 

@@ -19,7 +19,7 @@ typedef struct walker {
     int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
     te_fold          *folds, *sums;
     char             *spare;    /* one more register, for what accumulates */
-    char             *kept;
+    char             *kept, *constants;
     size_t            register_bytes, kept_bytes;
     int64_t           at[TE_MAX_DIMS]; /* position in the outer dimensions */
     int64_t           row_number, column;
@@ -39,6 +39,18 @@ static size_t take(size_t *at, size_t bytes)
     return start;
 }
 
+/* Whether tiles all load the same of an input: scales and biases of a row that fits a tile. */
+static bool is_constant(const te_job *job, int input)
+{
+    const te_operand *in = &job->run->inputs[input];
+    bool in_place = job->tile_rows == 1 && in->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
+    if (job->program->input_rates[input] != TE_RATE_ELEM || job->rows <= job->tile_rows || job->tile_columns < job->columns || in_place)
+        return false;
+    for (int d = 0; d < job->n_outer; d++)
+        if (in->stride[job->axis[d]] != 0) return false;
+    return true;
+}
+
 static size_t lay_out(const te_job *job, walker *w, char *base)
 {
     const te_program *p = job->program;
@@ -56,7 +68,10 @@ static size_t lay_out(const te_job *job, walker *w, char *base)
     char *registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
     w->spare = base + take(&at, w->register_bytes);
     w->kept = base + take(&at, (size_t)plan->n_kept * w->kept_bytes);
+    size_t constants = at;
+    for (int i = 0; i < p->n_inputs; i++) at += is_constant(job, i) ? w->register_bytes : 0;
     if (!base) return at;
+    w->constants = base + constants;
     for (int i = 0; i < plan->n_slots; i++) {
         size_t index = (size_t)plan->slots[i].index;
         switch (plan->slots[i].kind) {
@@ -103,6 +118,8 @@ static void bind_operand(const te_job *job, te_bound_operand *bound, const te_op
     bound->dtype = operand->dtype;
     bound->present = operand->data != NULL;
     bound->accumulate = operand->accumulate;
+    bound->constant = false;
+    bound->loaded = 0;
     bound->size = (int64_t)te_dtype_size(operand->dtype);
     for (int d = 0; d < job->n_outer; d++) bound->outer[d] = operand->stride[job->axis[d]] * bound->size;
     bound->column = job->columns == 1 || job->column_axis < 0 ? 1 : operand->stride[job->column_axis];
@@ -119,6 +136,18 @@ static void bind_operands(const te_job *job, walker *w)
     for (int o = 0; o < p->n_outputs; o++) {
         te_rate rate = p->outputs[o].kind == TE_OUT_ELEM ? TE_RATE_ELEM : TE_RATE_ROW;
         bind_operand(job, &w->operands[p->n_inputs + o], &job->run->outputs[o], rate);
+    }
+}
+
+static void place_constants(walker *w)
+{
+    char *place = w->constants;
+    for (int i = 0; i < w->job->program->n_inputs; i++) {
+        if (!is_constant(w->job, i)) continue;
+        w->operands[i].constant = true;
+        for (int s = 0; s < w->plan->n_steps; s++)
+            if (w->plan->steps[s].kind == TE_STEP_LOAD && w->plan->steps[s].operand == i) w->slot[w->plan->steps[s].dst] = place;
+        place += w->register_bytes;
     }
 }
 
@@ -285,6 +314,18 @@ static void step_spread(walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
+static void step_load(walker *w, const te_step *step)
+{
+    te_bound_operand *in = &w->operands[step->operand];
+    char             *src = tile_start(w, in, step->operand);
+    if (in->in_place) {
+        w->slot[step->dst] = src;
+    } else if (!in->constant || in->loaded < w->tile_rows) {
+        load_tile(w, w->slot[step->dst], in, src);
+        in->loaded = w->tile_rows;
+    }
+}
+
 /* The second factor of a sum of products. */
 static const char *factor(const walker *w, const te_step *step) { return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL; }
 
@@ -319,13 +360,7 @@ static void run_step(walker *w, const te_step *step)
     switch ((te_step_kind)step->kind) {
     case TE_STEP_OP: run_op(w, step, n); break;
     case TE_STEP_ROW_OP: run_op(w, step, w->tile_rows); break;
-    case TE_STEP_LOAD: {
-        const te_bound_operand *in = &w->operands[step->operand];
-        char                   *src = tile_start(w, in, step->operand);
-        if (in->in_place) slot[step->dst] = src;
-        else load_tile(w, slot[step->dst], in, src);
-        break;
-    }
+    case TE_STEP_LOAD: step_load(w, step); break;
     case TE_STEP_LOAD_ROW: {
         const te_bound_operand *in = &w->operands[step->operand];
         int64_t stride = w->tile_rows == 1 ? 1 : row_stride(w, in) / in->size;
@@ -496,6 +531,7 @@ void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace,
     w.parts = parts;
     lay_out(job, &w, workspace);
     bind_operands(job, &w);
+    place_constants(&w);
     settle_inputs(&w);
     for (int o = 0; o < job->program->n_outputs; o++) w.direct[o] = direct_allowed(&w, o) ? job->plan->direct[o].slot : -1;
     evaluate_uniform(job, &w);

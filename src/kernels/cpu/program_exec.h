@@ -25,6 +25,8 @@ typedef struct te_bound_operand {
     bool     flat;     /* the elements of a tile follow one another */
     bool     in_place; /* and are values as the program computes with */
     bool     accumulate;
+    bool     constant; /* every row is the same and fits a tile: loaded once, into a place of its own */
+    size_t   loaded;   /* rows of it that lie there */
     int64_t  size;                  /* of an element */
     int64_t  column;                /* stride in elements */
     int64_t  outer[TE_MAX_DIMS];    /* per outer dimension; the last one steps to the next row of a tile */

@@ -111,7 +111,8 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     bool fits = src->ndim > 0 && index->ndim == src->ndim - 1 && index->dtype == TE_I64;
     for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
     if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: index must be int64 %s without the last dimension, not %s",
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "arg_reduce: index must be int64 %s without the last dimension, not %s",
                             te_view_text(src, a), te_view_text(index, b));
     int64_t rows = row_count(src), n = row_length(src);
     if (rows > 0 && n == 0)
@@ -149,7 +150,8 @@ static void sift_down(candidate *heap, int64_t n, int64_t i)
 }
 
 /* Leaves the k best of a row in heap, best first. */
-static void topk_row(const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row, bool largest)
+static void topk_row(const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row,
+                     bool largest)
 {
     uint64_t keys[TE_COPY_BLOCK];
     int64_t n = row_length(src);
@@ -227,7 +229,8 @@ static void cumsum_row(const te_copy_blocks *blocks, const te_view *dst, const t
     char *to = row_at(dst, row);
     for (int64_t done = 0; done < n; done += TE_COPY_BLOCK) {
         int64_t m = n - done < TE_COPY_BLOCK ? n - done : TE_COPY_BLOCK, at = reverse ? n - done - m : done;
-        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * row_stride(src)), src->dtype, row_stride(src), m);
+        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * row_stride(src)), src->dtype,
+                   row_stride(src), m);
         for (int64_t j = 0; j < m; j++) {
             int64_t i = reverse ? m - 1 - j : j;
             if (integer)
@@ -235,7 +238,8 @@ static void cumsum_row(const te_copy_blocks *blocks, const te_view *dst, const t
             else
                 values.d[i] = sum += values.d[i];
         }
-        te_convert(blocks, te_element(to, dst->dtype, at * row_stride(dst)), dst->dtype, row_stride(dst), &values, type, 1, m);
+        te_convert(blocks, te_element(to, dst->dtype, at * row_stride(dst)), dst->dtype, row_stride(dst), &values, type,
+                   1, m);
     }
 }
 
@@ -256,8 +260,9 @@ te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, b
 
 /* --- multinomial ------------------------------------------------------------------------------------------------ */
 
-/* The weights of a row are the leaves of a binary tree of sums, tree[1] the root, tree[leaves + i] weight i. Each draw walks
- * down from the root; a drawn weight becomes 0 and the sums above it are made anew, so that nothing remains of it. */
+/* The weights of a row are the leaves of a binary tree of sums, tree[1] the root, tree[leaves + i] weight i. Each draw
+ * walks down from the root; a drawn weight becomes 0 and the sums above it are made anew, so that nothing remains of
+ * it. */
 typedef struct weight_tree {
     double *sums;
     int64_t leaves; /* a power of two, at least the row's length */

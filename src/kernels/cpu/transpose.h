@@ -1,5 +1,5 @@
-/* transpose.h - square blocks of 32-bit elements turned in registers: the largest that the instruction set of the including
- * file (in isa/) has. TE_TRANSPOSE is the side of the block, 0 where there is none. */
+/* transpose.h - square blocks of 32-bit elements turned in registers: the largest that the instruction set of the
+ * including file (in isa/) has. TE_TRANSPOSE is the side of the block, 0 where there is none. */
 #ifndef TE_KERNELS_CPU_TRANSPOSE_H
 #define TE_KERNELS_CPU_TRANSPOSE_H
 
@@ -29,8 +29,10 @@ static inline void te_transpose_block(float *out, int64_t out_row, const float *
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) { /* a 4 x 4 transpose of the quarters */
-        __m512 even_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88), odd_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
-        __m512 even_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88), odd_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
+        __m512 even_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0x88),
+               odd_low = _mm512_shuffle_f32x4(a[c], a[c + 4], 0xdd);
+        __m512 even_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0x88),
+               odd_high = _mm512_shuffle_f32x4(a[c + 8], a[c + 12], 0xdd);
         _mm512_storeu_ps(out + c * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
         _mm512_storeu_ps(out + (c + 4) * out_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
         _mm512_storeu_ps(out + (c + 8) * out_row, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));

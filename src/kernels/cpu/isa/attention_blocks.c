@@ -14,16 +14,19 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Where the masks of a block put its rows: query i of the block sees keys low[i] … high[i], counted within the block. */
+/* Where the masks of a block put its rows: query i of the block sees keys low[i] … high[i], counted within the block.
+ */
 typedef struct block_ranges {
     int  low[TE_ATTENTION_KEYS], high[TE_ATTENTION_KEYS];
     bool whole; /* every query sees every key of a full block */
 } block_ranges;
 
 /* Ranges move monotonically, so the first and the last query tell whether the block is whole. */
-static void find_ranges(block_ranges *ranges, const te_attention_seq *seq, int64_t query, int queries, int64_t key, int keys)
+static void find_ranges(block_ranges *ranges, const te_attention_seq *seq, int64_t query, int queries, int64_t key,
+                        int keys)
 {
-    ranges->whole = keys == TE_ATTENTION_KEYS && te_attention_first_key(seq, query + queries - 1, key, key + keys) == key &&
+    ranges->whole = keys == TE_ATTENTION_KEYS &&
+                    te_attention_first_key(seq, query + queries - 1, key, key + keys) == key &&
                     te_attention_end_key(seq, query, key, key + keys) == key + keys;
     for (int i = 0; i < queries; i++) {
         ranges->low[i] = ranges->whole ? 0 : (int)(te_attention_first_key(seq, query + i, key, key + keys) - key);
@@ -39,8 +42,8 @@ static inline void *lse_at(const te_attention *a, int64_t batch, int64_t head, i
 }
 
 /* keep[j] is 1, or 0 where the generator drops entry (query, key + j) of the sequence. */
-static void dropout_row(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t query, int64_t key, int n,
-                        float *keep)
+static void dropout_row(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t query, int64_t key,
+                        int n, float *keep)
 {
     int64_t row = (seq->batch * a->q.shape[1] + head) * a->q.shape[2] + seq->q_start + query;
     uint64_t element = (uint64_t)(row * a->k.shape[2] + seq->kv_start + key);

@@ -110,9 +110,9 @@ DEFINE_MOVE(uint16_t)
 DEFINE_MOVE(uint32_t)
 DEFINE_MOVE(uint64_t)
 
-/* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once. Where turning
- * needs the vectors whole, a square is read into a small one, turned there, and written from a second one; then lines of
- * rows that are a large power of two apart cannot throw each other out of the cache. */
+/* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once. Where
+ * turning needs the vectors whole, a square is read into a small one, turned there, and written from a second one; then
+ * lines of rows that are a large power of two apart cannot throw each other out of the cache. */
 #define DEFINE_TRANSPOSE(type, SQUARE)                                                                                 \
     static void transpose_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,     \
                                  int64_t cols)                                                                         \
@@ -125,7 +125,8 @@ DEFINE_MOVE(uint64_t)
             for (int64_t c = 0; c < full_cols; c += SIDE)                                                              \
                 SQUARE(type, d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride)                   \
         for (int64_t r = 0; r < rows; r++)                                                                             \
-            for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r]; \
+            for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++)                                             \
+                d[r * dst_stride + c] = s[c * src_stride + r];                                                         \
     }
 
 #define DIRECT_SQUARE(type, d, dst_stride, s, src_stride)                                            \
@@ -211,8 +212,16 @@ DEFINE_TRANSPOSE(uint8_t, DIRECT_SQUARE)
 DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
 
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
-    .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
-             [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_u8, [TE_F8E4M3] = load_e4m3, [TE_F8E5M2] = load_e5m2},
+    .load = {[TE_F32] = load_f32,
+             [TE_BF16] = load_bf16,
+             [TE_F16] = load_f16,
+             [TE_F64] = load_f64,
+             [TE_I64] = load_i64,
+             [TE_I32] = load_i32,
+             [TE_U8] = load_u8,
+             [TE_BOOL] = load_u8,
+             [TE_F8E4M3] = load_e4m3,
+             [TE_F8E5M2] = load_e5m2},
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},

@@ -1,0 +1,157 @@
+--- The executable: options, scripts, exit statuses, messages.
+
+local te = require "te"
+
+local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
+
+-- Runs a command line of the shell; output, errors and exit status.
+local function shell(command, input)
+    local out, err, source = os.tmpname(), os.tmpname(), os.tmpname()
+    local file = io.open(source, "wb")
+    file:write(input or "")
+    file:close()
+    local status = os.execute(("{ %s\n} >%s 2>%s <%s"):format(command, out, err, source))
+    local function take(path)
+        local f = io.open(path, "rb")
+        local text = f:read("*a")
+        f:close()
+        os.remove(path)
+        return text
+    end
+    os.remove(source)
+    return take(out), take(err), status > 255 and status / 256 or status
+end
+
+-- Runs the executable.
+local function run(arguments, input) return shell(("'%s' %s"):format(TETRAIN, arguments), input) end
+
+local function script(text)
+    local path = os.tmpname() .. ".lua"
+    local file = io.open(path, "wb")
+    file:write(text)
+    file:close()
+    finally(function() os.remove(path) end)
+    return path
+end
+
+describe("tetrain", function()
+    it("runs code, modules, scripts and standard input", function()
+        assert.equal("3\n", (run [[-e 'print(1 + 2)']]))
+        assert.equal("3\n", (run [[-l te.options -e 'print(options and 3)']]))
+        assert.equal("2 a b\n", (run(script("print(select('#', ...), ...)") .. " a b"):gsub("\t", " ")))
+        assert.equal("x y\n", (run(script("print(arg[1] .. ' ' .. arg[2])") .. " x y")))
+        assert.equal("hello\n", (run("-", "print('hello')")))
+        assert.equal("hello\n", (run("", "print('hello')")))
+        assert.equal("true\n", (run(script("print(arg[0]:find('%.lua$') ~= nil)"))))
+    end)
+
+    it("says its version and options", function()
+        assert.equal("tetrain " .. te.version .. "\n", (run "--version"))
+        assert.is_truthy(run("--help"):find("--threads", 1, true))
+    end)
+
+    it("ends with 2 for a wrong command line", function()
+        for _, wrong in ipairs { "--no-such-option", "-x", "--threads=x", "--threads", "--seed=-1", "-e" } do
+            local _, err, status = run(wrong)
+            assert.equal(2, status, wrong)
+            assert.is_truthy(err:find("tetrain: ", 1, true))
+        end
+    end)
+
+    it("ends with 1 when a script fails, with a traceback of Lua functions", function()
+        local _, err, status = run(script("local function f() error('oops') end\nlocal function g() f() return 1 end\ng()"))
+        assert.equal(1, status)
+        assert.is_truthy(err:find("^tetrain: [^\n]*%.lua:1: oops\nstack traceback:"))
+        assert.is_truthy(err:find("in function 'g'", 1, true))
+        assert.is_nil(err:find("[C]", 1, true))
+        _, err, status = run("/no/such/script.lua")
+        assert.equal(1, status)
+        assert.is_truthy(err:find("/no/such/script.lua", 1, true))
+        _, _, status = run(script("local x = = 1"))
+        assert.equal(1, status)
+        _, err = run [[-e 'error(setmetatable({}, {__tostring = function() return "odd" end}))']]
+        assert.equal("tetrain: odd\n", err)
+        _, err, status = run [[-e 'error()']]
+        assert.equal("", err)
+        assert.equal(1, status)
+    end)
+
+    it("shows where an error inside a scope came from", function()
+        local _, err = run(script("local te = require 'te'\nlocal function deep() error('low') end\n"
+            .. "te.no_grad(function() deep() return 1 end)"))
+        assert.is_truthy(err:find("in function 'deep'", 1, true))
+    end)
+
+    it("ends with what the script passes to os.exit", function()
+        for code = 0, 255, 51 do
+            local _, _, status = run(("-e 'os.exit(%d)'"):format(code))
+            assert.equal(code, status)
+        end
+        local out = run [[-e 'io.write("written"); os.exit(3)']]
+        assert.equal("written", out)
+    end)
+
+    it("passes device, threads and seed on", function()
+        assert.equal("1\n", (run [[--threads 1 -e 'print(require("te").get_num_threads())']]))
+        local a = run [[--seed 5 -e 'print(require("te").rand(3))']]
+        assert.equal(a, (run [[--seed=5 -e 'print(require("te").rand(3))']]))
+        assert.are_not.equal(a, (run [[--seed=6 -e 'print(require("te").rand(3))']]))
+        local _, err, status = run [[--device cuda -e '']]
+        assert.equal(1, status)
+        assert.is_truthy(err:find("no CUDA module", 1, true))
+        assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))
+    end)
+
+    it("finds its own scripts by name", function()
+        if not te._core.stat(TETRAIN:match("^(.*)/") .. "/../scripts/train_gpt.lua") then
+            pending("the executable does not stand beside its scripts")
+        end
+        local out, _, status = run "train_gpt.lua --help"
+        assert.equal(0, status)
+        assert.is_truthy(out:find("--preset", 1, true))
+    end)
+
+    it("has a prompt", function()
+        local out, err, status = run("-i", "1 + 1\nx = 5\nfor i = 1, 2 do\nprint(i * x)\nend\nnil + 1\nte.zeros(2)\n")
+        assert.equal(0, status)
+        for _, expected in ipairs { "> 2\n", "5\n10\n", "float32 tensor {2}\n{0, 0}\n" } do
+            assert.is_truthy(out:find(expected, 1, true), out)
+        end
+        assert.is_truthy(err:find("attempt to perform arithmetic on a nil value", 1, true))
+    end)
+
+    it("takes no bytecode", function()
+        local out = run [[-e 'print(load(string.dump(function() end))) print(loadstring(string.dump(function() end)))']]
+        assert.equal(2, select(2, out:gsub("attempt to load chunk with wrong mode", "")))
+        local path = script(string.dump(function() end))
+        local _, err, status = run(path)
+        assert.equal(1, status)
+        assert.is_truthy(err:find("wrong mode", 1, true))
+    end)
+
+    -- Runs a script in the background and signals it once it has called ready(...).
+    local function run_and_signal(text, signal)
+        local ready = os.tmpname()
+        os.remove(ready)
+        local path = script("local te = require 'te'\nlocal function ready(name) io.open(name, 'wb'):close() end\n" .. text)
+        local out, err, status = shell(("'%s' %s %s & pid=$!; i=0; while [ ! -e %s ] && [ $i -lt 200 ]; do sleep 0.05; i=$((i+1)); done; "
+            .. "kill -%s $pid; wait $pid"):format(TETRAIN, path, ready, ready, signal))
+        os.remove(ready)
+        return out, err, status
+    end
+
+    it("is interrupted by a signal", function()
+        local _, err, status = run_and_signal("local x = te.ones(10)\nready(...)\nwhile true do x = x + 1 end", "INT")
+        assert.is_truthy(err:find("interrupted", 1, true), err)
+        assert.equal(130, status)
+        _, err, status = run_and_signal("ready(...)\nwhile true do pcall(function() while true do te.ones(3):sum() end end) end", "TERM")
+        assert.is_truthy(err:find("interrupted", 1, true), err)
+        assert.equal(130, status)
+    end)
+
+    it("lets a script finish that listens", function()
+        local text = "te._core.interrupt_flag()\nready(...)\nwhile not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"
+        local _, _, status = run_and_signal(text, "TERM")
+        assert.equal(75, status)
+    end)
+end)

@@ -1,0 +1,159 @@
+--- Any call with any arguments ends in a result or an error, never in a crash: random values of every kind thrown at every
+--- function and method.
+
+local te = require "te"
+
+math.randomseed(12345)
+local random = math.random
+local function nothing() end
+
+local released = te.ones(3)
+released:release()
+
+local numbers = { 0, 1, -1, 2, 3, 0.5, 1e300, -1e300, 0 / 0, 1 / 0, -1 / 0, 2 ^ 31, 2 ^ 40, 2 ^ 53, 2 ^ 62, -2 ^ 63 }
+local words = { "", "x", "float32", "int64", "bool", "cpu", "cuda:99", "mean", ("y"):rep(5000), "a\0b" }
+local dtypes = { "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" }
+local shapes = { {}, { 0 }, { 1 }, { 3 }, { 2, 3 }, { 0, 4 }, { 2, 1, 3 }, { 1, 1, 1, 1, 1, 1, 1, 1 }, { 3, 4 }, { 4, 3 } }
+
+local function any_tensor()
+    local x = te.rand(shapes[random(#shapes)]):to(dtypes[random(#dtypes)])
+    if random(4) == 1 and x:dim() > 1 then x = x:transpose() end
+    if random(4) == 1 and x.dtype:find("^float") then pcall(function() x.requires_grad = true end) end
+    return x
+end
+
+local function any_value(depth)
+    local kind = random(12)
+    if kind <= 4 then
+        local ok, x = pcall(any_tensor)
+        return ok and x or 1
+    end
+    if kind <= 6 then return numbers[random(#numbers)] end
+    if kind == 7 then return words[random(#words)] end
+    if kind == 8 then return random(2) == 1 end
+    if kind == 9 then return nil end
+    if kind == 10 then return random(2) == 1 and released or nothing end
+    local t = {}
+    if depth < 2 then
+        for i = 1, random(4) - 1 do t[i] = any_value(depth + 1) end
+        if random(3) == 1 then t[({ "dim", "dtype", "p", "keepdim", "shape", "reduction", "device" })[random(7)]] = any_value(depth + 1) end
+    end
+    return t
+end
+
+-- Functions that change what other specs rely on, or whose effect lies outside.
+local spared = { manual_seed = true, rng_state = true, set_num_threads = true, save = true, load = true, from_file = true,
+    no_grad = true, enable_grad = true, autocast = true, checkpoint = true, gradcheck = true, empty_cache = true }
+
+local function names_of(t, accept)
+    local names = {}
+    for name, value in pairs(t) do
+        if type(value) == "function" and accept(name) then names[#names + 1] = name end
+    end
+    table.sort(names)
+    return names
+end
+
+local function call(fn)
+    local args = {}
+    for i = 1, 6 do args[i] = any_value(0) end
+    local ok, problem = pcall(fn, unpack(args, 1, random(6)))
+    assert.is_true(ok or problem ~= nil)
+end
+
+describe("random arguments", function()
+    local ROUNDS = tonumber(os.getenv("TE_FUZZ_ROUNDS")) or 60
+
+    it("for every function", function()
+        local names = names_of(te, function(name) return not spared[name] end)
+        assert.is_true(#names > 80)
+        for _, name in ipairs(names) do
+            for _ = 1, ROUNDS do call(te[name]) end
+        end
+    end)
+
+    it("for every method and operator", function()
+        local methods = te._core.tensor_methods
+        for _, name in ipairs(names_of(methods, function(name) return name ~= "release" end)) do
+            for _ = 1, ROUNDS do
+                local x = any_tensor()
+                call(function(...) return x[name](x, ...) end)
+            end
+        end
+        local meta = te._core.tensor_metatable
+        for _, name in ipairs(names_of(meta, function(name) return name ~= "__gc" end)) do
+            for _ = 1, ROUNDS do call(meta[name]) end
+        end
+    end)
+
+    it("for the inside of the library", function()
+        local quiet = { clock = true, sleep = true, mkdir = true, list_dir = true, stat = true, safetensors_write = true, safetensors_read = true,
+            set_grad_enabled = true, set_compute_dtype = true, interrupt_flag = true }
+        for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do
+            for _ = 1, ROUNDS do call(te._core[name]) end
+        end
+    end)
+end)
+
+describe("hostile scripts", function()
+    it("cannot forge tensors", function()
+        local meta = debug.getmetatable(te.ones(1))
+        local fake = newproxy(true)
+        assert.is_false(pcall(te.sum, debug.setmetatable(fake, meta)))
+        assert.is_false(pcall(te.sum, debug.setmetatable(io.tmpfile(), meta)))
+        assert.equal("te.Tensor", getmetatable(te.ones(1)))
+    end)
+
+    it("may call finalizers by hand", function()
+        local x = te.ones(3)
+        local gc = debug.getmetatable(x).__gc
+        gc(x)
+        gc(x)
+        gc(3)
+        gc()
+        assert.error_matches(function() return x + 1 end, "released")
+    end)
+
+    it("may release and collect in the middle of an operation", function()
+        local x = te.ones(1000)
+        local y = te._core.custom(function(_, a)
+            a:release()
+            collectgarbage()
+            return te.ones(2)
+        end, function() end, x)
+        assert.same({ 1, 1 }, y:totable())
+        assert.error_matches(function() x:sum() end, "released")
+    end)
+
+    it("may use tensors in finalizers", function()
+        local results = 0
+        for _ = 1, 50 do
+            local proxy = newproxy(true)
+            getmetatable(proxy).__gc = function() results = results + te.ones(100):sum():item() end
+        end
+        collectgarbage()
+        collectgarbage()
+        assert.is_true(results > 0)
+    end)
+
+    it("may throw from backward and go on", function()
+        local x = te.ones({ 3 }, { requires_grad = true })
+        for i = 1, 20 do
+            local y = te._core.custom(function(_, a) return a * 2 end, function() error(i) end, x)
+            assert.is_false(pcall(function() te.sum(y * x):backward() end))
+        end
+        te.sum(x * 2):backward()
+        assert.is_not_nil(x.grad)
+    end)
+
+    it("may run operations in coroutines that die", function()
+        for _ = 1, 20 do
+            local co = coroutine.create(function(x) coroutine.yield(te.sum(x)) error("end") end)
+            local _, y = coroutine.resume(co, te.ones({ 3 }, { requires_grad = true }))
+            coroutine.resume(co)
+            co = nil
+            collectgarbage()
+            y:backward()
+        end
+    end)
+end)

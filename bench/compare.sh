@@ -5,6 +5,7 @@
 #                                             [--threads=2] [--keep=NAME]
 #
 # The first time it looks for PyTorch's fastest settings (run_peers.sh, minutes; out/bench/peers.jsonl remembers them).
+# Before it measures, both make five steps from the same weights, and the losses must agree: they do the same work.
 # --keep stores table and figures as bench/results/NAME.txt and .jsonl. BUILD is the build folder, build unless set.
 cd "$(dirname "$0")/.." || exit 1
 configs="char baby gpt2_64 gpt2_256"
@@ -27,9 +28,13 @@ done
 build=${BUILD:-build}
 peers=out/bench/peers.jsonl
 results=out/bench/compare.jsonl
+checks=out/bench/compare-losses.txt
+start=out/bench/start.safetensors
 report() { "${PYTHON:-python3}" bench/peers/report.py "$@"; }
 
 mkdir -p out/bench
+: >"$checks"
+trap 'rm -f "$start"' EXIT
 cmake --build "$build" --target tetrain_executable bench_machine >out/bench/build.log || { cat out/bench/build.log; exit 1; }
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
 "$build/bench_machine" "$threads" 0.5 --json |
@@ -42,13 +47,15 @@ for config in $configs; do
             best=$(report best "$peers" "$config" "$dtype" "$threads") || continue
         fi
         set -- $best
+        step="--config=$config --dtype=$dtype --threads=$threads --json"
+        mine="$build/tetrain bench/train_step.lua $step"
+        theirs="bench/peers/peer.sh $3 $step --mode=$1 --attention=$2"
+        report same "$($mine --runs=2 --seconds=0 --start="$start")" \
+            "$($theirs --runs=2 --seconds=0 --start="$start" 2>/dev/null)" | tee -a "$checks"
         round=0
         while [ $round -lt "$rounds" ]; do
-            "$build/tetrain" bench/train_step.lua --config="$config" --dtype="$dtype" --threads="$threads" \
-                --runs "$runs" --json >>"$results"
-            line=$(bench/peers/peer.sh "$3" --config="$config" --dtype="$dtype" --threads="$threads" --runs="$runs" \
-                --mode="$1" --attention="$2" --json 2>/dev/null)
-            report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$line" "" >>"$results"
+            $mine --runs="$runs" >>"$results"
+            report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$($theirs --runs="$runs" 2>/dev/null)" "" >>"$results"
             round=$((round + 1))
         done
     done
@@ -56,5 +63,5 @@ done
 report table "$results"
 if [ -n "$keep" ]; then
     cp "$results" "bench/results/$keep.jsonl"
-    report table "$results" >"bench/results/$keep.txt"
+    { report table "$results"; cat "$checks"; } >"bench/results/$keep.txt"
 fi

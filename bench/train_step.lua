@@ -3,7 +3,8 @@
 --     tetrain bench/train_step.lua --config=gpt2_64 --dtype=bf16 --threads=2 --runs 9 --json
 --
 -- bench/peers/train_step.py measures the same step of the same model in PyTorch by the same rules. Tokens are random;
--- what they are does not change the work. bf16 keeps float32 weights, gradients and optimizer state.
+-- what they are does not change the work. bf16 keeps float32 weights, gradients and optimizer state. loss_5 is the loss of
+-- the fifth step, by which both can be compared.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
@@ -23,11 +24,18 @@ local command_line = te.train.command_line {
     { "config", "string", "char", choices = { "char", "baby", "gpt2_64", "gpt2_256" }, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
-    { "runs", "size", 9, help = "fewest steps timed" },
+    { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
     { "seconds", "number", 2, min = 0, max = 3600, help = "shortest time measured; short steps run more often" },
+    { "start", "string", help = "file for the weights and tokens, so that the peer can start from the same" },
     { "json", "boolean", false, help = "one JSON object instead of text" },
     { "profile", "boolean", false, help = "the parts of the step too" },
 }
+
+local function save_start(path, model, ids, targets)
+    local tensors = { ids = ids, targets = targets }
+    for name, parameter in model:named_parameters() do tensors[name] = parameter end
+    te.save(path, tensors, {})
+end
 
 local function build_step(o)
     local n_layer, n_head, n_embd, batch, sequence, vocabulary = unpack(CONFIGS[o.config])
@@ -40,7 +48,9 @@ local function build_step(o)
     local targets = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })
     local autocast = { dtype = o.dtype == "bf16" and "bfloat16" or "float32", enabled = o.dtype == "bf16" }
 
-    local bench = { parameters = model:num_parameters(), tokens = batch * sequence }
+    if o.start then save_start(o.start, model, ids, targets) end
+
+    local bench = { parameters = model:num_parameters(), tokens = batch * sequence, losses = {} }
     function bench.step()
         local start = clock()
         local loss = te.autocast(autocast, function()
@@ -48,7 +58,7 @@ local function build_step(o)
             logits:release()
             return loss
         end)
-        bench.loss = loss:item()
+        table.insert(bench.losses, loss:item())
         local forward = clock()
         loss:backward()
         local backward = clock()
@@ -67,7 +77,7 @@ local function report(o, bench, times)
         "parameters", bench.parameters, "steps", times.runs,
         "ms", times.median * 1e3, "ms_min", times.min * 1e3, "ms_max", times.max * 1e3, "cpu_ms", times.cpu * 1e3,
         "forward_ms", parts.forward * 1e3, "backward_ms", parts.backward * 1e3, "optimizer_ms", parts.optimizer * 1e3,
-        "tokens_per_s", bench.tokens / times.median, "loss", bench.loss,
+        "tokens_per_s", bench.tokens / times.median, "loss_5", bench.losses[5],
         "peak_rss_mib", te._core.peak_rss() / mib, "peak_tensors_mib", memory.peak / mib,
         "reserved_mib", memory.reserved / mib,
     }
@@ -89,7 +99,8 @@ te.train.run(function()
     te.set_num_threads(o.threads)
     local bench = build_step(o)
     local times = measure.steps(bench.step, o.runs, o.seconds)
-    if bench.loss - bench.loss ~= 0 then error(("the loss is not finite: %g"):format(bench.loss)) end
+    local loss = bench.losses[#bench.losses]
+    if loss - loss ~= 0 then error(("the loss is not finite: %g"):format(loss)) end
     if o.json then
         print(measure.json(report(o, bench, times)))
     else

@@ -4,6 +4,7 @@
     report.py record CONFIG DTYPE THREADS MODE ATTENTION ALLOCATOR LINE ERROR   a try as a line of JSON
     report.py line                                                    standard input's tries for people
     report.py best FILE CONFIG DTYPE THREADS        mode, attention and allocator of the fastest try
+    report.py same LINE LINE                        whether both systems, started alike, had the same loss
     report.py table FILE                            the comparison, from compare.sh's file
 """
 
@@ -50,6 +51,14 @@ def best(path, config, dtype, threads):
     print(fastest["mode"], fastest["attention"], fastest["allocator"])
 
 
+def same(ours, peer):
+    """Both made five steps from the same weights on the same tokens. bf16 rounds at other places in each."""
+    a, b = json.loads(ours), json.loads(peer)
+    apart = abs(a["loss_5"] - b["loss_5"]) / b["loss_5"]
+    verdict = "the same step" if apart < (1e-4 if a["dtype"] == "fp32" else 1e-2) else "NOT THE SAME STEP"
+    print("%s %s: loss %.5f and %.5f after five steps, %s" % (a["config"], a["dtype"], a["loss_5"], b["loss_5"], verdict))
+
+
 def rounds(entries, system):
     """The entries of one system, one per round."""
     return [e for e in entries if e.get("system") == system and "ms" in e]
@@ -90,7 +99,7 @@ def table(path):
 
 
 if __name__ == "__main__":
-    commands = {"record": record, "line": line, "best": best, "table": table}
+    commands = {"record": record, "line": line, "best": best, "same": same, "table": table}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

@@ -161,7 +161,7 @@ end
 --- Opens a training and a validation part.
 ---@return table set  n_tokens, n_train, n_val, tokenizer (nil for shards), description, train and val loaders
 function data.open(opts)
-    opts = options.check("te.data.open", opts, OPEN, 2)
+    opts = options.check("te.data.open", opts, OPEN)
     local found = find_source(opts)
     local n = length_of(found.train)
     local set = setmetatable({ tokenizer = found.tokenizer, description = found.description, batch = opts.batch,

@@ -7,7 +7,7 @@ local initializers = {}
 
 --- N(mean, std).
 function initializers.normal(mean, std)
-    options.argument("te.initializers.normal", "std", std, { "number", min = 0 }, 2)
+    options.argument("te.initializers.normal", "std", std, { "number", min = 0 })
     return function(t)
         local values = te.randn(t.shape, { device = t.device })
         values:mul_(std)

@@ -10,6 +10,7 @@
 -- of modules and parameters. The array part counts too, which is how containers keep theirs.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 
 local Module = { __name = "Module", is_module = true, training = true }
@@ -41,7 +42,7 @@ end
 --- Makes a class. Metamethods are inherited; everything else is found through the parent.
 ---@param name string
 function Module:extend(name)
-    options.argument("Module:extend", "name", name, { "string" }, 2)
+    options.argument("Module:extend", "name", name, { "string" })
     local class = {}
     for key, value in pairs(self) do
         if type(key) == "string" and key:find("^__") then class[key] = value end
@@ -57,7 +58,7 @@ end
 function Module:init() end
 
 function Module:forward()
-    error(("%s: the class has no forward method"):format(self.__name), 2)
+    fail("%s: the class has no forward method", self.__name)
 end
 
 function Module:__call(...) return self:forward(...) end
@@ -79,7 +80,7 @@ end
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor)
     if not te.is_tensor(tensor) then
-        error(("%s: parameter %s: expected a tensor, got %s"):format(self.__name, tostring(name), type(tensor)), 2)
+        fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
     tensor.requires_grad = true
     self._registered[name] = "parameter"
@@ -193,8 +194,8 @@ end
 ---@param opts table|nil  { strict = true }
 function Module:load_state_dict(state, opts)
     local who = self.__name .. ":load_state_dict"
-    options.argument(who, "state", state, { "table" }, 2)
-    local strict = options.check(who, opts, { strict = { "boolean", true } }, 2).strict
+    options.argument(who, "state", state, { "table" })
+    local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
     local known, names, source, absent, problem = {}, {}, {}, {}, nil
     walk(self, "", function(name, tensor, _, _, _, module)
         known[name] = true
@@ -211,7 +212,7 @@ function Module:load_state_dict(state, opts)
             source[tensor] = given
         end
     end)
-    if problem then error(("%s: %s"):format(who, problem), 2) end
+    if problem then fail("%s: %s", who, problem) end
     if strict then
         local missing, unexpected = {}, {}
         for tensor, name in pairs(absent) do -- a shared tensor may come under any of its names
@@ -220,11 +221,10 @@ function Module:load_state_dict(state, opts)
         for name in pairs(state) do
             if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
         end
-        if #missing > 0 then error(("%s: missing: %s"):format(who, few(missing)), 2) end
+        if #missing > 0 then fail("%s: missing: %s", who, few(missing)) end
         if #unexpected > 0 then
             local near = options.nearest(unexpected[1], names)
-            error(("%s: unexpected: %s%s"):format(who, few(unexpected),
-                near and (" (nearest known: %s)"):format(near) or ""), 2)
+            fail("%s: unexpected: %s%s", who, few(unexpected), near and (" (nearest known: %s)"):format(near) or "")
         end
     end
     te.no_grad(function()

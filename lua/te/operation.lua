@@ -8,6 +8,7 @@
 -- A fused operation stands for several basic ones and owns no state.
 
 local te = require "te"
+local fail = require "te.fail"
 local Module = require "te.module"
 
 local BasicOperation = Module:extend("BasicOperation")
@@ -18,7 +19,7 @@ BasicOperation.num_extra_outputs = 0
 
 local function check_extra_inputs(self, given)
     if given ~= self.num_extra_inputs then
-        error(("%s: takes %d extra inputs, got %d"):format(self.__name, self.num_extra_inputs, given), 3)
+        fail("%s: takes %d extra inputs, got %d", self.__name, self.num_extra_inputs, given)
     end
 end
 
@@ -66,7 +67,7 @@ function FusedOperation:set_basic_ops(...)
     self.num_extra_inputs, self.num_extra_outputs = 0, 0
     for i, op in ipairs(ops) do
         if not Module.is(op, BasicOperation) then
-            error(("%s:set_basic_ops: argument %d is no basic operation"):format(self.__name, i), 2)
+            fail("%s:set_basic_ops: argument %d is no basic operation", self.__name, i)
         end
         self.num_extra_inputs = self.num_extra_inputs + op.num_extra_inputs
         self.num_extra_outputs = self.num_extra_outputs + op.num_extra_outputs

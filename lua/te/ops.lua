@@ -1,6 +1,7 @@
 --- te.ops: the fusible operations, loaded when first used. Each is also te.X.
 
 local te = require "te"
+local fail = require "te.fail"
 local modules = require "te.modules"
 
 return setmetatable({}, {
@@ -10,6 +11,6 @@ return setmetatable({}, {
             ops[name] = te[name]
             return ops[name]
         end
-        error(("te.ops: no operation named %s"):format(tostring(name)), 2)
+        fail("te.ops: no operation named %s", tostring(name))
     end,
 })

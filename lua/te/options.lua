@@ -3,6 +3,8 @@
 -- A declaration is { type, default, min =, max =, choices =, help = }. Types are Lua's own, "integer", "size" (an
 -- integer above 0), and "any". An option without a default may stay nil.
 
+local fail = require "te.fail"
+
 local options = {}
 
 --- The name in the list `known` closest to `name`, nil when none is similar.
@@ -59,23 +61,21 @@ end
 ---@param who string       the function, for messages
 ---@param given table|nil  what the caller passed
 ---@param declared table<string, table>
----@param level integer|nil  as for error, counted from the caller; 1 blames the caller's caller
 ---@return table complete
-function options.check(who, given, declared, level)
-    level = (level or 1) + 1
+function options.check(who, given, declared)
     local complete = {}
     if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
-        error(("%s: options: expected a table, got %s"):format(who, type(given)), level)
+        fail("%s: options: expected a table, got %s", who, type(given))
     end
     for name, value in pairs(given or {}) do
         local declaration = declared[name]
         if not declaration then
             local near = options.nearest(tostring(name), options.names(declared))
-            error(("%s: unknown option %s%s"):format(who, quoted(name),
-                near and (", did you mean %q?"):format(near) or ""), level)
+            fail("%s: unknown option %s%s", who, quoted(name),
+                near and (", did you mean %q?"):format(near) or "")
         end
         local reason = options.reason(declaration, value)
-        if reason then error(("%s: option %s: %s"):format(who, name, reason), level) end
+        if reason then fail("%s: option %s: %s", who, name, reason) end
         complete[name] = value
     end
     for name, declaration in pairs(declared) do
@@ -85,9 +85,9 @@ function options.check(who, given, declared, level)
 end
 
 --- Checks one positional argument.
-function options.argument(who, name, value, declared, level)
+function options.argument(who, name, value, declared)
     local reason = options.reason(declared, value)
-    if reason then error(("%s: %s: %s"):format(who, name, reason), (level or 1) + 1) end
+    if reason then fail("%s: %s: %s", who, name, reason) end
     return value
 end
 

@@ -9,16 +9,17 @@
 -- needs is held by the tape, not by these references.)
 
 local te = require "te"
+local fail = require "te.fail"
 local Module = require "te.module"
 
 local Sequential = Module:extend("Sequential")
 
 Sequential.takes_seq_lens = true
 
-local function check_member(self, value, level)
+local function check_member(self, value)
     local mt = getmetatable(value)
     if type(value) ~= "function" and not (type(mt) == "table" and mt.__call) then
-        error(("%s: expected a module or something callable, got %s"):format(self.__name, type(value)), level + 1)
+        fail("%s: expected a module or something callable, got %s", self.__name, type(value))
     end
     return value
 end
@@ -29,7 +30,7 @@ end
 
 --- Adds a module at the end.
 function Sequential:append(m)
-    self[#self + 1] = check_member(self, m, 2)
+    self[#self + 1] = check_member(self, m)
     return self
 end
 
@@ -38,9 +39,9 @@ end
 function Sequential:extend(list)
     if type(list) == "string" then return Module.extend(self, list) end
     if type(list) ~= "table" then
-        error(("%s:extend: expected a list of modules, got %s"):format(self.__name, type(list)), 2)
+        fail("%s:extend: expected a list of modules, got %s", self.__name, type(list))
     end
-    for i = 1, #list do self[#self + 1] = check_member(self, list[i], 2) end
+    for i = 1, #list do self[#self + 1] = check_member(self, list[i]) end
     return self
 end
 
@@ -48,8 +49,8 @@ end
 function Sequential:insert(i, m)
     local n = #self
     if i < 0 then i = n + 1 + i end
-    if i < 1 or i > n + 1 then error(("%s:insert: position %d of %d modules"):format(self.__name, i, n), 2) end
-    table.insert(self, i, check_member(self, m, 2))
+    if i < 1 or i > n + 1 then fail("%s:insert: position %d of %d modules", self.__name, i, n) end
+    table.insert(self, i, check_member(self, m))
     return self
 end
 
@@ -58,7 +59,7 @@ function Sequential:pop(i)
     local n = #self
     i = i or n
     if i < 0 then i = n + 1 + i end
-    if i < 1 or i > n then error(("%s:pop: position %d of %d modules"):format(self.__name, i, n), 2) end
+    if i < 1 or i > n then fail("%s:pop: position %d of %d modules", self.__name, i, n) end
     return table.remove(self, i)
 end
 
@@ -82,7 +83,7 @@ local function has_seq_lens(self, n, first)
     local lens = n == takes + 1 and te.is_tensor(first) and first:dim() == 1
         and (first.dtype == "int32" or first.dtype == "int64")
     if not lens then
-        error(("%s: takes %d extra inputs, got %d"):format(self.__name, takes, n), 4)
+        fail("%s: takes %d extra inputs, got %d", self.__name, takes, n)
     end
     return true
 end

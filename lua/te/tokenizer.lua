@@ -4,6 +4,7 @@
 -- their order. A byte that is no UTF-8 stands for the code point 0xDC00 + byte, as surrogates cannot occur in UTF-8, so
 -- that every text survives the way there and back.
 
+local fail = require "te.fail"
 local options = require "te.options"
 
 local tokenizer = {}
@@ -97,8 +98,8 @@ function Char:encode(text)
     for point in each_point(text) do
         local id = self.ids[point]
         if not id then
-            error(("te.tokenizer: character %q (code point %d) is not among the %d known ones"):format(
-                bytes_of(point), point, self.vocab_size), 2)
+            fail("te.tokenizer: character %q (code point %d) is not among the %d known ones", bytes_of(point), point,
+                self.vocab_size)
         end
         n = n + 1
         ids[n] = id
@@ -108,8 +109,9 @@ end
 
 function Char:decode(ids)
     local pieces = {}
-    for i, id in ipairs(ids) do pieces[i] = self.texts[id] or error(
-        ("te.tokenizer: token %s of a vocabulary of %d"):format(tostring(id), self.vocab_size), 2) end
+    for i, id in ipairs(ids) do
+        pieces[i] = self.texts[id] or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(id), self.vocab_size)
+    end
     return table.concat(pieces)
 end
 
@@ -122,7 +124,7 @@ function tokenizer.byte() return setmetatable({}, Byte) end
 
 --- A tokenizer of the characters of `text`.
 function tokenizer.char(text)
-    options.argument("te.tokenizer.char", "text", text, { "string" }, 2)
+    options.argument("te.tokenizer.char", "text", text, { "string" })
     local points, seen = {}, {}
     for point in each_point(text) do
         if not seen[point] then
@@ -141,7 +143,7 @@ function tokenizer.from_points(points) return new_char(points) end
 function tokenizer.parse(text)
     if text == "byte" then return tokenizer.byte() end
     local list = type(text) == "string" and text:match("^char ([%d ]+)$")
-    if not list then error(("te.tokenizer.parse: %q is no description of a tokenizer"):format(tostring(text)), 2) end
+    if not list then fail("te.tokenizer.parse: %q is no description of a tokenizer", tostring(text)) end
     local points = {}
     for number in list:gmatch("%d+") do points[#points + 1] = tonumber(number) end
     return new_char(points)

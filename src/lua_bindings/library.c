@@ -50,7 +50,12 @@ static int nearest(lua_State *L)
     return 1;
 }
 
-const luaL_Reg te_lua_library_functions[] = {{"library_sources", library_sources}, {"nearest", nearest}, {NULL, NULL}};
+/* fail(message): raises it at the line of the nearest caller outside the library. */
+static int fail(lua_State *L) { return te_lua_fail(L, NULL, "%s", luaL_checkstring(L, 1)); }
+
+const luaL_Reg te_lua_library_functions[] = {
+    {"library_sources", library_sources}, {"nearest", nearest}, {"fail", fail}, {NULL, NULL},
+};
 
 /* A searcher for package.loaders. */
 static int search_embedded(lua_State *L)

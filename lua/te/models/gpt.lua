@@ -8,6 +8,7 @@
 -- that end in a residual sum as N(0, 0.02 / sqrt(2 n_layer)).
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
 
@@ -52,8 +53,8 @@ end
 local GPT = te.Module:extend("GPT")
 
 function GPT:init(config)
-    config = options.check("te.models.gpt", config, CONFIG, 3)
-    if not config.vocab_size then error("te.models.gpt: vocab_size is needed", 3) end
+    config = options.check("te.models.gpt", config, CONFIG)
+    if not config.vocab_size then fail("te.models.gpt: vocab_size is needed") end
     self.config = config
     local init = { init_method = initializers.normal(0, 0.02) }
     self.wte = te.Embedding(config.vocab_size, config.n_embd, init)
@@ -74,7 +75,7 @@ end
 local function hidden_states(self, ids)
     local seq = ids:size(2)
     if seq > self.config.block_size then
-        error(("GPT: a sequence of %d tokens, block_size is %d"):format(seq, self.config.block_size), 4)
+        fail("GPT: a sequence of %d tokens, block_size is %d", seq, self.config.block_size)
     end
     local positions = te.arange(0, seq - 1, 1, { dtype = "int32", device = ids.device })
     local x = te.add(self.wte(ids), self.wpe(positions))
@@ -111,7 +112,7 @@ end
 --- Continues ids {batch, seq} by `count` tokens, without gradients and dropout.
 ---@return userdata ids  {batch, seq + count}
 function GPT:generate(ids, count, opts)
-    opts = options.check("GPT:generate", opts, GENERATE, 2)
+    opts = options.check("GPT:generate", opts, GENERATE)
     local training = self.training
     self:eval()
     local ok, result = pcall(te.no_grad, function()

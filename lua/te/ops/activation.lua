@@ -26,7 +26,7 @@ local function define(name, function_name, declared)
     local run = te[function_name]
 
     function class:init(opts)
-        self.options = options.check("te." .. name, opts, declared or {}, 3)
+        self.options = options.check("te." .. name, opts, declared or {})
     end
 
     if declared then

@@ -6,6 +6,7 @@
 -- ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023).
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local Module = require "te.module"
 local BasicOperation = require("te.operation").BasicOperation
@@ -28,14 +29,14 @@ SelfAttention.takes_seq_lens = true
 
 local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     local who = "te." .. self.__name
-    options.argument(who, "hidden_size", hidden_size, { "size" }, 4)
-    options.argument(who, "num_heads", num_heads, { "size" }, 4)
-    options.argument(who, "num_kv_heads", num_kv_heads, { "size" }, 4)
+    options.argument(who, "hidden_size", hidden_size, { "size" })
+    options.argument(who, "num_heads", num_heads, { "size" })
+    options.argument(who, "num_kv_heads", num_kv_heads, { "size" })
     if hidden_size % num_heads ~= 0 or num_heads % num_kv_heads ~= 0 then
-        error(("%s: hidden_size %d must be a multiple of num_heads %d, and that of num_kv_heads %d"):format(who,
-            hidden_size, num_heads, num_kv_heads), 4)
+        fail("%s: hidden_size %d must be a multiple of num_heads %d, and that of num_kv_heads %d", who, hidden_size,
+            num_heads, num_kv_heads)
     end
-    opts = options.check(who, opts, SELF_ATTENTION, 4)
+    opts = options.check(who, opts, SELF_ATTENTION)
     self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, hidden_size / num_heads
     self.dropout = opts.dropout
 
@@ -99,7 +100,7 @@ local DOT_PRODUCT = {
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
 function DotProductAttention:init(opts)
-    self.options = options.check("te.DotProductAttention", opts, DOT_PRODUCT, 3)
+    self.options = options.check("te.DotProductAttention", opts, DOT_PRODUCT)
     self.dropout = self.options.dropout
 end
 

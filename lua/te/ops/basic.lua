@@ -14,7 +14,7 @@ Reshape.pure = true
 
 --- One size may be -1: whatever is left.
 function Reshape:init(shape)
-    self.shape = options.argument("te.Reshape", "shape", shape, { "table" }, 3)
+    self.shape = options.argument("te.Reshape", "shape", shape, { "table" })
 end
 
 function Reshape:op_forward(_, x) return x:reshape(self.shape) end
@@ -25,7 +25,7 @@ local ConstantScale = BasicOperation:extend("ConstantScale")
 ConstantScale.pure = true
 
 function ConstantScale:init(scale)
-    self.scale = options.argument("te.ConstantScale", "scale", scale, { "number" }, 3)
+    self.scale = options.argument("te.ConstantScale", "scale", scale, { "number" })
 end
 
 function ConstantScale:op_forward(_, x) return x * self.scale end
@@ -37,7 +37,7 @@ Dropout.pure = true
 
 --- Zeroes elements with probability p while training and scales the others by 1 / (1 - p).
 function Dropout:init(p)
-    self.p = options.argument("te.Dropout", "p", p, { "number", min = 0, max = 1 }, 3)
+    self.p = options.argument("te.Dropout", "p", p, { "number", min = 0, max = 1 })
     self.options = { p = p }
 end
 

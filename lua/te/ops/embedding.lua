@@ -15,9 +15,9 @@ local EMBEDDING = {
 }
 
 function Embedding:init(num_embeddings, embedding_dim, opts)
-    opts = options.check("te.Embedding", opts, EMBEDDING, 3)
-    self.num_embeddings = options.argument("te.Embedding", "num_embeddings", num_embeddings, { "size" }, 3)
-    self.embedding_dim = options.argument("te.Embedding", "embedding_dim", embedding_dim, { "size" }, 3)
+    opts = options.check("te.Embedding", opts, EMBEDDING)
+    self.num_embeddings = options.argument("te.Embedding", "num_embeddings", num_embeddings, { "size" })
+    self.embedding_dim = options.argument("te.Embedding", "embedding_dim", embedding_dim, { "size" })
     self.weight = initializers.parameter({ num_embeddings, embedding_dim },
         opts.init_method or initializers.default, opts)
 end

@@ -1,6 +1,7 @@
 --- te.GroupedLinear: rows in contiguous groups, each with a weight of its own (mixture of experts).
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
@@ -18,10 +19,10 @@ local GROUPED = {
 
 function GroupedLinear:init(num_groups, in_features, out_features, opts)
     local who = "te.GroupedLinear"
-    opts = options.check(who, opts, GROUPED, 3)
-    self.num_groups = options.argument(who, "num_groups", num_groups, { "size" }, 3)
-    self.in_features = options.argument(who, "in_features", in_features, { "size" }, 3)
-    self.out_features = options.argument(who, "out_features", out_features, { "size" }, 3)
+    opts = options.check(who, opts, GROUPED)
+    self.num_groups = options.argument(who, "num_groups", num_groups, { "size" })
+    self.in_features = options.argument(who, "in_features", in_features, { "size" })
+    self.out_features = options.argument(who, "out_features", out_features, { "size" })
     self.weight, self.bias = {}, opts.bias and {} or nil
     for i = 1, num_groups do
         self.weight[i] = initializers.parameter({ out_features, in_features },
@@ -36,8 +37,8 @@ function GroupedLinear:op_forward(_, x, split_sizes)
     local total = 0
     for _, size in ipairs(sizes) do total = total + size end
     if #sizes ~= self.num_groups or total ~= x:size(1) then
-        error(("te.GroupedLinear: split_sizes {%s} for %d groups and %d rows"):format(table.concat(sizes, ", "),
-            self.num_groups, x:size(1)), 4)
+        fail("te.GroupedLinear: split_sizes {%s} for %d groups and %d rows", table.concat(sizes, ", "),
+            self.num_groups, x:size(1))
     end
     local results, first = {}, 1
     for i, size in ipairs(sizes) do

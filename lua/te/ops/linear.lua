@@ -1,6 +1,7 @@
 --- te.Linear, te.BasicLinear and te.Bias: y = x W^T + b, together and in its parts. W has shape {out, in}.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
@@ -18,15 +19,15 @@ local LINEAR = {
 
 local function check_width(self, x)
     if te.is_tensor(x) and x:dim() > 0 and x:size(-1) ~= self.in_features then
-        error(("te.%s: the input has shape {%s}, its last size must be in_features = %d"):format(self.__name,
-            table.concat(x.shape, ", "), self.in_features), 5)
+        fail("te.%s: the input has shape {%s}, its last size must be in_features = %d", self.__name,
+            table.concat(x.shape, ", "), self.in_features)
     end
 end
 
 local function init_weight(self, in_features, out_features, opts)
     local who = "te." .. self.__name
-    self.in_features = options.argument(who, "in_features", in_features, { "size" }, 3)
-    self.out_features = options.argument(who, "out_features", out_features, { "size" }, 3)
+    self.in_features = options.argument(who, "in_features", in_features, { "size" })
+    self.out_features = options.argument(who, "out_features", out_features, { "size" })
     self.weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default, opts)
 end
 
@@ -34,7 +35,7 @@ local BasicLinear = BasicOperation:extend("BasicLinear")
 BasicLinear.pure = true
 
 function BasicLinear:init(in_features, out_features, opts)
-    init_weight(self, in_features, out_features, options.check("te.BasicLinear", opts, WEIGHT, 3))
+    init_weight(self, in_features, out_features, options.check("te.BasicLinear", opts, WEIGHT))
 end
 
 function BasicLinear:op_forward(_, x)
@@ -50,8 +51,8 @@ local Bias = BasicOperation:extend("Bias")
 Bias.pure = true
 
 function Bias:init(size, opts)
-    opts = options.check("te.Bias", opts, { params_dtype = WEIGHT.params_dtype, device = WEIGHT.device }, 3)
-    self.size = options.argument("te.Bias", "size", size, { "size" }, 3)
+    opts = options.check("te.Bias", opts, { params_dtype = WEIGHT.params_dtype, device = WEIGHT.device })
+    self.size = options.argument("te.Bias", "size", size, { "size" })
     self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
 end
 
@@ -64,7 +65,7 @@ Linear.pure = true
 
 --- return_bias leaves the bias out and returns it as an extra output.
 function Linear:init(in_features, out_features, opts)
-    opts = options.check("te.Linear", opts, LINEAR, 3)
+    opts = options.check("te.Linear", opts, LINEAR)
     init_weight(self, in_features, out_features, opts)
     if opts.bias then self.bias = initializers.parameter({ out_features }, initializers.constant(0), opts) end
     self.return_bias = opts.return_bias

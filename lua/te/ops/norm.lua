@@ -22,7 +22,7 @@ local function with(declared, more)
 end
 
 local function init_norm(self, size, opts)
-    self.size = options.argument("te." .. self.__name, "size", size, { "size" }, 3)
+    self.size = options.argument("te." .. self.__name, "size", size, { "size" })
     self.eps, self.zero_centered_gamma = opts.eps, opts.zero_centered_gamma
     self.weight = initializers.parameter({ size }, initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
 end
@@ -37,7 +37,7 @@ local LayerNorm = BasicOperation:extend("LayerNorm")
 LayerNorm.pure, LayerNorm.describe = true, describe
 
 function LayerNorm:init(size, opts)
-    opts = options.check("te.LayerNorm", opts, with(NORM, { bias = { "boolean", true } }), 3)
+    opts = options.check("te.LayerNorm", opts, with(NORM, { bias = { "boolean", true } }))
     init_norm(self, size, opts)
     if opts.bias then self.bias = initializers.parameter({ size }, initializers.constant(0), opts) end
 end
@@ -48,7 +48,7 @@ local RMSNorm = BasicOperation:extend("RMSNorm")
 RMSNorm.pure, RMSNorm.describe = true, describe
 
 function RMSNorm:init(size, opts)
-    init_norm(self, size, options.check("te.RMSNorm", opts, NORM, 3))
+    init_norm(self, size, options.check("te.RMSNorm", opts, NORM))
 end
 
 function RMSNorm:op_forward(_, x) return te.rms_norm(x, gamma(self), { eps = self.eps }) end
@@ -58,7 +58,7 @@ L2Normalization.pure = true
 
 --- x / sqrt(sum of x^2 + eps).
 function L2Normalization:init(opts)
-    self.eps = options.check("te.L2Normalization", opts, { eps = { "number", 1e-6, min = 0 } }, 3).eps
+    self.eps = options.check("te.L2Normalization", opts, { eps = { "number", 1e-6, min = 0 } }).eps
 end
 
 function L2Normalization:op_forward(_, x) return te.l2_normalize(x, { eps = self.eps }) end

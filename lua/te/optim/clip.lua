@@ -1,6 +1,7 @@
 --- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
 
 local te = require "te"
+local fail = require "te.fail"
 local Module = require "te.module"
 
 local clip = {}
@@ -38,7 +39,7 @@ end
 --- before. `opt:step{ grad_scale = … }` does the same without a pass of its own.
 function clip.clip_grad_norm(params, max)
     if type(max) ~= "number" or not (max > 0) then
-        error(("te.optim.clip_grad_norm: max: expected a number above 0, got %s"):format(tostring(max)), 2)
+        fail("te.optim.clip_grad_norm: max: expected a number above 0, got %s", tostring(max))
     end
     local norm, broken = clip.grad_norm(params)
     if norm > max and not broken then

@@ -8,6 +8,7 @@
 -- their rounding.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local is_module = require("te.module").is
 local Module = require "te.module"
@@ -39,7 +40,7 @@ end
 local function as_parameters(who, params)
     if is_module(params, Module) then params = params:parameters() end
     if type(params) ~= "table" or getmetatable(params) or #params == 0 or not is_list_of_tensors(params) then
-        error(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }", 4)
+        fail(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }")
     end
     return params
 end
@@ -50,11 +51,11 @@ local function add_group(self, who, group, defaults, seen)
     for name, value in pairs(group) do
         if name ~= "params" then given[name] = value end
     end
-    local complete = options.check(who, given, self.declared, 4)
+    local complete = options.check(who, given, self.declared)
     complete.params = as_parameters(who, group.params)
     complete.slots = self.slots(complete)
     for i, parameter in ipairs(complete.params) do
-        if seen[parameter] then error(("%s: parameter %d of a group came before"):format(who, i), 4) end
+        if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
         seen[parameter] = true
         self.order[#self.order + 1] = parameter
     end
@@ -64,7 +65,7 @@ end
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
     local self = setmetatable({ groups = {}, state = {}, order = {} }, class)
-    options.check(who, opts, class.declared, 3)
+    options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
     local seen = {}
@@ -120,7 +121,7 @@ end
 ---  lr: used instead of the groups' own
 function Optimizer:step(opts)
     opts = options.check("te.optim." .. self.name .. ":step", opts,
-        { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } }, 2)
+        { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } })
     for _, group in ipairs(self.groups) do
         for _, batch in ipairs(batches(self, group)) do
             batch.lr, batch.grad_scale = opts.lr or group.lr, opts.grad_scale
@@ -161,12 +162,12 @@ local function load_parameter(self, who, i, group, parameter, saved)
     for name, value in pairs(state) do
         local given = saved[name]
         if given == nil then
-            error(("%s: parameter %d: %s is missing"):format(who, i, name), 3)
+            fail("%s: parameter %d: %s is missing", who, i, name)
         elseif name == "step" then
             state.step = given
         elseif given:numel() ~= value:numel() then
-            error(("%s: parameter %d: %s has shape {%s}, the parameter {%s}"):format(who, i, name,
-                table.concat(given.shape, ", "), table.concat(parameter.shape, ", ")), 3)
+            fail("%s: parameter %d: %s has shape {%s}, the parameter {%s}", who, i, name,
+                table.concat(given.shape, ", "), table.concat(parameter.shape, ", "))
         else
             value:copy_(given)
         end
@@ -178,9 +179,9 @@ end
 function Optimizer:load_state_dict(saved)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
-        error(who .. ": expected what state_dict returns", 2)
+        fail(who .. ": expected what state_dict returns")
     elseif #saved.groups ~= #self.groups then
-        error(("%s: %d groups for an optimizer of %d"):format(who, #saved.groups, #self.groups), 2)
+        fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
     local i = 0
     for g, group in ipairs(self.groups) do

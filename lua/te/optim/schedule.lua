@@ -1,5 +1,6 @@
 --- Learning rates as functions of the step, which counts from 1. They hold no state, so resuming needs none.
 
+local fail = require "te.fail"
 local options = require "te.options"
 
 local schedule = {}
@@ -13,8 +14,8 @@ function schedule.cosine(opts)
         min = { "number", 0, min = 0 },
         warmup = { "integer", 0, min = 0 },
         steps = { "size" },
-    }, 2)
-    if not opts.max or not opts.steps then error("te.optim.cosine: options max and steps are needed", 2) end
+    })
+    if not opts.max or not opts.steps then fail("te.optim.cosine: options max and steps are needed") end
     return function(step)
         if step <= opts.warmup then return opts.max * step / (opts.warmup + 1) end
         if step >= opts.steps then return opts.min end

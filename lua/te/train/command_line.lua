@@ -10,6 +10,7 @@
 -- --key=value and --key value are the same, - and _ too. A boolean stands alone (--resume) or takes true or false.
 -- With presets there is an option --preset: its values stand between the defaults and what the command line says.
 
+local fail = require "te.fail"
 local options = require "te.options"
 local run = require "te.train.run"
 
@@ -100,7 +101,7 @@ function CommandLine:parse(words)
     for name, value in pairs(given.preset and self.presets[given.preset] or {}) do
         local option = self.by_key[key_of(name)]
         local reason = not option and "no such option" or options.reason(option.check, value)
-        if reason then error(("preset %s: %s: %s"):format(given.preset, name, reason), 2) end
+        if reason then fail("preset %s: %s: %s", given.preset, name, reason) end
         values[key_of(name)] = value
     end
     for key, value in pairs(given) do values[key] = value end

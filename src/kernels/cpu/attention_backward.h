@@ -23,7 +23,7 @@ typedef struct T(backward_state) {
     REAL   *dq, *dq_sum;       /* [n_q, dim]: of the chunk at hand, of the chunks before */
 } T(backward_state);
 
-static int64_t T(backward_layout)(T(backward_state) * s, const te_attention_grad *g, int64_t queries, int64_t keys,
+static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad *g, int64_t queries, int64_t keys,
                                   bool whole, REAL *base)
 {
     const te_attention *a = &g->forward;
@@ -76,7 +76,7 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
 }
 
 /* From scores in p and do v^T in ds to P Z in p and dS in ds, one row of a tile. */
-static void T(backward_row)(const T(backward_state) * s, REAL *p, REAL *ds, int64_t query, int64_t key, int low,
+static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64_t query, int64_t key, int low,
                             int high, T(tile_range) range)
 {
     const te_attention *a = &s->g->forward;
@@ -100,7 +100,7 @@ static void T(backward_row)(const T(backward_state) * s, REAL *p, REAL *ds, int6
 }
 
 /* Scores, P and dS of the block, tile by tile, and each tile's share of dq. */
-static void T(backward_scores)(T(backward_state) * s, const block_ranges *ranges, int64_t query, int queries,
+static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges, int64_t query, int queries,
                                int64_t key, bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
@@ -111,22 +111,20 @@ static void T(backward_scores)(T(backward_state) * s, const block_ranges *ranges
         T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
         if (range.low >= range.high) continue;
         REAL *p = s->p + at * KEYS, *ds = s->ds + at * KEYS;
-        T(gemm)
-        (rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS, range.columns,
-         a->q.shape[3], false);
+        T(gemm)(rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS,
+                range.columns, a->q.shape[3], false);
         T(gemm)(rows, ds + range.column, KEYS, s->dout + at * s->dim_v, s->dim_v, s->v_packed + range.column, KEYS,
                 range.columns, a->v.shape[3], false);
         for (int r = 0; r < rows; r++)
-            T(backward_row)
-            (s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r], ranges->high[at + r], range);
-        T(gemm)
-        (rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim, s->dim,
-         range.high - range.low, true);
+            T(backward_row)(s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r],
+                            ranges->high[at + r], range);
+        T(gemm)(rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim,
+                s->dim, range.high - range.low, true);
     }
 }
 
 /* The block's share of dk and dv, by tiles of keys: the queries that see some key of a tile are one range. */
-static void T(backward_keys)(T(backward_state) * s, const block_ranges *ranges, int queries, REAL *dk, REAL *dv,
+static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, int queries, REAL *dk, REAL *dv,
                              int keys, bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
@@ -236,8 +234,8 @@ static void T(backward)(const te_attention_grad *g, const te_attention_keys *key
 {
     T(backward_state) s;
     int64_t group = g->forward.q.shape[1] / g->forward.k.shape[1];
-    T(backward_layout)
-    (&s, g, keys->seq.n_q, group == 1 ? keys->chunk : keys->key_end - keys->key_first, !keys->dq_part, scratch);
+    T(backward_layout)(&s, g, keys->seq.n_q, group == 1 ? keys->chunk : keys->key_end - keys->key_first,
+                       !keys->dq_part, scratch);
     s.keys = keys;
     s.base = keys->key_first;
     for (int64_t i = 0; i < group; i++) T(backward_head)(&s, i, group);

@@ -64,7 +64,7 @@ static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t r
 
 /* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
  * sequence. */
-static void T(forward_tile)(T(forward_state) * s, int64_t row, int rows, int64_t query, int64_t key,
+static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t query, int64_t key,
                             const block_ranges *ranges, int at, bool exact)
 {
     T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
@@ -84,14 +84,12 @@ static void T(forward_tile)(T(forward_state) * s, int64_t row, int rows, int64_t
             T(drop)(p + range.column, keep, range.columns, s->a->dropout);
         }
         if (exact && low < high)
-            T(gemm)
-            (1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v, s->dim_v,
-             s->dim_v, high - low, true);
+            T(gemm)(1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v,
+                    s->dim_v, s->dim_v, high - low, true);
     }
     if (!exact)
-        T(gemm)
-        (rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS, s->v + range.low * s->dim_v,
-         s->dim_v, s->dim_v, range.high - range.low, true);
+        T(gemm)(rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS,
+                s->v + range.low * s->dim_v, s->dim_v, s->dim_v, range.high - range.low, true);
 }
 
 /* All queries of the task against keys key … key + n of the sequence. */

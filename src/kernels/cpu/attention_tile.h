@@ -169,8 +169,7 @@ static void T(add_bias)(REAL *scores, const te_attention *a, const te_attention_
 }
 
 /* Range of a tile of `rows` rows: the keys some of its rows see, and the columns of scores that hold them. Empty when
- * low
- * >= high. */
+ * low >= high. */
 typedef struct T(tile_range) {
     int low, high, column, columns;
 } T(tile_range);

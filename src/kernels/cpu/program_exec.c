@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+enum { PREFETCH_FROM = 1 << 17 }; /* elements: beyond the second level cache */
+
 typedef struct walker {
     const te_job     *job;
     const te_plan    *plan;
@@ -25,6 +27,7 @@ typedef struct walker {
     int64_t           row_number, column;
     size_t            tile_rows, tile_columns;
     int64_t           row_chunk;
+    bool              prefetches;
     char             *parts;
 } walker;
 
@@ -398,6 +401,21 @@ static void point_slots(walker *w)
             w->slot[i] = w->kept + (size_t)w->plan->slots[i].index * w->kept_bytes + (size_t)w->column * w->blocks->size;
 }
 
+/* Asks for the tile after this one. Its elements are used one operation after the other, in bursts that the hardware's
+ * prefetching cannot see coming. */
+static void prefetch_next(const walker *w)
+{
+    const te_program *p = w->job->program;
+    size_t            n = w->tile_rows * w->tile_columns;
+    for (int i = 0; i < p->n_inputs + p->n_outputs; i++) {
+        const te_bound_operand *operand = &w->operands[i];
+        if (!operand->flat || !operand->present || operand->constant) continue;
+        size_t      bytes = n * (size_t)operand->size;
+        const char *next = tile_start(w, operand, i) + bytes;
+        for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b);
+    }
+}
+
 /* The columns [first, last) of the rows at hand, tile by tile; one empty tile when there are none. */
 static void run_tiles(walker *w, int first_step, int last_step, int64_t first, int64_t last)
 {
@@ -406,6 +424,7 @@ static void run_tiles(walker *w, int first_step, int last_step, int64_t first, i
         int64_t left = last - w->column;
         w->tile_columns = (size_t)(left < w->job->tile_columns ? left : w->job->tile_columns);
         point_slots(w);
+        if (w->prefetches) prefetch_next(w);
         run_steps(w, first_step, last_step);
         w->column += (int64_t)w->tile_columns;
     } while (w->column < last);
@@ -529,6 +548,7 @@ void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace,
     w.plan = job->plan;
     w.blocks = job->blocks;
     w.parts = parts;
+    w.prefetches = job->rows * job->columns >= PREFETCH_FROM;
     lay_out(job, &w, workspace);
     bind_operands(job, &w);
     place_constants(&w);

@@ -32,6 +32,8 @@ checks=out/bench/compare-losses.txt
 start=out/bench/start.safetensors
 report() { "${PYTHON:-python3}" bench/peers/report.py "$@"; }
 
+"${PYTHON:-python3}" -c "import torch" 2>/dev/null ||
+    { echo "compare.sh: ${PYTHON:-python3} has no torch; set PYTHON (bench/README.md)" >&2; exit 1; }
 mkdir -p out/bench
 : >"$checks"
 trap 'rm -f "$start"' EXIT

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every kernel beside its floor: matrix products beside oneDNN, attention beside the arithmetic peak, the rest beside the
-# machine's memory.
+# Every kernel beside its floor: operations and row programs beside the machine's memory, attention beside its arithmetic,
+# matrix products beside oneDNN.
 #
 #     bench/kernels.sh [--threads=2] [--seconds=0.3] [--keep=NAME]
 #
@@ -32,6 +32,8 @@ measure() {
     title "Kernels that memory limits: time, rate, share of the bandwidth"
     "$build/tetrain" bench/kernels.lua --threads="$threads" --seconds="$seconds" \
         --bandwidth="$(echo "$machine" | sed 's/.*"bandwidth_gb_s": \([0-9.]*\).*/\1/')"
+    title "Row programs"
+    "$build/bench_program" "$threads" "$seconds"
     title "Attention"
     "$build/bench_attention" "$threads" "$seconds"
     title "Matrix products"

@@ -89,7 +89,7 @@ specs build
 
 step "build with sanitizers" build asan
 if [ -x build-asan/tetrain ]; then
-    # libgomp's threads and LuaJIT's own heap are invisible to the leak checker: the C tests look for leaks, specs do not
+    # LuaJIT's heap is invisible to the leak checker: the C tests look for leaks, the specs do not
     export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
     c_tests build-asan
     ASAN_OPTIONS=detect_leaks=0 specs build-asan

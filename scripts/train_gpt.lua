@@ -26,6 +26,7 @@ local command_line = train.command_line {
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
     { "bias", "boolean", false, help = "biases in linear layers and norms" },
+    { "init-std", "number", 0.05, min = 0, max = 1, help = "of the weights at the start; narrower models want more" },
 
     { "steps", "size", 2000, section = "Training", help = "optimizer steps" },
     { "batch", "size", 12, help = "rows of a batch" },
@@ -54,9 +55,9 @@ local command_line = train.command_line {
     presets = {
         ["nanogpt-char"] = { tokenizer = "char", n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12,
             dropout = 0, steps = 2000, lr = 1e-3, min_lr = 1e-4, warmup = 100, beta2 = 0.99, weight_decay = 0.1,
-            clip = 1, val_fraction = 0.1 },
+            clip = 1, val_fraction = 0.1, init_std = 0.05 },
         ["gpt2"] = { n_layer = 12, n_head = 12, n_embd = 768, block = 1024, batch = 4, grad_accumulation = 8,
-            lr = 6e-4, min_lr = 6e-5, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true },
+            lr = 6e-4, min_lr = 6e-5, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true, init_std = 0.02 },
     },
 }
 
@@ -82,7 +83,7 @@ local function open_run(o, given, script)
     else
         run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
-            bias = o.bias }
+            bias = o.bias, init_std = o.init_std }
     end
     if o.device ~= "cpu" then run.model:to(o.device) end
     run.parameters = run.model:parameters()
@@ -167,7 +168,8 @@ local function loop(run, progress)
         if not allowed then
             table.insert(record, "skipped")
             table.insert(record, true)
-            progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", step, loss, norm, run.guard.skipped)
+            progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", step, loss, norm,
+                run.guard.skipped)
         end
 
         local stop = te._core.interrupt_flag()

@@ -1,6 +1,7 @@
 /* test_gemm.c - the CPU's matrix product against a float64 reference: hostile shapes and strides, every combination of
  * types, epilogues, NaN and infinity, kept copies of operands, and the same bits from one thread and from two. */
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_cache.h"
 #include "kernels/dtype.h"
 
 #include "test.h"
@@ -139,6 +140,7 @@ static void release(product *p)
 /* --- running on several implementations and thread counts -------------------------------------------------------------- */
 
 static te_exec execs[2]; /* one thread, two threads */
+static int     onednn_runs;
 
 /* Runs with one and two threads through `impl` (NULL: the backend's own choice); checks values and equal bits. Returns
  * false when the implementation declines. */
@@ -168,7 +170,7 @@ static void run_all(product *p)
 {
     run_and_check(p, NULL);
     run_and_check(p, "blocked");
-    run_and_check(p, "onednn");
+    onednn_runs += run_and_check(p, "onednn");
 }
 
 /* --- random products --------------------------------------------------------------------------------------------------- */
@@ -305,6 +307,127 @@ static void test_errors(void)
     release(&p);
 }
 
+/* --- kept copies ----------------------------------------------------------------------------------------------------------- */
+
+static void check_product(product *p, const char *what)
+{
+    CHECK(te_cpu_gemm(&execs[1], &p->gemm) == TE_OK);
+    compare(&p->gemm, (char *)p->gemm.c.data, what);
+}
+
+/* A weight keeps its key while its contents stay; the copy made on the way gives the bits that no copy gives. */
+static void test_keys(void)
+{
+    for (int t = 0; t < TYPE_PAIRS; t++)
+        for (int64_t m = 3; m < 100; m += 40) {
+            product p = make(type_pairs[t], m, 200, 150, 0, NULL);
+            CHECK(te_cpu_gemm(&execs[1], &p.gemm) == TE_OK);
+            char *first = copy_of(&p.gemm.c, &p.c);
+            p.gemm.b_key = (uint64_t)t << 20 | (uint64_t)m << 40 | 7;
+            for (int repeat = 0; repeat < 4; repeat++) {
+                check_product(&p, "same key");
+                CHECK_MSG(memcmp(first - ((char *)p.gemm.c.data - p.c.base), p.c.base, p.c.bytes) == 0,
+                          "a kept copy changes bits: m=%lld %s", (long long)m, te_dtype_name(p.gemm.a.dtype));
+            }
+            for (int change = 0; change < 3; change++) {
+                for (size_t i = 0; i < p.b.bytes / te_dtype_size(p.gemm.b.dtype); i++)
+                    te_store_f64(p.b.base, p.gemm.b.dtype, i, test_uniform(&seed, -1, 1));
+                p.gemm.b_key++;
+                for (int repeat = 0; repeat < 3; repeat++) check_product(&p, "new key");
+            }
+            free(first - ((char *)p.gemm.c.data - p.c.base));
+            release(&p);
+        }
+}
+
+/* Counts what is allocated and fails on demand. */
+typedef struct counting_mem {
+    size_t bytes;
+    int    until_failure; /* negative: never */
+} counting_mem;
+
+static void *counting_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
+{
+    counting_mem *count = user;
+    if (new_size && count->until_failure >= 0 && count->until_failure-- == 0) return NULL;
+    void *p = te_mem_libc.realloc(NULL, ptr, old_size, new_size);
+    if (p || new_size == 0) count->bytes += new_size - (ptr ? old_size : 0);
+    return p;
+}
+
+static const void *look_up(te_gemm_cache *cache, uint64_t key, size_t bytes, void **room)
+{
+    te_gemm_packed_id id = {.key = key, .form = {1, 2, 3}};
+    return te_gemm_cache_find(cache, &id, bytes, room);
+}
+
+static void test_cache(void)
+{
+    enum { MIB = 1 << 20 };
+    counting_mem count = {.until_failure = -1};
+    te_mem mem = {counting_realloc, &count};
+    te_gemm_cache *cache = te_gemm_cache_new(&mem);
+    void *room;
+    CHECK(!look_up(cache, 1, 100, &room) && !room); /* first sight */
+    CHECK(!look_up(cache, 1, 100, &room) && room);
+    CHECK((uintptr_t)room % 64 == 0);
+    void *kept = room;
+    CHECK(look_up(cache, 1, 100, &room) == kept && !room);
+    CHECK(!look_up(cache, 2, 100, &room) && !room); /* another key, not this copy */
+
+    for (uint64_t key = 10; key < 20; key++) look_up(cache, key, 64 * MIB, &room), look_up(cache, key, 64 * MIB, &room);
+    CHECK(te_gemm_cache_bytes(cache) > 64 * MIB && te_gemm_cache_bytes(cache) <= 256 * MIB);
+    CHECK(!look_up(cache, 19, 64 * MIB, &room) && !room);                /* no room, and those in use stay */
+    for (int i = 0; i < 3000; i++) look_up(cache, 1, 100, &room);
+    CHECK(!look_up(cache, 30, 64 * MIB, &room) && !room);
+    CHECK(!look_up(cache, 30, 64 * MIB, &room) && room);                 /* the stale ones have made room */
+    CHECK(te_gemm_cache_bytes(cache) == 64 * MIB + 100);
+
+    for (uint64_t key = 1000; key < 3000; key++) look_up(cache, key, 8, &room); /* more keys than entries */
+    count.until_failure = 0;
+    look_up(cache, 31, 100, &room);
+    CHECK(!look_up(cache, 31, 100, &room) && !room); /* no memory: no copy */
+    te_gemm_cache_free(cache);
+    CHECK(count.bytes == 0);
+}
+
+/* Every allocation of a session fails once: the product is right or says that memory is exhausted, and nothing leaks. */
+static void test_memory_failures(void)
+{
+    product p = make((type_pair){TE_F32, TE_F32}, 90, 200, 150, 0, NULL);
+    p.gemm.b_key = 99;
+    for (int fail_at = 0; fail_at < 12; fail_at++) {
+        counting_mem count = {.until_failure = -1};
+        te_mem mem = {counting_realloc, &count};
+        te_exec exec = {.backend = &te_backend_cpu, .mem = &mem, .threads = 1, .scratch = test_scratch,
+                        .scratch_free = test_scratch_free};
+        CHECK(te_backend_cpu.device_open(&exec, 0) == TE_OK);
+        count.until_failure = fail_at;
+        for (int repeat = 0; repeat < 3; repeat++) {
+            te_status status = te_cpu_gemm(&exec, &p.gemm);
+            CHECK_MSG(status == TE_OK || status == TE_ERROR_MEMORY, "allocation %d: status %d", fail_at, status);
+            if (status == TE_OK) compare(&p.gemm, (char *)p.gemm.c.data, "after a failed allocation");
+        }
+        count.until_failure = -1;
+        test_exec_close(&exec);
+        CHECK_MSG(count.bytes == 0, "allocation %d: %zu bytes leaked", fail_at, count.bytes);
+    }
+    release(&p);
+}
+
+/* Implementations are asked in order, and each that declines says why. */
+static void test_choice(void)
+{
+    const char *reasons[TE_GEMM_IMPLS] = {0};
+    te_gemm_problem problem;
+    product p = make((type_pair){TE_F64, TE_F64}, 200, 200, 200, 0, NULL);
+    CHECK(te_gemm_problem_make(&execs[0], &p.gemm, &problem) == TE_OK);
+    const te_gemm_impl *impl = te_gemm_choose(&execs[0], &problem, reasons);
+    CHECK_MSG(strcmp(impl->name, "blocked") == 0, "%s", impl->name);
+    for (int i = 0; te_gemm_impls + i < impl; i++) CHECK_MSG(reasons[i] && reasons[i][0], "%s gives no reason", te_gemm_impls[i].name);
+    release(&p);
+}
+
 int main(void)
 {
     execs[0] = test_exec_open(1);
@@ -314,6 +437,13 @@ int main(void)
     test_not_finite();
     test_result_not_read();
     test_errors();
+    test_keys();
+    test_cache();
+    test_memory_failures();
+    test_choice();
+#ifdef TE_WITH_ONEDNN
+    CHECK(onednn_runs > 0 || te_cpu(&execs[0])->isa == TE_CPU_PORTABLE);
+#endif
     test_exec_close(&execs[0]);
     test_exec_close(&execs[1]);
     return TEST_END();

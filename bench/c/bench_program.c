@@ -150,14 +150,19 @@ WIDEST static void hand_softmax(void *const *out, void *const *in, int64_t begin
 
 /* --- measuring -------------------------------------------------------------------------------------------------- */
 
-static void *make_operand(te_operand *operand, const char *spec, int64_t rows, int64_t columns, double *bytes)
+static size_t operand_bytes(const te_operand *operand, int64_t rows, int64_t columns)
+{
+    return (size_t)(operand->stride[0] ? rows * columns : columns) * te_dtype_size(operand->dtype);
+}
+
+static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, int64_t rows, int64_t columns, double *bytes)
 {
     char    kind = strchr(spec, ':') ? strchr(spec, ':')[1] : 'f';
     int64_t count = kind == 'c' ? columns : rows * columns;
     *operand = (te_operand){.dtype = kind == 'f' ? TE_F32 : TE_BF16, .stride = {kind == 'c' ? 0 : columns, 1}};
-    size_t size = (size_t)count * te_dtype_size(operand->dtype);
+    size_t size = operand_bytes(operand, rows, columns);
     *bytes += (double)size;
-    operand->data = aligned_alloc(1 << 12, (size + 4095) / 4096 * 4096);
+    operand->data = te_cpu_memory_alloc(exec, size);
     for (int64_t i = 0; operand->data && i < count; i++) te_store_f64(operand->data, operand->dtype, i, 0.25 + (double)(i % 1001) * 1e-3);
     return operand->data;
 }
@@ -203,12 +208,12 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
     double      values[MAX_OPERANDS + 1], bytes = 0, best = 1e9, best_hand = 1e9;
     te_program *program = compile(b, &n_in, &n_out, &n_params, columns, values);
     if (!program) return;
-    for (int i = 0; i < n_in; i++) in_data[i] = make_operand(&in[i], b->inputs[i], rows, columns, &bytes);
+    for (int i = 0; i < n_in; i++) in_data[i] = make_operand(exec, &in[i], b->inputs[i], rows, columns, &bytes);
     for (int i = 0; i < n_out; i++) {
         bool in_place = strchr(b->outputs[i], '=') != NULL;
         if (in_place) bytes += (double)(rows * columns) * (double)te_dtype_size(in[i].dtype);
         out[i] = in[i];
-        out_data[i] = in_place ? in_data[i] : make_operand(&out[i], b->outputs[i], rows, columns, &bytes);
+        out_data[i] = in_place ? in_data[i] : make_operand(exec, &out[i], b->outputs[i], rows, columns, &bytes);
     }
     te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out, .params = values};
     for (double start = now(); now() - start < seconds_each;) {
@@ -224,28 +229,28 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
            (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9, bytes / best / bandwidth,
            best_hand / best);
     for (int i = 0; i < n_out; i++)
-        if (!strchr(b->outputs[i], '=')) free(out[i].data);
-    for (int i = 0; i < n_in; i++) free(in[i].data);
+        if (!strchr(b->outputs[i], '=')) te_cpu_memory_free(exec, out[i].data, operand_bytes(&out[i], rows, columns));
+    for (int i = 0; i < n_in; i++) te_cpu_memory_free(exec, in[i].data, operand_bytes(&in[i], rows, columns));
     te_program_free(program);
 }
 
 /* Bytes a second of a += s * b on arrays of 128 MB. */
-static double measure_stream(int threads)
+static double measure_stream(te_exec *exec)
 {
     enum { COUNT = 32 << 20 };
-    float *a = aligned_alloc(4096, COUNT * sizeof *a), *b = aligned_alloc(4096, COUNT * sizeof *b);
+    float *a = te_cpu_memory_alloc(exec, COUNT * sizeof *a), *b = te_cpu_memory_alloc(exec, COUNT * sizeof *b);
     double best = 1e9;
     for (int repeat = 0; a && b && repeat < 12; repeat++) {
         double start = now();
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(exec->threads)
         for (int64_t i = 0; i < COUNT; i++) {
             if (repeat == 0) a[i] = 0, b[i] = 1;
             a[i] += 0.5f * b[i];
         }
         if (repeat && now() - start < best) best = now() - start;
     }
-    free(a);
-    free(b);
+    te_cpu_memory_free(exec, a, COUNT * sizeof *a);
+    te_cpu_memory_free(exec, b, COUNT * sizeof *b);
     return 3.0 * COUNT * sizeof(float) / best;
 }
 
@@ -255,7 +260,7 @@ int main(int argc, char **argv)
     exec.threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     if (argc > 2) seconds_each = atof(argv[2]);
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
-    double bandwidth = measure_stream(exec.threads);
+    double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
     static const int64_t shapes[][2] = {{1, 16}, {64, 16}, {1024, 16}, {100, 64}, {8, 768}, {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)

@@ -1,4 +1,5 @@
---- fail(format, …): raises a message at the line of the script that called into the library, however deep inside it is found.
+--- fail(format, …): raises a message at the line of the script that called into the library, however deep inside the
+--- mistake is found.
 
 local raise = require("te")._core.fail
 

@@ -247,7 +247,8 @@ end
 function Module:train() return set_training(self, true) end
 function Module:eval() return set_training(self, false) end
 
---- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors: make optimizers after.
+--- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors, so optimizers are made
+--- after.
 ---@param where string
 function Module:to(where)
     local moved = {}

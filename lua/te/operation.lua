@@ -1,9 +1,9 @@
 --- te.BasicOperation and te.FusedOperation: the bases of fusible operations.
 --
 -- A basic operation holds parameters and computes y, extra outputs … = op_forward(ctx, x, extra inputs …). With an
--- op_backward it is recorded as one node: op_backward(ctx, dy, gradients of extra outputs …) returns dx, a list with the
--- gradients of its own parameters in the order of their registration, and a list with those of the extra inputs. Without
--- one, the engine's tape sees what op_forward does, which is how the built-in operations get their gradients.
+-- op_backward it is recorded as one node: op_backward(ctx, dy, gradients of extra outputs …) returns dx, a list with
+-- the gradients of its own parameters in the order of their registration, and a list with those of the extra inputs.
+-- Without one, the engine's tape sees what op_forward does, which is how the built-in operations get their gradients.
 --
 -- A fused operation stands for several basic ones and owns no state.
 

@@ -1,8 +1,9 @@
 --- te.Sequential: runs modules one after the other.
 --
--- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. Operations may take extra inputs,
--- which follow x in the order of the operations that take them, and make extra outputs, which follow y. One more tensor
--- in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends across tokens.
+-- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. Operations may take extra
+-- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One more
+-- tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends across
+-- tokens.
 --
 -- An intermediate result is released as soon as the next module has read it. That needs the promise `pure` on both
 -- sides: a pure module keeps neither its input nor its result, and returns a fresh tensor or its input. (What backward

@@ -110,7 +110,8 @@ end
 function Char:decode(ids)
     local pieces = {}
     for i, id in ipairs(ids) do
-        pieces[i] = self.texts[id] or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(id), self.vocab_size)
+        pieces[i] = self.texts[id]
+            or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(id), self.vocab_size)
     end
     return table.concat(pieces)
 end

@@ -19,12 +19,14 @@ describe("te.models.gpt", function()
         assert.same({ 8, 11 }, logits.shape)
         assert.is_true(math.abs(loss:item() - math.log(11)) < 0.5)
         assert.same({ 1, 11 }, model(x).shape)
-        local biased = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16, bias = true }
+        local biased = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16,
+            bias = true }
         assert.equal(model:num_parameters() + 2 * (16 * 2 + 48 + 16 + 64 + 16) + 16, biased:num_parameters())
     end)
 
     it("sees only the past", function()
-        local a, b = model(ids { { 1, 2, 3, 4 } }, ids { { 0, 0, 0, 0 } }), model(ids { { 1, 2, 3, 9 } }, ids { { 0, 0, 0, 0 } })
+        local targets = ids { { 0, 0, 0, 0 } }
+        local a, b = model(ids { { 1, 2, 3, 4 } }, targets), model(ids { { 1, 2, 3, 9 } }, targets)
         assert.is_true((a:narrow(1, 1, 3) - b:narrow(1, 1, 3)):abs():max():item() < 1e-6)
         assert.is_true((a:narrow(1, 4, 1) - b:narrow(1, 4, 1)):abs():max():item() > 1e-4)
     end)

@@ -69,7 +69,8 @@ describe("attention modules", function()
     end)
 
     it("names sizes that do not fit", function()
-        assert.error_matches(function() te.MultiHeadedSelfAttention(10, 4) end, "hidden_size 10 must be a multiple of num_heads 4")
+        assert.error_matches(function() te.MultiHeadedSelfAttention(10, 4) end,
+            "hidden_size 10 must be a multiple of num_heads 4")
         assert.error_matches(function() te.GroupedQueryAttention(16, 4, 3) end, "num_kv_heads 3")
         assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { masked = true }) end, "unknown option")
     end)

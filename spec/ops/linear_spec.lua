@@ -23,8 +23,10 @@ describe("te.Linear", function()
         local y, bias = te.Linear(2, 3, { return_bias = true })(te.ones({ 1, 2 }))
         assert.same({ 1, 3 }, y.shape)
         assert.same({ 3 }, bias.shape)
-        assert.error_matches(function() te.Linear(2, 2, { bais = false }) end, 'unknown option "bais", did you mean "bias"')
-        assert.error_matches(function() te.Linear(0, 2) end, "te%.Linear: in_features: expected positive integer, got 0")
+        assert.error_matches(function() te.Linear(2, 2, { bais = false }) end,
+            'unknown option "bais", did you mean "bias"')
+        assert.error_matches(function() te.Linear(0, 2) end,
+            "te%.Linear: in_features: expected positive integer, got 0")
     end)
 
     it("names itself and the shape that does not fit", function()

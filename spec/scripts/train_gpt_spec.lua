@@ -7,7 +7,8 @@ local folder
 
 -- Runs a script; returns exit code, standard output, standard error.
 local function run(script, options)
-    local command = ("%s scripts/%s --threads=1 %s >%s/stdout 2>%s/stderr"):format(TETRAIN, script, options, folder, folder)
+    local command = ("%s scripts/%s --threads=1 %s >%s/stdout 2>%s/stderr"):format(TETRAIN, script, options,
+        folder, folder)
     local status = os.execute(command)
     local texts = {}
     for i, name in ipairs { "stdout", "stderr" } do
@@ -88,8 +89,8 @@ describe("train_gpt.lua", function()
             os.execute(("rm -rf %s/stop"):format(folder))
             local command = ("%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
                 .. "--eval-interval=1000000 >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, folder)
-            local script = ("%s & pid=$!; for i in $(seq 600); do [ -s %s/stop/metrics.jsonl ] && break; sleep 0.1; done; kill -%s $pid; "
-                .. "wait $pid; echo $? >%s/code"):format(command, folder, signal, folder)
+            local script = ("%s & pid=$!; for i in $(seq 600); do [ -s %s/stop/metrics.jsonl ] && break; sleep 0.1; done; "
+                .. "kill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder, signal, folder)
             os.execute(script)
             assert.equal("75\n", assert(io.open(folder .. "/code")):read("*a"))
             local steps = te.train.checkpoint.steps(folder .. "/stop")

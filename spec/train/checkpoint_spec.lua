@@ -12,7 +12,8 @@ describe("te.train.checkpoint", function()
 
     local function make(seed)
         te.manual_seed(seed)
-        local model = te.models.gpt { vocab_size = 7, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8, dropout = 0.1 }
+        local model = te.models.gpt { vocab_size = 7, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8,
+            dropout = 0.1 }
         return model, te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-2 })
     end
 

@@ -31,6 +31,7 @@ typedef struct te_lua {
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */
+    bool               left_jit; /* the compiler is off until the host's call ends */
     bool               polls_stop; /* the script asks te._core.interrupt_flag() itself */
     volatile int       stop_requested;
     char               device[32]; /* default device for new tensors */
@@ -65,6 +66,8 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
 const char *te_lua_nearest(const char *name, const char *const *names, int n);
 /* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */
 const char *te_lua_describe(lua_State *L, int index, char *text, size_t size);
+/* limits.c: makes an interrupted script run interpreted, where hooks stop it. */
+void te_lua_leave_jit(te_lua *rt, lua_State *L);
 /* Message handler for lua_pcall: the message with the traceback of Lua functions. */
 int te_lua_traceback(lua_State *L);
 /* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error alone. */

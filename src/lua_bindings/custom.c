@@ -131,13 +131,15 @@ static int record(lua_State *L)
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *inputs[MAX_INPUTS];
     te_call    call = {.ctx = rt->ctx, .op = &custom_op};
-    int        n_out = (int)te_lua_check_int(L, 3, "custom", "number of outputs"), first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
+    int64_t    count = te_lua_check_int(L, 3, "custom", "number of outputs");
     bool       wanted = false;
     char       text[256];
     luaL_checktype(L, 1, LUA_TFUNCTION);
     te_lua_enter(rt, L, "custom");
-    if (n_out < 1 || n_out > TE_OP_MAX_OUTPUTS)
-        return te_lua_fail(L, "custom", "the forward function returned %d values; one to %d tensors are possible", n_out, TE_OP_MAX_OUTPUTS);
+    if (count < 1 || count > TE_OP_MAX_OUTPUTS)
+        return te_lua_fail(L, "custom", "the forward function returned %lld values; one to %d tensors are possible", (long long)count,
+                           TE_OP_MAX_OUTPUTS);
+    int n_out = (int)count, first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
     if (n_in < 0 || n_in > MAX_INPUTS) return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
     for (int i = 0; i < n_out; i++)
         if (!te_lua_to_tensor(L, 4 + i) || !te_lua_to_tensor(L, 4 + i)->t)

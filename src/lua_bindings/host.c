@@ -73,8 +73,8 @@ static int open_state(lua_State *L)
 {
     tetrain *host = lua_touserdata(L, 1);
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
-    if (restricted || host->options.lua_memory_limit || host->options.instruction_limit)
-        luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    host->interpreted = restricted || host->options.lua_memory_limit || host->options.instruction_limit;
+    if (host->interpreted) luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
     if (restricted)
         open_restricted(L);
     else

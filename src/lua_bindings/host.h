@@ -12,6 +12,7 @@ struct tetrain {
     te_context     *ctx;
     te_lua         *rt;
     size_t          lua_memory; /* in use, where it is limited */
+    bool            interpreted; /* the JIT compiler is off for good */
     volatile int    interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */

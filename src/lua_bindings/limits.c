@@ -1,10 +1,12 @@
 /* limits.c - stopping scripts: interrupts and the instruction limit.
  *
  * Both raise from a hook, again at every instruction until the call of the host has ended, so that pcall cannot keep a
- * script alive. Compiled code calls no hooks: there the engine's own check stops a script at its next operation, and
- * runtimes with an instruction limit run interpreted.
+ * script alive. Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all
+ * compiled code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
  */
 #include "host.h"
+
+#include <luajit.h>
 
 enum { COUNT_STEP = 10000 };
 
@@ -21,6 +23,13 @@ static void stop_hook(lua_State *L, lua_Debug *frame)
     luaL_error(L, "instruction limit of %f reached", (double)host->options.instruction_limit);
 }
 
+void te_lua_leave_jit(te_lua *rt, lua_State *L)
+{
+    if (rt->left_jit) return;
+    rt->left_jit = luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF) != 0;
+    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
+}
+
 void tetrain_start_limits(tetrain *host)
 {
     host->executed = 0;
@@ -32,6 +41,8 @@ void tetrain_start_limits(tetrain *host)
 void tetrain_stop_limits(tetrain *host)
 {
     lua_sethook(host->L, NULL, 0, 0);
+    if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
+    host->rt->left_jit = false;
     host->limit_reached = false;
     host->interrupted = 0;
     host->rt->stop_requested = 0;

@@ -72,9 +72,13 @@ static int wrong_type(reader *r, const te_param *p, int index)
     return te_lua_fail(r->L, r->name, "%s: expected %s, got %s", p->name, wanted(r, p), te_lua_describe(r->L, index, text, sizeof text));
 }
 
+/* From Lua's count to the engine's. */
 static int64_t from_one(reader *r, const te_param *p, int64_t position)
 {
+    bool is_dim = p->type == TE_TYPE_DIM || p->type == TE_TYPE_DIMS;
     if (position == 0) te_lua_fail(r->L, r->name, "%s: 0 given, but dimensions and positions count from 1", p->name);
+    if (is_dim && (position > TE_MAX_DIMS + 1 || position < -TE_MAX_DIMS - 1))
+        te_lua_fail(r->L, r->name, "%s: %lld given, but tensors have at most %d dimensions", p->name, (long long)position, TE_MAX_DIMS);
     return position > 0 ? position - 1 : position;
 }
 

@@ -11,6 +11,14 @@ static double number_field(lua_State *L, const char *function, const char *name,
     return value;
 }
 
+static int64_t int_field(lua_State *L, const char *function, const char *name, int64_t otherwise)
+{
+    lua_getfield(L, 1, name);
+    int64_t value = lua_isnil(L, -1) ? otherwise : te_lua_check_int(L, -1, function, name);
+    lua_pop(L, 1);
+    return value;
+}
+
 static bool bool_field(lua_State *L, const char *name)
 {
     lua_getfield(L, 1, name);
@@ -65,7 +73,7 @@ static int adamw_step(lua_State *L)
     te_adamw o = {.lr = number_field(L, "adamw_step", "lr", 1e-3), .beta1 = number_field(L, "adamw_step", "beta1", 0.9),
                   .beta2 = number_field(L, "adamw_step", "beta2", 0.999), .eps = number_field(L, "adamw_step", "eps", 1e-8),
                   .weight_decay = number_field(L, "adamw_step", "weight_decay", 0),
-                  .step = (int64_t)number_field(L, "adamw_step", "step", 1),
+                  .step = int_field(L, "adamw_step", "step", 1),
                   .grad_scale = number_field(L, "adamw_step", "grad_scale", 1)};
     te_lua_tensors lists[5];
     lists[0] = list_field(L, "adamw_step", "params", -1, false);

@@ -4,8 +4,8 @@
 --     local logits, loss = model(ids, targets)      -- {batch, seq}, ids count from 0
 --     local more = model:generate(ids, 100, { temperature = 0.8, top_k = 50 })
 --
--- Pre-norm blocks, learned positions, the head shares the token embedding's table. Weights start as N(0, 0.02), those
--- that end in a residual sum as N(0, 0.02 / sqrt(2 n_layer)).
+-- Pre-norm blocks, learned positions, the head shares the token embedding's table. Weights start as N(0, init_std),
+-- those that end in a residual sum as N(0, init_std / sqrt(2 n_layer)).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -20,6 +20,7 @@ local CONFIG = {
     n_embd = { "size", 768 },
     dropout = { "number", 0, min = 0, max = 1 },
     bias = { "boolean", false },
+    init_std = { "number", 0.02, min = 0 },
     gelu = { "string", "none", choices = { "none", "tanh" } }, -- exact, or GPT-2's approximation
 }
 
@@ -28,8 +29,8 @@ Block.pure = true
 
 function Block:init(config)
     local width, bias = config.n_embd, config.bias
-    local init = initializers.normal(0, 0.02)
-    local residual_init = initializers.normal(0, 0.02 / math.sqrt(2 * config.n_layer))
+    local init = initializers.normal(0, config.init_std)
+    local residual_init = initializers.normal(0, config.init_std / math.sqrt(2 * config.n_layer))
     self.attention = te.Residual(
         te.LayerNorm(width, { bias = bias }),
         te.MultiHeadedSelfAttention(width, config.n_head, { causal = true, dropout = config.dropout, bias = bias,
@@ -56,7 +57,7 @@ function GPT:init(config)
     config = options.check("te.models.gpt", config, CONFIG)
     if not config.vocab_size then fail("te.models.gpt: vocab_size is needed") end
     self.config = config
-    local init = { init_method = initializers.normal(0, 0.02) }
+    local init = { init_method = initializers.normal(0, config.init_std) }
     self.wte = te.Embedding(config.vocab_size, config.n_embd, init)
     self.wpe = te.Embedding(config.block_size, config.n_embd, init)
     self.dropout = te.Dropout(config.dropout)

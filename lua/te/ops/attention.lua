@@ -1,9 +1,9 @@
 --- Attention as modules.
 --
--- The self-attention modules project x to Q, K and V in one product, attend, and project back. x is {tokens, hidden} for
--- one sequence, {batch, seq, hidden}, or {tokens, hidden} with seq_lens {batch} for packed sequences. Grouped-query
--- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is the
--- ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023).
+-- The self-attention modules project x to Q, K and V in one product, attend, and project back. x is {tokens, hidden}
+-- for one sequence, {batch, seq, hidden}, or {tokens, hidden} with seq_lens {batch} for packed sequences. Grouped-query
+-- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is
+-- the ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023).
 
 local te = require "te"
 local fail = require "te.fail"

@@ -123,8 +123,8 @@ function checkpoint.check_data(saved, set)
     end
 end
 
---- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new run
---- replaces it.
+--- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new
+--- run replaces it.
 function checkpoint.set_aside(folder)
     te._core.mkdir(folder)
     local steps = checkpoint.steps(folder)

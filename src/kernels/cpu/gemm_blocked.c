@@ -45,6 +45,7 @@ typedef struct gemm_plan {
     int64_t splits;               /* shares of a chunk */
     int     threads;              /* that share one product */
     bool    spread;               /* each thread takes whole products of the batch */
+    bool    direct_a; /* rows of a serve as they are */
     size_t  b_bytes, a_bytes, sums_bytes, bias_bytes; /* workspace: sums per thread, or of a chunk when passes > 1 */
 } gemm_plan;
 
@@ -104,6 +105,16 @@ static void plan_blocks(gemm_plan *plan)
     plan->splits = plan->threads == 1 ? 1 : at_most(divide_up(2 * plan->threads, plan->blocks), plan->chunk_panels);
 }
 
+/* Whether words of a lie one after the other in memory. Rows a multiple of a page apart are packed all the same: they would
+ * share the few cache lines of one set. */
+static bool is_direct(const gemm_plan *plan)
+{
+    const te_gemm_matrix *a = &plan->p->a;
+    bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
+                       (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
+    return whole_words && a->cs == 1 && a->rs * a->size % 4096 != 0;
+}
+
 static void plan_workspace(gemm_plan *plan)
 {
     const te_gemm_problem *p = plan->p;
@@ -111,7 +122,8 @@ static void plan_workspace(gemm_plan *plan)
     size_t line = plan->pass_words * kernel->word_bytes, tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
     int64_t row_panels = plan->block_rows / kernel->mr;
     plan->b_bytes = align_up(plan->chunk_panels * kernel->nr * line);
-    plan->a_bytes = align_up(plan->block_rows * line);
+    plan->direct_a = is_direct(plan);
+    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->block_rows * line);
     if (plan->passes > 1) plan->sums_bytes = align_up(plan->blocks * row_panels * plan->chunk_panels * tile);
     else plan->sums_bytes = align_up(row_panels * tile);
     if (te_view_present(&p->bias)) plan->bias_bytes = align_up((p->bias_by_row ? p->m : p->n) * kernel->sum_bytes);
@@ -166,23 +178,53 @@ static void pack_b(gemm_product *t, int64_t first, int64_t last, int64_t pass, i
     }
 }
 
-/* The tiles of a packed block of rows [row, row + rows) with panel `panel` of b, at b; sums: tiles `step` bytes apart. */
-static void run_tiles(const gemm_product *t, const char *a, int64_t row, int64_t rows, const char *b, int64_t panel, int64_t pass,
-                      char *sums, int64_t step)
+/* A block of rows of a: packed, or in place. Strides in bytes. */
+typedef struct gemm_block {
+    const char *data;
+    int64_t     row, rows;
+    int64_t     row_stride, step, panel_stride; /* within a panel and from panel to panel */
+} gemm_block;
+
+static gemm_block block_of_a(const gemm_product *t, int64_t row, int64_t rows, int64_t pass, char *packed)
+{
+    const gemm_plan *plan = t->plan;
+    int64_t mr = plan->kernel->mr, word = plan->kernel->word_bytes, line = words_of_pass(plan, pass) * word;
+    if (plan->direct_a)
+        return (gemm_block){.data = t->a.data + row * t->a.row + pass * plan->pass_words * word, .row = row, .rows = rows,
+                            .row_stride = t->a.row, .step = word, .panel_stride = mr * t->a.row};
+    for (int64_t i = 0; i < rows; i += mr)
+        pack_lines(plan, &t->a, true, row + i, (int)at_most(rows - i, mr), (int)mr, pass, packed + i * line);
+    return (gemm_block){.data = packed, .row = row, .rows = rows, .row_stride = word, .step = mr * word,
+                        .panel_stride = mr * line};
+}
+
+/* The lines of c that a tile is about to reach, which are a few from each of some rows: no pattern that hardware foresees. */
+static void prefetch_tile(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
+{
+    for (int i = 0; i < rows; i++) {
+        const char *line = te_gemm_element(c, row + i, col), *end = te_gemm_element(c, row + i, col + cols - 1);
+        for (; c->cs == 1 && line <= end; line += 64) __builtin_prefetch(line, 1);
+    }
+}
+
+/* The tiles of a block with panel `panel` of b, at b; sums: tiles `sums_step` bytes apart. */
+static void run_tiles(const gemm_product *t, const gemm_block *block, const char *b, int64_t panel, int64_t pass, char *sums,
+                      int64_t sums_step)
 {
     const gemm_plan *plan = t->plan;
     const te_gemm_kernel *kernel = plan->kernel;
-    int64_t words = words_of_pass(plan, pass), a_step = kernel->mr * kernel->word_bytes, b_step = kernel->nr * kernel->word_bytes;
-    int cols = (int)at_most(plan->p->n - panel * kernel->nr, kernel->nr), vectors = (cols + kernel->lanes - 1) / kernel->lanes;
+    int64_t words = words_of_pass(plan, pass), b_step = kernel->nr * kernel->word_bytes, col = panel * kernel->nr;
+    int cols = (int)at_most(plan->p->n - col, kernel->nr), vectors = (cols + kernel->lanes - 1) / kernel->lanes;
     for (int64_t w = 0; w == 0 || w < words; w += SLICE_WORDS) {
         int64_t slice = at_most(words - w, SLICE_WORDS);
         bool done = w + slice == words && pass == plan->passes - 1;
-        for (int64_t i = 0; i < rows; i += kernel->mr) {
-            int height = (int)at_most(rows - i, kernel->mr);
-            char *tile = sums + i / kernel->mr * step;
-            kernel->tile[height - 1][vectors - 1](a + i * words * kernel->word_bytes + w * a_step, kernel->word_bytes, a_step,
-                                                  b + w * b_step, slice, tile, w == 0 && pass == 0);
-            if (done) kernel->finish(&t->finish, tile, kernel->nr, row + i, panel * kernel->nr, height, cols);
+        const char *a = block->data + w * block->step;
+        char *tile = sums;
+        for (int64_t i = 0; i < block->rows; i += kernel->mr, a += block->panel_stride, tile += sums_step) {
+            int rows = (int)at_most(block->rows - i, kernel->mr);
+            if (done) prefetch_tile(&t->finish.c, block->row + i, col, rows, cols);
+            kernel->tile[rows - 1][vectors - 1](a, block->row_stride, block->step, b + w * b_step, slice, tile, w == 0 && pass == 0);
+            if (done) kernel->finish(&t->finish, tile, kernel->nr, block->row + i, col, rows, cols);
         }
     }
 }
@@ -192,13 +234,10 @@ static void run_unit(const gemm_product *t, int64_t unit, int64_t first, int64_t
 {
     const gemm_plan *plan = t->plan;
     const te_gemm_kernel *kernel = plan->kernel;
-    int64_t block = unit / plan->splits, share = unit % plan->splits, words = words_of_pass(plan, pass);
-    int64_t row = block * plan->block_rows, rows = at_most(plan->p->m - row, plan->block_rows);
-    int64_t begin = first + (last - first) * share / plan->splits, end = first + (last - first) * (share + 1) / plan->splits;
-    int64_t tile = kernel->mr * kernel->nr * kernel->sum_bytes, b_bytes = words * kernel->nr * kernel->word_bytes;
-    for (int64_t i = 0; i < rows; i += kernel->mr)
-        pack_lines(plan, &t->a, true, row + i, (int)at_most(rows - i, kernel->mr), kernel->mr, pass,
-                   own + i * words * kernel->word_bytes);
+    int64_t share = unit % plan->splits, row = unit / plan->splits * plan->block_rows, panels = last - first;
+    int64_t begin = first + panels * share / plan->splits, end = first + panels * (share + 1) / plan->splits;
+    int64_t tile = kernel->mr * kernel->nr * kernel->sum_bytes, b_bytes = words_of_pass(plan, pass) * kernel->nr * kernel->word_bytes;
+    gemm_block block = block_of_a(t, row, at_most(plan->p->m - row, plan->block_rows), pass, own);
     for (int64_t panel = begin; panel < end; panel++) {
         char *sums = own + plan->a_bytes;
         int64_t step = tile;
@@ -206,7 +245,7 @@ static void run_unit(const gemm_product *t, int64_t unit, int64_t first, int64_t
             step = tile * plan->chunk_panels;
             sums = t->sums + row / kernel->mr * step + (panel - first) * tile;
         }
-        run_tiles(t, own, row, rows, t->b_panels + (panel - first) * b_bytes, panel, pass, sums, step);
+        run_tiles(t, &block, t->b_panels + (panel - first) * b_bytes, panel, pass, sums, step);
     }
 }
 

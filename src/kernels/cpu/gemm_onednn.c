@@ -23,11 +23,13 @@
 #include <string.h>
 
 enum {
-    PIECE_MACS = 4 << 20,
+    PIECE_MACS = 64 << 20,  /* about 0.1 to 1 ms of one thread */
+    FEW_MACS = 4 << 20,     /* what is shared at all, by few threads */
     PIECES = 16,
-    PIECE_ROWS = 128,   /* oneDNN rearranges b for each piece: with fewer rows that becomes noticeable */
+    PIECE_ROWS = 128,       /* oneDNN rearranges b for each piece: with fewer rows that becomes noticeable */
     PIECE_COLS = 512,
-    PACK_ROWS = 128,    /* up to here b is worth a packed copy */
+    LARGE_B = 8 << 20,      /* elements that are not to be rearranged once more */
+    PACK_ROWS = 128,        /* up to here b is worth a packed copy */
     BATCH_MACS = 128 << 10,
     SHAPES = 4
 };
@@ -39,19 +41,26 @@ typedef struct grid {
 
 static int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. */
-static grid grid_make(const te_gemm_problem *p)
+static int64_t pieces_wanted(const te_gemm_problem *p)
 {
     double macs = (double)p->m * (double)p->n * (double)p->k;
-    int64_t rows = p->m, cols = p->n, pieces = 1, wanted = macs >= PIECES * (double)PIECE_MACS ? PIECES : (int64_t)(macs / PIECE_MACS);
-    while (2 * pieces <= wanted) {
+    if (macs >= PIECES * (double)PIECE_MACS) return PIECES;
+    if (macs >= 4 * (double)PIECE_MACS) return (int64_t)(macs / PIECE_MACS);
+    return macs >= 4 * (double)FEW_MACS ? 4 : macs >= FEW_MACS ? 2 : 1;
+}
+
+/* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. A few there
+ * shall be even where that costs a little. */
+static grid grid_make(const te_gemm_problem *p)
+{
+    int64_t rows = p->m, cols = p->n, pieces = 1, wanted = pieces_wanted(p);
+    for (; 2 * pieces <= wanted; pieces *= 2) {
         if (cols >= 4 * rows && cols >= 4 * PIECE_COLS) cols = (cols + 1) / 2;
         else if (rows >= 2 * PIECE_ROWS) rows = (rows + 1) / 2;
         else if (cols >= 2 * PIECE_COLS) cols = (cols + 1) / 2;
-        else if (pieces < 4 && cols >= 768) cols = (cols + 1) / 2;
+        else if (pieces < 4 && p->k * cols >= LARGE_B && cols >= PIECE_COLS) cols = (cols + 1) / 2;
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;
         else break;
-        pieces *= 2;
     }
     grid g = {.rows = round_up(rows, 16), .cols = round_up(cols, 64)};
     if (rows == p->m) g.rows = rows;
@@ -230,7 +239,7 @@ static te_status run_job(te_exec *exec, gemm_job *job)
     double macs = (double)job->p->m * (double)job->p->n * (double)job->p->k * (double)job->p->batches;
     int64_t pieces = job->grid.down * job->grid.across * job->p->batches;
     int threads = exec->threads < pieces ? exec->threads : (int)pieces;
-    if (threads < 1 || macs < PIECE_MACS) threads = 1;
+    if (threads < 1 || macs < FEW_MACS) threads = 1;
     for (int i = 0; i < SHAPES; i++)
         if (job->matmul[i] && job->matmul[i]->scratchpad_bytes > job->scratch_bytes)
             job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);

@@ -1,11 +1,12 @@
 /* program_blocks_body.h - the loops behind a te_blocks table, for the value type te_real. Included once by a file that
  * defines te_real, TE_REAL_IS_F32, TE_BLOCKS_TABLE (the table's name) and TE_REAL_FN(name), the elementary functions.
  *
+ * Operations, loads and stores are here, the rest in program_blocks_random.h and program_blocks_fold.h.
+ *
  * Every loop is written so that GCC and clang vectorize it: no calls that are not inlined, selections instead of branches,
  * lengths of any size. `omp simd` states that iterations are independent, which holds with dst equal to an argument.
  */
-#include "../dtype.h"
-#include "../philox.h"
+#include "../elementary.h"
 #include "program_blocks.h"
 
 #include <string.h>
@@ -87,7 +88,6 @@ TE_BINARY(add, x + y)
 TE_BINARY(sub, x - y)
 TE_BINARY(mul, x *y)
 TE_BINARY(div, x / y)
-TE_BINARY(pow, TE_REAL_FN(pow)(x, y))
 TE_BINARY(min, ((y < x) | (y != y)) ? y : x)
 TE_BINARY(max, ((x > y) | (x != x)) ? x : y)
 TE_BINARY(lt, x < y ? (te_real)1 : (te_real)0)
@@ -142,6 +142,29 @@ TE_PAIR(mul_add, TE_TIMES, TE_PLUS)
 TE_PAIR(mul_sub, TE_TIMES, TE_MINUS)
 TE_PAIR(mul_from, TE_TIMES, TE_FROM)
 TE_PAIR(mul_mul, TE_TIMES, TE_TIMES)
+
+TE_BINARY_VARIANT(pow, 0, , a[i], b[i], TE_REAL_FN(pow)(x, y))
+
+/* One of the arguments a number: spread, since compilers that know an argument not to change leave the loop scalar. */
+static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
+{
+    enum { SPAN = 256 };
+    te_real number[SPAN], *d = dst;
+    for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pa;
+    for (size_t i = 0; i < n; i += SPAN) op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
+}
+
+static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
+{
+    enum { SPAN = 256 };
+    te_real number[SPAN], *d = dst;
+    if (TE_REAL_IS_F32 && *(const te_real *)pb == 2) {
+        op_mul_0(dst, pa, pa, pc, n); /* the same bits, see te_pow */
+        return;
+    }
+    for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pb;
+    for (size_t i = 0; i < n; i += SPAN) op_pow_0(d + i, (const te_real *)pa + i, number, pc, n - i < SPAN ? n - i : SPAN);
+}
 
 #if TE_REAL_IS_F32
 /* Angles too large for the loop without branches are looked for first: dst may be where they are. */
@@ -219,263 +242,8 @@ TE_LOAD_STORE(bool, uint8_t, TE_FROM_BOOL, TE_TO_BOOL)
 static void   set_value(void *dst, double value) { *(te_real *)dst = (te_real)value; }
 static double get_value(const void *src) { return (double)*(const te_real *)src; }
 
-/* --- generated values ------------------------------------------------------------------------------------------- */
-
-static void fill_columns(void *dst, int64_t first, int64_t columns, size_t n)
-{
-    te_real *d = dst;
-    while (n) {
-        size_t run = (size_t)(columns - first) < n ? (size_t)(columns - first) : n;
-        if (first + (int64_t)run <= INT32_MAX) {
-            int32_t start = (int32_t)first;
-            _Pragma("omp simd") for (int32_t i = 0; i < (int32_t)run; i++) d[i] = (te_real)(start + i);
-        } else {
-            for (size_t i = 0; i < run; i++) d[i] = (te_real)(first + (int64_t)i);
-        }
-        d += run;
-        n -= run;
-        first = 0;
-    }
-}
-
-static void repeat_rows(void *dst, const void *src, size_t rows, size_t columns)
-{
-    te_real       *d = dst;
-    const te_real *s = src;
-    for (size_t r = 0; r < rows; r++) {
-        te_real value = s[r];
-        for (size_t j = 0; j < columns; j++) *d++ = value;
-    }
-}
-
-enum { RANDOM_SPAN = 256 };
-
-/* Words of 4 * groups elements from group `first` on. */
-static void random_words(uint32_t *restrict out, te_rng rng, uint64_t first, size_t groups)
-{
-    uint32_t k0 = (uint32_t)rng.seed, k1 = (uint32_t)(rng.seed >> 32);
-    uint32_t s0 = (uint32_t)rng.stream, s1 = (uint32_t)(rng.stream >> 32);
-    uint64_t counter = rng.offset + first;
-    _Pragma("omp simd") for (size_t g = 0; g < groups; g++)
-    {
-        te_philox_words words = te_philox((uint32_t)(counter + g), (uint32_t)((counter + g) >> 32), s0, s1, k0, k1);
-        out[4 * g] = words.word[0];
-        out[4 * g + 1] = words.word[1];
-        out[4 * g + 2] = words.word[2];
-        out[4 * g + 3] = words.word[3];
-    }
-}
-
-/* `w` is the word of element 0; elements start at an even one when `odd` is false. */
-static void random_values(te_real *d, const te_block_random *random, const uint32_t *w, const te_real *p, bool odd, size_t n)
-{
-    switch (random->op) {
-    case TE_PW_RANDOM:
-        TE_EACH d[i] = (te_real)te_rng_uniform(w[i]);
-        break;
-    case TE_PW_KEEP:
-        if (p) {
-            for (size_t i = 0; i < n; i++) d[i] = w[i] >= te_rng_threshold((double)p[i]) ? 1 : 0;
-        } else {
-            uint32_t least = (uint32_t)random->threshold;
-            te_real  kept = random->threshold >> 32 ? 0 : 1;
-            TE_EACH d[i] = w[i] >= least ? kept : (te_real)0;
-        }
-        break;
-    default:
-        for (size_t i = 0; i < n; i++) {
-            bool            second = (i & 1u) != odd;
-            const uint32_t *pair = w + i - second;
-            d[i] = (te_real)te_rng_normal(pair[0], pair[1], second);
-        }
-    }
-}
-
-static void fill_random(void *dst, const te_block_random *random, size_t n)
-{
-    te_real       *d = dst;
-    const te_real *p = random->p;
-    uint64_t       first = random->first;
-    while (n) {
-        uint32_t words[RANDOM_SPAN + 8];
-        size_t   skip = (size_t)(first % 4), span = n < RANDOM_SPAN ? n : RANDOM_SPAN;
-        random_words(words, random->rng, first / 4, (skip + span + 3) / 4);
-        random_values(d, random, words + skip, p, skip % 2 != 0, span);
-        d += span;
-        p = p ? p + span : NULL;
-        first += span;
-        n -= span;
-    }
-}
-
-/* --- reductions ------------------------------------------------------------------------------------------------- */
-
-enum { WIDTH = 16 };
-typedef te_real te_vec __attribute__((vector_size(WIDTH * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
-#if TE_REAL_IS_F32
-typedef int32_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
-#define TE_SIZE_BITS 0x7fffffff
-#else
-typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
-#define TE_SIZE_BITS 0x7fffffffffffffff
-#endif
-
-#define TE_SELECT(mask, yes, no) \
-    ((te_vec)(((te_vec_bits)(yes) & (te_vec_bits)(mask)) | ((te_vec_bits)(no) & ~(te_vec_bits)(mask))))
-
-/* How a vector v (JOIN) or a number v (JOIN1) joins what is held. A NaN stays held: no number compares greater. */
-#define TE_JOIN_SUM(h, v)   ((h) + (v))
-#define TE_JOIN1_SUM(h, v)  ((h) + (v))
-#define TE_JOIN_MAX(h, v)   TE_SELECT(((v) > (h)) | ((v) != (v)), v, h)
-#define TE_JOIN1_MAX(h, v)  ((((v) > (h)) | ((v) != (v))) ? (v) : (h))
-#define TE_JOIN_MIN(h, v)   TE_SELECT(((v) < (h)) | ((v) != (v)), v, h)
-#define TE_JOIN1_MIN(h, v)  ((((v) < (h)) | ((v) != (v))) ? (v) : (h))
-#define TE_JOIN_AMAX(h, v)  TE_SELECT(TE_SIZE(v) > (h), TE_SIZE(v), h)
-#define TE_JOIN1_AMAX(h, v) (TE_REAL_FN(fabs)(v) > (h) ? TE_REAL_FN(fabs)(v) : (h))
-#define TE_SIZE(v)          ((te_vec)((te_vec_bits)(v) & TE_SIZE_BITS))
-
-/* What is folded: the element, or its product with another block's. */
-#define TE_PLAIN(x, y)   (x)
-#define TE_PRODUCT(x, y) ((x) * (y))
-
-/* Lane i of v beside lane i + half. */
-#define TE_UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
-#define TE_UPPER4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7)
-#define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
-#define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
-
-/* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
- * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
-#define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
-    static inline te_real tree_##name(te_vec h)                                                          \
-    {                                                                                                    \
-        h = JOIN(h, TE_UPPER8(h));                                                                       \
-        h = JOIN(h, TE_UPPER4(h));                                                                       \
-        h = JOIN(h, TE_UPPER2(h));                                                                       \
-        h = JOIN(h, TE_UPPER1(h));                                                                       \
-        return h[0];                                                                                     \
-    }                                                                                                    \
-    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)        \
-    {                                                                                                    \
-        te_vec *l = (te_vec *)lane;                                                                      \
-        te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
-        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
-            const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
-            (void)u;                                                                                     \
-            h0 = JOIN(h0, VALUE(v[0], u[0]));                                                            \
-            h1 = JOIN(h1, VALUE(v[1], u[1]));                                                            \
-            h2 = JOIN(h2, VALUE(v[2], u[2]));                                                            \
-            h3 = JOIN(h3, VALUE(v[3], u[3]));                                                            \
-        }                                                                                                \
-        l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
-        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i]));                                          \
-    }                                                                                                    \
-    static inline te_real join_##name(const te_real *lane)                                               \
-    {                                                                                                    \
-        const te_vec *l = (const te_vec *)lane;                                                          \
-        return tree_##name(JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3])));                                    \
-    }                                                                                                    \
-    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
-    {                                                                                                    \
-        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
-            te_real lane[TE_FOLD_LANES];                                                                 \
-            if (columns <= WIDTH) {                                                                      \
-                _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
-                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i])) : neutral;                \
-                d[r] = tree_##name(*(const te_vec *)lane);                                               \
-            } else {                                                                                     \
-                for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
-                add_##name(lane, s, by, columns);                                                        \
-                d[r] = join_##name(lane);                                                                \
-            }                                                                                            \
-        }                                                                                                \
-    }
-
-TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
-TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
-TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
-TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
-TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
-
-static te_real neutral_of(te_fold_kind kind)
-{
-    te_real infinity = (te_real)TE_INFINITY;
-    return kind == TE_FOLD_MAX ? -infinity : kind == TE_FOLD_MIN ? infinity : (te_real)0;
-}
-
-static void fold_start(te_fold *fold, te_fold_kind kind)
-{
-    te_real *lane = (te_real *)fold->lane, neutral = neutral_of(kind);
-    for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;
-    fold->total = 0;
-    fold->held = 0;
-    fold->spilled = false;
-}
-
-static te_real join_lanes(te_fold *fold, te_fold_kind kind)
-{
-    const te_real *lane = (const te_real *)fold->lane;
-    switch (kind) {
-    case TE_FOLD_SUM: return join_sum(lane);
-    case TE_FOLD_MAX: return join_max(lane);
-    case TE_FOLD_MIN: return join_min(lane);
-    default: return join_amax(lane);
-    }
-}
-
-static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n)
-{
-    te_real *lane = (te_real *)fold->lane;
-    switch (kind) {
-    case TE_FOLD_SUM:
-        if (by) add_dot(lane, src, by, n);
-        else add_sum(lane, src, src, n);
-        break;
-    case TE_FOLD_MAX: add_max(lane, src, src, n); return;
-    case TE_FOLD_MIN: add_min(lane, src, src, n); return;
-    case TE_FOLD_AMAX: add_amax(lane, src, src, n); return;
-    }
-    fold->held += n;
-    if (fold->held < TE_FOLD_SPAN) return;
-    fold->total += (double)join_lanes(fold, kind);
-    fold->held = 0;
-    fold->spilled = true;
-    memset(lane, 0, TE_FOLD_LANES * sizeof *lane);
-}
-
-static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
-{
-    te_real rest = join_lanes(fold, kind);
-    *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
-}
-
-static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns)
-{
-    te_real neutral = neutral_of(kind);
-    switch (kind) {
-    case TE_FOLD_SUM:
-        if (by) rows_dot(dst, src, by, rows, columns, neutral);
-        else rows_sum(dst, src, src, rows, columns, neutral);
-        break;
-    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral); break;
-    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral); break;
-    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral); break;
-    }
-}
-
-static void fold_columns(void *sums, const void *src, const void *by, size_t rows, size_t columns)
-{
-    te_real       *d = sums;
-    const te_real *s = src, *u = by;
-    for (size_t r = 0; r < rows; r++, s += columns) {
-        if (by) {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j] * u[j];
-            u += columns;
-        } else {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
-        }
-    }
-}
+#include "program_blocks_random.h"
+#include "program_blocks_fold.h"
 
 /* --- the table -------------------------------------------------------------------------------------------------- */
 

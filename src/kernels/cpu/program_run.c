@@ -9,10 +9,9 @@
 #include <omp.h>
 
 /* Below this many element-additions a parallel region costs more than it saves. */
-enum { PARALLEL_WORK = 1 << 17, STACK_WORKSPACE = 48 << 10, STACK_PARTS = 4 << 10 };
+enum { PARALLEL_WORK = 1 << 18, STACK_WORKSPACE = 48 << 10, STACK_PARTS = 4 << 10 };
 
-/* What a call works on. `run` counts from 0; jobs are described again where they are needed, which costs less than
- * keeping them. */
+/* What a call works on. Jobs but the first are described again where they are needed, which costs less than keeping them. */
 typedef struct call {
     te_exec      *exec;
     te_program   *program;
@@ -21,6 +20,7 @@ typedef struct call {
     size_t        workspace; /* bytes for the largest job */
     size_t        parts;     /* bytes for the parts of all jobs */
     int64_t       elements, chunks;
+    te_job        first;     /* the first run's, and mostly the only one */
 } call;
 
 static int64_t job_elements(const te_job *job) { return job->rows * (job->columns ? job->columns : 1); }
@@ -28,16 +28,24 @@ static int64_t job_elements(const te_job *job) { return job->rows * (job->column
 static te_status survey(call *c)
 {
     for (int r = 0; r < c->n_runs; r++) {
-        te_job    job;
-        te_status status = te_job_describe(c->exec, c->program, &c->runs[r], &job);
+        te_job    other, *job = r == 0 ? &c->first : &other;
+        te_status status = te_job_describe(c->exec, c->program, &c->runs[r], job);
         if (status != TE_OK) return status;
-        size_t workspace = te_job_workspace(&job);
+        size_t workspace = te_job_workspace(job);
         if (workspace > c->workspace) c->workspace = workspace;
-        c->parts += te_job_parts(&job);
-        c->elements += job_elements(&job);
-        c->chunks += te_job_chunks(&job);
+        c->parts += te_job_parts(job);
+        c->elements += job_elements(job);
+        c->chunks += te_job_chunks(job);
     }
     return TE_OK;
+}
+
+/* The job of a run that was surveyed, so that describing it anew cannot fail. */
+static const te_job *job_of(const call *c, int run, te_job *other)
+{
+    if (run == 0) return &c->first;
+    (void)te_job_describe(c->exec, c->program, &c->runs[run], other);
+    return other;
 }
 
 /* The share of thread `index` of `count`: each chunk that starts within the thread's stretch of all elements. */
@@ -46,18 +54,18 @@ static void run_share(const call *c, int index, int count, void *workspace, char
     int64_t begin = c->elements / count * index + c->elements % count * index / count;
     int64_t end = c->elements / count * (index + 1) + c->elements % count * (index + 1) / count, before = 0;
     for (int r = 0; r < c->n_runs; r++) {
-        te_job job;
-        if (te_job_describe(c->exec, c->program, &c->runs[r], &job) != TE_OK) return; /* cannot be: it was surveyed */
-        int64_t elements = job_elements(&job), chunks = te_job_chunks(&job);
+        te_job        other;
+        const te_job *job = job_of(c, r, &other);
+        int64_t       elements = job_elements(job), chunks = te_job_chunks(job);
         if (chunks > 0) {
             /* chunk i starts at before + i * elements / chunks */
             int64_t first = begin <= before ? 0 : ((begin - before) * chunks + elements - 1) / elements;
             int64_t last = end <= before ? 0 : ((end - before) * chunks + elements - 1) / elements;
             if (last > chunks) last = chunks;
-            if (first < last) te_job_run(&job, first, last, workspace, parts);
+            if (first < last) te_job_run(job, first, last, workspace, parts);
         }
         before += elements;
-        parts += te_job_parts(&job);
+        parts += te_job_parts(job);
     }
 }
 
@@ -79,10 +87,10 @@ static void run_all(const call *c, int threads, char *workspace, char *parts)
 static void join_all(const call *c, int threads, char *parts)
 {
     for (int r = 0; r < c->n_runs; r++) {
-        te_job job;
-        if (te_job_describe(c->exec, c->program, &c->runs[r], &job) != TE_OK) return;
-        te_job_join(&job, parts, threads);
-        parts += te_job_parts(&job);
+        te_job        other;
+        const te_job *job = job_of(c, r, &other);
+        te_job_join(job, parts, threads);
+        parts += te_job_parts(job);
     }
 }
 

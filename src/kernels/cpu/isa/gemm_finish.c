@@ -95,10 +95,33 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
     store_row_f32(&f->c, row, col, x, cols);
 }
 
+/* The most frequent finish: the sums as they are, stored or added, in contiguous rows. */
+static bool is_plain(const te_gemm_finish *f)
+{
+    return f->alpha == 1 && !f->bias && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 && f->c.dtype != TE_F16 &&
+           !(f->accumulate && f->c.dtype != TE_F32);
+}
+
+static void finish_row_plain(const te_gemm_finish *f, const float *restrict sums, int64_t row, int64_t col, int cols)
+{
+    void *c = te_gemm_element(&f->c, row, col);
+    float *restrict wide = c;
+    uint16_t *restrict half = c;
+    if (f->c.dtype == TE_BF16)
+        for (int j = 0; j < cols; j++) half[j] = te_f32_to_bf16(sums[j]);
+    else if (f->accumulate)
+        for (int j = 0; j < cols; j++) wide[j] += sums[j];
+    else
+        for (int j = 0; j < cols; j++) wide[j] = sums[j];
+}
+
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col, int rows,
                                      int cols)
 {
-    for (int i = 0; i < rows; i++) finish_row_f32(f, (const float *)sums + i * nr, row + i, col, cols);
+    if (is_plain(f))
+        for (int i = 0; i < rows; i++) finish_row_plain(f, (const float *)sums + i * nr, row + i, col, cols);
+    else
+        for (int i = 0; i < rows; i++) finish_row_f32(f, (const float *)sums + i * nr, row + i, col, cols);
 }
 
 void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *f, int64_t row, int64_t col, int64_t rows, int64_t cols)

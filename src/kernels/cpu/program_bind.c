@@ -1,0 +1,171 @@
+/* program_bind.c - where a te_walker's values lie, and how a run's operands are reached.
+ *
+ * Everything a thread needs lies in one workspace, laid out anew for each job: operands, slots, folds, scalars, registers,
+ * kept rows and constant rows. Nothing is allocated here.
+ */
+#include "program_walker.h"
+
+#include "../dtype.h"
+
+/* --- layout ----------------------------------------------------------------------------------------------------- */
+
+static size_t take(size_t *at, size_t bytes)
+{
+    size_t start = *at;
+    *at += te_align64(bytes);
+    return start;
+}
+
+/* Whether tiles all load the same of an input: scales and biases of a row that fits a tile. */
+static bool is_constant(const te_job *job, int input)
+{
+    const te_operand *in = &job->run->inputs[input];
+    bool in_place = job->tile_rows == 1 && in->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
+    if (job->program->input_rates[input] != TE_RATE_ELEM || job->rows <= job->tile_rows || job->tile_columns < job->columns || in_place)
+        return false;
+    for (int d = 0; d < job->n_outer; d++)
+        if (in->stride[job->axis[d]] != 0) return false;
+    return true;
+}
+
+size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
+{
+    const te_program *p = job->program;
+    const te_plan    *plan = job->plan;
+    size_t            at = 0, n_operands = (size_t)(p->n_inputs + p->n_outputs), size = job->blocks->size;
+    w->register_bytes = te_align64((size_t)(job->tile_rows * (job->tile_columns ? job->tile_columns : 1)) * size);
+    w->kept_bytes = te_align64((size_t)job->columns * size);
+    w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
+    w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
+    w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
+    w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
+    w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
+    w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
+    char *scalars = base + take(&at, (size_t)p->n_insns * sizeof(double));
+    char *registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
+    w->spare = base + take(&at, w->register_bytes);
+    w->kept = base + take(&at, (size_t)plan->n_kept * w->kept_bytes);
+    size_t constants = at;
+    for (int i = 0; i < p->n_inputs; i++) at += is_constant(job, i) ? w->register_bytes : 0;
+    if (!base) return at;
+    w->constants = base + constants;
+    for (int i = 0; i < plan->n_slots; i++) {
+        size_t index = (size_t)plan->slots[i].index;
+        switch (plan->slots[i].kind) {
+        case TE_SLOT_SCALAR: w->slot[i] = scalars + index * sizeof(double); break;
+        case TE_SLOT_REGISTER: w->slot[i] = registers + index * w->register_bytes; break;
+        default: w->slot[i] = w->kept + index * w->kept_bytes;
+        }
+    }
+    return at;
+}
+
+size_t te_job_workspace(const te_job *job)
+{
+    te_walker w;
+    return te_walker_lay_out(job, &w, NULL);
+}
+
+/* --- binding ---------------------------------------------------------------------------------------------------- */
+
+static void bind_operand(const te_job *job, te_bound_operand *bound, const te_operand *operand, te_rate rate)
+{
+    bound->base = operand->data;
+    bound->dtype = operand->dtype;
+    bound->present = operand->data != NULL;
+    bound->accumulate = operand->accumulate;
+    bound->constant = false;
+    bound->loaded = 0;
+    bound->size = (int64_t)te_dtype_size(operand->dtype);
+    for (int d = 0; d < job->n_outer; d++) bound->outer[d] = operand->stride[job->axis[d]] * bound->size;
+    bound->column = job->columns == 1 || job->column_axis < 0 ? 1 : operand->stride[job->column_axis];
+    int64_t row = job->n_outer ? operand->stride[job->axis[job->n_outer - 1]] : 0;
+    bound->flat = rate == TE_RATE_ELEM && bound->column == 1 && (job->tile_rows == 1 || row == job->columns);
+    bound->in_place = bound->flat && job->columns > 0 && bound->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
+}
+
+static void bind_operands(const te_job *job, te_walker *w)
+{
+    const te_program *p = job->program;
+    for (int i = 0; i < p->n_inputs; i++)
+        bind_operand(job, &w->operands[i], &job->run->inputs[i], (te_rate)p->input_rates[i]);
+    for (int o = 0; o < p->n_outputs; o++) {
+        te_rate rate = p->outputs[o].kind == TE_OUT_ELEM ? TE_RATE_ELEM : TE_RATE_ROW;
+        bind_operand(job, &w->operands[p->n_inputs + o], &job->run->outputs[o], rate);
+    }
+}
+
+static void place_constants(te_walker *w)
+{
+    char *place = w->constants;
+    for (int i = 0; i < w->job->program->n_inputs; i++) {
+        if (!is_constant(w->job, i)) continue;
+        w->operands[i].constant = true;
+        for (int s = 0; s < w->plan->n_steps; s++)
+            if (w->plan->steps[s].kind == TE_STEP_LOAD && w->plan->steps[s].operand == i) w->slot[w->plan->steps[s].dst] = place;
+        place += w->register_bytes;
+    }
+}
+
+/* An input that shares its memory with an output and is needed after that is stored cannot be read in place. */
+static void settle_inputs(te_walker *w)
+{
+    const te_plan *plan = w->plan;
+    for (int s = 0; s < plan->n_steps; s++) {
+        const te_step *store = &plan->steps[s];
+        if (store->kind != TE_STEP_STORE || !w->operands[store->operand].present) continue;
+        for (int l = 0; l < s; l++) {
+            const te_step *load = &plan->steps[l];
+            if (load->kind == TE_STEP_LOAD && load->last_use > s &&
+                w->operands[load->operand].base == w->operands[store->operand].base)
+                w->operands[load->operand].in_place = false;
+        }
+    }
+}
+
+/* An output may be written by the step that makes its value unless the same memory, read in place, is needed later. */
+static bool direct_allowed(const te_walker *w, int output)
+{
+    const te_plan          *plan = w->plan;
+    const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
+    int                     made = plan->direct[output].step;
+    if (made < 0 || !out->present || !out->in_place || out->accumulate) return false;
+    for (int s = 0; s < plan->n_steps; s++) {
+        const te_step *step = &plan->steps[s];
+        if (step->kind == TE_STEP_LOAD && step->last_use > made && w->operands[step->operand].in_place &&
+            w->operands[step->operand].base == out->base)
+            return false;
+    }
+    return true;
+}
+
+static void evaluate_uniform(const te_job *job, te_walker *w)
+{
+    const te_program *p = job->program;
+    for (int v = 0; v < p->n_insns; v++) {
+        const te_insn *insn = &p->insns[v];
+        if (insn->rate != TE_RATE_UNIFORM) continue;
+        if (insn->op == TE_PW_CONST) {
+            w->blocks->set(w->slot[v], insn->imm);
+        } else if (insn->op == TE_PW_PARAM) {
+            w->blocks->set(w->slot[v], job->run->params[insn->slot]);
+        } else if (insn->op == TE_PW_LOAD) {
+            const te_operand *in = &job->run->inputs[insn->slot];
+            w->blocks->load[in->dtype](w->slot[v], in->data, 1, in->data ? 1 : 0);
+        } else {
+            const char *arg[3] = {NULL, NULL, NULL};
+            for (int k = 0; k < te_opcode_args(insn->op); k++) arg[k] = w->slot[insn->arg[k]];
+            w->blocks->op[insn->op][0](w->slot[v], arg[0], arg[1], arg[2], 1);
+        }
+    }
+}
+
+void te_walker_bind(te_walker *w)
+{
+    const te_job *job = w->job;
+    bind_operands(job, w);
+    place_constants(w);
+    settle_inputs(w);
+    for (int o = 0; o < job->program->n_outputs; o++) w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
+    evaluate_uniform(job, w);
+}

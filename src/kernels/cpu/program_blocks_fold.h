@@ -1,0 +1,174 @@
+/* program_blocks_fold.h - sums, maxima and minima over rows, blocks and columns. A part of program_blocks_body.h.
+ *
+ * The order of additions is part of the interface: it is the same for every instruction set, and depends on how a row is cut
+ * into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, which hides the latency
+ * of an addition.
+ */
+#include <string.h>
+
+enum { WIDTH = 16 };
+typedef te_real te_vec __attribute__((vector_size(WIDTH * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
+#if TE_REAL_IS_F32
+typedef int32_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
+#define TE_SIZE_BITS 0x7fffffff
+#else
+typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
+#define TE_SIZE_BITS 0x7fffffffffffffff
+#endif
+
+#define TE_SELECT(mask, yes, no) \
+    ((te_vec)(((te_vec_bits)(yes) & (te_vec_bits)(mask)) | ((te_vec_bits)(no) & ~(te_vec_bits)(mask))))
+
+/* How a vector v (JOIN) or a number v (JOIN1) joins what is held. A NaN stays held: no number compares greater. */
+#define TE_JOIN_SUM(h, v)   ((h) + (v))
+#define TE_JOIN1_SUM(h, v)  ((h) + (v))
+#define TE_JOIN_MAX(h, v)   TE_SELECT(((v) > (h)) | ((v) != (v)), v, h)
+#define TE_JOIN1_MAX(h, v)  ((((v) > (h)) | ((v) != (v))) ? (v) : (h))
+#define TE_JOIN_MIN(h, v)   TE_SELECT(((v) < (h)) | ((v) != (v)), v, h)
+#define TE_JOIN1_MIN(h, v)  ((((v) < (h)) | ((v) != (v))) ? (v) : (h))
+#define TE_JOIN_AMAX(h, v)  TE_SELECT(TE_SIZE(v) > (h), TE_SIZE(v), h)
+#define TE_JOIN1_AMAX(h, v) (TE_REAL_FN(fabs)(v) > (h) ? TE_REAL_FN(fabs)(v) : (h))
+#define TE_SIZE(v)          ((te_vec)((te_vec_bits)(v) & TE_SIZE_BITS))
+
+/* What is folded: the element, or its product with another block's. */
+#define TE_PLAIN(x, y)   (x)
+#define TE_PRODUCT(x, y) ((x) * (y))
+
+/* Lane i of v beside lane i + half. */
+#define TE_UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
+#define TE_UPPER4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7)
+#define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
+#define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+
+/* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
+ * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
+#define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
+    static inline te_real tree_##name(te_vec h)                                                          \
+    {                                                                                                    \
+        h = JOIN(h, TE_UPPER8(h));                                                                       \
+        h = JOIN(h, TE_UPPER4(h));                                                                       \
+        h = JOIN(h, TE_UPPER2(h));                                                                       \
+        h = JOIN(h, TE_UPPER1(h));                                                                       \
+        return h[0];                                                                                     \
+    }                                                                                                    \
+    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)        \
+    {                                                                                                    \
+        te_vec *l = (te_vec *)lane;                                                                      \
+        te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
+        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
+            const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
+            (void)u;                                                                                     \
+            h0 = JOIN(h0, VALUE(v[0], u[0]));                                                            \
+            h1 = JOIN(h1, VALUE(v[1], u[1]));                                                            \
+            h2 = JOIN(h2, VALUE(v[2], u[2]));                                                            \
+            h3 = JOIN(h3, VALUE(v[3], u[3]));                                                            \
+        }                                                                                                \
+        l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
+        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i]));                                          \
+    }                                                                                                    \
+    static inline te_real join_##name(const te_real *lane)                                               \
+    {                                                                                                    \
+        const te_vec *l = (const te_vec *)lane;                                                          \
+        return tree_##name(JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3])));                                    \
+    }                                                                                                    \
+    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
+    {                                                                                                    \
+        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
+            te_real lane[TE_FOLD_LANES];                                                                 \
+            if (columns <= WIDTH) {                                                                      \
+                _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
+                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i])) : neutral;                \
+                d[r] = tree_##name(*(const te_vec *)lane);                                               \
+            } else {                                                                                     \
+                for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
+                add_##name(lane, s, by, columns);                                                        \
+                d[r] = join_##name(lane);                                                                \
+            }                                                                                            \
+        }                                                                                                \
+    }
+
+TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
+TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
+TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
+TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
+TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
+
+static te_real neutral_of(te_fold_kind kind)
+{
+    te_real infinity = (te_real)TE_INFINITY;
+    return kind == TE_FOLD_MAX ? -infinity : kind == TE_FOLD_MIN ? infinity : (te_real)0;
+}
+
+static void fold_start(te_fold *fold, te_fold_kind kind)
+{
+    te_real *lane = (te_real *)fold->lane, neutral = neutral_of(kind);
+    for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;
+    fold->total = 0;
+    fold->held = 0;
+    fold->spilled = false;
+}
+
+static te_real join_lanes(te_fold *fold, te_fold_kind kind)
+{
+    const te_real *lane = (const te_real *)fold->lane;
+    switch (kind) {
+    case TE_FOLD_SUM: return join_sum(lane);
+    case TE_FOLD_MAX: return join_max(lane);
+    case TE_FOLD_MIN: return join_min(lane);
+    default: return join_amax(lane);
+    }
+}
+
+static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n)
+{
+    te_real *lane = (te_real *)fold->lane;
+    switch (kind) {
+    case TE_FOLD_SUM:
+        if (by) add_dot(lane, src, by, n);
+        else add_sum(lane, src, src, n);
+        break;
+    case TE_FOLD_MAX: add_max(lane, src, src, n); return;
+    case TE_FOLD_MIN: add_min(lane, src, src, n); return;
+    case TE_FOLD_AMAX: add_amax(lane, src, src, n); return;
+    }
+    fold->held += n;
+    if (fold->held < TE_FOLD_SPAN) return;
+    fold->total += (double)join_lanes(fold, kind);
+    fold->held = 0;
+    fold->spilled = true;
+    memset(lane, 0, TE_FOLD_LANES * sizeof *lane);
+}
+
+static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
+{
+    te_real rest = join_lanes(fold, kind);
+    *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
+}
+
+static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns)
+{
+    te_real neutral = neutral_of(kind);
+    switch (kind) {
+    case TE_FOLD_SUM:
+        if (by) rows_dot(dst, src, by, rows, columns, neutral);
+        else rows_sum(dst, src, src, rows, columns, neutral);
+        break;
+    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral); break;
+    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral); break;
+    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral); break;
+    }
+}
+
+static void fold_columns(void *sums, const void *src, const void *by, size_t rows, size_t columns)
+{
+    te_real       *d = sums;
+    const te_real *s = src, *u = by;
+    for (size_t r = 0; r < rows; r++, s += columns) {
+        if (by) {
+            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j] * u[j];
+            u += columns;
+        } else {
+            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
+        }
+    }
+}

@@ -1,0 +1,138 @@
+/* program_registers.c - finishing a pass: joining operations in pairs, and giving registers to slots by first and last use. */
+#include "program_maker.h"
+
+/* --- pairs ------------------------------------------------------------------------------------------------------ */
+
+static int first_of(int op)
+{
+    return op == TE_PW_ADD ? TE_FIRST_ADD : op == TE_PW_SUB ? TE_FIRST_SUB : op == TE_PW_MUL ? TE_FIRST_MUL : -1;
+}
+
+/* `at`: which argument of the second operation the first one's result is. */
+static int second_of(int op, int at)
+{
+    if (op == TE_PW_SUB) return at == 0 ? TE_SECOND_SUB : TE_SECOND_FROM;
+    return op == TE_PW_ADD ? TE_SECOND_ADD : op == TE_PW_MUL ? TE_SECOND_MUL : -1;
+}
+
+/* Puts the operation `def`, whose result only `step` uses, as its argument `at`, into that step. */
+static bool join_steps(te_step *step, int at, const te_step *def)
+{
+    bool sums = (step->kind == TE_STEP_FOLD || step->kind == TE_STEP_SUM || step->kind == TE_STEP_COLSUM);
+    if (sums) {
+        bool adds = step->kind == TE_STEP_COLSUM || step->op == TE_FOLD_SUM;
+        if (!adds || def->op != TE_PW_MUL || def->scalars || step->arg[1] >= 0) return false;
+        step->arg[0] = def->arg[0];
+        step->arg[1] = def->arg[1];
+        return true;
+    }
+    int first = first_of(def->op), second = second_of(step->op, at);
+    if (step->kind != TE_STEP_OP || first < 0 || second < 0) return false;
+    int other = step->arg[1 - at], other_scalar = step->scalars >> (1 - at) & 1;
+    step->op = (uint8_t)te_block_pair((te_pair_first)first, (te_pair_second)second);
+    step->arg[0] = def->arg[0];
+    step->arg[1] = def->arg[1];
+    step->arg[2] = other;
+    step->scalars = (uint8_t)(def->scalars | other_scalar << 2);
+    return true;
+}
+
+/* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain every
+ * other operation takes up its predecessor. */
+static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker_of)
+{
+    te_plan *plan = m->plan;
+    for (int i = 0; i < plan->n_slots; i++) uses[i] = 0, maker_of[i] = -1;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        for (int k = 0; k < 3; k++)
+            if (step->arg[k] >= 0) uses[step->arg[k]]++;
+        if (step->kind == TE_STEP_OP && plan->slots[step->dst].kind == TE_SLOT_REGISTER) maker_of[step->dst] = s;
+    }
+    for (int s = pass->end - 1; s >= pass->body; s--) {
+        te_step *step = &plan->steps[s];
+        if (step->kind == TE_STEP_OP && step->dst < 0) continue;
+        for (int at = 0; at < 2; at++) {
+            int32_t a = step->arg[at], def = a >= 0 ? maker_of[a] : -1;
+            if (def < 0 || uses[a] != 1 || !join_steps(step, at, &plan->steps[def])) continue;
+            plan->steps[def] = (te_step){.kind = TE_STEP_OP, .dst = -1, .arg = {-1, -1, -1}};
+            break;
+        }
+    }
+    int kept = pass->body, folds = pass->folds;
+    for (int s = pass->body; s < pass->end; s++) {
+        bool gone = plan->steps[s].kind == TE_STEP_OP && plan->steps[s].dst < 0;
+        if (gone && s < folds) pass->folds--;
+        if (!gone) plan->steps[kept++] = plan->steps[s];
+    }
+    pass->end = plan->n_steps = kept;
+}
+
+/* --- registers -------------------------------------------------------------------------------------------------- */
+
+/* `last_use` has one entry per slot, `busy` one per slot too: there are never more registers. */
+static void assign_registers(te_maker *m, const te_pass *pass, int32_t *last_use, bool *busy)
+{
+    te_plan *plan = m->plan;
+    for (int i = 0; i < plan->n_slots; i++) last_use[i] = -1, busy[i] = false;
+    for (int s = pass->head; s < pass->end; s++)
+        for (int k = 0; k < 3; k++)
+            if (plan->steps[s].arg[k] >= 0) last_use[plan->steps[s].arg[k]] = s;
+    for (int s = pass->head; s < pass->end; s++) {
+        te_step *step = &plan->steps[s];
+        /* an elementwise step may write where it reads; spreading and folding may not */
+        bool in_place = step->kind == TE_STEP_OP || step->kind == TE_STEP_ROW_OP;
+        for (int turn = 0; turn < 2; turn++) {
+            if ((turn == 0) == in_place) {
+                for (int k = 0; k < 3; k++) {
+                    int32_t a = step->arg[k];
+                    if (a >= 0 && plan->slots[a].kind == TE_SLOT_REGISTER && last_use[a] == s) busy[plan->slots[a].index] = false;
+                }
+            } else if (step->dst >= 0 && plan->slots[step->dst].kind == TE_SLOT_REGISTER) {
+                int r = 0;
+                while (busy[r]) r++;
+                busy[r] = true;
+                plan->slots[step->dst].index = r;
+                if (r >= plan->n_registers) plan->n_registers = r + 1;
+            }
+        }
+        if (step->dst >= 0) step->last_use = last_use[step->dst];
+    }
+}
+
+/* The step that makes an output's value, if it may write to the output's memory. */
+static void find_direct(te_maker *m, const te_pass *pass)
+{
+    const te_program *p = m->program;
+    te_plan          *plan = m->plan;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *store = &plan->steps[s];
+        if (store->kind != TE_STEP_STORE || plan->slots[store->arg[0]].kind != TE_SLOT_REGISTER) continue;
+        for (int d = pass->body; d < s; d++) {
+            const te_step *def = &plan->steps[d];
+            if (def->dst == store->arg[0] && def->kind == TE_STEP_OP)
+                plan->direct[store->operand - p->n_inputs] = (te_direct){def->dst, d};
+        }
+        for (int o = 0; o < store->operand - p->n_inputs; o++)
+            if (plan->direct[o].step >= 0 && plan->direct[o].slot == store->arg[0])
+                plan->direct[store->operand - p->n_inputs].step = -1; /* an earlier output has it */
+    }
+}
+
+/* --- a pass ------------------------------------------------------------------------------------------------------- */
+
+void te_maker_finish_pass(te_maker *m, te_pass *pass)
+{
+    size_t   slots = (size_t)m->plan->n_slots;
+    int32_t *numbers = te_mem_alloc(m->mem, 2 * slots * sizeof *numbers);
+    bool    *busy = te_mem_alloc(m->mem, slots * sizeof *busy);
+    if (numbers && busy) {
+        join_pairs(m, pass, numbers, numbers + slots);
+        assign_registers(m, pass, numbers, busy);
+        find_direct(m, pass);
+    } else {
+        m->failed = true;
+    }
+    te_mem_free(m->mem, numbers, 2 * slots * sizeof *numbers);
+    te_mem_free(m->mem, busy, slots * sizeof *busy);
+}

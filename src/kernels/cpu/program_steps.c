@@ -1,0 +1,166 @@
+/* program_steps.c - what each step of a plan does to a tile. */
+#include "program_walker.h"
+
+#include <string.h>
+
+static void load_tile(const te_walker *w, char *dst, const te_bound_operand *in, const char *src)
+{
+    te_block_load load = w->blocks->load[in->dtype];
+    size_t        rows = w->tile_rows, columns = w->tile_columns, size = w->blocks->size;
+    int64_t       stride = te_walker_row_stride(w, in);
+    if (in->flat) {
+        load(dst, src, 1, rows * columns);
+    } else if (columns == 1) {
+        load(dst, src, stride / in->size, rows);
+    } else if (rows == 1 || stride != 0) {
+        for (size_t r = 0; r < rows; r++) load(dst + r * columns * size, src + (int64_t)r * stride, in->column, columns);
+    } else { /* the same row over and over */
+        size_t row = columns * size, done = row, all = rows * row;
+        load(dst, src, in->column, columns);
+        for (; done < all; done += done < all - done ? done : all - done)
+            memcpy(dst + done, dst, done < all - done ? done : all - done);
+    }
+}
+
+static void store_tile(const te_walker *w, char *dst, const te_bound_operand *out, const char *src)
+{
+    te_block_store store = w->blocks->store[out->dtype];
+    size_t         rows = w->tile_rows, columns = w->tile_columns, size = w->blocks->size;
+    int64_t        stride = te_walker_row_stride(w, out);
+    if (out->flat) {
+        store(dst, 1, src, rows * columns);
+    } else if (columns == 1) {
+        store(dst, rows == 1 ? 1 : stride / out->size, src, rows);
+    } else {
+        for (size_t r = 0; r < rows; r++) store(dst + (int64_t)r * stride, out->column, src + r * columns * size, columns);
+    }
+}
+
+static void step_store(te_walker *w, const te_step *step)
+{
+    const te_bound_operand *out = &w->operands[step->operand];
+    if (!out->present) return;
+    char       *dst = te_walker_tile(w, out, step->operand);
+    const char *value = w->slot[step->arg[0]];
+    if (w->direct[step->operand - w->job->program->n_inputs] == step->arg[0]) return; /* made in place */
+    size_t n = w->tile_rows * w->tile_columns;
+    if (out->accumulate && out->in_place) {
+        w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
+        return;
+    }
+    if (out->accumulate) {
+        load_tile(w, w->spare, out, dst);
+        w->blocks->op[TE_PW_ADD][0](w->spare, w->spare, value, NULL, n);
+        value = w->spare;
+    }
+    store_tile(w, dst, out, value);
+}
+
+/* Where rows are not reduced a row may take several tiles; the first one stores. */
+static void step_store_row(te_walker *w, const te_step *step)
+{
+    const te_bound_operand *out = &w->operands[step->operand];
+    if (!out->present || w->column > 0) return;
+    char   *dst = w->row[step->operand], *value = w->slot[step->arg[0]];
+    int64_t stride = te_walker_row_stride(w, out);
+    for (size_t r = 0; r < w->tile_rows; r++, dst += stride) {
+        char *one = step->scalars ? value : value + r * w->blocks->size;
+        if (out->accumulate) {
+            double sum[1];
+            w->blocks->load[out->dtype](sum, dst, 1, 1);
+            w->blocks->op[TE_PW_ADD][0](sum, sum, one, NULL, 1);
+            w->blocks->store[out->dtype](dst, 1, sum, 1);
+        } else {
+            w->blocks->store[out->dtype](dst, 1, one, 1);
+        }
+    }
+}
+
+static void step_random(te_walker *w, const te_step *step)
+{
+    const te_program *p = w->job->program;
+    te_block_random   random = {.op = (te_opcode)step->op, .rng = w->job->run->rngs[step->operand]};
+    random.first = (uint64_t)(w->row_number * w->job->columns + w->column);
+    if (step->op == TE_PW_KEEP && step->scalars) {
+        int32_t        a = step->arg[0]; /* a scalar's slot has the number of its instruction */
+        const te_insn *insn = &p->insns[a];
+        double         p_drop = insn->op == TE_PW_PARAM   ? w->job->run->params[insn->slot]
+                                : insn->op == TE_PW_CONST ? insn->imm
+                                                          : w->blocks->get(w->slot[a]);
+        random.threshold = te_rng_threshold(p_drop);
+    } else if (step->op == TE_PW_KEEP) {
+        random.p = w->slot[step->arg[0]];
+    }
+    w->blocks->random(w->slot[step->dst], &random, w->tile_rows * w->tile_columns);
+}
+
+static void step_spread(te_walker *w, const te_step *step)
+{
+    size_t columns = w->tile_columns, rows = w->tile_rows;
+    if (step->rate == TE_RATE_UNIFORM) columns *= rows, rows = 1;
+    w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
+}
+
+static void step_load(te_walker *w, const te_step *step)
+{
+    te_bound_operand *in = &w->operands[step->operand];
+    char             *src = te_walker_tile(w, in, step->operand);
+    if (in->in_place) {
+        w->slot[step->dst] = src;
+    } else if (!in->constant || in->loaded < w->tile_rows) {
+        load_tile(w, w->slot[step->dst], in, src);
+        in->loaded = w->tile_rows;
+    }
+}
+
+/* The second factor of a sum of products. */
+static const char *factor(const te_walker *w, const te_step *step) { return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL; }
+
+static void step_fold(te_walker *w, const te_step *step, size_t n)
+{
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    if (w->job->kind <= TE_PLAN_ROWS)
+        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, w->tile_rows, w->tile_columns);
+    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n);
+}
+
+static void step_column_sum(te_walker *w, const te_step *step)
+{
+    if (!w->operands[step->operand].present) return;
+    char *sums = te_job_column_part(w->job, w->parts, step->operand - w->job->program->n_inputs, w->row_chunk);
+    w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, w->slot[step->arg[0]], factor(w, step), w->tile_rows,
+                            w->tile_columns);
+}
+
+static inline void run_op(te_walker *w, const te_step *step, size_t n)
+{
+    char *const *slot = w->slot;
+    const char  *a = slot[step->arg[0]];
+    const char  *b = step->arg[1] >= 0 ? slot[step->arg[1]] : NULL, *c = step->arg[2] >= 0 ? slot[step->arg[2]] : NULL;
+    w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
+}
+
+void te_walker_step(te_walker *w, const te_step *step)
+{
+    char  **slot = w->slot;
+    size_t  n = w->tile_rows * w->tile_columns;
+    switch ((te_step_kind)step->kind) {
+    case TE_STEP_OP: run_op(w, step, n); break;
+    case TE_STEP_ROW_OP: run_op(w, step, w->tile_rows); break;
+    case TE_STEP_LOAD: step_load(w, step); break;
+    case TE_STEP_LOAD_ROW: {
+        const te_bound_operand *in = &w->operands[step->operand];
+        int64_t stride = w->tile_rows == 1 ? 1 : te_walker_row_stride(w, in) / in->size;
+        w->blocks->load[in->dtype](slot[step->dst], w->row[step->operand], stride, w->tile_rows);
+        break;
+    }
+    case TE_STEP_COLUMN: w->blocks->column(slot[step->dst], w->column, w->job->columns, n); break;
+    case TE_STEP_RANDOM: step_random(w, step); break;
+    case TE_STEP_SPREAD: step_spread(w, step); break;
+    case TE_STEP_FOLD: step_fold(w, step, n); break;
+    case TE_STEP_STORE: step_store(w, step); break;
+    case TE_STEP_STORE_ROW: step_store_row(w, step); break;
+    case TE_STEP_COLSUM: step_column_sum(w, step); break;
+    case TE_STEP_SUM: w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n); break;
+    }
+}

@@ -1,0 +1,53 @@
+/* program_walker.h - one thread on its way through a job: what it knows and where its values are. Shared by the files that
+ * run programs. */
+#ifndef TE_KERNELS_CPU_PROGRAM_WALKER_H
+#define TE_KERNELS_CPU_PROGRAM_WALKER_H
+
+#include "program_exec.h"
+
+#include "../philox.h"
+
+typedef struct te_walker {
+    const te_job     *job;
+    const te_plan    *plan;
+    const te_blocks  *blocks;
+    te_bound_operand *operands; /* inputs, then outputs */
+    char            **row;      /* per operand: its first element in the row at hand */
+    char            **slot;     /* per slot: where its values are */
+    int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
+    te_fold          *folds, *sums;
+    char             *spare;    /* one more register, for what accumulates */
+    char             *kept, *constants;
+    size_t            register_bytes, kept_bytes;
+    int64_t           at[TE_MAX_DIMS]; /* position in the outer dimensions */
+    int64_t           row_number, column;
+    size_t            tile_rows, tile_columns;
+    int64_t           row_chunk;
+    char             *parts;
+} te_walker;
+
+static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+/* program_bind.c: lays the te_walker's arrays out in a workspace and binds them to the run; returns the bytes that it takes. With
+ * base NULL nothing is written but the layout's own sizes. */
+size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
+void   te_walker_bind(te_walker *w);
+
+/* program_steps.c: one step on the tile at hand. */
+void te_walker_step(te_walker *w, const te_step *step);
+
+/* program_join.c: where the parts of column sums lie, per output, per row chunk; and of sums and amaxes, per chunk. */
+char   *te_job_column_part(const te_job *job, char *parts, int output, int64_t row_chunk);
+double *te_job_sum_parts(const te_job *job, char *parts);
+
+static inline char *te_walker_tile(const te_walker *w, const te_bound_operand *operand, int index)
+{
+    return w->row[index] + w->column * operand->column * operand->size;
+}
+
+static inline int64_t te_walker_row_stride(const te_walker *w, const te_bound_operand *operand)
+{
+    return w->job->n_outer ? operand->outer[w->job->n_outer - 1] : 0;
+}
+
+#endif

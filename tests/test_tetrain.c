@@ -1,0 +1,165 @@
+/* test_tetrain.c - the host interface: running, calling, exchanging tensors, limits, interrupts, several runtimes. */
+#include "test.h"
+
+#include "tetrain/tetrain.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static tetrain_status run(tetrain *rt, const char *code) { return tetrain_run_string(rt, code, strlen(code), "=test"); }
+
+static bool says(tetrain *rt, const char *part) { return strstr(tetrain_error(rt), part) != NULL; }
+
+static void test_running(void)
+{
+    tetrain *rt = tetrain_open(NULL);
+    CHECK(rt != NULL);
+    CHECK(run(rt, "x = 1 + 1") == TETRAIN_OK && tetrain_error(rt)[0] == 0);
+    CHECK(run(rt, "x = = 1") == TETRAIN_ERROR_SCRIPT && says(rt, "test:1:"));
+    CHECK(run(rt, "local function f() error('oops') end\nf()") == TETRAIN_ERROR_SCRIPT);
+    CHECK_MSG(says(rt, "test:1: oops\nstack traceback:"), "%s", tetrain_error(rt));
+    CHECK(run(rt, "error({})") == TETRAIN_ERROR_SCRIPT && says(rt, "error value of type table"));
+    CHECK(run(rt, "error(setmetatable({}, {__tostring = function() error('x') end}))") == TETRAIN_ERROR_SCRIPT);
+    CHECK(run(rt, "local function f() return f() + 1 end f()") == TETRAIN_ERROR_SCRIPT && says(rt, "stack overflow"));
+    CHECK(run(rt, "require('te').empty(1e13)") == TETRAIN_ERROR_MEMORY);
+    CHECK(tetrain_run_file(rt, "/no/such/file.lua", 0, NULL) == TETRAIN_ERROR_IO && says(rt, "/no/such/file.lua"));
+    CHECK(run(rt, "assert(x == 2)") == TETRAIN_OK);
+    tetrain_close(rt);
+    tetrain_close(NULL);
+}
+
+static void test_tensors(void)
+{
+    tetrain   *rt = tetrain_open(NULL), *other = tetrain_open(NULL);
+    te_tensor *in[2], *out[2] = {NULL, NULL};
+    float      values[2] = {0};
+    in[0] = te_tensor_full(tetrain_context(rt), TE_F32, 1, (int64_t[]){2}, 3);
+    in[1] = te_tensor_full(tetrain_context(rt), TE_F32, 1, (int64_t[]){2}, 4);
+    CHECK(run(rt, "m = { f = function(a, b) return a + b, a * b end, g = setmetatable({}, {__call = function(_, a) return a end}) }") == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "m.f", in, 2, out, 2) == TETRAIN_OK);
+    CHECK(out[1] && te_tensor_read(out[1], TE_F32, values) == TE_OK && values[0] == 12 && values[1] == 12);
+    te_tensor_release(out[0]);
+    te_tensor_release(out[1]);
+    CHECK(tetrain_call(rt, "m.g", in, 1, out, 1) == TETRAIN_OK && out[0] == in[0]);
+    te_tensor_release(out[0]);
+    CHECK(tetrain_call(rt, "m.h", in, 1, out, 1) == TETRAIN_ERROR_SCRIPT && out[0] == NULL && says(rt, "\"m.h\" is no function"));
+    CHECK(tetrain_call(rt, "a.b.c", NULL, 0, NULL, 0) == TETRAIN_ERROR_SCRIPT);
+    CHECK(tetrain_call(rt, "tostring", in, 1, out, 1) == TETRAIN_ERROR_SCRIPT && says(rt, "is no tensor"));
+    CHECK(tetrain_call(other, "tostring", in, 1, out, 1) == TETRAIN_ERROR_ARGUMENT);
+    CHECK(tetrain_set_tensor(rt, "t", in[0]) == TETRAIN_OK && run(rt, "t2 = t * 2") == TETRAIN_OK);
+    te_tensor *result = tetrain_get_tensor(rt, "t2");
+    CHECK(result && te_tensor_read(result, TE_F32, values) == TE_OK && values[0] == 6);
+    CHECK(tetrain_get_tensor(rt, "m") == NULL && tetrain_get_tensor(rt, "none") == NULL);
+    te_tensor_release(in[0]);
+    te_tensor_release(in[1]);
+    tetrain_close(rt);
+    tetrain_close(other);
+    CHECK(te_tensor_read(result, TE_F32, values) == TE_OK && values[1] == 6); /* outlives the runtime */
+    te_tensor_release(result);
+}
+
+/* A graph with a Lua operation in it, used after the interpreter is gone. */
+static void test_graph_outlives(void)
+{
+    tetrain *rt = tetrain_open(NULL);
+    CHECK(run(rt, "local te = require 'te'\nx = te.ones({2}, {requires_grad = true})\n"
+                  "y = te._core.custom(function(_, a) return a * 2 end, function(_, d) return d end, x):sum()") == TETRAIN_OK);
+    te_tensor *y = tetrain_get_tensor(rt, "y");
+    CHECK(y != NULL);
+    CHECK(te_backward(y, NULL, true) == TE_OK); /* the host itself calls backward */
+    tetrain_close(rt);
+    CHECK(te_backward(y, NULL, false) == TE_ERROR_ARGUMENT);
+    te_tensor_release(y);
+}
+
+static void test_limits(void)
+{
+    tetrain_options options = {.struct_size = sizeof options, .instruction_limit = 1000000};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(run(rt, "while true do end") == TETRAIN_ERROR_LIMIT && says(rt, "instruction limit"));
+    CHECK(run(rt, "while true do pcall(function() while true do end end) end") == TETRAIN_ERROR_LIMIT);
+    CHECK(run(rt, "local co = coroutine.wrap(function() while true do end end) co()") == TETRAIN_ERROR_LIMIT);
+    CHECK(run(rt, "x = 1") == TETRAIN_OK);
+    tetrain_close(rt);
+
+    options = (tetrain_options){.struct_size = sizeof options, .lua_memory_limit = 4 << 20, .tensor_memory_limit = 8 << 20};
+    rt = tetrain_open(&options);
+    CHECK(run(rt, "local t = {} for i = 1, 1e9 do t[i] = {i} end") == TETRAIN_ERROR_MEMORY);
+    CHECK(run(rt, "local s = 'x' while true do s = s .. s end") == TETRAIN_ERROR_MEMORY);
+    CHECK(run(rt, "te = require 'te' kept = {} for i = 1, 100 do kept[i] = te.zeros(256, 1024) end") == TETRAIN_ERROR_MEMORY);
+    CHECK(says(rt, "out of memory"));
+    CHECK(run(rt, "kept = nil for i = 1, 100 do te.zeros(256, 1024) end") == TETRAIN_OK); /* garbage is found in time */
+    tetrain_close(rt);
+}
+
+static void test_restricted(void)
+{
+    tetrain_options options = {.struct_size = sizeof options, .flags = TETRAIN_RESTRICTED};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(run(rt, "for _, name in ipairs { 'io', 'os', 'package', 'debug', 'ffi', 'jit', 'dofile', 'loadfile' } do\n"
+                  "if _G[name] ~= nil then error(name) end end") == TETRAIN_OK);
+    CHECK_MSG(run(rt, "local te = require 'te' local m = te.Linear(3, 2) assert(m(te.ones(1, 3)).shape[2] == 2)") == TETRAIN_OK, "%s",
+              tetrain_error(rt));
+    CHECK(run(rt, "assert(rawget(require('te'), 'save') == nil and rawget(require('te'), 'from_file') == nil)") == TETRAIN_OK);
+    CHECK(run(rt, "require 'ffi'") == TETRAIN_ERROR_SCRIPT && run(rt, "print(1, {}, nil)") == TETRAIN_OK);
+    CHECK(run(rt, "assert(not load('\\27LJ'))") == TETRAIN_OK);
+    tetrain_close(rt);
+}
+
+static void *interrupt_later(void *rt)
+{
+    usleep(50000);
+    tetrain_interrupt(rt);
+    return NULL;
+}
+
+static void test_interrupt(void)
+{
+    static const char *const loops[] = {"local te = require 'te' local x = te.ones(4) while true do x = x + 1 end",
+                                        "local te = require 'te' local x = te.ones(4) while true do pcall(function() x = x + 1 end) end"};
+    tetrain  *rt = tetrain_open(NULL);
+    pthread_t thread;
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
+        CHECK(run(rt, loops[i]) == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"));
+        pthread_join(thread, NULL);
+        CHECK(run(rt, "x = require('te').ones(1) + 1") == TETRAIN_OK);
+    }
+    CHECK(!tetrain_request_stop(rt)); /* nobody listens */
+    tetrain_close(rt);
+}
+
+static void *train_alone(void *argument)
+{
+    double  *result = argument;
+    tetrain *rt = tetrain_open(&(tetrain_options){.struct_size = sizeof(tetrain_options), .threads = 1});
+    bool     good = run(rt, "local te = require 'te' te.manual_seed(1) local w = te.randn({8, 8}, {requires_grad = true})\n"
+                            "for i = 1, 50 do w.grad = nil te.sum(te.tanh(te.matmul(te.ones(4, 8), w)) ^ 2):backward()\n"
+                            "te.no_grad(function() w:add_(w.grad * -0.1) end) end r = te.sum(w)") == TETRAIN_OK;
+    te_tensor *r = good ? tetrain_get_tensor(rt, "r") : NULL;
+    if (r) te_tensor_read(r, TE_F64, result);
+    te_tensor_release(r);
+    tetrain_close(rt);
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    pthread_t threads[2];
+    double    results[2] = {1e9, -1e9};
+    for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, train_alone, &results[i]) == 0);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    CHECK_MSG(results[0] == results[1], "%g and %g", results[0], results[1]);
+}
+
+int main(void)
+{
+    test_running();
+    test_tensors();
+    test_graph_outlives();
+    test_limits();
+    test_restricted();
+    test_interrupt();
+    test_threads();
+    return TEST_END();
+}

@@ -37,7 +37,8 @@ report() { "${PYTHON:-python3}" bench/peers/report.py "$@"; }
 mkdir -p out/bench
 : >"$checks"
 trap 'rm -f "$start"' EXIT
-cmake --build "$build" --target tetrain_executable bench_machine >out/bench/build.log || { cat out/bench/build.log; exit 1; }
+cmake --build "$build" --target tetrain_executable bench_machine >out/bench/build.log ||
+    { cat out/bench/build.log; exit 1; }
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
 "$build/bench_machine" "$threads" 0.5 --json |
     sed "s|^{|{\"cpu\": \"$cpu\", \"date\": \"$(date -I)\", \"rounds\": $rounds, |" >"$results"
@@ -45,7 +46,8 @@ cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
 for config in $configs; do
     for dtype in $dtypes; do
         if ! best=$(report best "$peers" "$config" "$dtype" "$threads" 2>/dev/null); then
-            bench/peers/run_peers.sh --configs="$config" --dtypes="$dtype" --threads="$threads" --runs="$runs" --out="$peers" >&2
+            bench/peers/run_peers.sh --configs="$config" --dtypes="$dtype" --threads="$threads" --runs="$runs" \
+                --out="$peers" >&2
             best=$(report best "$peers" "$config" "$dtype" "$threads") || continue
         fi
         set -- $best
@@ -57,7 +59,8 @@ for config in $configs; do
         round=0
         while [ $round -lt "$rounds" ]; do
             $mine --runs="$runs" >>"$results"
-            report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$($theirs --runs="$runs" 2>/dev/null)" "" >>"$results"
+            line=$($theirs --runs="$runs" 2>/dev/null)
+            report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$line" "" >>"$results"
             round=$((round + 1))
         done
     done

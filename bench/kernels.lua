@@ -86,8 +86,8 @@ local function optimizer()
     local params, grads, m, v = one(1), one(1e-3), one(0), one(0)
     return {
         { "AdamW", 28, function()
-            te._core.adamw_step { params = params, grads = grads, exp_avg = m, exp_avg_sq = v, lr = 1e-3, beta1 = 0.9,
-                beta2 = 0.99, eps = 1e-8, weight_decay = 0.1, step = 1, grad_scale = 1 }
+            te._core.adamw_step { { params = params, grads = grads, exp_avg = m, exp_avg_sq = v, lr = 1e-3, beta1 = 0.9,
+                beta2 = 0.99, eps = 1e-8, weight_decay = 0.1, step = 1, grad_scale = 1 } }
         end },
         { "gradient norm", 4, function() te._core.sum_squares(grads) end },
     }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every kernel beside its floor: operations and row programs beside the machine's memory, attention beside its arithmetic,
-# matrix products beside oneDNN.
+# Every kernel beside its floor: operations and row programs beside the machine's memory, attention beside its
+# arithmetic, matrix products beside oneDNN.
 #
 #     bench/kernels.sh [--threads=2] [--seconds=0.3] [--keep=NAME]
 #

@@ -3,8 +3,8 @@
 --     tetrain bench/train_step.lua --config=gpt2_64 --dtype=bf16 --threads=2 --runs 9 --json
 --
 -- bench/peers/train_step.py measures the same step of the same model in PyTorch by the same rules. Tokens are random;
--- what they are does not change the work. bf16 keeps float32 weights, gradients and optimizer state. loss_5 is the loss of
--- the fifth step, by which both can be compared.
+-- what they are does not change the work. bf16 keeps float32 weights, gradients and optimizer state. loss_5 is the loss
+-- of the fifth step, by which both can be compared.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")

@@ -138,7 +138,7 @@ local UNARY = {
     reciprocal = function(v) return 1 / v end, relu = function(v) return math.max(v, 0) end,
     silu = function(v) return v * sigmoid(v) end, quick_gelu = function(v) return v * sigmoid(1.702 * v) end,
     srelu = function(v) return math.max(v, 0) ^ 2 end, sign = function(v) return v > 0 and 1 or v < 0 and -1 or 0 end,
-    gelu = function(v) return 0.5 * v * (1 + math.tanh(0.7978845608028654 * (v + 0.044715 * v ^ 3))) end,
+    gelu = function(v) return v * (0.5 + 0.5 * math.tanh(v * (0.79788456 + 0.03567741 * v * v))) end,
 }
 
 local BINARY = {

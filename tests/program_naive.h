@@ -1,6 +1,6 @@
 /* program_naive.h - row programs evaluated one element at a time, straight from the definitions in program.h: what the
- * backends' results are compared with. Elementary functions come from elementary.h (float32) and the C library (float64);
- * sums are added in float64, so they are exact only where the test sees to it. */
+ * backends' results are compared with. Elementary functions come from elementary.h (float32) and the C library
+ * (float64); sums are added in float64, so they are exact only where the test sees to it. */
 #ifndef TE_TEST_PROGRAM_NAIVE_H
 #define TE_TEST_PROGRAM_NAIVE_H
 
@@ -122,7 +122,9 @@ static void naive_row(const te_program *p, const te_run *run, int64_t row, int64
                 arg[k] = values[insn->arg[k] * stride + (p->insns[insn->arg[k]].rate == TE_RATE_ELEM ? j : 0)];
             const te_operand *in = insn->op == TE_PW_LOAD ? &run->inputs[insn->slot] : NULL;
             switch (insn->op) {
-            case TE_PW_LOAD: *out = naive_load(in, insn->rate == TE_RATE_UNIFORM ? 0 : naive_offset(in, run, row, j), f64); break;
+            case TE_PW_LOAD:
+                *out = naive_load(in, insn->rate == TE_RATE_UNIFORM ? 0 : naive_offset(in, run, row, j), f64);
+                break;
             case TE_PW_PARAM: *out = naive_round(run->params[insn->slot], f64); break;
             case TE_PW_CONST: *out = naive_round(insn->imm, f64); break;
             case TE_PW_COLUMN: *out = naive_round((double)j, f64); break;
@@ -133,9 +135,12 @@ static void naive_row(const te_program *p, const te_run *run, int64_t row, int64
             case TE_PW_ROWSUM:
             case TE_PW_ROWMAX:
             case TE_PW_ROWMIN:
-                *out = naive_reduce(insn->op, &values[insn->arg[0] * stride], p->insns[insn->arg[0]].rate == TE_RATE_ELEM, columns, f64);
+                *out = naive_reduce(insn->op, &values[insn->arg[0] * stride],
+                                    p->insns[insn->arg[0]].rate == TE_RATE_ELEM, columns, f64);
                 break;
-            default: *out = te_opcode_args(insn->op) == 1 ? naive_unary(insn->op, arg[0], f64) : naive_binary(insn->op, arg[0], arg[1], f64);
+            default:
+                *out = te_opcode_args(insn->op) == 1 ? naive_unary(insn->op, arg[0], f64)
+                                                     : naive_binary(insn->op, arg[0], arg[1], f64);
             }
         }
     }
@@ -161,9 +166,11 @@ static void naive_run(const te_program *p, const te_run *run)
             const te_operand *out = &run->outputs[o];
             bool              elements = p->insns[v].rate == TE_RATE_ELEM;
             if (!out->data) continue;
-            if (kind == TE_OUT_ROW) naive_store(out, naive_offset(out, run, row, 0), values[v * stride], run->compute_f64);
+            if (kind == TE_OUT_ROW)
+                naive_store(out, naive_offset(out, run, row, 0), values[v * stride], run->compute_f64);
             for (int64_t j = 0; kind != TE_OUT_ROW && j < columns; j++) {
-                double value = values[v * stride + (elements ? j : 0)], *sum = &sums[o * stride + (kind == TE_OUT_COLSUM ? j : 0)];
+                double value = values[v * stride + (elements ? j : 0)],
+                       *sum = &sums[o * stride + (kind == TE_OUT_COLSUM ? j : 0)];
                 if (kind == TE_OUT_ELEM) naive_store(out, naive_offset(out, run, row, j), value, run->compute_f64);
                 else if (kind == TE_OUT_AMAX) *sum = fabs(value) > *sum ? fabs(value) : *sum;
                 else *sum += value;
@@ -175,7 +182,9 @@ static void naive_run(const te_program *p, const te_run *run)
         int               kind = p->outputs[o].kind;
         if (!out->data || kind <= TE_OUT_ROW) continue;
         if (kind == TE_OUT_COLSUM) {
-            for (int64_t j = 0; j < columns; j++) naive_store(out, j * out->stride[run->ndim - 1], naive_round(sums[o * stride + j], run->compute_f64), run->compute_f64);
+            for (int64_t j = 0; j < columns; j++)
+                naive_store(out, j * out->stride[run->ndim - 1], naive_round(sums[o * stride + j], run->compute_f64),
+                            run->compute_f64);
         } else if (kind == TE_OUT_AMAX && out->accumulate) {
             double old = naive_load(out, 0, run->compute_f64);
             te_store_f64(out->data, out->dtype, 0, old > sums[o * stride] ? old : sums[o * stride]);

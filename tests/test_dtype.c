@@ -1,5 +1,6 @@
-/* test_dtype.c - conversions between element types, against values computed from the formats' definitions: every code of
- * the 8 and 16 bit formats, and every float32 at, between and just beside neighbouring values. */
+/* test_dtype.c - conversions between element types, against values computed from the formats' definitions: every code
+ * of the 8 and 16 bit formats, and every float32 at, between and just beside neighbouring values. `test_dtype dump`
+ * prints conversions for oracle/dtypes.py to compare with another implementation. */
 #include "test.h"
 
 #include "kernels/dtype.h"
@@ -116,11 +117,14 @@ static void check_specials(void)
 static void check_integers(void)
 {
     CHECK(te_f32_to_i32(-1.9f) == -1 && te_f32_to_i32(3e9f) == INT32_MAX && te_f32_to_i32(-INFINITY) == INT32_MIN);
-    CHECK(te_f32_to_i32(NAN) == 0 && te_f32_to_i32(-0x1p31f) == INT32_MIN && te_f32_to_i32(0x1.fffffep30f) == 0x7fffff80);
-    CHECK(te_f64_to_i32(2147483647.9) == INT32_MAX && te_f64_to_i32(-2147483648.9) == INT32_MIN && te_f64_to_i32(NAN) == 0);
+    CHECK(te_f32_to_i32(NAN) == 0 && te_f32_to_i32(-0x1p31f) == INT32_MIN &&
+          te_f32_to_i32(0x1.fffffep30f) == 0x7fffff80);
+    CHECK(te_f64_to_i32(2147483647.9) == INT32_MAX && te_f64_to_i32(-2147483648.9) == INT32_MIN &&
+          te_f64_to_i32(NAN) == 0);
     CHECK(te_f32_to_i64(1e19f) == INT64_MAX && te_f32_to_i64(-1e19f) == INT64_MIN && te_f32_to_i64(-7.5f) == -7);
     CHECK(te_f64_to_i64(NAN) == 0 && te_f64_to_i64(0x1p62) == (int64_t)1 << 62);
-    CHECK(te_f32_to_u8(-3.0f) == 0 && te_f32_to_u8(255.9f) == 255 && te_f32_to_u8(1e9f) == 255 && te_f32_to_u8(NAN) == 0);
+    CHECK(te_f32_to_u8(-3.0f) == 0 && te_f32_to_u8(255.9f) == 255 && te_f32_to_u8(1e9f) == 255 &&
+          te_f32_to_u8(NAN) == 0);
     CHECK(te_f64_to_u8(17.99) == 17 && te_f64_to_u8(-INFINITY) == 0);
 }
 
@@ -131,7 +135,8 @@ static void check_elements(void)
         unsigned char data[24] = {0};
         te_store_f64(data, dtype, 1, 1.0);
         te_store_f64(data, dtype, 2, 0.0);
-        CHECK(te_load_f64(data, dtype, 1) == 1.0 && te_load_f64(data, dtype, 2) == 0.0 && te_load_f64(data, dtype, 0) == 0.0);
+        CHECK(te_load_f64(data, dtype, 1) == 1.0 && te_load_f64(data, dtype, 2) == 0.0 &&
+              te_load_f64(data, dtype, 0) == 0.0);
         CHECK(te_dtype_from_name(te_dtype_name(dtype)) == dtype && te_dtype_size(dtype) > 0);
     }
     CHECK(te_dtype_from_name("float") == TE_DTYPE_COUNT && te_dtype_from_name("") == TE_DTYPE_COUNT);
@@ -140,8 +145,20 @@ static void check_elements(void)
     CHECK(!te_dtype_is_integer(TE_BOOL) && !te_dtype_is_float8(TE_F16));
 }
 
-int main(void)
+static void dump(void)
 {
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        for (uint64_t bits = 0; bits < (uint64_t)1 << 32; bits += 40009)
+            printf("%s %08x %x\n", formats[i].name, (unsigned)bits,
+                   formats[i].from_f32(te_f32_from_bits((uint32_t)bits)));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "dump") == 0) {
+        dump();
+        return 0;
+    }
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) check_format(&formats[i]);
     check_specials();
     check_integers();

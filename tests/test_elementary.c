@@ -1,5 +1,6 @@
-/* test_elementary.c - the float32 elementary functions against the C library in float64: a stride over all floats, every
- * kind of edge, and C's rules for pow. Philox against the vectors of its authors, and what is derived from its words. */
+/* test_elementary.c - the float32 elementary functions against the C library in float64: a stride over all floats,
+ * every kind of edge, and C's rules for pow. Philox against the vectors of its authors, and what is derived from its
+ * words. */
 #include "test.h"
 
 #include "kernels/elementary.h"
@@ -7,7 +8,8 @@
 
 #include <stdbool.h>
 
-/* Distance of `got` from the true value in units of the last place of float32 at that value; 0 for matching specials. */
+/* Distance of `got` from the true value in units of the last place of float32 at that value; 0 for matching specials.
+ * */
 static double ulp_error(float got, double want)
 {
     if (isnan(want)) return isnan(got) ? 0 : 1e30;
@@ -30,10 +32,37 @@ static void check_unary(const char *name, float (*function)(float), double (*ref
         double error = ulp_error(function(x), reference((double)x));
         if (error > worst) worst = error, worst_at = x;
     }
-    static const float edges[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1.0f, -1.0f, 0x1p-149f, -0x1p-149f, 0x1p-126f,
-                                  0x1.fffffep127f, -0x1.fffffep127f, 88.722839f, 88.72284f, -87.33655f, -103.97208f,
-                                  -103.97209f, -104.0f, 0x1p40f, 0x1.fffffep39f, 0x1.921fb6p0f, 0x1.921fb6p1f, 0x1.6ac5b262ca1ffp43f,
-                                  0.91f, 0x1.d1eb84p-1f, 4.0f, 9.01f, 10.0f, 0x1.555556p-1f, 0x1.555554p0f, 0x1.555556p0f};
+    static const float edges[] = {0.0f,
+                                  -0.0f,
+                                  INFINITY,
+                                  -INFINITY,
+                                  NAN,
+                                  1.0f,
+                                  -1.0f,
+                                  0x1p-149f,
+                                  -0x1p-149f,
+                                  0x1p-126f,
+                                  0x1.fffffep127f,
+                                  -0x1.fffffep127f,
+                                  88.722839f,
+                                  88.72284f,
+                                  -87.33655f,
+                                  -103.97208f,
+                                  -103.97209f,
+                                  -104.0f,
+                                  0x1p40f,
+                                  0x1.fffffep39f,
+                                  0x1.921fb6p0f,
+                                  0x1.921fb6p1f,
+                                  0x1.6ac5b262ca1ffp43f,
+                                  0.91f,
+                                  0x1.d1eb84p-1f,
+                                  4.0f,
+                                  9.01f,
+                                  10.0f,
+                                  0x1.555556p-1f,
+                                  0x1.555554p0f,
+                                  0x1.555556p0f};
     for (size_t i = 0; i < sizeof edges / sizeof edges[0]; i++) {
         double error = ulp_error(function(edges[i]), reference((double)edges[i]));
         if (error > worst) worst = error, worst_at = edges[i];
@@ -71,17 +100,40 @@ static void check_pow(void)
         double error = ulp_error(te_pow(a, b), pow((double)a, (double)b));
         if (error > worst) worst = error, at[0] = a, at[1] = b;
     }
-    static const float values[] = {0.0f, -0.0f, 1.0f, -1.0f, 2.0f, -2.0f, 3.0f, -3.0f, 0.5f, -0.5f, 1.5f, INFINITY, -INFINITY, NAN,
-                                   0x1p-149f, -0x1p-149f, 0x1.fffffep127f, -0x1.fffffep127f, 0x1p24f, 16777215.0f, 15.0f, 16.0f,
-                                   -15.0f, -16.0f, -17.0f, 31.0f};
+    static const float values[] = {0.0f,
+                                   -0.0f,
+                                   1.0f,
+                                   -1.0f,
+                                   2.0f,
+                                   -2.0f,
+                                   3.0f,
+                                   -3.0f,
+                                   0.5f,
+                                   -0.5f,
+                                   1.5f,
+                                   INFINITY,
+                                   -INFINITY,
+                                   NAN,
+                                   0x1p-149f,
+                                   -0x1p-149f,
+                                   0x1.fffffep127f,
+                                   -0x1.fffffep127f,
+                                   0x1p24f,
+                                   16777215.0f,
+                                   15.0f,
+                                   16.0f,
+                                   -15.0f,
+                                   -16.0f,
+                                   -17.0f,
+                                   31.0f};
     enum { COUNT = sizeof values / sizeof values[0] };
     for (int i = 0; i < COUNT; i++)
         for (int j = 0; j < COUNT; j++) {
             float  a = values[i], b = values[j], got = te_pow(a, b);
             double want = pow((double)a, (double)b), error = ulp_error(got, want);
             if (error > worst) worst = error, at[0] = a, at[1] = b;
-            CHECK_MSG(isnan(want) || signbit(got) == signbit((float)want), "pow(%a, %a) = %a, want %a", (double)a, (double)b,
-                      (double)got, want);
+            CHECK_MSG(isnan(want) || signbit(got) == signbit((float)want), "pow(%a, %a) = %a, want %a", (double)a,
+                      (double)b, (double)got, want);
         }
     for (int i = 0; i < 100000; i++) {
         float x = te_f32_from_bits(test_random(&state));

@@ -94,7 +94,8 @@ static bool network_step(network *net, int step)
     te_tensor_release(loss);
     for (int i = 0; i < N_PARAMS; i++) grads[i] = te_tensor_grad(net->params[i]);
     te_adamw options = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 1};
-    ok = ok && te_adamw_step(net->ctx, &options, N_PARAMS, net->params, grads, net->m, net->v, NULL) == TE_OK;
+    te_optim_group group = {.n = N_PARAMS, .params = net->params, .grads = grads, .states = {net->m, net->v}};
+    ok = ok && te_adamw_step(net->ctx, 1, &options, &group) == TE_OK;
     for (int i = 0; i < N_PARAMS; i++) te_tensor_set_grad(net->params[i], NULL);
     return ok;
 }
@@ -170,7 +171,8 @@ static void test_adamw(void)
         for (int64_t i = 0; i < n; i++) g[i] = (float)test_uniform(&state, -1, 1);
         te_tensor_write(t[1], TE_F64, g);
         te_adamw o = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 0.5};
-        CHECK(te_adamw_step(ctx, &o, 1, &t[0], &t[1], &t[2], &t[3], NULL) == TE_OK);
+        te_optim_group group = {.n = 1, .params = &t[0], .grads = &t[1], .states = {&t[2], &t[3]}};
+        CHECK(te_adamw_step(ctx, 1, &o, &group) == TE_OK);
         for (int64_t i = 0; i < n; i++) {
             double h = g[i] * 0.5;
             m[i] = 0.9 * m[i] + 0.1 * h;

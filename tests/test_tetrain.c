@@ -121,7 +121,8 @@ static void test_interrupt(void)
     pthread_t thread;
     for (int i = 0; i < 2; i++) {
         CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
-        CHECK(run(rt, loops[i]) == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"));
+        tetrain_status status = run(rt, loops[i]);
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%d: %s", (int)status, tetrain_error(rt));
         pthread_join(thread, NULL);
         CHECK(run(rt, "x = require('te').ones(1) + 1") == TETRAIN_OK);
     }

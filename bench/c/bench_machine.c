@@ -1,11 +1,11 @@
-/* bench_machine.c - what this machine can do at most, as the floor under every other figure: the fastest large matrix product
- * in float32 and bfloat16, and the fastest stream through memory.
+/* bench_machine.c - what this machine can do at most, as the floor under every other figure: the fastest large matrix
+ * product in float32 and bfloat16, and the fastest stream through memory.
  *
  *      bench_machine [threads [seconds per figure [--json]]]
  *
- * A product is 2 n^3 operations, by oneDNN alone or by our own kernel, whichever is faster. Streams count the bytes that
- * the program names, as STREAM does; arrays are many times larger than the caches. `update` (a += s b) writes only lines
- * that it read before, so unlike copy and triad it moves exactly what is counted: it is what an optimizer can reach.
+ * A product is 2 n^3 operations, by oneDNN alone or by our own kernel, whichever is faster. Streams count the bytes
+ * that the program names, as STREAM does; arrays are many times larger than the caches. `update` (a += s b) writes only
+ * lines that it read before, so unlike copy and triad it moves exactly what is counted: an optimizer can reach it.
  */
 #include "kernels/cpu/gemm.h"
 #include "kernels/dtype.h"
@@ -42,7 +42,7 @@ static void *allocate(te_exec *exec, size_t bytes)
 static void *scratch(te_exec *exec, size_t bytes) { return te_cpu_memory_alloc(exec, bytes); }
 static void scratch_free(te_exec *exec, void *ptr) { te_cpu_memory_free(exec, ptr, 0); }
 
-/* --- matrix products ------------------------------------------------------------------------------------------------ */
+/* --- matrix products ---------------------------------------------------------------------------------------------- */
 
 typedef struct square {
     te_exec *exec;
@@ -133,7 +133,7 @@ static double product_peak(te_exec *exec, te_dtype dtype, double limit)
     return best;
 }
 
-/* --- streams -------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------------------------------------------------ */
 
 typedef void stream_fn(float *restrict a, const float *restrict b, const float *restrict c, size_t n);
 
@@ -194,8 +194,8 @@ int main(int argc, char **argv)
                "\"triad_gb_s\": %.1f, \"update_gb_s\": %.1f, \"bandwidth_gb_s\": %.1f}\n",
                isa, threads, fp32, bf16, copied, triple, updated, bandwidth);
     else
-        printf("%s, %d threads\nmatrix product: float32 %.1f, bfloat16 %.1f GFLOP/s\nmemory: copy %.1f, triad %.1f, update "
-               "in place %.1f GB/s\n", isa, threads, fp32, bf16, copied, triple, updated);
+        printf("%s, %d threads\nmatrix product: float32 %.1f, bfloat16 %.1f GFLOP/s\nmemory: copy %.1f, triad %.1f, "
+               "update in place %.1f GB/s\n", isa, threads, fp32, bf16, copied, triple, updated);
     for (int i = 0; i < 3; i++) te_cpu_memory_free(&exec, data[i], STREAM_FLOATS * sizeof(float));
     te_backend_cpu.device_close(&exec);
     return 0;

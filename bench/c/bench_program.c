@@ -51,7 +51,8 @@ static void scratch_free(te_exec *exec, void *ptr)
 
 typedef struct bench {
     const char *name, *formula;
-    const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS]; /* "x:b": bf16, else f32; "=" after an output: in place of input */
+    const char *inputs[MAX_OPERANDS],
+        *outputs[MAX_OPERANDS]; /* "x:b": bf16, else f32; "=" after an output: in place of input */
     const char *params[MAX_OPERANDS];
     double      values[MAX_OPERANDS];
     void (*hand)(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
@@ -101,15 +102,29 @@ static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64
 
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
-    {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
+    {"gelu bf16",
+     "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
+     {"x:b"},
+     {"y:b"},
+     {NULL},
+     {0},
+     hand_gelu},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
     {"adamw f32",
-     "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); p1 = p - lr * (m1 * c1 / (sqrt(v1 * c2) + eps) + wd * p)",
-     {"p", "m", "v", "g"}, {"p1=", "m1=", "v1="}, {"b1", "b2", "lr", "c1", "c2", "eps", "wd"},
-     {0.9, 0.95, 1e-3, 1.1, 1.2, 1e-8, 0.1}, hand_adamw},
+     "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); p1 = p - lr * (m1 * c1 / (sqrt(v1 * c2) + eps) + wd "
+     "* p)",
+     {"p", "m", "v", "g"},
+     {"p1=", "m1=", "v1="},
+     {"b1", "b2", "lr", "c1", "c2", "eps", "wd"},
+     {0.9, 0.95, 1e-3, 1.1, 1.2, 1e-8, 0.1},
+     hand_adamw},
     {"layer_norm bf16",
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
-     {"x:b", "gamma:c", "beta:c"}, {"y:b"}, {NULL}, {0}, hand_layer_norm},
+     {"x:b", "gamma:c", "beta:c"},
+     {"y:b"},
+     {NULL},
+     {0},
+     hand_layer_norm},
     {"softmax f32", "e = exp(x - rowmax(x)); y = e * (1 / rowsum(e))", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
 };
 
@@ -122,7 +137,8 @@ WIDEST static void hand_layer_norm(void *const *out, void *const *in, int64_t be
         const uint16_t *x = (const uint16_t *)in[0] + r * columns;
         uint16_t       *y = (uint16_t *)out[0] + r * columns;
         float           sum = 0, squares = 0;
-        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += row[i] = te_bf16_to_f32(x[i]);
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += row[i] =
+            te_bf16_to_f32(x[i]);
         float mean = sum / (float)columns;
         _Pragma("omp simd reduction(+ : squares)") for (int64_t i = 0; i < columns; i++)
         {
@@ -155,7 +171,8 @@ static size_t operand_bytes(const te_operand *operand, int64_t rows, int64_t col
     return (size_t)(operand->stride[0] ? rows * columns : columns) * te_dtype_size(operand->dtype);
 }
 
-static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, int64_t rows, int64_t columns, double *bytes)
+static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, int64_t rows, int64_t columns,
+                          double *bytes)
 {
     char    kind = strchr(spec, ':') ? strchr(spec, ':')[1] : 'f';
     int64_t count = kind == 'c' ? columns : rows * columns;
@@ -163,7 +180,8 @@ static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, 
     size_t size = operand_bytes(operand, rows, columns);
     *bytes += (double)size;
     operand->data = te_cpu_memory_alloc(exec, size);
-    for (int64_t i = 0; operand->data && i < count; i++) te_store_f64(operand->data, operand->dtype, i, 0.25 + (double)(i % 1001) * 1e-3);
+    for (int64_t i = 0; operand->data && i < count; i++)
+        te_store_f64(operand->data, operand->dtype, i, 0.25 + (double)(i % 1001) * 1e-3);
     return operand->data;
 }
 
@@ -225,9 +243,9 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
         if (t1 - t0 < best) best = t1 - t0;
         if (t2 - t1 < best_hand) best_hand = t2 - t1;
     }
-    printf("%-16s %7lld x %-7lld %10.2f us %8.3f G elements/s  %7.2f GB/s  stream %5.2f  hand %5.2f\n", b->name, (long long)rows,
-           (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9, bytes / best / bandwidth,
-           best_hand / best);
+    printf("%-16s %7lld x %-7lld %10.2f us %8.3f G elements/s  %7.2f GB/s  stream %5.2f  hand %5.2f\n", b->name,
+           (long long)rows, (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9,
+           bytes / best / bandwidth, best_hand / best);
     for (int i = 0; i < n_out; i++)
         if (!strchr(b->outputs[i], '=')) te_cpu_memory_free(exec, out[i].data, operand_bytes(&out[i], rows, columns));
     for (int i = 0; i < n_in; i++) te_cpu_memory_free(exec, in[i].data, operand_bytes(&in[i], rows, columns));
@@ -262,10 +280,12 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
-    static const int64_t shapes[][2] = {{1, 16}, {64, 16}, {1024, 16}, {100, 64}, {8, 768}, {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}};
+    static const int64_t shapes[][2] = {{1, 16},    {64, 16},    {1024, 16},  {100, 64},   {8, 768},
+                                        {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-            if (argc < 4 || strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], shapes[s][0], shapes[s][1], bandwidth);
+            if (argc < 4 || strstr(cases[c].name, argv[3]))
+                measure(&exec, &cases[c], shapes[s][0], shapes[s][1], bandwidth);
     te_backend_cpu.device_close(&exec);
     return 0;
 }

@@ -58,7 +58,7 @@ def same(ours, peer):
     a, b = json.loads(ours), json.loads(peer)
     apart = abs(a["loss_5"] - b["loss_5"]) / b["loss_5"]
     verdict = "the same step" if apart < (1e-4 if a["dtype"] == "fp32" else 1e-2) else "NOT THE SAME STEP"
-    print("%s %s: loss %.5f and %.5f after five steps, %s" % (a["config"], a["dtype"], a["loss_5"], b["loss_5"], verdict))
+    print("%(config)s %(dtype)s: loss %(loss_5).5f" % a, "and %.5f after five steps," % b["loss_5"], verdict)
 
 
 def rounds(entries, system):

@@ -5,7 +5,8 @@
 #                                                     [--runs=9] [--out=out/bench/peers.jsonl]
 #
 # Eager or compiled, fused or written-out attention are tried with glibc's malloc told to keep its memory; the other
-# allocators with the fastest of these. Every try is a line of JSON in the output file, which grows; a try that fails says why.
+# allocators with the fastest of these. Every try is a line of JSON in the output file, which grows; one that fails says
+# why.
 cd "$(dirname "$0")/../.." || exit 1
 configs="char baby gpt2_64 gpt2_256"
 dtypes="bf16 fp32"
@@ -31,7 +32,8 @@ report() { "${PYTHON:-python3}" bench/peers/report.py "$@"; }
 try() {
     line=$(bench/peers/peer.sh "$3" --config="$config" --dtype="$dtype" --threads="$threads" --runs="$runs" \
         --mode="$1" --attention="$2" --json 2>"$errors")
-    report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$line" "$(tail -n 1 "$errors")" | tee -a "$out" | report line
+    report record "$config" "$dtype" "$threads" "$1" "$2" "$3" "$line" "$(tail -n 1 "$errors")" |
+        tee -a "$out" | report line
 }
 
 for config in $configs; do

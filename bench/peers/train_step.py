@@ -3,7 +3,8 @@
 
 The model is the one nanoGPT describes: pre-norm blocks, learned positions, a head that shares the token embedding's
 table, LayerNorm and Linear without biases, exact GELU, no dropout. A step is everything that a training loop does:
-zero_grad, forward, loss, backward, clipping to norm 1, AdamW. Tokens are random; what they are does not change the work.
+zero_grad, forward, loss, backward, clipping to norm 1, AdamW. Tokens are random: what they are does not change the
+work.
 
 bf16 keeps float32 weights, gradients and optimizer state and computes under torch.autocast, as nanoGPT does.
 """

@@ -57,6 +57,10 @@ typedef struct tetrain_options {
     unsigned    flags;               /* TETRAIN_RESTRICTED */
     void      (*log)(void *user, int level, const char *message); /* what print writes in restricted runtimes; NULL: dropped */
     void       *user;
+    /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C library. What
+     * libraries take for themselves (BLAS, JSON, threads) is outside. Turns the JIT compiler off, since it cannot do without memory. */
+    void     *(*realloc)(void *user, void *ptr, size_t old_size, size_t new_size);
+    void       *realloc_user;
 } tetrain_options;
 
 /* NULL options: all defaults. NULL when memory is exhausted. */

@@ -3,9 +3,6 @@
 
 local te = ...
 
-package = package or { loaded = {} } -- restricted runtimes have none
-package.loaded.te = te -- modules below require it
-
 require "te.scopes"
 require "te.tensor"
 

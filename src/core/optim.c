@@ -41,7 +41,7 @@ typedef struct batch {
     size_t      bytes;
 } batch;
 
-static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int outputs, const double *params)
+static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int outputs)
 {
     size_t each = sizeof(te_run) + (size_t)(inputs + outputs) * sizeof(te_operand);
     *b = (batch){.n = n, .inputs = inputs, .outputs = outputs, .bytes = (size_t)n * each};
@@ -52,7 +52,6 @@ static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int ou
         te_operand *o = b->operands + (size_t)i * (size_t)(inputs + outputs);
         b->runs[i].inputs = o;
         b->runs[i].outputs = o + inputs;
-        b->runs[i].params = params;
         b->runs[i].ndim = 1;
     }
     return TE_OK;
@@ -94,74 +93,104 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
-/* One update: state tensors are read and written behind p and g. The last output refreshes what follows the updated
- * values: the rounded parameter when a master is kept, else its compute copy. */
-static te_status update(te_context *ctx, const te_utility *utility, const double *params, int n, te_tensor *const *weights, te_tensor *const *grads,
-                        te_tensor *const *const *states, int n_states, te_tensor *const *masters)
+enum { MAX_VALUES = 7 }; /* scalar parameters of an update */
+
+/* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows the
+ * updated values: the rounded parameter when a master is kept, else its compute copy. */
+static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states, te_run *run, te_operand *in)
 {
+    te_tensor  *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
+    te_operand *out = in + 2 + n_states;
+    te_status   status = check_entry(ctx, what, i, param, param);
+    if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
+    if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
+    for (int k = 0; k < n_states && status == TE_OK; k++) {
+        status = check_entry(ctx, what, i, param, g->states[k][i]);
+        if (status == TE_OK) in[2 + k] = out[1 + k] = flat(g->states[k][i]);
+    }
+    if (status != TE_OK) return status;
+    run->shape[0] = te_tensor_numel(target);
+    run->compute_f64 = target->dtype == TE_F64;
+    in[0] = out[0] = flat(target);
+    in[1] = flat(g->grads[i]);
+    out[1 + n_states] = flat(target != param ? param : current_shadow(param));
+    return TE_OK;
+}
+
+static void finish_entry(const te_optim_group *g, int i, int n_states)
+{
+    bool mastered = g->masters && g->masters[i] && g->masters[i] != g->params[i];
+    written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
+    if (mastered) g->masters[i]->storage->version++;
+    for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
+}
+
+/* All groups in one run of the backend: until that has begun nothing is written. */
+static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups, const double (*values)[MAX_VALUES],
+                        const te_optim_group *groups)
+{
+    int        n = 0;
+    te_device *device = NULL;
+    for (int k = 0; k < n_groups; k++) n += groups[k].n;
     if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, utility);
-    te_device  *device = weights[0]->storage->device;
     batch       b;
     if (!program) return ctx->status;
-    te_status status = batch_open(ctx, &b, n, 2 + n_states, 2 + n_states, params);
-    for (int i = 0; i < n && status == TE_OK; i++) {
-        te_tensor  *target = masters && masters[i] ? masters[i] : weights[i];
-        te_operand *in = b.operands + (size_t)i * (size_t)(4 + 2 * n_states), *out = in + 2 + n_states;
-        status = check_entry(ctx, utility->name, i, weights[i], weights[i]);
-        if (status == TE_OK) status = check_entry(ctx, utility->name, i, weights[i], target);
-        if (status == TE_OK) status = check_entry(ctx, utility->name, i, weights[i], grads[i]);
-        if (status != TE_OK) break;
-        if (weights[i]->storage->device != device) {
-            status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s in one group", utility->name, device->name, weights[i]->storage->device->name);
-            break;
+    te_status status = batch_open(ctx, &b, n, 2 + n_states, 2 + n_states);
+    if (status != TE_OK) return status;
+    te_run     *run = b.runs;
+    te_operand *operands = b.operands;
+    for (int k = 0; k < n_groups; k++) {
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += 4 + 2 * n_states) {
+            status = bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands);
+            run->params = values[k];
+            te_device *here = groups[k].params[i]->storage->device;
+            if (status == TE_OK && device && here != device)
+                status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", utility->name, device->name, here->name);
+            device = here;
         }
-        b.runs[i].shape[0] = te_tensor_numel(target);
-        b.runs[i].compute_f64 = target->dtype == TE_F64;
-        in[0] = out[0] = flat(target);
-        in[1] = flat(grads[i]);
-        for (int k = 0; k < n_states && status == TE_OK; k++) {
-            status = check_entry(ctx, utility->name, i, weights[i], states[k][i]);
-            if (status == TE_OK) in[2 + k] = out[1 + k] = flat(states[k][i]);
-        }
-        out[1 + n_states] = flat(target != weights[i] ? weights[i] : current_shadow(weights[i]));
     }
     if (status == TE_OK) {
         status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
     }
-    for (int i = 0; i < n && status == TE_OK; i++) {
-        bool mastered = masters && masters[i] && masters[i] != weights[i];
-        written(weights[i], mastered ? NULL : current_shadow(weights[i]));
-        if (mastered) masters[i]->storage->version++;
-        for (int k = 0; k < n_states; k++) states[k][i]->storage->version++;
-    }
+    for (int k = 0; k < n_groups && status == TE_OK; k++)
+        for (int i = 0; i < groups[k].n; i++) finish_entry(&groups[k], i, n_states);
     te_mem_free(&ctx->mem, b.runs, b.bytes);
     return status;
 }
 
-te_status te_adamw_step(te_context *ctx, const te_adamw *o, int n, te_tensor *const *params, te_tensor *const *grads,
-                        te_tensor *const *exp_avg, te_tensor *const *exp_avg_sq, te_tensor *const *masters)
+te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups)
 {
-    if (o->step < 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
-    double correction1 = 1 - pow(o->beta1, (double)o->step), correction2 = 1 - pow(o->beta2, (double)o->step);
-    double values[] = {1 - o->lr * o->weight_decay, o->lr / correction1, o->beta1, o->beta2, 1 / sqrt(correction2), o->eps, o->grad_scale};
-    te_tensor *const *states[] = {exp_avg, exp_avg_sq};
-    return update(ctx, &adamw_program, values, n, params, grads, states, 2, masters);
+    size_t    bytes = (size_t)n_groups * sizeof(double[MAX_VALUES]);
+    double  (*values)[MAX_VALUES] = te_mem_alloc(&ctx->mem, bytes);
+    te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
+    for (int k = 0; k < n_groups && status == TE_OK; k++) {
+        const te_adamw *o = &options[k];
+        if (o->step < 1) status = te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
+        double correction1 = 1 - pow(o->beta1, (double)o->step), correction2 = 1 - pow(o->beta2, (double)o->step);
+        double v[] = {1 - o->lr * o->weight_decay, o->lr / correction1, o->beta1, o->beta2, 1 / sqrt(correction2), o->eps, o->grad_scale};
+        memcpy(values[k], v, sizeof v);
+    }
+    if (status == TE_OK) status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);
+    te_mem_free(&ctx->mem, values, bytes);
+    return status;
 }
 
-te_status te_sgd_step(te_context *ctx, const te_sgd *o, int n, te_tensor *const *params, te_tensor *const *grads,
-                      te_tensor *const *momentum, te_tensor *const *masters)
+/* Groups with and without momentum are different programs: one group at a time. */
+te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, const te_optim_group *groups)
 {
-    if (!momentum) {
-        double plain[] = {o->lr, o->weight_decay, o->grad_scale};
-        if (o->momentum != 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "sgd: momentum %g needs buffers", o->momentum);
-        return update(ctx, &plain_sgd_program, plain, n, params, grads, NULL, 0, masters);
+    te_status status = TE_OK;
+    for (int k = 0; k < n_groups && status == TE_OK; k++) {
+        const te_sgd *o = &options[k];
+        bool plain = o->momentum == 0;
+        double with_momentum[1][MAX_VALUES] = {{o->lr, o->momentum, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening,
+                                                o->nesterov, o->weight_decay, o->grad_scale}};
+        double without[1][MAX_VALUES] = {{o->lr, o->weight_decay, o->grad_scale}};
+        const double(*values)[MAX_VALUES] = (const double(*)[MAX_VALUES])(plain ? without : with_momentum);
+        status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, &groups[k]);
     }
-    double values[] = {o->lr, o->momentum, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening,
-                       o->nesterov, o->weight_decay, o->grad_scale};
-    te_tensor *const *states[] = {momentum};
-    return update(ctx, &sgd_program, values, n, params, grads, states, 1, masters);
+    return status;
 }
 
 te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
@@ -172,7 +201,7 @@ te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, doub
     int64_t     count = n;
     te_tensor  *sums = te_tensor_new(ctx, device, TE_F32, 1, &count);
     batch       b = {.runs = NULL};
-    te_status   status = program && sums ? batch_open(ctx, &b, n, 1, 1, NULL) : ctx->status;
+    te_status   status = program && sums ? batch_open(ctx, &b, n, 1, 1) : ctx->status;
     te_tensor **dense = status == TE_OK ? te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *dense) : NULL;
     if (status == TE_OK && !dense) status = te_fail_memory(ctx, "te.sum_squares");
     for (int i = 0; i < n && status == TE_OK; i++) {

@@ -18,14 +18,18 @@ typedef struct te_sgd {
     bool   nesterov, first;
 } te_sgd;
 
-/* Updates parameters of one group in place and bumps their versions. masters: NULL, or float32 copies that are updated
- * in the parameters' stead, which then receive their rounding. Moments have the masters' (else parameters') shape;
- * float32; without momentum, SGD may go without them (NULL). Entries are contiguous. Cached compute copies of parameters
- * are refreshed in the same pass. */
-te_status te_adamw_step(te_context *ctx, const te_adamw *options, int n, te_tensor *const *params, te_tensor *const *grads,
-                        te_tensor *const *exp_avg, te_tensor *const *exp_avg_sq, te_tensor *const *masters);
-te_status te_sgd_step(te_context *ctx, const te_sgd *options, int n, te_tensor *const *params, te_tensor *const *grads,
-                      te_tensor *const *momentum, te_tensor *const *masters);
+/* The tensors of one group, n of each kind, contiguous and of the parameter's size. states: exp_avg and exp_avg_sq for AdamW, the
+ * momentum buffer for SGD (NULL without momentum). masters: NULL, or float32 copies (entries may be NULL) that are
+ * updated in the parameters' stead, which then receive their rounding. */
+typedef struct te_optim_group {
+    int               n;
+    te_tensor *const *params, *const *grads, *const *states[2], *const *masters;
+} te_optim_group;
+
+/* Update all groups in one pass, options[i] belonging to groups[i], and bump versions. On failure nothing was written. Cached
+ * compute copies of parameters are refreshed in the same pass. */
+te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups);
+te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, const te_optim_group *groups);
 
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and which
  * tensor broke. One pass, one synchronisation. */

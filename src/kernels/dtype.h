@@ -1,9 +1,9 @@
 /* dtype.h - element types: names, sizes, and conversion between float32 and the narrower formats.
  *
- * One source for C and CUDA C: static inline, no branches (loops over them vectorize), bits moved through unions. Rounding
- * is to nearest, ties to even, and each conversion rounds once. bfloat16, float16 follow IEEE: overflow gives infinity,
- * a NaN keeps its sign and upper payload and becomes quiet. The FP8 formats saturate: everything beyond the largest finite
- * value, infinity included, becomes that value; every NaN becomes 0x7f.
+ * One source for C and CUDA C: static inline, no branches (loops over them vectorize), bits moved through unions.
+ * Rounding is to nearest, ties to even, and each conversion rounds once. bfloat16, float16 follow IEEE: overflow gives
+ * infinity, a NaN keeps its sign and upper payload and becomes quiet. The FP8 formats saturate: everything beyond the
+ * largest finite value, infinity included, becomes that value; every NaN becomes 0x7f.
  *
  *                 exponent mantissa  bias     largest   smallest normal   smallest
  *      bfloat16       8        7      127     3.39e38         2^-126       2^-133
@@ -124,8 +124,8 @@ TE_HD static inline uint8_t te_f32_to_f8e5m2(float x)
 
 /* --- from float64 ----------------------------------------------------------------------------------------------- */
 
-/* float32 rounded to odd: the neighbour with an odd last bit unless exact. Rounding that once more to any of the formats
- * above gives what a direct rounding would give. */
+/* float32 rounded to odd: the neighbour with an odd last bit unless exact. Rounding that once more to any of the
+ * formats above gives what a direct rounding would give. */
 TE_HD static inline float te_f64_to_f32_odd(double x)
 {
     float    near = (float)x;

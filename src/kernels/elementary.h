@@ -1,15 +1,15 @@
 /* elementary.h - exp, log, tanh, sigmoid, erf, sin, cos, pow in float32, at most 2 ulp from the true value everywhere:
  * subnormal results, infinities, NaN and huge arguments included.
  *
- * One source for C and CUDA C. Only additions, multiplications, divisions, explicit fused multiply-adds and moves of bits,
- * each rounded once, so the bits are the same on every device as long as the compiler contracts nothing
- * (-ffp-contract=off, -fmad=false) and keeps subnormal numbers. No branches: alternatives are computed and selected, so a
- * loop over an array vectorizes. The exception are angles beyond TE_ANGLE_LIMIT, see te_sin.
+ * One source for C and CUDA C. Only additions, multiplications, divisions, explicit fused multiply-adds and moves of
+ * bits, each rounded once, so the bits are the same on every device as long as the compiler contracts nothing
+ * (-ffp-contract=off, -fmad=false) and keeps subnormal numbers. No branches: alternatives are computed and selected, so
+ * a loop over an array vectorizes. The exception are angles beyond TE_ANGLE_LIMIT, see te_sin.
  *
  * The usual scheme: reduce the argument to a short interval, evaluate a minimax polynomial there (coefficients by the
- * Remez algorithm, then rounded), put the result together so that the last operation carries the leading part. Rounding to
- * an integer adds and subtracts 1.5 * 2^23 (or 2^52); the sum's low bits then are the integer, without a conversion that
- * would be undefined for NaN.
+ * Remez algorithm, then rounded), put the result together so that the last operation carries the leading part. Rounding
+ * to an integer adds and subtracts 1.5 * 2^23 (or 2^52); the sum's low bits then are the integer, without a conversion
+ * that would be undefined for NaN.
  */
 #ifndef TE_KERNELS_ELEMENTARY_H
 #define TE_KERNELS_ELEMENTARY_H
@@ -177,8 +177,8 @@ TE_HD static inline float te_sin_select(float sine, float cosine, uint32_t quart
     return te_f32_from_bits(te_f32_bits(v) ^ (quarter & 2u) << 30);
 }
 
-/* Up to here the angle is reduced in float64 with pi / 2 in two parts; nearer than 2^-31 relatively no float32 comes to a
- * multiple of pi / 2, so the 2^-66 left over does not matter. */
+/* Up to here the angle is reduced in float64 with pi / 2 in two parts; nearer than 2^-31 relatively no float32 comes to
+ * a multiple of pi / 2, so the 2^-66 left over does not matter. */
 #define TE_ANGLE_LIMIT 0x1p40f
 
 typedef struct te_angle {
@@ -196,8 +196,9 @@ TE_HD static inline te_angle te_angle_reduce(float x)
     return angle;
 }
 
-/* Payne and Hanek: of x = m 2^e times 2 / pi only the bits below 4 matter, so 2 / pi enters from bit e - 1 on. The product
- * of m with 96 of its bits, modulo 2^96, is a quarter in 2 bits and the position in it. Finite x of at least 2^26. */
+/* Payne and Hanek: of x = m 2^e times 2 / pi only the bits below 4 matter, so 2 / pi enters from bit e - 1 on. The
+ * product of m with 96 of its bits, modulo 2^96, is a quarter in 2 bits and the position in it. Finite x of at least
+ * 2^26. */
 TE_HD static inline te_angle te_angle_reduce_huge(float x)
 {
     const uint32_t two_over_pi[7] = {0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u,
@@ -286,8 +287,9 @@ TE_HD static inline double te_pow_small(double x, uint32_t n)
     return a * ((n & 4u ? x4 : 1.0) * (n & 8u ? x4 * x4 : 1.0));
 }
 
-/* C's pow with all its special cases. Whole b up to 15 in size are products in float64, so x^2 is x * x to the bit and what
- * float32 can hold exactly comes out exact; the rest is 2^(b log2 |a|), in float64 since the product magnifies errors. */
+/* C's pow with all its special cases. Whole b up to 15 in size are products in float64, so x^2 is x * x to the bit and
+ * what float32 can hold exactly comes out exact; the rest is 2^(b log2 |a|), in float64 since the product magnifies
+ * errors. */
 TE_HD static inline float te_pow(float a, float b)
 {
     float    b_size = te_abs(b);

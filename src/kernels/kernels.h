@@ -47,7 +47,7 @@ typedef struct te_rng {
 typedef struct te_operand {
     void    *data;
     te_dtype dtype;
-    bool     accumulate;          /* outputs: add to what is there (beta = 1) */
+    bool     accumulate;          /* outputs: add to what is there (beta = 1); of an amax, keep the larger */
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
 } te_operand;
 

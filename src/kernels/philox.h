@@ -1,8 +1,8 @@
 /* philox.h - Philox4x32-10, the counter-based generator behind every random number.
  *
- * A word is a pure function of (seed, stream, offset, element), so any part of a sequence can be made at any time, on any
- * device, in any order; te_rng in kernels.h fixes which word belongs to which element. Salmon et al., "Parallel random
- * numbers: as easy as 1, 2, 3", SC 2011.
+ * A word is a pure function of (seed, stream, offset, element), so any part of a sequence can be made at any time, on
+ * any device, in any order; te_rng in kernels.h fixes which word belongs to which element. Salmon et al., "Parallel
+ * random numbers: as easy as 1, 2, 3", SC 2011.
  */
 #ifndef TE_KERNELS_PHILOX_H
 #define TE_KERNELS_PHILOX_H
@@ -15,7 +15,8 @@ typedef struct te_philox_words {
     uint32_t word[4];
 } te_philox_words;
 
-TE_HD static inline te_philox_words te_philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1)
+TE_HD static inline te_philox_words te_philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
+                                              uint32_t k1)
 {
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
@@ -47,8 +48,8 @@ TE_HD static inline uint32_t te_rng_word(te_rng rng, uint64_t element)
 /* Uniform in [0, 1), a multiple of 2^-24. */
 TE_HD static inline float te_rng_uniform(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
-/* An element is kept when its word is at least this: drop probability p, exact to 2^-32. Above 2^32 - 1 nothing is kept;
- * a NaN keeps nothing. */
+/* An element is kept when its word is at least this: drop probability p, exact to 2^-32. Above 2^32 - 1 nothing is
+ * kept; a NaN keeps nothing. */
 TE_HD static inline uint64_t te_rng_threshold(double p)
 {
     double scaled = p * 4294967296.0;

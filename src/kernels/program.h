@@ -38,6 +38,7 @@
     X(CONST, "const", 0, "the number `imm`")                                                                       \
     X(COLUMN, "column", 0, "position in the row, from 0")                                                          \
     X(RANDOM, "random", 0, "uniform in [0,1): top 24 bits of the Philox word of this element, generator `slot`")   \
+    /* an argument that is itself a PARAM or CONST counts as given, in float64: probabilities are exact to 2^-32 */ \
     X(KEEP, "keep", 1, "1 when the Philox word of this element >= round(a * 2^32), else 0; generator `slot`")      \
     X(NORMAL, "normal", 0, "standard normal by Box-Muller from the Philox words of this element, generator `slot`") \
     /* one argument */                                                                                             \

@@ -13,13 +13,41 @@ const char *tetrain_version(void) { return te_version(); }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* lua_Alloc with a limit. */
-static void *limited_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
+/* LuaJIT crashes when an allocation fails within lua_newstate. So what that function needs is asked for beforehand, in
+ * one piece; pieces of it that Lua grows or frees later move to the heap. */
+enum { ARENA_SIZE = 48 << 10 };
+
+static bool in_arena(const tetrain *host, const void *ptr)
+{
+    return host->arena && (const char *)ptr >= host->arena && (const char *)ptr < host->arena + ARENA_SIZE;
+}
+
+static void *arena_alloc(tetrain *host, size_t size)
+{
+    size_t rounded = (size + 15) & ~(size_t)15;
+    if (!host->opening || rounded > ARENA_SIZE - host->arena_used) return NULL;
+    char *p = host->arena + host->arena_used;
+    host->arena_used += rounded;
+    return p;
+}
+
+/* lua_Alloc on the host's hook, with the limit where there is one. */
+static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
     tetrain *host = user;
+    if (!ptr && new_size) {
+        void *early = arena_alloc(host, new_size);
+        if (early) return early;
+    } else if (in_arena(host, ptr)) {
+        void *moved = new_size ? lua_heap_alloc(host, NULL, 0, new_size) : NULL;
+        if (moved) memcpy(moved, ptr, old_size < new_size ? old_size : new_size);
+        return moved;
+    }
     if (!ptr) old_size = 0;
-    if (new_size > old_size && new_size - old_size > host->options.lua_memory_limit - host->lua_memory) return NULL;
-    void *p = te_mem_libc.realloc(te_mem_libc.user, ptr, old_size, new_size);
+    size_t limit = host->options.lua_memory_limit;
+    if (limit && new_size > old_size && new_size - old_size > limit - host->lua_memory) return NULL;
+    if (!ptr && !new_size) return NULL;
+    void *p = host->mem.realloc(host->mem.user, ptr, old_size, new_size);
     if (p || new_size == 0) host->lua_memory += new_size - old_size;
     return p;
 }
@@ -68,34 +96,63 @@ static void open_restricted(lua_State *L)
     lua_setglobal(L, "print");
 }
 
+static int collect(lua_State *L)
+{
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    return 0;
+}
+
+/* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice, because
+ * LuaJIT gives its string buffer back in steps. */
+static void collect_protected(tetrain *host)
+{
+    for (int i = 0; i < 2; i++) {
+        lua_rawgeti(host->L, LUA_REGISTRYINDEX, host->collect_ref);
+        if (lua_pcall(host->L, 0, 0, 0) != 0) lua_pop(host->L, 1);
+    }
+}
+
 /* Fills a new state; the tetrain is a light userdata at 1. */
 static int open_state(lua_State *L)
 {
     tetrain *host = lua_touserdata(L, 1);
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
-    host->interpreted = restricted || host->options.lua_memory_limit || host->options.instruction_limit;
-    if (host->interpreted) luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    host->interpreted = restricted || host->options.lua_memory_limit || host->options.instruction_limit || host->options.realloc;
     if (restricted)
         open_restricted(L);
     else
         luaL_openlibs(L);
+    if (host->interpreted) luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
     te_lua_text_only(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
+    lua_pushcfunction(L, collect);
+    host->collect_ref = luaL_ref(L, LUA_REGISTRYINDEX);
     return 0;
 }
 
 tetrain *tetrain_open(const tetrain_options *options)
 {
-    tetrain *host = te_mem_zalloc(&te_mem_libc, sizeof *host);
+    tetrain_options given = {0};
+    if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
+    te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
+    tetrain *host = te_mem_zalloc(&mem, sizeof *host);
     if (!host) return NULL;
-    size_t size = options ? options->struct_size : 0;
-    if (options) memcpy(&host->options, options, size < sizeof *options ? size : sizeof *options);
+    host->options = given;
+    host->mem = mem;
     te_context_options context = {.struct_size = sizeof context, .threads = host->options.threads,
-                                  .tensor_memory_limit = host->options.tensor_memory_limit};
+                                  .tensor_memory_limit = host->options.tensor_memory_limit,
+                                  .realloc = host->mem.realloc, .realloc_user = host->mem.user};
     host->ctx = te_context_open(&context);
-    if (host->ctx) host->L = host->options.lua_memory_limit ? lua_newstate(limited_alloc, host) : luaL_newstate();
+    bool hooked = host->options.lua_memory_limit || host->options.realloc;
+    if (hooked && !(host->arena = te_mem_alloc(&mem, ARENA_SIZE))) {
+        tetrain_close(host);
+        return NULL;
+    }
+    host->opening = true;
+    if (host->ctx) host->L = hooked ? lua_newstate(lua_heap_alloc, host) : luaL_newstate();
+    host->opening = false;
     if (!host->L || lua_cpcall(host->L, open_state, host) != 0) {
         tetrain_close(host);
         return NULL;
@@ -108,7 +165,9 @@ void tetrain_close(tetrain *host)
     if (!host) return;
     if (host->L) lua_close(host->L);
     te_context_release(host->ctx);
-    te_mem_free(&te_mem_libc, host, sizeof *host);
+    te_mem mem = host->mem;
+    te_mem_free(&mem, host->arena, ARENA_SIZE);
+    te_mem_free(&mem, host, sizeof *host);
 }
 
 struct lua_State *tetrain_lua_state(tetrain *host) { return host->L; }
@@ -134,12 +193,15 @@ static int error_text(lua_State *L)
     return 1;
 }
 
+/* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this text. */
+static const char heap_exhausted[] = "not enough memory";
+
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
     if (host->interrupted) return TETRAIN_ERROR_INTERRUPTED;
-    if (failure == LUA_ERRMEM) return TETRAIN_ERROR_MEMORY;
+    if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
     return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
@@ -151,7 +213,6 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (failure == LUA_ERRMEM) lua_gc(L, LUA_GCCOLLECT, 0); /* from here: inside the failed call nothing could run */
     if (lua_isnil(L, -1)) return tetrain_fail(host, status_of(host, failure, ""), "%s", ""); /* error(): silent on purpose */
     if (!lua_isstring(L, -1)) {
         lua_pushcfunction(L, error_text);
@@ -165,13 +226,6 @@ static tetrain_status take_error(tetrain *host, int failure)
     return tetrain_fail(host, status_of(host, failure, message), "%s", message);
 }
 
-/* A collection whose finalizers may raise. */
-static int collect(lua_State *L)
-{
-    lua_gc(L, LUA_GCCOLLECT, 0);
-    return 0;
-}
-
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
 {
     lua_State     *L = host->L;
@@ -181,11 +235,11 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     host->rt->status = TE_OK;
     if (!lua_checkstack(L, LUA_MINSTACK)) return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
     tetrain_start_limits(host);
+    host->failure = 0;
     int failure = lua_cpcall(L, function, argument);
-    if (failure) {
-        if (failure == LUA_ERRMEM && lua_cpcall(L, collect, NULL) != 0) lua_pop(L, 1);
-        status = take_error(host, failure);
-    }
+    if (host->failure) failure = host->failure;
+    if (failure == LUA_ERRMEM) collect_protected(host);
+    if (failure) status = take_error(host, failure);
     tetrain_stop_limits(host);
     host->rt->L = NULL;
     lua_settop(L, top);
@@ -193,12 +247,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
 }
 
 /* Calls the function with n arguments on top; errors get a traceback and are raised again. */
-static void call_traced(lua_State *L, int n_args, int n_results)
+static void call_traced(tetrain *host, int n_args, int n_results)
 {
-    int function = lua_gettop(L) - n_args;
+    lua_State *L = host->L;
+    int        function = lua_gettop(L) - n_args;
     lua_pushcfunction(L, te_lua_traceback);
     lua_insert(L, function);
-    if (lua_pcall(L, n_args, n_results, function) != 0) lua_error(L);
+    host->failure = lua_pcall(L, n_args, n_results, function);
+    if (host->failure) lua_error(L);
     lua_remove(L, function);
 }
 
@@ -208,7 +264,6 @@ typedef struct run_job {
     size_t             size;
     int                argc;
     const char *const *argv;
-    int                failure;
 } run_job;
 
 static void push_arguments(lua_State *L, const run_job *job)
@@ -228,25 +283,24 @@ static void push_arguments(lua_State *L, const run_job *job)
 static int run_file(lua_State *L)
 {
     run_job *job = lua_touserdata(L, 1);
-    job->failure = luaL_loadfilex(L, job->path, "t");
-    if (job->failure) return lua_error(L);
+    job->host->failure = luaL_loadfilex(L, job->path, "t");
+    if (job->host->failure) return lua_error(L);
     push_arguments(L, job);
-    call_traced(L, job->argc, 0);
+    call_traced(job->host, job->argc, 0);
     return 0;
 }
 
 tetrain_status tetrain_run_file(tetrain *host, const char *path, int argc, const char *const *argv)
 {
-    run_job        job = {.host = host, .path = path, .argc = argc, .argv = argv};
-    tetrain_status status = tetrain_protected(host, run_file, &job);
-    return status == TETRAIN_ERROR_SCRIPT && job.failure == LUA_ERRFILE ? TETRAIN_ERROR_IO : status;
+    run_job job = {.host = host, .path = path, .argc = argc, .argv = argv};
+    return tetrain_protected(host, run_file, &job);
 }
 
 static int run_string(lua_State *L)
 {
     run_job *job = lua_touserdata(L, 1);
     if (luaL_loadbufferx(L, job->code, job->size, job->name, "t") != 0) return lua_error(L);
-    call_traced(L, 0, 0);
+    call_traced(job->host, 0, 0);
     return 0;
 }
 
@@ -306,7 +360,7 @@ static int call_function(lua_State *L)
     }
     if (!callable) return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
     for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(job->host->rt, L, job->in[i]);
-    call_traced(L, job->n_in, job->n_out);
+    call_traced(job->host, job->n_in, job->n_out);
     for (int i = 0; i < job->n_out; i++) {
         te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
         if (!u || !u->t)

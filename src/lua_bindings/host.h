@@ -8,11 +8,17 @@
 
 struct tetrain {
     tetrain_options options;
+    te_mem          mem;
     lua_State      *L;
     te_context     *ctx;
     te_lua         *rt;
-    size_t          lua_memory; /* in use, where it is limited */
+    char           *arena; /* serves lua_newstate, see host.c */
+    size_t          arena_used;
+    bool            opening;
+    size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
+    int             collect_ref; /* registry: a function that collects */
+    int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time one */
     volatile int    interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */

@@ -68,12 +68,13 @@ static int search_embedded(lua_State *L)
     return 1;
 }
 
-/* require(name) where there is no package library; upvalue 1 holds what was loaded. */
+/* require(name) where there is no package library. */
 static int plain_require(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);
     lua_settop(L, 1);
-    lua_getfield(L, lua_upvalueindex(1), name);
+    luaL_findtable(L, LUA_REGISTRYINDEX, "_LOADED", 16);
+    lua_getfield(L, 2, name);
     if (lua_toboolean(L, -1)) return 1;
     if (strcmp(name, "te") == 0)
         lua_pushcfunction(L, luaopen_te);
@@ -86,7 +87,7 @@ static int plain_require(lua_State *L)
         lua_replace(L, -2);
     }
     lua_pushvalue(L, -1);
-    lua_setfield(L, lua_upvalueindex(1), name);
+    lua_setfield(L, 2, name);
     return 1;
 }
 
@@ -94,8 +95,7 @@ void te_lua_open_library(lua_State *L)
 {
     lua_getglobal(L, "package");
     if (!lua_istable(L, -1)) {
-        lua_newtable(L);
-        lua_pushcclosure(L, plain_require, 1);
+        lua_pushcfunction(L, plain_require);
         lua_setglobal(L, "require");
         lua_pop(L, 1);
         return;

@@ -54,7 +54,7 @@ void tetrain_interrupt(tetrain *host)
 {
     host->interrupted = 1;
     te_context_interrupt(host->ctx);
-    lua_sethook(host->L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
+    lua_sethook(host->L, stop_hook, LUA_MASKCOUNT, 1); /* a call hook would fail the message handler, too */
 }
 
 bool tetrain_request_stop(tetrain *host)

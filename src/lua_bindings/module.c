@@ -116,6 +116,9 @@ int luaopen_te(lua_State *L)
     lua_pushstring(L, te_version());
     lua_setfield(L, -2, "version");
     open_core(rt, L);
+    luaL_findtable(L, LUA_REGISTRYINDEX, "_LOADED", 16); /* modules that init.lua loads require "te" themselves */
+    lua_pushvalue(L, 1);
+    lua_setfield(L, -2, "te");
     if (!te_lua_load_source(L, "te")) return luaL_error(L, "te: the Lua library was not embedded in this build");
     lua_pushvalue(L, 1);
     lua_call(L, 1, 0);

@@ -11,13 +11,15 @@ local AdamW = Optimizer.define("AdamW", {
     master_weights = { "boolean", false },
 }, function() return { "exp_avg", "exp_avg_sq" } end)
 
-function AdamW.update(_, group, batch)
-    te._core.adamw_step {
+function AdamW.describe(group, batch)
+    return {
         params = batch.params, grads = batch.grads, masters = batch.masters,
         exp_avg = batch.exp_avg, exp_avg_sq = batch.exp_avg_sq,
         lr = batch.lr, grad_scale = batch.grad_scale, step = batch.step,
         beta1 = group.betas[1], beta2 = group.betas[2], eps = group.eps, weight_decay = group.weight_decay,
     }
 end
+
+AdamW.update = te._core.adamw_step
 
 return AdamW

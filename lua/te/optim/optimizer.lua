@@ -86,10 +86,10 @@ local function new_state(group, parameter)
     return state
 end
 
--- Parameters of a group that have a gradient, in batches that the engine can take at once: alike in their step count
--- and in having a master copy. There is one batch unless somebody froze or added parameters on the way.
-local function batches(self, group)
-    local list, by_key = {}, {}
+-- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
+-- their step count and in having a master copy. There is one batch unless somebody froze or added parameters on the way.
+local function add_batches(self, group, list)
+    local by_key = {}
     for _, parameter in ipairs(group.params) do
         local grad = parameter.grad
         if grad then
@@ -98,35 +98,38 @@ local function batches(self, group)
                 state = new_state(group, parameter)
                 self.state[parameter] = state
             end
-            state.step = state.step + 1
-            local key = state.master and -state.step or state.step
+            local step = state.step + 1
+            local key = state.master and -step or step
             local batch = by_key[key]
             if not batch then
-                batch = { step = state.step, params = {}, grads = {}, masters = state.master and {} or nil }
+                batch = { group = group, step = step, states = {}, params = {}, grads = {}, masters = state.master and {} or nil }
                 for _, slot in ipairs(group.slots) do batch[slot] = {} end
                 by_key[key] = batch
                 list[#list + 1] = batch
             end
             local n = #batch.params + 1
-            batch.params[n], batch.grads[n] = parameter, grad
+            batch.params[n], batch.grads[n], batch.states[n] = parameter, grad, state
             if state.master then batch.masters[n] = state.master end
             for _, slot in ipairs(group.slots) do batch[slot][n] = state[slot] end
         end
     end
-    return list
 end
 
---- Updates the parameters from their gradients.
+--- Updates the parameters from their gradients: all of them, or none when something fails.
 ---@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
 ---  lr: used instead of the groups' own
 function Optimizer:step(opts)
     opts = options.check("te.optim." .. self.name .. ":step", opts,
         { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } })
-    for _, group in ipairs(self.groups) do
-        for _, batch in ipairs(batches(self, group)) do
-            batch.lr, batch.grad_scale = opts.lr or group.lr, opts.grad_scale
-            self:update(group, batch)
-        end
+    local batches, described = {}, {}
+    for _, group in ipairs(self.groups) do add_batches(self, group, batches) end
+    for i, batch in ipairs(batches) do
+        batch.lr, batch.grad_scale = opts.lr or batch.group.lr, opts.grad_scale
+        described[i] = self.describe(batch.group, batch)
+    end
+    self.update(described)
+    for i = 1, #batches do
+        for k = 1, #batches[i].states do batches[i].states[k].step = batches[i].step end
     end
 end
 

@@ -12,13 +12,15 @@ local SGD = Optimizer.define("SGD", {
     master_weights = { "boolean", false },
 }, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
 
-function SGD.update(_, group, batch)
-    te._core.sgd_step {
+function SGD.describe(group, batch)
+    return {
         params = batch.params, grads = batch.grads, masters = batch.masters, momentum_buffers = batch.momentum_buffer,
         lr = batch.lr, grad_scale = batch.grad_scale, first = batch.step == 1,
         momentum = group.momentum, dampening = group.dampening, weight_decay = group.weight_decay,
         nesterov = group.nesterov,
     }
 end
+
+SGD.update = te._core.sgd_step
 
 return SGD

@@ -243,8 +243,6 @@ static te_status run_job(te_exec *exec, gemm_job *job)
     for (int i = 0; i < SHAPES; i++)
         if (job->matmul[i] && job->matmul[i]->scratchpad_bytes > job->scratch_bytes)
             job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);
-    if (!te_gemm_onednn_streams(exec, te_gemm_state_get(exec)->onednn, threads))
-        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads", threads);
     if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes))) return TE_ERROR_MEMORY;
     bool good = run_pieces(job, threads);
     if (job->scratch) exec->scratch_free(exec, job->scratch);
@@ -260,6 +258,8 @@ te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
     gemm_job job = {.p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
+    if (!te_gemm_onednn_streams(exec, state->onednn, exec->threads > 1 ? exec->threads : 1))
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads", exec->threads);
     int threads = omp_get_max_threads();
     omp_set_num_threads(1); /* oneDNN stays on the thread that calls it; of this thread only, and restored */
     te_status status = TE_OK;

@@ -1,7 +1,7 @@
 /* program_bind.c - where a te_walker's values lie, and how a run's operands are reached.
  *
- * Everything a thread needs lies in one workspace, laid out anew for each job: operands, slots, folds, scalars, registers,
- * kept rows and constant rows. Nothing is allocated here.
+ * Everything a thread needs lies in one workspace, laid out anew for each job: operands, slots, folds, scalars,
+ * registers, kept rows and constant rows. Nothing is allocated here.
  */
 #include "program_walker.h"
 
@@ -21,7 +21,8 @@ static bool is_constant(const te_job *job, int input)
 {
     const te_operand *in = &job->run->inputs[input];
     bool in_place = job->tile_rows == 1 && in->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
-    if (job->program->input_rates[input] != TE_RATE_ELEM || job->rows <= job->tile_rows || job->tile_columns < job->columns || in_place)
+    if (job->program->input_rates[input] != TE_RATE_ELEM || job->rows <= job->tile_rows ||
+        job->tile_columns < job->columns || in_place)
         return false;
     for (int d = 0; d < job->n_outer; d++)
         if (in->stride[job->axis[d]] != 0) return false;
@@ -102,7 +103,8 @@ static void place_constants(te_walker *w)
         if (!is_constant(w->job, i)) continue;
         w->operands[i].constant = true;
         for (int s = 0; s < w->plan->n_steps; s++)
-            if (w->plan->steps[s].kind == TE_STEP_LOAD && w->plan->steps[s].operand == i) w->slot[w->plan->steps[s].dst] = place;
+            if (w->plan->steps[s].kind == TE_STEP_LOAD && w->plan->steps[s].operand == i)
+                w->slot[w->plan->steps[s].dst] = place;
         place += w->register_bytes;
     }
 }
@@ -166,6 +168,7 @@ void te_walker_bind(te_walker *w)
     bind_operands(job, w);
     place_constants(w);
     settle_inputs(w);
-    for (int o = 0; o < job->program->n_outputs; o++) w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
+    for (int o = 0; o < job->program->n_outputs; o++)
+        w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
     evaluate_uniform(job, w);
 }

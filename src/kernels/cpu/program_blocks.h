@@ -2,15 +2,16 @@
  *
  * A block is an array of float32 (or float64) values of any length that lives in L1, or a tensor's own memory where its
  * type and strides allow. The destination of an operation may be one of its arguments, exactly. There is one table per
- * instruction set for float32, all with the same bits, and one for float64, which serves gradient checks and is plain C.
+ * instruction set for float32, all with the same bits, and one for float64, which serves gradient checks and is plain
+ * C.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_BLOCKS_H
 #define TE_KERNELS_CPU_PROGRAM_BLOCKS_H
 
 #include "cpu.h"
 
-/* Two operations in one go, (a first b) second c, for values that have but one use: each still rounds. They follow the opcodes
- * in the table; of the scalars bit patterns with a and b both set are absent. */
+/* Two operations in one go, (a first b) second c, for values that have but one use: each still rounds. They follow the
+ * opcodes in the table; of the scalars bit patterns with a and b both set are absent. */
 typedef enum te_pair_first { TE_FIRST_ADD, TE_FIRST_SUB, TE_FIRST_MUL, TE_FIRST_COUNT } te_pair_first;
 typedef enum te_pair_second {
     TE_SECOND_ADD,
@@ -34,9 +35,9 @@ typedef void (*te_block_op)(void *dst, const void *a, const void *b, const void 
 typedef void (*te_block_load)(void *dst, const void *src, int64_t stride, size_t n);
 typedef void (*te_block_store)(void *dst, int64_t stride, const void *src, size_t n);
 
-/* Reductions. Element i of what is added goes to lane i % TE_FOLD_LANES, and lanes are joined as a balanced tree. Sums go
- * over to a float64 total each TE_FOLD_SPAN elements, so their error does not grow with the length; blocks other than a
- * row's last one are divisors of it in length. */
+/* Reductions. Element i of what is added goes to lane i % TE_FOLD_LANES, and lanes are joined as a balanced tree. Sums
+ * go over to a float64 total each TE_FOLD_SPAN elements, so their error does not grow with the length; blocks other
+ * than a row's last one are divisors of it in length. */
 typedef enum te_fold_kind { TE_FOLD_SUM, TE_FOLD_MAX, TE_FOLD_MIN, TE_FOLD_AMAX } te_fold_kind;
 
 enum { TE_FOLD_LANES = 64, TE_FOLD_SPAN = 16384 };
@@ -73,7 +74,8 @@ typedef struct te_blocks {
     void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
     void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns);
-    void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows, size_t columns); /* sums[j] += each row's [j] */
+    void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
+                         size_t columns); /* sums[j] += each row's [j] */
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

@@ -3,8 +3,9 @@
  *
  * Operations, loads and stores are here, the rest in program_blocks_random.h and program_blocks_fold.h.
  *
- * Every loop is written so that GCC and clang vectorize it: no calls that are not inlined, selections instead of branches,
- * lengths of any size. `omp simd` states that iterations are independent, which holds with dst equal to an argument.
+ * Every loop is written so that GCC and clang vectorize it: no calls that are not inlined, selections instead of
+ * branches, lengths of any size. `omp simd` states that iterations are independent, which holds with dst equal to an
+ * argument.
  */
 #include "../elementary.h"
 #include "program_blocks.h"
@@ -151,7 +152,8 @@ static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, 
     enum { SPAN = 256 };
     te_real number[SPAN], *d = dst;
     for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pa;
-    for (size_t i = 0; i < n; i += SPAN) op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
+    for (size_t i = 0; i < n; i += SPAN)
+        op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
 }
 
 static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
@@ -163,7 +165,8 @@ static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, 
         return;
     }
     for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pb;
-    for (size_t i = 0; i < n; i += SPAN) op_pow_0(d + i, (const te_real *)pa + i, number, pc, n - i < SPAN ? n - i : SPAN);
+    for (size_t i = 0; i < n; i += SPAN)
+        op_pow_0(d + i, (const te_real *)pa + i, number, pc, n - i < SPAN ? n - i : SPAN);
 }
 
 #if TE_REAL_IS_F32

@@ -1,8 +1,8 @@
 /* program_blocks_fold.h - sums, maxima and minima over rows, blocks and columns. A part of program_blocks_body.h.
  *
- * The order of additions is part of the interface: it is the same for every instruction set, and depends on how a row is cut
- * into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, which hides the latency
- * of an addition.
+ * The order of additions is part of the interface: it is the same for every instruction set, and depends on how a row
+ * is cut into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, which
+ * hides the latency of an addition.
  */
 #include <string.h>
 
@@ -43,8 +43,9 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
  * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
-    static inline te_real tree_##name(te_vec h)                                                          \
+    static inline te_real tree_##name(const te_vec *lanes)                                               \
     {                                                                                                    \
+        te_vec h = *lanes;                                                                               \
         h = JOIN(h, TE_UPPER8(h));                                                                       \
         h = JOIN(h, TE_UPPER4(h));                                                                       \
         h = JOIN(h, TE_UPPER2(h));                                                                       \
@@ -68,8 +69,8 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
-        const te_vec *l = (const te_vec *)lane;                                                          \
-        return tree_##name(JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3])));                                    \
+        const te_vec *l = (const te_vec *)lane, h = JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3]));            \
+        return tree_##name(&h);                                                                          \
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
     {                                                                                                    \
@@ -78,7 +79,7 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
             if (columns <= WIDTH) {                                                                      \
                 _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
                     lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i])) : neutral;                \
-                d[r] = tree_##name(*(const te_vec *)lane);                                               \
+                d[r] = tree_##name((const te_vec *)lane);                                                \
             } else {                                                                                     \
                 for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
                 add_##name(lane, s, by, columns);                                                        \

@@ -1,5 +1,5 @@
-/* program_blocks_random.h - values that follow from the position: columns, random numbers; and spreading of row values. A part
- * of program_blocks_body.h. */
+/* program_blocks_random.h - values that follow from the position: columns, random numbers; and spreading of row values.
+ * A part of program_blocks_body.h. */
 #include "../philox.h"
 
 #include <string.h>

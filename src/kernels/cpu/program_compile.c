@@ -59,7 +59,8 @@ static bool well_formed(const te_program *program)
         const te_insn *insn = &program->insns[v];
         if (insn->op >= TE_PW_COUNT || insn->rate > TE_RATE_ELEM) return false;
         for (int k = 0; k < te_opcode_args(insn->op); k++)
-            if (insn->arg[k] < 0 || insn->arg[k] >= v || (!te_op_reduces(insn->op) && program->insns[insn->arg[k]].rate > insn->rate))
+            if (insn->arg[k] < 0 || insn->arg[k] >= v ||
+                (!te_op_reduces(insn->op) && program->insns[insn->arg[k]].rate > insn->rate))
                 return false;
         if (te_op_reduces(insn->op) && insn->rate != TE_RATE_ROW) return false;
         if ((te_op_is_random(insn->op) || insn->op == TE_PW_COLUMN) && insn->rate != TE_RATE_ELEM) return false;
@@ -93,6 +94,7 @@ te_plan *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind)
     if (kind == TE_PLAN_REPEAT && compiled->plans[TE_PLAN_PASSES] && compiled->plans[TE_PLAN_PASSES]->n_kept == 0)
         kind = TE_PLAN_PASSES;
     if (!compiled->plans[kind]) compiled->plans[kind] = te_plan_make(program->mem, program, kind);
-    if (!compiled->plans[kind]) te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory compiling program %s", program->name);
+    if (!compiled->plans[kind])
+        te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory compiling program %s", program->name);
     return compiled->plans[kind];
 }

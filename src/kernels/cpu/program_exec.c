@@ -20,7 +20,8 @@ static void point_slots(te_walker *w)
     }
     for (int i = 0; w->plan->n_kept && i < w->plan->n_slots; i++)
         if (w->plan->slots[i].kind == TE_SLOT_KEPT)
-            w->slot[i] = w->kept + (size_t)w->plan->slots[i].index * w->kept_bytes + (size_t)w->column * w->blocks->size;
+            w->slot[i] =
+                w->kept + (size_t)w->plan->slots[i].index * w->kept_bytes + (size_t)w->column * w->blocks->size;
 }
 
 /* The columns [first, last) of the rows at hand, tile by tile; one empty tile when there are none. */
@@ -48,7 +49,8 @@ static void run_passes(te_walker *w)
             w->blocks->fold_start(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op);
         run_tiles(w, pass->body, pass->end, 0, w->job->columns);
         for (int s = pass->folds; s < pass->end; s++)
-            w->blocks->fold_finish(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op, w->slot[plan->steps[s].dst]);
+            w->blocks->fold_finish(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op,
+                                   w->slot[plan->steps[s].dst]);
     }
 }
 

@@ -52,7 +52,8 @@ typedef struct te_job {
 
 static inline int64_t te_job_chunks(const te_job *job) { return job->row_chunks * job->column_chunks; }
 
-/* Shape, plan and chunks of a run. The plan is made when it does not exist; for a job described before, that cannot fail. */
+/* Shape, plan and chunks of a run. The plan is made when it does not exist; for a job described before, that cannot
+ * fail. */
 te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job);
 
 /* Bytes that running the job takes per thread, and bytes for the parts of its sums. */

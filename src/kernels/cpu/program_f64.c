@@ -1,4 +1,5 @@
-/* program_f64.c - the interpreter's loops in float64, for gradient checks: elementary functions of the C library, no haste. */
+/* program_f64.c - the interpreter's loops in float64, for gradient checks: elementary functions of the C library, no
+ * haste. */
 #include "program_blocks.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* program_join.c - the parts of sums that chunks leave behind: where they lie, and how they are joined, in the order of the
- * chunks. */
+/* program_join.c - the parts of sums that chunks leave behind: where they lie, and how they are joined, in the order of
+ * the chunks. */
 #include "program_walker.h"
 
 #include <string.h>

@@ -29,15 +29,16 @@ typedef struct te_maker {
 static inline bool te_op_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
 static inline bool te_op_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
 
-/* Costs of an element, in additions. What costs less than TE_COST_DEAR is computed anew in a later pass rather than kept. */
+/* Costs of an element, in additions. What costs less than TE_COST_DEAR is computed anew in a later pass rather than
+ * kept. */
 enum { TE_COST_DIVISION = 4, TE_COST_DEAR = 8 };
 int te_op_cost(te_opcode op);
 
 te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind kind);
 void     te_plan_free(const te_mem *mem, te_plan *plan);
 
-/* program_registers.c, on the steps of a pass that has just been emitted: pairs of operations become one, slots get registers,
- * outputs the step that may write them directly. */
+/* program_registers.c, on the steps of a pass that has just been emitted: pairs of operations become one, slots get
+ * registers, outputs the step that may write them directly. */
 void te_maker_finish_pass(te_maker *m, te_pass *pass);
 
 #endif

@@ -1,8 +1,9 @@
 /* program_plan.c - from the instructions of a program to steps, passes and registers.
  *
- * First the levels: a row reduction's result is one level above its argument, everything else is on the highest level of
- * its arguments. Level l can be computed in pass l. A pass computes what its reductions need, the last one with element
- * work also what the outputs need, each from the loads up unless the value was kept. program_registers.c finishes each pass.
+ * First the levels: a row reduction's result is one level above its argument, everything else is on the highest level
+ * of its arguments. Level l can be computed in pass l. A pass computes what its reductions need, the last one with
+ * element work also what the outputs need, each from the loads up unless the value was kept. program_registers.c
+ * finishes each pass.
  */
 #include "program_maker.h"
 
@@ -104,7 +105,8 @@ static void find_kept(te_maker *m)
         int used_in = te_op_reduces(insn->op) ? m->values[w].level - 1 : m->values[w].first_pass;
         for (int k = 0; k < te_opcode_args(insn->op); k++) {
             te_value_info *arg = &m->values[insn->arg[k]];
-            if (p->insns[insn->arg[k]].rate != TE_RATE_ELEM || arg->cost < TE_COST_DEAR || arg->first_pass < 0) continue;
+            if (p->insns[insn->arg[k]].rate != TE_RATE_ELEM || arg->cost < TE_COST_DEAR || arg->first_pass < 0)
+                continue;
             if (used_in > arg->first_pass) arg->kept = true;
         }
     }
@@ -217,7 +219,8 @@ static void emit_row_outputs(te_maker *m)
     for (int o = 0; o < p->n_outputs; o++) {
         if (p->outputs[o].kind != TE_OUT_ROW) continue;
         int v = p->outputs[o].value;
-        te_step step = {.kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1}};
+        te_step step = {
+            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1}};
         step.scalars = p->insns[v].rate == TE_RATE_UNIFORM;
         add_step(m, step);
     }
@@ -301,7 +304,8 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
         m.values[v].first_pass = m.values[v].spread = -1;
         m.values[v].slot = add_slot(&m, TE_SLOT_SCALAR);
     }
-    if (!m.failed && grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
+    if (!m.failed &&
+        grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
         for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){-1, -1};
         find_needed(&m);
         find_levels(&m);

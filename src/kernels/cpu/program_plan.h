@@ -11,9 +11,9 @@
  *      REPEAT   the same, for rows too long to keep anything: everything is computed anew in each sweep.
  *
  * Programs without row reductions use ROW and ROWS only. Every result of a step has a slot; slots of element values are
- * backed by registers, blocks of a tile's size that are shared by liveness so that the working set stays in L1. A load of
- * values that already are what the program computes with points its slot at the tensor itself; likewise the last operation
- * on an output writes it in place where its type and strides allow.
+ * backed by registers, blocks of a tile's size that are shared by liveness so that the working set stays in L1. A load
+ * of values that already are what the program computes with points its slot at the tensor itself; likewise the last
+ * operation on an output writes it in place where its type and strides allow.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_PLAN_H
 #define TE_KERNELS_CPU_PROGRAM_PLAN_H
@@ -48,8 +48,8 @@ typedef struct te_step {
     int32_t last_use;    /* the last step of the pass that reads dst */
 } te_step;
 
-/* What backs a slot. The first n_insns slots are scalars, one per instruction: there UNIFORM values live, and ROW values
- * except in TE_PLAN_ROWS. */
+/* What backs a slot. The first n_insns slots are scalars, one per instruction: there UNIFORM values live, and ROW
+ * values except in TE_PLAN_ROWS. */
 typedef enum te_slot_kind { TE_SLOT_SCALAR, TE_SLOT_REGISTER, TE_SLOT_KEPT } te_slot_kind;
 
 typedef struct te_slot {
@@ -62,8 +62,8 @@ typedef struct te_pass {
     int32_t head, body, folds, end; /* steps [head, body), [body, folds), [folds, end) */
 } te_pass;
 
-/* An ELEM output: the step that makes its value, and whether that may write to the tensor directly unless an input read in
- * place and used later is the same memory. */
+/* An ELEM output: the step that makes its value, and whether that may write to the tensor directly unless an input read
+ * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
 } te_direct;
@@ -90,7 +90,8 @@ typedef struct te_compiled {
 /* Makes program->compiled when it does not exist yet. */
 te_status te_program_compile(te_exec *exec, te_program *program);
 
-/* A plan of a compiled program, made when it does not exist yet; NULL with the exec's message set when memory is exhausted. */
+/* A plan of a compiled program, made when it does not exist yet; NULL with the exec's message set when memory is
+ * exhausted. */
 te_plan *te_compiled_plan(te_exec *exec, te_program *program, te_plan_kind kind);
 
 #endif

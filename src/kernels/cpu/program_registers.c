@@ -1,4 +1,5 @@
-/* program_registers.c - finishing a pass: joining operations in pairs, and giving registers to slots by first and last use. */
+/* program_registers.c - finishing a pass: joining operations in pairs, and giving registers to slots by first and last
+ * use. */
 #include "program_maker.h"
 
 /* --- pairs ------------------------------------------------------------------------------------------------------ */
@@ -37,8 +38,8 @@ static bool join_steps(te_step *step, int at, const te_step *def)
     return true;
 }
 
-/* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain every
- * other operation takes up its predecessor. */
+/* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain
+ * every other operation takes up its predecessor. */
 static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker_of)
 {
     te_plan *plan = m->plan;
@@ -86,7 +87,8 @@ static void assign_registers(te_maker *m, const te_pass *pass, int32_t *last_use
             if ((turn == 0) == in_place) {
                 for (int k = 0; k < 3; k++) {
                     int32_t a = step->arg[k];
-                    if (a >= 0 && plan->slots[a].kind == TE_SLOT_REGISTER && last_use[a] == s) busy[plan->slots[a].index] = false;
+                    if (a >= 0 && plan->slots[a].kind == TE_SLOT_REGISTER && last_use[a] == s)
+                        busy[plan->slots[a].index] = false;
                 }
             } else if (step->dst >= 0 && plan->slots[step->dst].kind == TE_SLOT_REGISTER) {
                 int r = 0;

@@ -1,8 +1,8 @@
 /* program_run.c - the backend's entry for programs: memory, threads, and the joining of sums.
  *
  * All runs of a call share one parallel region. The chunks of all of them, one run after the other, are dealt out in
- * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take neither
- * threads nor memory: their workspace is on the stack.
+ * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
+ * neither threads nor memory: their workspace is on the stack.
  */
 #include "program_exec.h"
 
@@ -11,7 +11,8 @@
 /* Below this many element-additions a parallel region costs more than it saves. */
 enum { PARALLEL_WORK = 1 << 18, STACK_WORKSPACE = 48 << 10, STACK_PARTS = 4 << 10 };
 
-/* What a call works on. Jobs but the first are described again where they are needed, which costs less than keeping them. */
+/* What a call works on. Jobs but the first are described again where they are needed, which costs less than keeping
+ * them. */
 typedef struct call {
     te_exec      *exec;
     te_program   *program;

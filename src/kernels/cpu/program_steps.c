@@ -13,7 +13,8 @@ static void load_tile(const te_walker *w, char *dst, const te_bound_operand *in,
     } else if (columns == 1) {
         load(dst, src, stride / in->size, rows);
     } else if (rows == 1 || stride != 0) {
-        for (size_t r = 0; r < rows; r++) load(dst + r * columns * size, src + (int64_t)r * stride, in->column, columns);
+        for (size_t r = 0; r < rows; r++)
+            load(dst + r * columns * size, src + (int64_t)r * stride, in->column, columns);
     } else { /* the same row over and over */
         size_t row = columns * size, done = row, all = rows * row;
         load(dst, src, in->column, columns);
@@ -32,7 +33,8 @@ static void store_tile(const te_walker *w, char *dst, const te_bound_operand *ou
     } else if (columns == 1) {
         store(dst, rows == 1 ? 1 : stride / out->size, src, rows);
     } else {
-        for (size_t r = 0; r < rows; r++) store(dst + (int64_t)r * stride, out->column, src + r * columns * size, columns);
+        for (size_t r = 0; r < rows; r++)
+            store(dst + (int64_t)r * stride, out->column, src + r * columns * size, columns);
     }
 }
 
@@ -114,7 +116,10 @@ static void step_load(te_walker *w, const te_step *step)
 }
 
 /* The second factor of a sum of products. */
-static const char *factor(const te_walker *w, const te_step *step) { return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL; }
+static const char *factor(const te_walker *w, const te_step *step)
+{
+    return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL;
+}
 
 static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
@@ -128,8 +133,8 @@ static void step_column_sum(te_walker *w, const te_step *step)
 {
     if (!w->operands[step->operand].present) return;
     char *sums = te_job_column_part(w->job, w->parts, step->operand - w->job->program->n_inputs, w->row_chunk);
-    w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, w->slot[step->arg[0]], factor(w, step), w->tile_rows,
-                            w->tile_columns);
+    w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, w->slot[step->arg[0]], factor(w, step),
+                            w->tile_rows, w->tile_columns);
 }
 
 static inline void run_op(te_walker *w, const te_step *step, size_t n)
@@ -161,6 +166,8 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_STORE: step_store(w, step); break;
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
     case TE_STEP_COLSUM: step_column_sum(w, step); break;
-    case TE_STEP_SUM: w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n); break;
+    case TE_STEP_SUM:
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n);
+        break;
     }
 }

@@ -1,5 +1,5 @@
-/* program_walker.h - one thread on its way through a job: what it knows and where its values are. Shared by the files that
- * run programs. */
+/* program_walker.h - one thread on its way through a job: what it knows and where its values are. Shared by the files
+ * that run programs. */
 #ifndef TE_KERNELS_CPU_PROGRAM_WALKER_H
 #define TE_KERNELS_CPU_PROGRAM_WALKER_H
 
@@ -28,8 +28,8 @@ typedef struct te_walker {
 
 static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-/* program_bind.c: lays the te_walker's arrays out in a workspace and binds them to the run; returns the bytes that it takes. With
- * base NULL nothing is written but the layout's own sizes. */
+/* program_bind.c: lays the te_walker's arrays out in a workspace and binds them to the run; returns the bytes that it
+ * takes. With base NULL nothing is written but the layout's own sizes. */
 size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
 void   te_walker_bind(te_walker *w);
 

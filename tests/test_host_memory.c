@@ -93,24 +93,8 @@ static void test_steps(void)
     printf("%ld allocations in a step\n", n);
 }
 
-/* Opening, loading the library and building the model: every third allocation, since there are thousands. */
-static void test_opening(void)
-{
-    for (long n = 0;; n += 3) {
-        heap           h = {.countdown = n};
-        tetrain       *rt = open_runtime(&h);
-        tetrain_status status = rt ? tetrain_run_string(rt, setup, sizeof setup - 1, "=setup") : TETRAIN_ERROR_MEMORY;
-        bool           reached = h.countdown < 0;
-        if (status != TETRAIN_OK) CHECK_MSG(status == TETRAIN_ERROR_MEMORY, "allocation %ld: status %d, %s", n, (int)status, tetrain_error(rt));
-        tetrain_close(rt);
-        CHECK_MSG(h.live == 0, "allocation %ld: %zu blocks leaked", n, h.live);
-        if (!reached) break;
-    }
-}
-
 int main(void)
 {
     test_steps();
-    test_opening();
     return TEST_END();
 }

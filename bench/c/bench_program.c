@@ -51,8 +51,8 @@ static void scratch_free(te_exec *exec, void *ptr)
 
 typedef struct bench {
     const char *name, *formula;
-    const char *inputs[MAX_OPERANDS],
-        *outputs[MAX_OPERANDS]; /* "x:b": bf16, else f32; "=" after an output: in place of input */
+    /* "x" is float32, "x:b" bfloat16, "x:c" a bfloat16 row for all rows; an output "y=" is in place of the input there */
+    const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS];
     const char *params[MAX_OPERANDS];
     double      values[MAX_OPERANDS];
     void (*hand)(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
@@ -102,29 +102,17 @@ static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64
 
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
-    {"gelu bf16",
-     "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
-     {"x:b"},
-     {"y:b"},
-     {NULL},
-     {0},
-     hand_gelu},
+    {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
+     {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
     {"adamw f32",
-     "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); p1 = p - lr * (m1 * c1 / (sqrt(v1 * c2) + eps) + wd "
-     "* p)",
-     {"p", "m", "v", "g"},
-     {"p1=", "m1=", "v1="},
-     {"b1", "b2", "lr", "c1", "c2", "eps", "wd"},
-     {0.9, 0.95, 1e-3, 1.1, 1.2, 1e-8, 0.1},
-     hand_adamw},
+     "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); "
+     "p1 = p - lr * (m1 * c1 / (sqrt(v1 * c2) + eps) + wd * p)",
+     {"p", "m", "v", "g"}, {"p1=", "m1=", "v1="}, {"b1", "b2", "lr", "c1", "c2", "eps", "wd"},
+     {0.9, 0.95, 1e-3, 1.1, 1.2, 1e-8, 0.1}, hand_adamw},
     {"layer_norm bf16",
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
-     {"x:b", "gamma:c", "beta:c"},
-     {"y:b"},
-     {NULL},
-     {0},
-     hand_layer_norm},
+     {"x:b", "gamma:c", "beta:c"}, {"y:b"}, {NULL}, {0}, hand_layer_norm},
     {"softmax f32", "e = exp(x - rowmax(x)); y = e * (1 / rowsum(e))", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
 };
 

@@ -72,7 +72,8 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
         const te_vec *l = (const te_vec *)lane, h = JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3]));            \
         return tree_##name(&h);                                                                          \
     }                                                                                                    \
-    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, te_real neutral) \
+    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, \
+                            te_real neutral)                                                             \
     {                                                                                                    \
         for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
             te_real lane[TE_FOLD_LANES];                                                                 \

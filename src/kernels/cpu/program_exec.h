@@ -1,11 +1,11 @@
 /* program_exec.h - one run of a program, bound to its operands and cut into chunks.
  *
- *                      columns (the row)
- *               +-------------+-------------+----+
- *        rows   | chunk 0     | chunk 1     |    |    a chunk is about TE_CHUNK elements; where rows are reduced it holds
- *               |  +-------+  |             |    |    whole rows, where columns are summed there are few chunks on top of
- *               |  | tile  |  |             |    |    each other. Inside, tiles of the plan follow one another.
- *               +--+-------+--+-------------+----+
+ *                columns (the row)
+ *         +-------------+-------------+----+
+ *    rows | chunk 0     | chunk 1     |    |   A chunk is about TE_CHUNK elements; where rows are reduced it holds
+ *         |  +-------+  |             |    |   whole rows, where columns are summed there are few chunks on top of
+ *         |  | tile  |  |             |    |   each other. Inside, tiles of the plan follow one another.
+ *         +--+-------+--+-------------+----+
  *
  * Chunks depend on the shape alone, never on the number of threads, and each leaves its part of column sums, sums and
  * amaxes in a place of its own; these parts are joined in the order of the chunks. So results do not depend on threads.

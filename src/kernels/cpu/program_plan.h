@@ -4,10 +4,10 @@
  * other over a tile. Which plan serves depends on the shape:
  *
  *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars.
- *      ROWS     short rows: a tile holds several whole ones. Row values are blocks with one number per row, spread over the
- *               tile before they meet element values.
- *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element values of
- *               an earlier sweep that are dear to compute are kept in a buffer of the row's length.
+ *      ROWS     short rows: a tile holds several whole ones. Row values are blocks with one number per row, spread over
+ *               the tile before they meet element values.
+ *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element values
+ *               of an earlier sweep that are dear to compute are kept in a buffer of the row's length.
  *      REPEAT   the same, for rows too long to keep anything: everything is computed anew in each sweep.
  *
  * Programs without row reductions use ROW and ROWS only. Every result of a step has a slot; slots of element values are
@@ -39,12 +39,12 @@ typedef enum te_step_kind {
 
 typedef struct te_step {
     uint8_t kind;    /* te_step_kind */
-    uint8_t op;      /* te_opcode; of TE_STEP_FOLD and TE_STEP_SUM the te_fold_kind */
+    uint8_t op;      /* te_opcode or te_block_pair; of TE_STEP_FOLD and TE_STEP_SUM the te_fold_kind */
     uint8_t scalars; /* bit i: argument i is one number */
     uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
     int32_t operand; /* input; n_inputs + output; generator */
     int32_t number;
-    int32_t dst, arg[3]; /* slots, -1: none */
+    int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products */
     int32_t last_use;    /* the last step of the pass that reads dst */
 } te_step;
 

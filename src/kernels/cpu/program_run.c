@@ -106,6 +106,7 @@ te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *r
     int64_t work = c.elements * ((const te_compiled *)program->compiled)->cost;
     int     threads = work < PARALLEL_WORK || c.chunks < 2 ? 1 : exec->threads;
     if (threads > c.chunks) threads = (int)c.chunks;
+    if (threads < 1) threads = 1;
     char *workspace = threads > 1 ? NULL : stack, *parts = stack_parts;
     void *more_workspace = NULL, *more_parts = NULL;
     if (c.workspace > STACK_WORKSPACE) workspace = more_workspace = exec->scratch(exec, c.workspace * (size_t)threads);

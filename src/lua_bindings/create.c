@@ -73,15 +73,26 @@ static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
     return 1;
 }
 
-/* A buffer for the elements of a tensor to come, owned by a pushed userdata. Raises when the shape is impossible. */
-static void *push_buffer(te_lua *rt, lua_State *L, const char *function, int ndim, const int64_t *shape, size_t element, int64_t *numel)
+/* Host memory for the elements of a tensor to come, contiguous: a tensor itself, so that limits count it and the userdata on
+ * the stack frees it. Raises when the shape is impossible. */
+static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtype dtype, int ndim, const int64_t *shape, int64_t *numel)
 {
-    char text[160];
-    *numel = te_shape_numel(ndim, shape, element < 8 ? 8 : element);
-    if (*numel < 0 || *numel > INT64_C(1) << 40)
-        te_lua_fail(L, function, "shape %s has too many elements", te_shape_text(ndim, shape, text, sizeof text));
-    (void)rt;
-    return lua_newuserdata(L, (size_t)(*numel ? *numel : 1) * element);
+    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    u->t = te_tensor_empty(rt->ctx, dtype, ndim, shape);
+    if (!u->t) te_lua_raise(rt, L, function, rt->ctx->status);
+    *numel = te_tensor_numel(u->t);
+    return te_tensor_data(u->t);
+}
+
+/* The tensor that a buffer was filled for, and the buffer given back. */
+static int finish_buffer(te_lua *rt, lua_State *L, const creation *c)
+{
+    te_tensor *buffer = te_lua_to_tensor(L, -1)->t;
+    te_tensor *t = push_empty(rt, L, c, buffer->ndim, buffer->shape);
+    te_status  status = te_tensor_numel(t) ? te_tensor_write(t, buffer->dtype, te_tensor_data(buffer)) : TE_OK;
+    te_lua_to_tensor(L, -2)->t = NULL;
+    te_tensor_release(buffer);
+    return finish(rt, L, c, status);
 }
 
 /* --- filled ------------------------------------------------------------------------------------------------------- */
@@ -116,10 +127,10 @@ static int create_eye(lua_State *L)
     int64_t  n = te_lua_check_int(L, 1, "eye", "n"), numel;
     creation c = read_creation(rt, L, 2, "eye", TE_F32);
     if (n < 0) return te_lua_fail(L, "eye", "n: negative size %lld", (long long)n);
-    float *values = push_buffer(rt, L, "eye", 2, (int64_t[]){n, n}, sizeof *values, &numel);
-    memset(values, 0, (size_t)numel * sizeof *values);
+    float *values = push_buffer(rt, L, "eye", TE_F32, 2, (int64_t[]){n, n}, &numel);
+    if (numel) memset(values, 0, (size_t)numel * sizeof *values);
     for (int64_t i = 0; i < n; i++) values[i * n + i] = 1;
-    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, 2, (int64_t[]){n, n}), TE_F32, values));
+    return finish_buffer(rt, L, &c);
 }
 
 /* first, first + step, … up to last, which is included when it is hit. */
@@ -144,9 +155,9 @@ static int create_arange(lua_State *L)
     creation c = read_creation(rt, L, options, "arange", whole ? TE_I64 : TE_F32);
     double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
     int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
-    double  *values = push_buffer(rt, L, "arange", 1, &n, sizeof *values, &numel);
+    double  *values = push_buffer(rt, L, "arange", TE_F64, 1, &n, &numel);
     for (int64_t i = 0; i < n; i++) values[i] = first + (double)i * step;
-    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, 1, &n), TE_F64, values));
+    return finish_buffer(rt, L, &c);
 }
 
 /* --- from Lua values ---------------------------------------------------------------------------------------------- */
@@ -230,11 +241,11 @@ static int create_tensor(lua_State *L)
     lua_settop(L, 2);
     creation c = read_creation(rt, L, 2, "tensor", v.booleans ? TE_BOOL : TE_F32);
     int64_t  numel;
-    double  *values = push_buffer(rt, L, "tensor", v.ndim, v.shape, sizeof *values, &numel);
-    v.values = values;
+    v.values = push_buffer(rt, L, "tensor", TE_F64, v.ndim, v.shape, &numel);
     lua_pushvalue(L, 1);
     fill_nested(&v, 0);
-    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, v.ndim, v.shape), TE_F64, values));
+    lua_pop(L, 1);
+    return finish_buffer(rt, L, &c);
 }
 
 /* --- random ------------------------------------------------------------------------------------------------------- */
@@ -265,7 +276,7 @@ static int create_randint(lua_State *L)
     int64_t  low = te_lua_check_int(L, 1, "randint", "low"), high = te_lua_check_int(L, 2, "randint", "high");
     creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
     if (high < low) return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
-    int64_t *values = push_buffer(rt, L, "randint", ndim, shape, sizeof *values, &numel);
+    int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
     te_rng   rng = te_context_draw(rt->ctx, 2 * (uint64_t)numel);
     uint64_t range = (uint64_t)(high - low) + 1;
     for (int64_t i = 0; i < numel; i++) {
@@ -273,7 +284,7 @@ static int create_randint(lua_State *L)
         uint64_t        bits = (uint64_t)w.word[i % 2 * 2] << 32 | w.word[i % 2 * 2 + 1];
         values[i] = low + (int64_t)((wide)bits * range >> 64);
     }
-    return finish(rt, L, &c, te_tensor_write(push_empty(rt, L, &c, ndim, shape), TE_I64, values));
+    return finish_buffer(rt, L, &c);
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */

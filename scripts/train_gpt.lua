@@ -47,7 +47,7 @@ local command_line = train.command_line {
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
     { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
     { "eval-interval", "size", 250, help = "steps between validations, samples and checkpoints" },
-    { "eval-batches", "size", 200, help = "batches of a validation" },
+    { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
     { "keep", "size", 2, help = "newest checkpoints that stay" },
     { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
@@ -57,7 +57,7 @@ local command_line = train.command_line {
         -- times the width. On tinyshakespeare (seed 1) the validation loss ends at 1.77 instead of 1.92.
         ["nanogpt-char"] = { tokenizer = "char", n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12,
             dropout = 0, steps = 2000, lr = 1e-3, min_lr = 1e-4, warmup = 100, beta2 = 0.99, weight_decay = 0.1,
-            clip = 1, val_fraction = 0.1, init_std = 0.05 },
+            clip = 1, val_fraction = 0.1, init_std = 0.05, eval_batches = 200 },
         ["gpt2"] = { n_layer = 12, n_head = 12, n_embd = 768, block = 1024, batch = 4, grad_accumulation = 8,
             lr = 6e-4, min_lr = 6e-5, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true, init_std = 0.02 },
     },

@@ -89,6 +89,18 @@ describe("te.data", function()
         set:close()
     end)
 
+    it("spreads a validation evenly over its part", function()
+        local path = write("a.bin", uint16(counting(0, 1000)))
+        local set = te.data.open { path = path, block = 9, val_fraction = 0.1 }
+        local starts = {}
+        set:validation_loss(3, function(x) starts[#starts + 1] = x:totable()[1][1]; return 0 end)
+        assert.same({ 900, 900 + 3 * 9, 900 + 7 * 9 }, starts)
+        local n = 0
+        assert.equal(2, set:validation_loss(99, function() n = n + 1; return 2 end))
+        assert.equal(11, n)
+        set:close()
+    end)
+
     it("has text of its own", function()
         local text, description = te.data.own_text("scripts/train_gpt.lua")
         assert.is_true(#text > 100000)

@@ -187,14 +187,17 @@ function Set:next_train(s)
     return self.train:next()
 end
 
---- Mean of loss(x, y) over the first `batches` batches of the validation part, always the same ones.
+--- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
+--- always the same ones.
 ---@return number|nil  nil when the part is too small for a batch
 function Set:validation_loss(batches, loss)
     if not self.val then return nil end
     local available = math.floor((self.n_val - 1) / (self.block * self.batch))
     local n, sum = math.min(batches, available), 0
-    self.val:seek(0)
-    for _ = 1, n do sum = sum + loss(self.val:next()) end
+    for i = 0, n - 1 do
+        self.val:seek(math.floor(i * available / n))
+        sum = sum + loss(self.val:next())
+    end
     return sum / n
 end
 

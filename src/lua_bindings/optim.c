@@ -12,6 +12,14 @@ static double number_field(lua_State *L, int group, const char *function, const 
     return value;
 }
 
+static int64_t int_field(lua_State *L, int group, const char *function, const char *name, int64_t otherwise)
+{
+    lua_getfield(L, group, name);
+    int64_t value = lua_isnil(L, -1) ? otherwise : te_lua_check_int(L, -1, function, name);
+    lua_pop(L, 1);
+    return value;
+}
+
 static bool bool_field(lua_State *L, int group, const char *name)
 {
     lua_getfield(L, group, name);
@@ -49,7 +57,7 @@ static void read_adamw(lua_State *L, int group, step_group *g)
     g->adamw = (te_adamw){.lr = number_field(L, group, f, "lr", 1e-3), .beta1 = number_field(L, group, f, "beta1", 0.9),
                           .beta2 = number_field(L, group, f, "beta2", 0.999), .eps = number_field(L, group, f, "eps", 1e-8),
                           .weight_decay = number_field(L, group, f, "weight_decay", 0),
-                          .step = (int64_t)number_field(L, group, f, "step", 1),
+                          .step = int_field(L, group, f, "step", 1),
                           .grad_scale = number_field(L, group, f, "grad_scale", 1)};
     list_field(L, group, f, g, 0, "params", false);
     list_field(L, group, f, g, 1, "grads", false);

@@ -114,6 +114,10 @@ static te_tensor *rows_of(te_context *ctx, te_tensor *x, const bool *reduced)
         order[n++] = i;
         row *= x->shape[i];
     }
+    if (kept == TE_MAX_DIMS) { /* there is no room for a row of one element */
+        te_fail(ctx, TE_ERROR_ARGUMENT, "a reduction over no dimension of a tensor with %d dimensions", TE_MAX_DIMS);
+        return NULL;
+    }
     for (int i = 0; i < kept; i++) shape[i] = x->shape[order[i]];
     shape[kept] = row;
     te_arg     permute[] = {TE_A_TENSOR(x), TE_A_INTS(order, n)};

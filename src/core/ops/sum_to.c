@@ -3,6 +3,7 @@
 
 static const te_utility add_into = {.name = "add_into", .inputs = "x", .outputs = "y", .formula = "y = x"};
 static const te_utility sum_columns = {.name = "sum_columns", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_COLSUM};
+static const te_utility scale_elements = {.name = "scale_elements", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale"};
 static const te_utility sum_rows = {.name = "sum_rows", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = rowsum(x) * scale", .kind = TE_OUT_ROW};
 static const te_utility sum_all = {.name = "sum_all", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_SUM};
 
@@ -39,6 +40,15 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
 {
     int     n = 0, kept = 0, lead = src->ndim - dst->ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS], row = 1, out_stride[TE_MAX_DIMS];
+    bool    any = false;
+    for (int i = 0; i < src->ndim; i++) any |= reduced[i];
+    if (!any) { /* nothing to add up: every element for itself */
+        te_operand same = operand(dst);
+        memset(same.stride, 0, sizeof same.stride);
+        for (int i = lead; i < src->ndim; i++) same.stride[i] = dst->stride[i - lead];
+        same.accumulate = accumulate;
+        return run(dst, &scale_elements, src->ndim, src->shape, operand(src), same, scale);
+    }
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < src->ndim; i++) {
             if (reduced[i] != (pass == 1)) continue;

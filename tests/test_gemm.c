@@ -10,7 +10,7 @@ static uint64_t seed = 88172645463325252u;
 
 static int64_t random_int(int64_t low, int64_t high) { return low + test_random(&seed) % (uint64_t)(high - low + 1); }
 
-/* --- one product and its reference ----------------------------------------------------------------------------------- */
+/* --- one product and its reference -------------------------------------------------------------------------------- */
 
 /* Memory of a view, odd bytes in front so that nothing is aligned beyond its element. */
 typedef struct block {
@@ -115,13 +115,14 @@ static void compare(const te_gemm *g, const char *before, const char *what)
         double got = value_at(&g->c, batch, i, j);
         double tolerance = 2 * (sqrt((double)k) + 8) * step * size + 2.5 * rounding * (fabs(sum) + fabs(old)) + 1e-30;
         bad += !same(got, want, tolerance);
-        if (bad == 1) CHECK_MSG(same(got, want, tolerance), "%s [%lld](%lld, %lld): %.9g, expected %.9g", what, (long long)batch,
-                                (long long)i, (long long)j, got, want);
+        if (bad == 1)
+            CHECK_MSG(same(got, want, tolerance), "%s [%lld](%lld, %lld): %.9g, expected %.9g", what, (long long)batch,
+                      (long long)i, (long long)j, got, want);
         if (te_view_present(&g->aux)) bad += !same(value_at(&g->aux, batch, i, j), sum, tolerance);
     }
-    CHECK_MSG(bad == 0, "%s: %d values wrong; m=%lld n=%lld k=%lld batches=%lld %s -> %s act %d aux %d beta %g", what, bad,
-              (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(g->a.dtype), te_dtype_name(g->c.dtype),
-              (int)g->activation, te_view_present(&g->aux), (double)g->beta);
+    CHECK_MSG(bad == 0, "%s: %d values wrong; m=%lld n=%lld k=%lld batches=%lld %s -> %s act %d aux %d beta %g", what,
+              bad, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(g->a.dtype),
+              te_dtype_name(g->c.dtype), (int)g->activation, te_view_present(&g->aux), (double)g->beta);
 }
 
 static char *copy_of(const te_view *v, const block *memory)
@@ -137,7 +138,8 @@ static void release(product *p)
     free(p->a.base), free(p->b.base), free(p->c.base), free(p->bias.base), free(p->aux.base);
 }
 
-/* --- running on several implementations and thread counts -------------------------------------------------------------- */
+/* --- running on several implementations and thread counts
+ * -------------------------------------------------------------- */
 
 static te_exec execs[2]; /* one thread, two threads */
 static int     onednn_runs;
@@ -158,7 +160,8 @@ static bool run_and_check(product *p, const char *impl)
             compare(&p->gemm, before, impl ? impl : "chosen");
             first = copy_of(&p->gemm.c, &p->c);
         } else if (accepted)
-            CHECK_MSG(memcmp(first - skip, p->c.base, p->c.bytes) == 0, "%s: two threads give other bits", impl ? impl : "chosen");
+            CHECK_MSG(memcmp(first - skip, p->c.base, p->c.bytes) == 0, "%s: two threads give other bits",
+                      impl ? impl : "chosen");
     }
     memcpy(p->c.base, before - skip, p->c.bytes);
     free(before - skip);
@@ -173,7 +176,8 @@ static void run_all(product *p)
     onednn_runs += run_and_check(p, "onednn");
 }
 
-/* --- random products --------------------------------------------------------------------------------------------------- */
+/* --- random products
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct type_pair {
     te_dtype in, out;
@@ -254,7 +258,8 @@ static void test_large_products(void)
         }
 }
 
-/* --- particular behaviour ------------------------------------------------------------------------------------------------ */
+/* --- particular behaviour
+ * ------------------------------------------------------------------------------------------------ */
 
 static void test_not_finite(void)
 {
@@ -277,7 +282,8 @@ static void test_result_not_read(void)
 {
     for (int t = 0; t < TYPE_PAIRS; t++) {
         product p = make(type_pairs[t], 70, 60, 80, 0, NULL);
-        for (size_t i = 0; i < p.c.bytes / te_dtype_size(p.gemm.c.dtype); i++) te_store_f64(p.c.base, p.gemm.c.dtype, i, NAN);
+        for (size_t i = 0; i < p.c.bytes / te_dtype_size(p.gemm.c.dtype); i++)
+            te_store_f64(p.c.base, p.gemm.c.dtype, i, NAN);
         run_all(&p);
         release(&p);
     }
@@ -307,7 +313,8 @@ static void test_errors(void)
     release(&p);
 }
 
-/* --- kept copies ----------------------------------------------------------------------------------------------------------- */
+/* --- kept copies
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void check_product(product *p, const char *what)
 {
@@ -391,7 +398,8 @@ static void test_cache(void)
     CHECK(count.bytes == 0);
 }
 
-/* Every allocation of a session fails once: the product is right or says that memory is exhausted, and nothing leaks. */
+/* Every allocation of a session fails once: the product is right or says that memory is exhausted, and nothing leaks.
+ */
 static void test_memory_failures(void)
 {
     product p = make((type_pair){TE_F32, TE_F32}, 90, 200, 150, 0, NULL);
@@ -424,7 +432,8 @@ static void test_choice(void)
     CHECK(te_gemm_problem_make(&execs[0], &p.gemm, &problem) == TE_OK);
     const te_gemm_impl *impl = te_gemm_choose(&execs[0], &problem, reasons);
     CHECK_MSG(strcmp(impl->name, "blocked") == 0, "%s", impl->name);
-    for (int i = 0; te_gemm_impls + i < impl; i++) CHECK_MSG(reasons[i] && reasons[i][0], "%s gives no reason", te_gemm_impls[i].name);
+    for (int i = 0; te_gemm_impls + i < impl; i++)
+        CHECK_MSG(reasons[i] && reasons[i][0], "%s gives no reason", te_gemm_impls[i].name);
     release(&p);
 }
 

@@ -1,10 +1,10 @@
-/* bench_gemm.c - the matrix products of training steps: GFLOP/s of the backend's choice, of our own kernel, and of oneDNN's
- * matmul alone in whichever layout of its operands is the fastest, all measured in turns within one run.
+/* bench_gemm.c - the matrix products of training steps: GFLOP/s of the backend's choice, of our own kernel, and of
+ * oneDNN's matmul alone in whichever layout of its operands is the fastest, all measured in turns within one run.
  *
  *      bench_gemm [threads [seconds per figure [f32 | bf16]]]
  *
- * Per Linear of `in` to `out` features over T tokens: fwd y = x W^T, dx = dy W, dw0: dW = dy^T x, dw1: dW += dy^T x, the
- * latter two in float32. `peak` is the tile of our kernel on operands in the first-level cache.
+ * Per Linear of `in` to `out` features over T tokens: fwd y = x W^T, dx = dy W, dw0: dW = dy^T x, dw1: dW += dy^T x,
+ * the latter two in float32. `peak` is the tile of our kernel on operands in the first-level cache.
  */
 #include "kernels/cpu/gemm.h"
 #include "kernels/dtype.h"
@@ -59,7 +59,8 @@ static void scratch_free(te_exec *exec, void *ptr)
     (void)ptr;
 }
 
-/* --- what is measured --------------------------------------------------------------------------------------------------- */
+/* --- what is measured
+ * --------------------------------------------------------------------------------------------------- */
 
 typedef struct product {
     const char *name;
@@ -118,7 +119,8 @@ static void run_matmul(candidate *c)
 }
 
 /* oneDNN on all threads, with the layout of each operand to choose. */
-static candidate theirs(te_exec *exec, const product *p, const buffers *mem, bool a_transposed, bool b_transposed, bool packed)
+static candidate theirs(te_exec *exec, const product *p, const buffers *mem, bool a_transposed, bool b_transposed,
+                        bool packed)
 {
     candidate c = {.run = run_matmul, .best = INFINITY};
     te_dnnl_spec spec;
@@ -130,7 +132,8 @@ static candidate theirs(te_exec *exec, const product *p, const buffers *mem, boo
     spec.accumulate = p->accumulate, spec.packed_b = packed;
     omp_set_num_threads(exec->threads);
     c.failed = !te_dnnl_matmul_make(&c.matmul, engine, &spec);
-    c.args = (te_dnnl_args){.engine = engine, .stream = stream, .a = mem->a, .b = packed ? mem->packed : mem->b, .c = mem->c};
+    c.args = (te_dnnl_args){
+        .engine = engine, .stream = stream, .a = mem->a, .b = packed ? mem->packed : mem->b, .c = mem->c};
     if (!c.failed && c.matmul.scratchpad_bytes) c.args.scratchpad = allocate(exec, c.matmul.scratchpad_bytes);
     return c;
 }
@@ -159,7 +162,8 @@ static void measure(candidate *candidates, int n, double limit)
         }
 }
 
-/* --- the report ---------------------------------------------------------------------------------------------------------- */
+/* --- the report
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static double peak(te_exec *exec, te_dtype dtype)
 {
@@ -173,8 +177,8 @@ static double peak(te_exec *exec, te_dtype dtype)
         {
             _Alignas(64) char a[WORDS * 8 * 8] = {0}, b[WORDS * 48 * 4] = {0}, sums[8 * 48 * 4];
             for (int i = 0; i < REPEATS; i++)
-                kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](a, kernel->word_bytes, kernel->mr * kernel->word_bytes,
-                                                                             b, WORDS, sums, true);
+                kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](
+                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true);
         }
         double time = seconds() - start;
         if (time < best) best = time;
@@ -193,10 +197,11 @@ static void report(te_exec *exec, const product *p, const buffers *mem, double t
     measure(all, n, limit);
     for (int i = 2; i < n; i++)
         if (!all[i].failed && all[i].best < best) best = all[i].best;
-    printf("%-5s %-4s %5lld x %5lld x %5lld %8.1f %3.0f%% of peak   own %8.1f", p->in == TE_BF16 ? "bf16" : "f32", p->name,
-           (long long)p->m, (long long)p->n, (long long)p->k, flops / all[0].best, 100 * flops / all[0].best / top,
-           flops / all[1].best);
-    if (n > 2) printf("   oneDNN %8.1f   ratio %4.2f (own %4.2f)", flops / best, best / all[0].best, best / all[1].best);
+    printf("%-5s %-4s %5lld x %5lld x %5lld %8.1f %3.0f%% of peak   own %8.1f", p->in == TE_BF16 ? "bf16" : "f32",
+           p->name, (long long)p->m, (long long)p->n, (long long)p->k, flops / all[0].best,
+           100 * flops / all[0].best / top, flops / all[1].best);
+    if (n > 2)
+        printf("   oneDNN %8.1f   ratio %4.2f (own %4.2f)", flops / best, best / all[0].best, best / all[1].best);
     printf("\n");
     fflush(stdout);
     share[0] += all[0].best;
@@ -206,8 +211,8 @@ static void report(te_exec *exec, const product *p, const buffers *mem, double t
 #endif
 }
 
-static void report_linear(te_exec *exec, const buffers *mem, te_dtype dtype, const int64_t shape[3], double top, double limit,
-                          double share[2])
+static void report_linear(te_exec *exec, const buffers *mem, te_dtype dtype, const int64_t shape[3], double top,
+                          double limit, double share[2])
 {
     int64_t t = shape[0], in = shape[1], out = shape[2];
     const product products[] = {{"fwd", t, out, in, false, true, dtype, dtype, false},
@@ -229,7 +234,8 @@ static void fill(void *data, te_dtype dtype)
 /* Microseconds of a product so small that the call is what counts. */
 static void report_small(te_exec *exec, const buffers *mem)
 {
-    static const int64_t shapes[][3] = {{1, 16, 64}, {1, 64, 16}, {16, 16, 64}, {4, 64, 64}, {16, 1024, 64}, {1, 768, 768}, {1, 768, 3072}};
+    static const int64_t shapes[][3] = {{1, 16, 64},    {1, 64, 16},   {16, 16, 64},  {4, 64, 64},
+                                        {16, 1024, 64}, {1, 768, 768}, {1, 768, 3072}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         product p = {"small", shapes[i][0], shapes[i][2], shapes[i][1], false, true, TE_F32, TE_F32, false};
         candidate c = ours(exec, &p, mem, NULL);
@@ -246,10 +252,11 @@ static void report_small(te_exec *exec, const buffers *mem)
 
 int main(int argc, char **argv)
 {
-    static const int64_t shapes[][3] = {{768, 128, 384},  {768, 128, 128},  {768, 128, 512},   {768, 512, 128},   {768, 128, 65},
-                                        {4096, 384, 1152}, {4096, 384, 384}, {4096, 384, 1536}, {4096, 1536, 384}, {4096, 384, 65},
-                                        {256, 768, 2304}, {256, 768, 768},  {256, 768, 3072},  {256, 3072, 768},  {256, 768, 50304},
-                                        {1024, 768, 2304}, {1024, 768, 768}, {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304}};
+    static const int64_t shapes[][3] = {{768, 128, 384},   {768, 128, 128},   {768, 128, 512},   {768, 512, 128},
+                                        {768, 128, 65},    {4096, 384, 1152}, {4096, 384, 384},  {4096, 384, 1536},
+                                        {4096, 1536, 384}, {4096, 384, 65},   {256, 768, 2304},  {256, 768, 768},
+                                        {256, 768, 3072},  {256, 3072, 768},  {256, 768, 50304}, {1024, 768, 2304},
+                                        {1024, 768, 768},  {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304}};
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     if (threads == 1) clock_used = CLOCK_THREAD_CPUTIME_ID;
     double limit = argc > 2 ? atof(argv[2]) : 0.1;
@@ -257,9 +264,11 @@ int main(int argc, char **argv)
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
 #ifdef TE_WITH_ONEDNN
-    if (dnnl_engine_create(&engine, dnnl_cpu, 0) || dnnl_stream_create(&stream, engine, dnnl_stream_default_flags)) return 1;
+    if (dnnl_engine_create(&engine, dnnl_cpu, 0) || dnnl_stream_create(&stream, engine, dnnl_stream_default_flags))
+        return 1;
 #endif
-    buffers mem = {allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES)};
+    buffers mem = {allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES), allocate(&exec, TENSOR_BYTES),
+                   allocate(&exec, TENSOR_BYTES)};
     for (int d = 0; d < 2; d++) {
         te_dtype dtype = d ? TE_BF16 : TE_F32;
         if (argc > 3 && strcmp(argv[3], d ? "bf16" : "f32") != 0) continue;

@@ -5,14 +5,14 @@
 
 #include <math.h>
 
-/* params: what does not change within a step is computed once, in double. */
+/* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into the
+ * coefficients, so few operations are left per element. */
 static const te_utility adamw_program = {
     .name = "adamw",
     .inputs = "p g m v",
-    .params = "decay step_size beta1 beta2 rsqrt_correction eps grad_scale",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps",
     .outputs = "p2 m2 v2 copy",
-    .formula = "h = g * grad_scale; m2 = m * beta1 + h * (1 - beta1); v2 = v * beta2 + h * h * (1 - beta2); "
-               "p2 = p * decay - step_size * m2 / (sqrt(v2) * rsqrt_correction + eps); copy = p2",
+    .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps); copy = p2",
 };
 
 static const te_utility sgd_program = {
@@ -168,8 +168,9 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
     for (int k = 0; k < n_groups && status == TE_OK; k++) {
         const te_adamw *o = &options[k];
         if (o->step < 1) status = te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
-        double correction1 = 1 - pow(o->beta1, (double)o->step), correction2 = 1 - pow(o->beta2, (double)o->step);
-        double v[] = {1 - o->lr * o->weight_decay, o->lr / correction1, o->beta1, o->beta2, 1 / sqrt(correction2), o->eps, o->grad_scale};
+        double root = sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
+        double v[] = {1 - o->lr * o->weight_decay, o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1, o->beta2,
+                      (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale, o->eps * root};
         memcpy(values[k], v, sizeof v);
     }
     if (status == TE_OK) status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);

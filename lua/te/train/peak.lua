@@ -2,19 +2,21 @@
 
 local te = require "te"
 
-local SIZE, TRIES = 1024, 3
+local SIZE, SECONDS = 512, 0.25
 
---- Floating point operations a second of a square product in `dtype`: the best of a few.
+--- Floating point operations a second of a square product in `dtype`: the best within a quarter of a second, since a
+--- machine that others use too is slower at times.
 return function(dtype)
     return te.no_grad(function()
         -- no random numbers: they would shift those of the run
         local a, b = te.ones({ SIZE, SIZE }, { dtype = dtype }), te.ones({ SIZE, SIZE }, { dtype = dtype })
-        local best = math.huge
-        for _ = 0, TRIES do -- the first warms up caches and clocks
+        local best, finish = math.huge, te._core.clock() + SECONDS
+        repeat
             local start = te._core.clock()
             te.matmul(a, b):release()
-            best = math.min(best, te._core.clock() - start)
-        end
+            local now = te._core.clock()
+            best = math.min(best, now - start)
+        until now > finish
         return 2 * SIZE ^ 3 / best
     end)
 end

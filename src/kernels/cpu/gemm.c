@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- state ---------------------------------------------------------------------------------------------------------- */
+/* --- state -------------------------------------------------------------------------------------------------------- */
 
 static void state_release(te_exec *exec, void *gemm)
 {
@@ -39,7 +39,7 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
     return state;
 }
 
-/* --- checks --------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------- */
 
 static bool is_float(te_dtype dtype)
 {
@@ -59,8 +59,8 @@ static const char *shape_text(const te_view *v, char text[static 128])
 static te_status fail_shapes(te_exec *exec, const te_gemm *g)
 {
     char a[128], b[128], c[128];
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: shapes %s and %s do not give %s", shape_text(&g->a, a),
-                        shape_text(&g->b, b), shape_text(&g->c, c));
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: shapes %s and %s do not give %s",
+                        shape_text(&g->a, a), shape_text(&g->b, b), shape_text(&g->c, c));
 }
 
 static te_status check_shapes(te_exec *exec, const te_gemm *g)
@@ -88,8 +88,8 @@ static te_status check_values(te_exec *exec, const te_gemm *g)
 {
     te_dtype in = g->a.dtype, out = g->c.dtype;
     if (!is_float(in) || g->b.dtype != in || (out != in && out != TE_F32))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported", te_dtype_name(in),
-                            te_dtype_name(g->b.dtype), te_dtype_name(out));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
+                            te_dtype_name(in), te_dtype_name(g->b.dtype), te_dtype_name(out));
     if (te_view_present(&g->bias) && !is_float(g->bias.dtype))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: bias has dtype %s", te_dtype_name(g->bias.dtype));
     if (te_view_present(&g->aux) && g->aux.dtype != out)
@@ -100,19 +100,22 @@ static te_status check_values(te_exec *exec, const te_gemm *g)
     if ((unsigned)g->activation > TE_ACT_GELU)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: activation %d is unknown", (int)g->activation);
     if (g->a.quant || g->b.quant || g->c.quant)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: the CPU multiplies plain values, not quantized ones");
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                            "matrix product: the CPU multiplies plain values, not quantized ones");
     return TE_OK;
 }
 
-/* --- the normal form ------------------------------------------------------------------------------------------------ */
+/* --- the normal form ---------------------------------------------------------------------------------------------- */
 
 static te_gemm_matrix matrix_of(const te_view *v, int ndim)
 {
     if (!te_view_present(v)) return (te_gemm_matrix){0};
-    return (te_gemm_matrix){v->data, v->dtype, (int32_t)te_dtype_size(v->dtype), v->stride[ndim - 2], v->stride[ndim - 1]};
+    return (te_gemm_matrix){v->data, v->dtype, (int32_t)te_dtype_size(v->dtype), v->stride[ndim - 2],
+                            v->stride[ndim - 1]};
 }
 
-/* Adds a batch dimension inside the ones there are, joined to the last where one step of it is a whole run of the new one. */
+/* Adds a batch dimension inside the ones there are, joined to the last where one step of it is a whole run of the new
+ * one. */
 static void push_batch(te_gemm_problem *p, int64_t extent, const int64_t stride[4])
 {
     if (extent == 1) return;
@@ -211,7 +214,7 @@ te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
     return t;
 }
 
-/* --- the choice ----------------------------------------------------------------------------------------------------- */
+/* --- the choice --------------------------------------------------------------------------------------------------- */
 
 enum { SMALL_MACS = 128 << 10 };
 

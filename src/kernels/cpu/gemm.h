@@ -9,8 +9,8 @@
  * says why. An element of c is one chain of additions over k in an order that depends on the shape alone, never on how
  * many threads share the work: threads divide m and n, not k.
  *
- * Our own kernel computes c in tiles of mr x nr from packed panels. A *word* is what one step of the inner loop consumes
- * per row of a and column of b: one float, one double, or a pair of bfloat16 that are neighbours along k.
+ * Our own kernel computes c in tiles of mr x nr from packed panels. A *word* is what one step of the inner loop
+ * consumes per row of a and column of b: one float, one double, or a pair of bfloat16 that are neighbours along k.
  *
  *      panel of a:  word [w][i], i < mr        panel of b:  word [w][j], j < nr        tile of sums:  [i][j]
  *
@@ -38,8 +38,8 @@ static inline char *te_gemm_element(const te_gemm_matrix *m, int64_t row, int64_
 
 enum { TE_GEMM_BATCH_DIMS = TE_MAX_DIMS - 2 };
 
-/* A checked product. The unit stride of c, if it has one, is in its columns: c^T = b^T a^T is computed where it is in the
- * rows, and the bias then runs along the rows. Batch dimensions are merged as far as strides allow. */
+/* A checked product. The unit stride of c, if it has one, is in its columns: c^T = b^T a^T is computed where it is in
+ * the rows, and the bias then runs along the rows. Batch dimensions are merged as far as strides allow. */
 typedef struct te_gemm_problem {
     int64_t        m, n, k;
     te_gemm_matrix a, b, c, aux; /* aux.data NULL: absent; of the first batch */
@@ -55,10 +55,10 @@ typedef struct te_gemm_problem {
     int64_t        batch_stride[4][TE_GEMM_BATCH_DIMS]; /* of a, b, c, aux */
 } te_gemm_problem;
 
-/* --- what an instruction set supplies (isa/gemm_*.c) --------------------------------------------------------------- */
+/* --- what an instruction set supplies (isa/gemm_*.c) -------------------------------------------------------------- */
 
-/* Rows of c on the way out: c = act(alpha * sum + bias) + (accumulate ? c : 0). An activation is applied to the value as
- * it would be stored, so that the result is the one of separate operations. */
+/* Rows of c on the way out: c = act(alpha * sum + bias) + (accumulate ? c : 0). An activation is applied to the value
+ * as it would be stored, so that the result is the one of separate operations. */
 typedef struct te_gemm_finish {
     te_gemm_matrix c, aux;
     const void    *bias; /* float (double when c is float64), or NULL */
@@ -77,8 +77,8 @@ typedef enum te_gemm_word {
     TE_GEMM_WORD_F64
 } te_gemm_word;
 
-/* Packs `extent` lines (rows of a, columns of b) of k elements into one panel `width` words wide and fills lines that are
- * not there with zeros. Strides in bytes: from line to line, and along k. */
+/* Packs `extent` lines (rows of a, columns of b) of k elements into one panel `width` words wide and fills lines that
+ * are not there with zeros. Strides in bytes: from line to line, and along k. */
 typedef struct te_gemm_pack {
     te_gemm_word word;
     const char  *src;
@@ -87,9 +87,10 @@ typedef struct te_gemm_pack {
     int          extent, width;
 } te_gemm_pack;
 
-/* sums = (first ? 0 : sums) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b is a
- * panel. */
-typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *sums, bool first);
+/* sums = (first ? 0 : sums) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b
+ * is a panel. */
+typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *sums,
+                          bool first);
 
 enum { TE_GEMM_MAX_ROWS = 8, TE_GEMM_MAX_VECTORS = 3 };
 
@@ -117,7 +118,7 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
-/* --- implementations ------------------------------------------------------------------------------------------------ */
+/* --- implementations ---------------------------------------------------------------------------------------------- */
 
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
@@ -133,8 +134,8 @@ typedef struct te_gemm_impl {
     te_status (*run)(te_exec *, const te_gemm_problem *);
 } te_gemm_impl;
 
-/* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what each
- * entry said (NULL for the one taken and those after it). */
+/* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
+ * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
 enum { TE_GEMM_IMPLS = 3 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);

@@ -8,9 +8,9 @@
  *            for each panel of b, slice of k           a slice of a panel stays in the first-level cache
  *              for each panel of a: a tile of sums; after the last slice of the last pass it is finished into c
  *
- * Slices, passes and tiles depend on the shape alone, and a tile's sums are kept in full precision between slices; so the
- * result does not depend on which thread takes which unit. Batches are spread over the threads when there are enough of
- * them; otherwise they follow one another.
+ * Slices, passes and tiles depend on the shape alone, and a tile's sums are kept in full precision between slices; so
+ * the result does not depend on which thread takes which unit. Batches are spread over the threads when there are
+ * enough of them; otherwise they follow one another.
  */
 #include "../dtype.h"
 #include "gemm.h"
@@ -24,7 +24,7 @@ enum {
     A_BYTES = 256 << 10,
     A_ROWS = 128,
     CHUNK_BYTES = 4 << 20,
-    THREAD_MACS = 128 << 10, /* work that pays for waking a thread */
+    THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     STACK_BYTES = 24 << 10
 };
 
@@ -63,7 +63,7 @@ static int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit;
 static int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
 static size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
 
-/* --- planning ------------------------------------------------------------------------------------------------------- */
+/* --- planning ----------------------------------------------------------------------------------------------------- */
 
 static void plan_arithmetic(gemm_plan *plan, const te_gemm_state *state)
 {
@@ -105,8 +105,8 @@ static void plan_blocks(gemm_plan *plan)
     plan->splits = plan->threads == 1 ? 1 : at_most(divide_up(2 * plan->threads, plan->blocks), plan->chunk_panels);
 }
 
-/* Whether words of a lie one after the other in memory. Rows a multiple of a page apart are packed all the same: they would
- * share the few cache lines of one set. */
+/* Whether words of a lie one after the other in memory. Rows a multiple of a page apart are packed all the same: they
+ * would share the few cache lines of one set. */
 static bool is_direct(const gemm_plan *plan)
 {
     const te_gemm_matrix *a = &plan->p->a;
@@ -148,14 +148,18 @@ static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_p
 static size_t shared_bytes(const gemm_plan *plan) { return plan->b_bytes + (plan->passes > 1 ? plan->sums_bytes : 0); }
 static size_t thread_bytes(const gemm_plan *plan) { return plan->a_bytes + (plan->passes > 1 ? 0 : plan->sums_bytes); }
 
-/* --- computing ------------------------------------------------------------------------------------------------------ */
+/* --- computing ---------------------------------------------------------------------------------------------------- */
 
-static void pack_lines(const gemm_plan *plan, const gemm_source *src, bool rows, int64_t line, int extent, int width, int64_t pass,
-                       void *panel)
+static void pack_lines(const gemm_plan *plan, const gemm_source *src, bool rows, int64_t line, int extent, int width,
+                       int64_t pass, void *panel)
 {
     int64_t k0 = pass * plan->pass_words * plan->kernel->k_per_word;
     int64_t line_stride = rows ? src->row : src->col, k_stride = rows ? src->col : src->row;
-    te_gemm_pack pack = {.word = plan->word, .line_stride = line_stride, .k_stride = k_stride, .extent = extent, .width = width,
+    te_gemm_pack pack = {.word = plan->word,
+                         .line_stride = line_stride,
+                         .k_stride = k_stride,
+                         .extent = extent,
+                         .width = width,
                          .k = at_most(plan->p->k - k0, plan->pass_words * plan->kernel->k_per_word),
                          .src = src->data + line * line_stride + k0 * k_stride};
     plan->isa->pack(&pack, panel);
@@ -190,15 +194,20 @@ static gemm_block block_of_a(const gemm_product *t, int64_t row, int64_t rows, i
     const gemm_plan *plan = t->plan;
     int64_t mr = plan->kernel->mr, word = plan->kernel->word_bytes, line = words_of_pass(plan, pass) * word;
     if (plan->direct_a)
-        return (gemm_block){.data = t->a.data + row * t->a.row + pass * plan->pass_words * word, .row = row, .rows = rows,
-                            .row_stride = t->a.row, .step = word, .panel_stride = mr * t->a.row};
+        return (gemm_block){.data = t->a.data + row * t->a.row + pass * plan->pass_words * word,
+                            .row = row,
+                            .rows = rows,
+                            .row_stride = t->a.row,
+                            .step = word,
+                            .panel_stride = mr * t->a.row};
     for (int64_t i = 0; i < rows; i += mr)
         pack_lines(plan, &t->a, true, row + i, (int)at_most(rows - i, mr), (int)mr, pass, packed + i * line);
     return (gemm_block){.data = packed, .row = row, .rows = rows, .row_stride = word, .step = mr * word,
                         .panel_stride = mr * line};
 }
 
-/* The lines of c that a tile is about to reach, which are a few from each of some rows: no pattern that hardware foresees. */
+/* The lines of c that a tile is about to reach, which are a few from each of some rows: no pattern that hardware
+ * foresees. */
 static void prefetch_tile(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
 {
     for (int i = 0; i < rows; i++) {
@@ -208,8 +217,8 @@ static void prefetch_tile(const te_gemm_matrix *c, int64_t row, int64_t col, int
 }
 
 /* The tiles of a block with panel `panel` of b, at b; sums: tiles `sums_step` bytes apart. */
-static void run_tiles(const gemm_product *t, const gemm_block *block, const char *b, int64_t panel, int64_t pass, char *sums,
-                      int64_t sums_step)
+static void run_tiles(const gemm_product *t, const gemm_block *block, const char *b, int64_t panel, int64_t pass,
+                      char *sums, int64_t sums_step)
 {
     const gemm_plan *plan = t->plan;
     const te_gemm_kernel *kernel = plan->kernel;
@@ -223,7 +232,8 @@ static void run_tiles(const gemm_product *t, const gemm_block *block, const char
         for (int64_t i = 0; i < block->rows; i += kernel->mr, a += block->panel_stride, tile += sums_step) {
             int rows = (int)at_most(block->rows - i, kernel->mr);
             if (done) prefetch_tile(&t->finish.c, block->row + i, col, rows, cols);
-            kernel->tile[rows - 1][vectors - 1](a, block->row_stride, block->step, b + w * b_step, slice, tile, w == 0 && pass == 0);
+            kernel->tile[rows - 1][vectors - 1](a, block->row_stride, block->step, b + w * b_step, slice, tile,
+                                                w == 0 && pass == 0);
             if (done) kernel->finish(&t->finish, tile, kernel->nr, block->row + i, col, rows, cols);
         }
     }
@@ -236,7 +246,8 @@ static void run_unit(const gemm_product *t, int64_t unit, int64_t first, int64_t
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t share = unit % plan->splits, row = unit / plan->splits * plan->block_rows, panels = last - first;
     int64_t begin = first + panels * share / plan->splits, end = first + panels * (share + 1) / plan->splits;
-    int64_t tile = kernel->mr * kernel->nr * kernel->sum_bytes, b_bytes = words_of_pass(plan, pass) * kernel->nr * kernel->word_bytes;
+    int64_t tile = kernel->mr * kernel->nr * kernel->sum_bytes,
+            b_bytes = words_of_pass(plan, pass) * kernel->nr * kernel->word_bytes;
     gemm_block block = block_of_a(t, row, at_most(plan->p->m - row, plan->block_rows), pass, own);
     for (int64_t panel = begin; panel < end; panel++) {
         char *sums = own + plan->a_bytes;
@@ -281,7 +292,7 @@ static void run_product(gemm_product *t, int thread, int team, char *own)
     }
 }
 
-/* --- the batch ------------------------------------------------------------------------------------------------------ */
+/* --- the batch ---------------------------------------------------------------------------------------------------- */
 
 static gemm_source source_of(const te_gemm_matrix *m)
 {

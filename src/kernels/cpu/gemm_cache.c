@@ -67,6 +67,12 @@ static entry *find_entry(te_gemm_cache *cache, const te_gemm_packed_id *id)
     return NULL;
 }
 
+void te_gemm_cache_forget(te_gemm_cache *cache, const te_gemm_packed_id *id)
+{
+    entry *e = find_entry(cache, id);
+    if (e) remove_entry(cache, (int)(e - cache->entries));
+}
+
 static void remember(te_gemm_cache *cache, const te_gemm_packed_id *id)
 {
     remove_stale(cache);

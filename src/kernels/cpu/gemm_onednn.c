@@ -1,8 +1,8 @@
 /* gemm_onednn.c - the matrix product through oneDNN: which products, in which pieces.
  *
- * oneDNN lets threads share the sum over k of long products, from about eight threads on, so its bits would depend on their
- * number. Therefore it never sees more than one: c is cut into a grid of pieces that follows from the shape alone, oneDNN
- * computes a piece on one thread, and our threads take pieces as they become free.
+ * oneDNN lets threads share the sum over k of long products, from about eight threads on, so its bits would depend on
+ * their number. Therefore it never sees more than one: c is cut into a grid of pieces that follows from the shape
+ * alone, oneDNN computes a piece on one thread, and our threads take pieces as they become free.
  *
  *               n0      n1                    pieces of one grid have at most four shapes (the last row and
  *           +-------+-------+                 column may be smaller), hence at most four primitives
@@ -11,8 +11,8 @@
  *      m1   |       |       |
  *           +-------+-------+
  *
- * What oneDNN computes on the way out is the bias and the accumulation. Activations are ours, applied to a piece while it is
- * still in the cache: they are the same functions as everywhere else.
+ * What oneDNN computes on the way out is the bias and the accumulation. Activations are ours, applied to a piece while
+ * it is still in the cache: they are the same functions as everywhere else.
  */
 #ifdef TE_WITH_ONEDNN
 #include "../dtype.h"
@@ -49,8 +49,8 @@ static int64_t pieces_wanted(const te_gemm_problem *p)
     return macs >= 4 * (double)FEW_MACS ? 4 : macs >= FEW_MACS ? 2 : 1;
 }
 
-/* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. A few there
- * shall be even where that costs a little. */
+/* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. A few
+ * there shall be even where that costs a little. */
 static grid grid_make(const te_gemm_problem *p)
 {
     int64_t rows = p->m, cols = p->n, pieces = 1, wanted = pieces_wanted(p);
@@ -85,9 +85,11 @@ static piece piece_at(const te_gemm_problem *p, const grid *g, int64_t index)
     return x;
 }
 
-/* --- what is accepted -------------------------------------------------------------------------------------------------- */
+/* --- what is accepted
+ * -------------------------------------------------------------------------------------------------- */
 
-/* Gives an extent of one the stride that makes the matrix regular; false when it is not contiguous along either side. */
+/* Gives an extent of one the stride that makes the matrix regular; false when it is not contiguous along either side.
+ */
 static bool regular(int64_t rows, int64_t cols, int64_t *rs, int64_t *cs)
 {
     if (cols == 1) *cs = *rs == 1 ? rows : 1;
@@ -152,7 +154,8 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
     return find_primitives(exec, lib, p, &g, &spec, found);
 }
 
-/* --- running ----------------------------------------------------------------------------------------------------------- */
+/* --- running
+ * ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct gemm_job {
     const te_gemm_problem *p;
@@ -171,7 +174,8 @@ static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, in
     const te_gemm_problem *p = job->p;
     te_dnnl_args args = te_gemm_onednn_args(job->lib, thread);
     args.a = te_gemm_element(&t->a, x.row, 0);
-    args.b = job->packed ? (char *)job->packed + x.col / job->grid.cols * job->part_bytes : te_gemm_element(&t->b, 0, x.col);
+    args.b =
+        job->packed ? (char *)job->packed + x.col / job->grid.cols * job->part_bytes : te_gemm_element(&t->b, 0, x.col);
     args.c = te_gemm_element(&t->c, x.row, x.col);
     if (te_view_present(&p->bias)) args.bias = (char *)p->bias.data + x.col * (int64_t)te_dtype_size(p->bias.dtype);
     args.scratchpad = job->scratch + thread * job->scratch_bytes;
@@ -207,8 +211,10 @@ static bool pack_b(const gemm_job *job, char *room)
     return good;
 }
 
-/* Where b comes again under its key and has few rows to serve: switches to a packed copy, when there is one or it may be
- * made. */
+_Static_assert(sizeof(te_dnnl_spec) <= 12 * sizeof(int64_t), "the form of a packed copy holds a spec");
+
+/* Where b comes again under its key and has few rows to serve: switches to a packed copy, when there is one or it may
+ * be made. */
 static bool use_packed_b(te_exec *exec, te_gemm_state *state, gemm_job *job, te_dnnl_spec spec)
 {
     const te_gemm_problem *p = job->p;
@@ -231,7 +237,9 @@ static bool use_packed_b(te_exec *exec, te_gemm_state *state, gemm_job *job, te_
     memcpy(job->matmul, found, sizeof found);
     job->part_bytes = part;
     job->packed = packed ? packed : room;
-    return packed || pack_b(job, room);
+    if (packed || pack_b(job, room)) return true;
+    te_gemm_cache_forget(state->packed, &id);
+    return false;
 }
 
 static te_status run_job(te_exec *exec, gemm_job *job)
@@ -243,12 +251,14 @@ static te_status run_job(te_exec *exec, gemm_job *job)
     for (int i = 0; i < SHAPES; i++)
         if (job->matmul[i] && job->matmul[i]->scratchpad_bytes > job->scratch_bytes)
             job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);
-    if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes))) return TE_ERROR_MEMORY;
+    if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes)))
+        return TE_ERROR_MEMORY;
     bool good = run_pieces(job, threads);
     if (job->scratch) exec->scratch_free(exec, job->scratch);
-    return good ? TE_OK : te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",
-                                       (long long)job->p->m, (long long)job->p->n, (long long)job->p->k,
-                                       te_dtype_name(job->p->a.dtype));
+    return good ? TE_OK
+                : te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",
+                               (long long)job->p->m, (long long)job->p->n, (long long)job->p->k,
+                               te_dtype_name(job->p->a.dtype));
 }
 
 te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
@@ -259,7 +269,8 @@ te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
     if (!te_gemm_onednn_streams(exec, state->onednn, exec->threads > 1 ? exec->threads : 1))
-        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads", exec->threads);
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: oneDNN has no stream for %d threads",
+                            exec->threads);
     int threads = omp_get_max_threads();
     omp_set_num_threads(1); /* oneDNN stays on the thread that calls it; of this thread only, and restored */
     te_status status = TE_OK;

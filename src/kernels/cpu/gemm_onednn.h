@@ -9,8 +9,8 @@ typedef struct te_gemm_onednn te_gemm_onednn;
 te_gemm_onednn *te_gemm_onednn_open(te_exec *exec); /* NULL: no memory, or the library cannot start */
 void te_gemm_onednn_close(te_exec *exec, te_gemm_onednn *lib);
 
-/* The primitive of `spec`, which runs on one thread; made at first use and kept, at least until some hundred others have
- * been asked for. NULL: the library cannot do it, which is remembered as well. */
+/* The primitive of `spec`, which runs on one thread; made at first use and kept, at least until some hundred others
+ * have been asked for. NULL: the library cannot do it, which is remembered as well. */
 const te_dnnl_matmul *te_gemm_onednn_primitive(te_exec *exec, te_gemm_onednn *lib, const te_dnnl_spec *spec);
 
 /* Where thread `thread` < `threads` executes; streams are made by the first form, which may fail. */

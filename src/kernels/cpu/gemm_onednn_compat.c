@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* --- what differs between the versions ------------------------------------------------------------------------------ */
+/* --- what differs between the versions ---------------------------------------------------------------------------- */
 
 #if DNNL_VERSION_MAJOR >= 3
 
@@ -12,7 +12,8 @@ typedef const_dnnl_memory_desc_t desc_ref;
 
 static desc_ref ref(const te_dnnl_desc *desc) { return desc->made ? desc->md : NULL; }
 
-static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type, const dnnl_dims_t strides)
+static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type,
+                                  const dnnl_dims_t strides)
 {
     return dnnl_memory_desc_create_with_strides(md, 2, dims, type, strides);
 }
@@ -22,7 +23,10 @@ static dnnl_status_t init_any(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dn
     return dnnl_memory_desc_create_with_tag(md, 2, dims, type, dnnl_format_tag_any);
 }
 
-static void make_copy(te_dnnl_desc *desc, desc_ref from) { desc->made = dnnl_memory_desc_clone(&desc->md, from) == dnnl_success; }
+static void make_copy(te_dnnl_desc *desc, desc_ref from)
+{
+    desc->made = dnnl_memory_desc_clone(&desc->md, from) == dnnl_success;
+}
 
 static void desc_free(te_dnnl_desc *desc)
 {
@@ -44,7 +48,8 @@ typedef const dnnl_memory_desc_t *desc_ref;
 
 static desc_ref ref(const te_dnnl_desc *desc) { return desc->made ? &desc->md : NULL; }
 
-static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type, const dnnl_dims_t strides)
+static dnnl_status_t init_strided(dnnl_memory_desc_t *md, const dnnl_dims_t dims, dnnl_data_type_t type,
+                                  const dnnl_dims_t strides)
 {
     return dnnl_memory_desc_init_by_strides(md, 2, dims, type, strides);
 }
@@ -74,7 +79,7 @@ static dnnl_status_t matmul_desc(const te_dnnl_matmul *t, const te_dnnl_desc *b,
 
 #endif
 
-/* --- making --------------------------------------------------------------------------------------------------------- */
+/* --- making ------------------------------------------------------------------------------------------------------- */
 
 static dnnl_data_type_t type_of(int32_t dtype)
 {
@@ -88,7 +93,8 @@ static dnnl_data_type_t type_of(int32_t dtype)
 
 static void make_strided(te_dnnl_desc *desc, int64_t rows, int64_t cols, int32_t dtype, int64_t rs, int64_t cs)
 {
-    desc->made = init_strided(&desc->md, (dnnl_dims_t){rows, cols}, type_of(dtype), (dnnl_dims_t){rs, cs}) == dnnl_success;
+    desc->made =
+        init_strided(&desc->md, (dnnl_dims_t){rows, cols}, type_of(dtype), (dnnl_dims_t){rs, cs}) == dnnl_success;
 }
 
 static bool make_operands(te_dnnl_matmul *t, te_dnnl_desc *wanted_b, const te_dnnl_spec *s)
@@ -96,7 +102,8 @@ static bool make_operands(te_dnnl_matmul *t, te_dnnl_desc *wanted_b, const te_dn
     make_strided(&t->a, s->m, s->k, s->in, s->a_rs, s->a_cs);
     make_strided(&t->plain_b, s->k, s->n, s->in, s->b_rs, s->b_cs);
     make_strided(&t->c, s->m, s->n, s->out, s->c_rs, 1);
-    if (s->packed_b) wanted_b->made = init_any(&wanted_b->md, (dnnl_dims_t){s->k, s->n}, type_of(s->in)) == dnnl_success;
+    if (s->packed_b)
+        wanted_b->made = init_any(&wanted_b->md, (dnnl_dims_t){s->k, s->n}, type_of(s->in)) == dnnl_success;
     else if (t->plain_b.made) make_copy(wanted_b, ref(&t->plain_b));
     if (s->bias != TE_DTYPE_COUNT) make_strided(&t->bias, 1, s->n, s->bias, s->n, 1);
     return t->a.made && t->plain_b.made && t->c.made && wanted_b->made && (t->bias.made || s->bias == TE_DTYPE_COUNT);
@@ -122,13 +129,15 @@ static bool make_packer(te_dnnl_matmul *t, dnnl_engine_t engine)
 {
     dnnl_primitive_desc_t desc = NULL;
     t->packed_bytes = dnnl_memory_desc_get_size(ref(&t->b));
-    bool good = dnnl_reorder_primitive_desc_create(&desc, ref(&t->plain_b), engine, ref(&t->b), engine, NULL) == dnnl_success &&
-                dnnl_primitive_create(&t->packer, desc) == dnnl_success;
+    bool good =
+        dnnl_reorder_primitive_desc_create(&desc, ref(&t->plain_b), engine, ref(&t->b), engine, NULL) == dnnl_success &&
+        dnnl_primitive_create(&t->packer, desc) == dnnl_success;
     if (desc) dnnl_primitive_desc_destroy(desc);
     return good;
 }
 
-static bool make_primitive(te_dnnl_matmul *t, dnnl_engine_t engine, const te_dnnl_desc *wanted_b, dnnl_primitive_attr_t attr)
+static bool make_primitive(te_dnnl_matmul *t, dnnl_engine_t engine, const te_dnnl_desc *wanted_b,
+                           dnnl_primitive_attr_t attr)
 {
     dnnl_primitive_desc_t desc = NULL;
     bool good = matmul_desc(t, wanted_b, engine, attr, &desc) == dnnl_success &&
@@ -165,7 +174,7 @@ void te_dnnl_matmul_free(te_dnnl_matmul *t)
     t->primitive = t->packer = NULL;
 }
 
-/* --- running -------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------------------------------------------------ */
 
 typedef struct binding {
     int                 arg;
@@ -190,7 +199,8 @@ static bool execute(dnnl_primitive_t primitive, const te_dnnl_args *args, const 
 
 bool te_dnnl_matmul_run(const te_dnnl_matmul *t, const te_dnnl_args *args)
 {
-    binding bindings[5] = {{DNNL_ARG_SRC, &t->a, args->a}, {DNNL_ARG_WEIGHTS, &t->b, args->b}, {DNNL_ARG_DST, &t->c, args->c}};
+    binding bindings[5] = {
+        {DNNL_ARG_SRC, &t->a, args->a}, {DNNL_ARG_WEIGHTS, &t->b, args->b}, {DNNL_ARG_DST, &t->c, args->c}};
     int n = 3;
     if (t->scratchpad_bytes) bindings[n++] = (binding){DNNL_ARG_SCRATCHPAD, &t->scratchpad, args->scratchpad};
     if (t->bias.made) bindings[n++] = (binding){DNNL_ARG_BIAS, &t->bias, args->bias};

@@ -1,6 +1,7 @@
 /* gemm_onednn_compat.h - the little of oneDNN that the matrix product needs, the same for its versions 2 and 3.
  *
- * The versions differ in how descriptors are made and owned; nothing outside gemm_onednn_compat.c knows which one it is.
+ * The versions differ in how descriptors are made and owned; nothing outside gemm_onednn_compat.c knows which one it
+ * is.
  */
 #ifndef TE_KERNELS_CPU_GEMM_ONEDNN_COMPAT_H
 #define TE_KERNELS_CPU_GEMM_ONEDNN_COMPAT_H
@@ -42,6 +43,7 @@ typedef struct te_dnnl_args {
 } te_dnnl_args;
 
 bool te_dnnl_matmul_run(const te_dnnl_matmul *matmul, const te_dnnl_args *args);
-bool te_dnnl_pack_b(const te_dnnl_matmul *matmul, const te_dnnl_args *args, void *packed); /* args->b: b with its strides */
+bool te_dnnl_pack_b(const te_dnnl_matmul *matmul, const te_dnnl_args *args,
+                    void *packed); /* args->b: b with its strides */
 
 #endif

@@ -1,5 +1,5 @@
-/* gemm_onednn_library.c - primitives are expensive to make (oneDNN generates machine code), so they are kept: a hash table of
- * a bounded number, the least recently used one making room. */
+/* gemm_onednn_library.c - primitives are expensive to make (oneDNN generates machine code), so they are kept: a hash
+ * table of a bounded number, the least recently used one making room. */
 #ifdef TE_WITH_ONEDNN
 #include "gemm_onednn.h"
 
@@ -52,7 +52,7 @@ void te_gemm_onednn_close(te_exec *exec, te_gemm_onednn *lib)
     te_mem_free(exec->mem, lib, sizeof *lib);
 }
 
-/* --- the table ------------------------------------------------------------------------------------------------------- */
+/* --- the table ---------------------------------------------------------------------------------------------------- */
 
 static int bucket_of(const te_dnnl_spec *spec)
 {
@@ -111,7 +111,7 @@ const te_dnnl_matmul *te_gemm_onednn_primitive(te_exec *exec, te_gemm_onednn *li
     return e->made ? &e->matmul : NULL;
 }
 
-/* --- streams --------------------------------------------------------------------------------------------------------- */
+/* --- streams ------------------------------------------------------------------------------------------------------ */
 
 bool te_gemm_onednn_streams(te_exec *exec, te_gemm_onednn *lib, int threads)
 {

@@ -1,7 +1,7 @@
 /* gemm_finish.c - what happens to a tile of sums on its way out: scale, bias, aux, activation, accumulation, rounding.
  *
- * A row at a time, in a buffer that never leaves the first-level cache. Loops are over whole arrays of a constant number of
- * elements where that lets them vectorize; the elements beyond `cols` are computed and not stored.
+ * A row at a time, in a buffer that never leaves the first-level cache. Loops are over whole arrays of a constant
+ * number of elements where that lets them vectorize; the elements beyond `cols` are computed and not stored.
  */
 #include "../../dtype.h"
 #include "../../elementary.h"
@@ -12,7 +12,7 @@
 
 enum { MAX_COLS = 64 };
 
-/* --- rows of matrices of any type and stride ------------------------------------------------------------------------ */
+/* --- rows of matrices of any type and stride ---------------------------------------------------------------------- */
 
 static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, const float *x, int cols)
 {
@@ -61,7 +61,7 @@ static void round_row(te_dtype dtype, float *x)
         for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(te_f32_to_f16(x[j]));
 }
 
-/* --- float32 sums --------------------------------------------------------------------------------------------------- */
+/* --- float32 sums ------------------------------------------------------------------------------------------------- */
 
 static void activate_row_f32(te_activation activation, float *x)
 {
@@ -98,8 +98,8 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
 /* The most frequent finish: the sums as they are, stored or added, in contiguous rows. */
 static bool is_plain(const te_gemm_finish *f)
 {
-    return f->alpha == 1 && !f->bias && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 && f->c.dtype != TE_F16 &&
-           !(f->accumulate && f->c.dtype != TE_F32);
+    return f->alpha == 1 && !f->bias && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 &&
+           f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
 }
 
 static void finish_row_plain(const te_gemm_finish *f, const float *restrict sums, int64_t row, int64_t col, int cols)
@@ -115,8 +115,8 @@ static void finish_row_plain(const te_gemm_finish *f, const float *restrict sums
         for (int j = 0; j < cols; j++) wide[j] = sums[j];
 }
 
-void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col, int rows,
-                                     int cols)
+void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col,
+                                     int rows, int cols)
 {
     if (is_plain(f))
         for (int i = 0; i < rows; i++) finish_row_plain(f, (const float *)sums + i * nr, row + i, col, cols);
@@ -138,7 +138,7 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *f, int64_t row, int64_t
         }
 }
 
-/* --- float64 sums: for reference and gradient checks, so plain ------------------------------------------------------ */
+/* --- float64 sums: for reference and gradient checks, so plain ---------------------------------------------------- */
 
 static double activate_f64(te_activation activation, double x)
 {
@@ -147,8 +147,8 @@ static double activate_f64(te_activation activation, double x)
     return x;
 }
 
-void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col, int rows,
-                                     int cols)
+void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col,
+                                     int rows, int cols)
 {
     const double *bias = f->bias;
     for (int64_t i = row; i < row + rows; i++)

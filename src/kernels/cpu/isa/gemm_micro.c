@@ -1,8 +1,8 @@
 /* gemm_micro.c - the arithmetic of the matrix product: which tile, of which vectors, on which instruction set.
  *
  * Tiles hold as many sums as the registers allow, and are wide rather than tall, because a row of b is loaded once per
- * step while elements of a come for free with the multiplication. The fused multiply-add has to be spelt out: nothing in
- * this library is contracted by the compiler.
+ * step while elements of a come for free with the multiplication. The fused multiply-add has to be spelt out: nothing
+ * in this library is contracted by the compiler.
  */
 #include "../gemm.h"
 

@@ -1,8 +1,8 @@
 /* gemm_pack.c - from strided matrices to panels.
  *
  * A panel interleaves `width` lines: word w of line i goes to panel[w * width + i]. Matrices come in two good layouts:
- * lines that lie side by side (one step of all lines is a contiguous run) and lines that are contiguous themselves, which
- * are transposed in blocks of SIDE x SIDE words in registers. Anything else is gathered word by word.
+ * lines that lie side by side (one step of all lines is a contiguous run) and lines that are contiguous themselves,
+ * which are transposed in blocks of SIDE x SIDE words in registers. Anything else is gathered word by word.
  */
 #include "../../dtype.h"
 #include "../gemm.h"
@@ -103,8 +103,8 @@ static inline __attribute__((always_inline)) void transpose(words r[SIDE])
 }
 
 /* Steps [from, to) of lines [line, extent), element by element. */
-static inline __attribute__((always_inline)) void pack_scattered(te_gemm_word word, const te_gemm_pack *p, uint32_t *panel,
-                                                                 int line, int64_t from, int64_t to)
+static inline __attribute__((always_inline)) void pack_scattered(te_gemm_word word, const te_gemm_pack *p,
+                                                                 uint32_t *panel, int line, int64_t from, int64_t to)
 {
     for (int i = line; i < p->extent; i++)
         for (int64_t w = from; w < to; w++)
@@ -112,7 +112,8 @@ static inline __attribute__((always_inline)) void pack_scattered(te_gemm_word wo
 }
 
 /* Contiguous lines: groups of SIDE lines by SIDE steps, then what is left of either. */
-static inline __attribute__((always_inline)) void pack_along_k(te_gemm_word word, const te_gemm_pack *p, uint32_t *panel)
+static inline __attribute__((always_inline)) void pack_along_k(te_gemm_word word, const te_gemm_pack *p,
+                                                               uint32_t *panel)
 {
     int64_t whole = p->k - p->k % SIDE;
     int line = 0;

@@ -10,13 +10,14 @@
  * and from the instruction set TILE_ROWS x TILE_VECTORS, the full tile, and TILE_EACH(X), which is X(rows, vectors) for
  * all sizes up to it.
  *
- * Sizes are constants wherever the body is inlined, so its sums are registers. A full tile of 8 x 3 AVX-512 vectors keeps
- * 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's memory
- * operand.
+ * Sizes are constants wherever the body is inlined, so its sums are registers. A full tile of 8 x 3 AVX-512 vectors
+ * keeps 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's
+ * memory operand.
  */
-TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const int rows, const int vectors, const char *a,
-                                                                        int64_t a_row, int64_t a_step, const char *b,
-                                                                        int64_t words, TILE_SUM *c, bool first)
+TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const int rows, const int vectors,
+                                                                         const char *a, int64_t a_row, int64_t a_step,
+                                                                         const char *b, int64_t words, TILE_SUM *c,
+                                                                         bool first)
 {
     enum { NR = TILE_VECTORS * TILE_LANES };
     TILE_SUMS sums[TILE_ROWS][TILE_VECTORS];
@@ -38,11 +39,11 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
         UNROLL for (int v = 0; v < vectors; v++) memcpy(c + r * NR + v * TILE_LANES, &sums[r][v], sizeof(TILE_SUMS));
 }
 
-#define TILE_DEFINE(rows, vectors)                                                                                      \
-    TILE_TARGET static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step, const char *b,         \
-                                                   int64_t words, void *c, bool first)                                  \
-    {                                                                                                                   \
-        TILE(body)(rows, vectors, a, a_row, a_step, b, words, c, first);                                                \
+#define TILE_DEFINE(rows, vectors)                                                                                     \
+    TILE_TARGET static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step, const char *b,        \
+                                                   int64_t words, void *c, bool first)                                 \
+    {                                                                                                                  \
+        TILE(body)(rows, vectors, a, a_row, a_step, b, words, c, first);                                               \
     }
 TILE_EACH(TILE_DEFINE)
 

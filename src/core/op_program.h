@@ -1,0 +1,62 @@
+/* op_program.h - what the files that run program ops share.
+ *
+ *     call -- layout (which tensor each program input reads) -- space (broadcast of the inputs)
+ *          -- variant (the compiled program for this case) -- operands (strides, 0 where broadcast) -- te_run
+ *
+ * op_variant.c compiles and keeps variants, op_space.c does geometry and binding, op_program.c runs forward,
+ * op_gradient.c backward.
+ */
+#ifndef TE_CORE_OP_PROGRAM_H
+#define TE_CORE_OP_PROGRAM_H
+
+#include "op.h"
+#include "program_build.h"
+
+enum {
+    TE_PROGRAM_SLOTS = TE_OP_MAX_INPUTS + 1,                       /* inputs of a program: a gated op reads its first twice */
+    TE_PROGRAM_PARAMS = TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1     /* attributes, numbers in a tensor's stead, the row's length */
+};
+
+/* One compiled form of one op. */
+typedef struct te_variant {
+    const te_op *op;
+    uint64_t     key;
+    te_gradient  gradient; /* forward alone when nothing is recorded */
+} te_variant;
+
+/* The program's inputs: which tensor of the call each one reads. */
+typedef struct te_layout {
+    int     n;
+    int     input[TE_PROGRAM_SLOTS];
+    int     half[TE_PROGRAM_SLOTS]; /* 0: whole, 1: first half, 2: second half of the last dimension */
+    te_rate rate[TE_PROGRAM_SLOTS];
+} te_layout;
+
+typedef struct te_space {
+    int     ndim;
+    int64_t shape[TE_MAX_DIMS];
+} te_space;
+
+/* The variant for a call; wanted and reduce per program input. NULL on failure. */
+te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, const te_layout *l, const bool *wanted,
+                           const te_output_kind *reduce);
+/* Whether the gradient of program input i was asked for when the variant was made. */
+static inline bool te_variant_wants(const te_variant *v, int i) { return v->key >> (13 + i) & 1; }
+bool te_is_row_input(const te_op_def *def, const char *name);
+
+te_layout te_program_layout(const te_call *call, unsigned present);
+/* Shape of program input i of a tensor's shape: halves are halved, row inputs get a last dimension of 1. */
+te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *shape);
+void     te_run_start(te_run *run, const te_space *s);
+/* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
+te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate);
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after. */
+bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind);
+/* Values of the program's parameters. */
+void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length, double *params);
+bool te_needs_f64(const te_tensor *t, te_rate rate);
+/* A result over the whole space, or with one value per row. */
+te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device);
+te_status  te_call_run(te_call *call, te_device *device, te_program *program, te_run *run);
+
+#endif

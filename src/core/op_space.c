@@ -1,0 +1,105 @@
+/* op_space.c - from tensors to operands: layout, broadcasting, parameters. */
+#include "op_program.h"
+#include "ops/ops.h"
+
+/* --- geometry ----------------------------------------------------------------------------------------------------- */
+
+te_layout te_program_layout(const te_call *call, unsigned present)
+{
+    const te_op *op = call->op;
+    te_layout       l = {0};
+    for (int i = 0; i < op->n_params; i++) {
+        const te_param *p = &op->params[i];
+        if (p->type != TE_TYPE_TENSOR || !(present >> p->slot & 1)) continue;
+        bool gated = (op->def->flags & TE_OP_GATED) && p->slot == 0;
+        for (int half = 0; half <= (int)gated; half++) {
+            l.input[l.n] = p->slot;
+            l.half[l.n] = gated ? half + 1 : 0;
+            l.rate[l.n++] = te_is_row_input(op->def, p->name) ? TE_RATE_ROW : TE_RATE_ELEM;
+        }
+    }
+    return l;
+}
+
+/* Shape of program input i: halves are halved, row inputs get a last dimension of 1. */
+te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *shape)
+{
+    te_space s = {.ndim = ndim};
+    memcpy(s.shape, shape, (size_t)ndim * sizeof *shape);
+    if (l->half[i]) s.shape[ndim - 1] /= 2;
+    if (l->rate[i] == TE_RATE_ROW && ndim < TE_MAX_DIMS) s.shape[s.ndim++] = 1;
+    return s;
+}
+
+/* A run has at least one dimension. */
+void te_run_start(te_run *run, const te_space *s)
+{
+    memset(run, 0, sizeof *run);
+    run->ndim = s->ndim ? s->ndim : 1;
+    run->shape[0] = 1;
+    memcpy(run->shape, s->shape, (size_t)s->ndim * sizeof *s->shape);
+}
+
+/* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
+te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate)
+{
+    te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype};
+    int        ndim = t->ndim + (rate == TE_RATE_ROW);
+    for (int i = 0; i < t->ndim && ndim <= s->ndim; i++)
+        o.stride[s->ndim - ndim + i] = t->shape[i] == 1 ? 0 : t->stride[i];
+    if (half == 2) o.data = (char *)o.data + (size_t)(t->shape[t->ndim - 1] / 2 * t->stride[t->ndim - 1]) * te_dtype_size(t->dtype);
+    return o;
+}
+
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after. */
+bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind)
+{
+    int64_t rows = 1, columns = whole->ndim ? whole->shape[whole->ndim - 1] : 1, n = 1;
+    for (int i = 0; i + 1 < whole->ndim; i++) rows *= whole->shape[i];
+    for (int i = 0; i < s->ndim; i++) n *= s->shape[i];
+    int64_t last = s->ndim ? s->shape[s->ndim - 1] : 1;
+    if (n == rows * columns)
+        *kind = TE_OUT_ELEM;
+    else if (n == 1)
+        *kind = TE_OUT_SUM;
+    else if (n == columns && last == columns)
+        *kind = TE_OUT_COLSUM;
+    else if (n == rows && last == 1)
+        *kind = TE_OUT_ROW;
+    else {
+        *kind = TE_OUT_ELEM;
+        return false;
+    }
+    return true;
+}
+
+/* --- binding ------------------------------------------------------------------------------------------------------ */
+
+void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length, double *params)
+{
+    const te_op *op = call->op;
+    int          n = 0;
+    for (int i = 0; i < op->n_params; i++)
+        if (op->params[i].type > TE_TYPE_TENSORS) params[n++] = call->attr[op->params[i].slot].number;
+    for (int i = 0; i < op->n_params; i++)
+        if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1)) params[n++] = call->number[op->params[i].slot];
+    if (program->n_params > n) params[n] = (double)row_length;
+}
+
+bool te_needs_f64(const te_tensor *t, te_rate rate)
+{
+    return t->dtype == TE_F64 || (rate == TE_RATE_ELEM && (t->dtype == TE_I64 || t->dtype == TE_I32));
+}
+
+/* A result: over the whole space, or one value per row. */
+te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device)
+{
+    int ndim = per_row ? s->ndim - 1 : s->ndim;
+    return te_tensor_new(call->ctx, device, dtype, ndim, s->shape);
+}
+
+te_status te_call_run(te_call *call, te_device *device, te_program *program, te_run *run)
+{
+    te_status status = device->exec.backend->program_run(&device->exec, program, run, 1);
+    return te_call_kernel(call, &device->exec, status);
+}

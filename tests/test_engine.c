@@ -1,4 +1,5 @@
-/* test_engine.c - the engine without Lua: operations, gradients, the optimizer, and every allocation failing in turn. */
+/* test_engine.c - the engine without Lua: operations, gradients, the optimizer, and every allocation failing in turn.
+ */
 #include "test.h"
 
 #include "core/op.h"
@@ -9,18 +10,19 @@
 
 enum { TOKENS = 6, WIDTH = 8, HIDDEN = 16, CLASSES = 5, N_PARAMS = 6 };
 
-static const int64_t param_shapes[N_PARAMS][2] = {{WIDTH, 0}, {WIDTH, 0}, {HIDDEN, WIDTH}, {HIDDEN, 0}, {CLASSES, HIDDEN}, {CLASSES, 0}};
+static const int64_t param_shapes[N_PARAMS][2] = {{WIDTH, 0},  {WIDTH, 0},        {HIDDEN, WIDTH},
+                                                  {HIDDEN, 0}, {CLASSES, HIDDEN}, {CLASSES, 0}};
 
 typedef struct network {
     te_context *ctx;
-    te_tensor  *params[N_PARAMS], *m[N_PARAMS], *v[N_PARAMS], *x, *targets;
+    te_tensor *params[N_PARAMS], *m[N_PARAMS], *v[N_PARAMS], *x, *targets;
 } network;
 
 static te_tensor *apply(te_context *ctx, const char *name, int n, te_tensor **in)
 {
     const te_op *op = te_op_find(ctx, name);
-    te_arg       args[4] = {{.kind = TE_ARG_ABSENT}};
-    te_tensor   *out = NULL;
+    te_arg args[4] = {{.kind = TE_ARG_ABSENT}};
+    te_tensor *out = NULL;
     for (int i = 0; i < n; i++) {
         if (!in[i]) return NULL;
         args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = in[i]};
@@ -32,8 +34,8 @@ static te_tensor *apply(te_context *ctx, const char *name, int n, te_tensor **in
 static te_tensor *random_tensor(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, uint64_t *state)
 {
     te_tensor *t = te_tensor_empty(ctx, dtype, ndim, shape);
-    double     values[HIDDEN * HIDDEN];
-    int64_t    n = t ? te_tensor_numel(t) : 0;
+    double values[HIDDEN * HIDDEN];
+    int64_t n = t ? te_tensor_numel(t) : 0;
     for (int64_t i = 0; i < n; i++) values[i] = test_uniform(state, -1, 1);
     if (t && te_tensor_write(t, TE_F64, values) != TE_OK) {
         te_tensor_release(t);
@@ -75,11 +77,11 @@ static void network_close(network *net)
 static te_tensor *network_loss(network *net)
 {
     te_tensor **p = net->params;
-    te_tensor  *h = apply(net->ctx, "layer_norm", 3, (te_tensor *[]){net->x, p[0], p[1]});
-    te_tensor  *a = apply(net->ctx, "linear", 3, (te_tensor *[]){h, p[2], p[3]});
-    te_tensor  *g = apply(net->ctx, "gelu", 1, (te_tensor *[]){a});
-    te_tensor  *logits = apply(net->ctx, "linear", 3, (te_tensor *[]){g, p[4], p[5]});
-    te_tensor  *loss = apply(net->ctx, "cross_entropy", 2, (te_tensor *[]){logits, net->targets});
+    te_tensor *h = apply(net->ctx, "layer_norm", 3, (te_tensor *[]){net->x, p[0], p[1]});
+    te_tensor *a = apply(net->ctx, "linear", 3, (te_tensor *[]){h, p[2], p[3]});
+    te_tensor *g = apply(net->ctx, "gelu", 1, (te_tensor *[]){a});
+    te_tensor *logits = apply(net->ctx, "linear", 3, (te_tensor *[]){g, p[4], p[5]});
+    te_tensor *loss = apply(net->ctx, "cross_entropy", 2, (te_tensor *[]){logits, net->targets});
     te_tensor_release(h);
     te_tensor_release(a);
     te_tensor_release(g);
@@ -90,10 +92,11 @@ static te_tensor *network_loss(network *net)
 static bool network_step(network *net, int step)
 {
     te_tensor *loss = network_loss(net), *grads[N_PARAMS];
-    bool       ok = loss && te_backward(loss, NULL, false) == TE_OK;
+    bool ok = loss && te_backward(loss, NULL, false) == TE_OK;
     te_tensor_release(loss);
     for (int i = 0; i < N_PARAMS; i++) grads[i] = te_tensor_grad(net->params[i]);
-    te_adamw options = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 1};
+    te_adamw options = {
+        .lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 1};
     te_optim_group group = {.n = N_PARAMS, .params = net->params, .grads = grads, .states = {net->m, net->v}};
     ok = ok && te_adamw_step(net->ctx, 1, &options, &group) == TE_OK;
     for (int i = 0; i < N_PARAMS; i++) te_tensor_set_grad(net->params[i], NULL);
@@ -104,7 +107,7 @@ static bool network_step(network *net, int step)
 
 static double loss_value(network *net)
 {
-    double     value = NAN;
+    double value = NAN;
     te_tensor *loss = network_loss(net);
     if (loss) te_tensor_read(loss, TE_F64, &value);
     te_tensor_release(loss);
@@ -114,7 +117,7 @@ static double loss_value(network *net)
 static void test_gradients(void)
 {
     te_context *ctx = te_context_open(NULL);
-    network     net;
+    network net;
     CHECK(network_open(&net, ctx, TE_F64));
     te_tensor *loss = network_loss(&net);
     CHECK_MSG(loss && te_backward(loss, NULL, false) == TE_OK, "%s", te_context_error(ctx));
@@ -122,8 +125,8 @@ static void test_gradients(void)
     te_context_set_grad_enabled(ctx, false);
     for (int i = 0; i < N_PARAMS; i++) {
         te_tensor *p = net.params[i], *grad = te_tensor_grad(p);
-        int64_t    n = te_tensor_numel(p);
-        double     values[HIDDEN * HIDDEN], derived[HIDDEN * HIDDEN];
+        int64_t n = te_tensor_numel(p);
+        double values[HIDDEN * HIDDEN], derived[HIDDEN * HIDDEN];
         CHECK(grad && te_tensor_read(grad, TE_F64, derived) == TE_OK);
         te_tensor_read(p, TE_F64, values);
         for (int64_t k = 0; k < n; k += 3) {
@@ -136,7 +139,8 @@ static void test_gradients(void)
             double down = loss_value(&net), measured = (up - down) / (2 * h);
             values[k] = at;
             te_tensor_write(p, TE_F64, values);
-            CHECK_MSG(fabs(measured - derived[k]) < 1e-7 + 1e-5 * fabs(measured), "parameter %d[%d]: %g, measured %g", i, (int)k, derived[k], measured);
+            CHECK_MSG(fabs(measured - derived[k]) < 1e-7 + 1e-5 * fabs(measured), "parameter %d[%d]: %g, measured %g",
+                      i, (int)k, derived[k], measured);
         }
     }
     network_close(&net);
@@ -146,7 +150,7 @@ static void test_gradients(void)
 static void test_training_reduces_loss(te_dtype dtype)
 {
     te_context *ctx = te_context_open(NULL);
-    network     net;
+    network net;
     CHECK(network_open(&net, ctx, dtype));
     double first = loss_value(&net);
     for (int step = 1; step <= 60; step++) CHECK_MSG(network_step(&net, step), "%s", te_context_error(ctx));
@@ -160,17 +164,18 @@ static void test_training_reduces_loss(te_dtype dtype)
 static void test_adamw(void)
 {
     te_context *ctx = te_context_open(NULL);
-    int64_t     n = 1000, shape[1] = {1000};
+    int64_t n = 1000, shape[1] = {1000};
     static double p[1000], g[1000], m[1000], v[1000], got[1000];
-    uint64_t    state = 7;
-    te_tensor  *t[4];
+    uint64_t state = 7;
+    te_tensor *t[4];
     for (int k = 0; k < 4; k++) t[k] = te_tensor_full(ctx, TE_F32, 1, shape, 0);
     for (int64_t i = 0; i < n; i++) p[i] = (float)test_uniform(&state, -1, 1);
     te_tensor_write(t[0], TE_F64, p);
     for (int step = 1; step <= 5; step++) {
         for (int64_t i = 0; i < n; i++) g[i] = (float)test_uniform(&state, -1, 1);
         te_tensor_write(t[1], TE_F64, g);
-        te_adamw o = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 0.5};
+        te_adamw o = {
+            .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .grad_scale = 0.5};
         te_optim_group group = {.n = 1, .params = &t[0], .grads = &t[1], .states = {&t[2], &t[3]}};
         CHECK(te_adamw_step(ctx, 1, &o, &group) == TE_OK);
         for (int64_t i = 0; i < n; i++) {
@@ -181,7 +186,8 @@ static void test_adamw(void)
         }
     }
     te_tensor_read(t[0], TE_F64, got);
-    for (int64_t i = 0; i < n; i++) CHECK_MSG(fabs(got[i] - p[i]) < 1e-5, "element %d: %g, not %g", (int)i, got[i], p[i]);
+    for (int64_t i = 0; i < n; i++)
+        CHECK_MSG(fabs(got[i] - p[i]) < 1e-5, "element %d: %g, not %g", (int)i, got[i], p[i]);
     for (int k = 0; k < 4; k++) te_tensor_release(t[k]);
     te_context_release(ctx);
 }
@@ -189,7 +195,7 @@ static void test_adamw(void)
 /* --- memory that runs out ----------------------------------------------------------------------------------------- */
 
 typedef struct failing {
-    long   countdown; /* fails when it reaches 0; negative: never */
+    long countdown; /* fails when it reaches 0; negative: never */
     size_t live;
 } failing;
 
@@ -211,11 +217,12 @@ static void *failing_realloc(void *user, void *ptr, size_t old_size, size_t new_
  * step works. Returns whether the step got by without reaching allocation n. */
 static bool step_with_failure(long n)
 {
-    failing            f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 2, .realloc = failing_realloc, .realloc_user = &f};
-    te_context        *ctx = te_context_open(&options);
-    network            net;
-    float              before[N_PARAMS][HIDDEN * HIDDEN], after[HIDDEN * HIDDEN];
+    failing f = {.countdown = -1};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 2, .realloc = failing_realloc, .realloc_user = &f};
+    te_context *ctx = te_context_open(&options);
+    network net;
+    float before[N_PARAMS][HIDDEN * HIDDEN], after[HIDDEN * HIDDEN];
     CHECK(ctx && network_open(&net, ctx, TE_F32));
     for (int i = 0; i < N_PARAMS; i++) te_tensor_read(net.params[i], TE_F32, before[i]);
     f.countdown = n;
@@ -226,7 +233,8 @@ static bool step_with_failure(long n)
         CHECK_MSG(strlen(te_context_error(ctx)) > 0, "allocation %ld failed without a message", n);
         for (int i = 0; i < N_PARAMS; i++) {
             te_tensor_read(net.params[i], TE_F32, after);
-            CHECK_MSG(memcmp(after, before[i], (size_t)te_tensor_numel(net.params[i]) * sizeof *after) == 0, "allocation %ld: weights changed", n);
+            CHECK_MSG(memcmp(after, before[i], (size_t)te_tensor_numel(net.params[i]) * sizeof *after) == 0,
+                      "allocation %ld: weights changed", n);
         }
     }
     CHECK_MSG(network_step(&net, 1), "after allocation %ld failed: %s", n, te_context_error(ctx));
@@ -245,7 +253,7 @@ static void test_failing_allocations(void)
     for (long k = 0; k < 10000; k++) { /* opening */
         f = (failing){.countdown = k};
         te_context_options options = {.struct_size = sizeof options, .realloc = failing_realloc, .realloc_user = &f};
-        te_context        *ctx = te_context_open(&options);
+        te_context *ctx = te_context_open(&options);
         te_context_release(ctx);
         CHECK(f.live == 0);
         if (ctx) break;
@@ -255,8 +263,8 @@ static void test_failing_allocations(void)
 static void test_memory_limit(void)
 {
     te_context_options options = {.struct_size = sizeof options, .tensor_memory_limit = 1 << 20};
-    te_context        *ctx = te_context_open(&options);
-    te_tensor         *big = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){1 << 20});
+    te_context *ctx = te_context_open(&options);
+    te_tensor *big = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){1 << 20});
     CHECK(!big && strstr(te_context_error(ctx), "out of memory"));
     te_tensor *a = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){100000});
     te_tensor_release(a);
@@ -273,8 +281,10 @@ static void test_memory_limit(void)
 static void test_errors(void)
 {
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *a = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1), *b = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 5}, 1);
-    CHECK(!apply(ctx, "add", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "te.add") && strstr(te_context_error(ctx), "{4, 5}"));
+    te_tensor *a = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1),
+              *b = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 5}, 1);
+    CHECK(!apply(ctx, "add", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "te.add") &&
+          strstr(te_context_error(ctx), "{4, 5}"));
     CHECK(!apply(ctx, "matmul", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "inner sizes differ"));
     CHECK(te_op_find(ctx, "no_such_op") == NULL);
     CHECK(!te_tensor_empty(ctx, TE_F32, 3, (int64_t[]){INT64_MAX, 2, 2}));
@@ -302,7 +312,7 @@ static void test_errors(void)
 static void test_long_graph(void)
 {
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *x = te_tensor_full(ctx, TE_F32, 0, NULL, 1);
+    te_tensor *x = te_tensor_full(ctx, TE_F32, 0, NULL, 1);
     te_tensor_set_requires_grad(x, true);
     te_tensor *y = te_tensor_retain(x);
     for (int i = 0; i < 200000; i++) {

@@ -6,8 +6,8 @@
 #include "tetrain/tetrain.h"
 
 typedef struct heap {
-    long   countdown; /* fails when it reaches 0; negative: never */
-    size_t live;      /* blocks: LuaJIT may name another size when it frees after a failure */
+    long countdown; /* fails when it reaches 0; negative: never */
+    size_t live;    /* blocks: LuaJIT may name another size when it frees after a failure */
 } heap;
 
 static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
@@ -25,21 +25,20 @@ static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_siz
     return p;
 }
 
-static const char setup[] =
-    "local te = require 'te'\n"
-    "te.manual_seed(1)\n"
-    "model = te.Sequential(te.LayerNorm(8), te.Linear(8, 16), te.GELU(), te.Linear(16, 5))\n"
-    "optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"
-    "x, targets = te.randn { 6, 8 }, te.tensor({ 0, 4, 2, 1, 3, 4 }, { dtype = 'int64' })\n"
-    "weights = { model[2].weight, model[4].weight, model[1].weight }\n"
-    "w1, w2, w3 = weights[1], weights[2], weights[3]\n"
-    "function step()\n"
-    "  model:zero_grad()\n"
-    "  local loss = te.cross_entropy(model(x), targets)\n"
-    "  loss:backward()\n"
-    "  optimizer:step()\n"
-    "end\n"
-    "step()\n";
+static const char setup[] = "local te = require 'te'\n"
+                            "te.manual_seed(1)\n"
+                            "model = te.Sequential(te.LayerNorm(8), te.Linear(8, 16), te.GELU(), te.Linear(16, 5))\n"
+                            "optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"
+                            "x, targets = te.randn { 6, 8 }, te.tensor({ 0, 4, 2, 1, 3, 4 }, { dtype = 'int64' })\n"
+                            "weights = { model[2].weight, model[4].weight, model[1].weight }\n"
+                            "w1, w2, w3 = weights[1], weights[2], weights[3]\n"
+                            "function step()\n"
+                            "  model:zero_grad()\n"
+                            "  local loss = te.cross_entropy(model(x), targets)\n"
+                            "  loss:backward()\n"
+                            "  optimizer:step()\n"
+                            "end\n"
+                            "step()\n";
 
 enum { N_WEIGHTS = 3, MAX_ELEMENTS = 128 };
 
@@ -68,7 +67,7 @@ static bool step_with_failure(tetrain *rt, heap *h, long n)
     read_weights(rt, before);
     h->countdown = n;
     tetrain_status status = tetrain_run_string(rt, "step()", 6, "=step");
-    bool           reached = h->countdown < 0;
+    bool reached = h->countdown < 0;
     h->countdown = -1;
     if (status != TETRAIN_OK) {
         CHECK_MSG(status == TETRAIN_ERROR_MEMORY, "allocation %ld: status %d, %s", n, (int)status, tetrain_error(rt));
@@ -76,15 +75,17 @@ static bool step_with_failure(tetrain *rt, heap *h, long n)
         read_weights(rt, after);
         CHECK_MSG(memcmp(before, after, sizeof before) == 0, "allocation %ld: weights changed", n);
     }
-    CHECK_MSG(tetrain_run_string(rt, "step()", 6, "=step") == TETRAIN_OK, "after allocation %ld failed: %s", n, tetrain_error(rt));
+    CHECK_MSG(tetrain_run_string(rt, "step()", 6, "=step") == TETRAIN_OK, "after allocation %ld failed: %s", n,
+              tetrain_error(rt));
     return reached;
 }
 
 static void test_steps(void)
 {
-    heap     h = {.countdown = -1};
+    heap h = {.countdown = -1};
     tetrain *rt = open_runtime(&h);
-    CHECK_MSG(rt && tetrain_run_string(rt, setup, sizeof setup - 1, "=setup") == TETRAIN_OK, "%s", rt ? tetrain_error(rt) : "not opened");
+    CHECK_MSG(rt && tetrain_run_string(rt, setup, sizeof setup - 1, "=setup") == TETRAIN_OK, "%s",
+              rt ? tetrain_error(rt) : "not opened");
     long n = 0;
     while (step_with_failure(rt, &h, n) && n < 20000) n++;
     CHECK_MSG(n > 20 && n < 20000, "%ld allocations in a step", n);

@@ -9,7 +9,7 @@ static int size_class(size_t bytes, size_t *rounded)
         *rounded = (size_t)units * 64;
         return units - 1;
     }
-    int    e = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^e < bytes <= 2^(e+1), e >= 9 */
+    int e = 63 - __builtin_clzll((unsigned long long)(bytes - 1)); /* 2^e < bytes <= 2^(e+1), e >= 9 */
     size_t step = (size_t)1 << (e - 3);
     size_t k = (bytes + step - 1) / step; /* 9 … 16 */
     *rounded = k * step;
@@ -76,8 +76,8 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 {
     if (bytes > (size_t)1 << 46) return NULL;
-    size_t    size;
-    int       class = size_class(bytes, &size);
+    size_t size;
+    int class = size_class(bytes, &size);
     te_block *block = allocator->cached[class];
     if (block)
         allocator->cached[class] = block->next;
@@ -95,7 +95,7 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 void te_allocator_free(te_allocator *allocator, te_block *block)
 {
     size_t size;
-    int    class = size_class(block->size, &size);
+    int class = size_class(block->size, &size);
     allocator->current -= block->size;
     block->next = allocator->cached[class];
     allocator->cached[class] = block;

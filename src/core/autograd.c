@@ -12,18 +12,18 @@
 /* A tensor whose gradient te_autograd_grad was asked for. */
 typedef struct capture {
     te_tensor *leaf; /* or */
-    te_node   *node;
-    int        output;
+    te_node *node;
+    int output;
     te_tensor *grad;
 } capture;
 
 typedef struct te_engine {
     te_context *ctx;
-    te_node   **heap;
-    size_t      n, capacity;
-    capture    *captures; /* NULL: gradients of leaves go to .grad */
-    int         n_captures;
-    bool        retain;
+    te_node **heap;
+    size_t n, capacity;
+    capture *captures; /* NULL: gradients of leaves go to .grad */
+    int n_captures;
+    bool retain;
 } te_engine;
 
 bool te_needs_grad(const te_tensor *t) { return t->requires_grad || t->node; }
@@ -99,7 +99,7 @@ static void describe_input(te_grad_meta *meta, te_tensor *t)
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
 {
     te_context *ctx = call->ctx;
-    te_node    *node = te_mem_alloc(&ctx->mem, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
+    te_node *node = te_mem_alloc(&ctx->mem, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
     if (!node) return te_fail_memory(ctx, call->op->name);
     memset(node, 0, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
     node->call = *call;
@@ -132,7 +132,8 @@ static te_status push(te_engine *e, te_node *node)
 {
     if (node->queued) return TE_OK;
     void *heap = e->heap;
-    if (!te_mem_grow(&e->ctx->mem, &heap, &e->capacity, e->n + 1, sizeof *e->heap)) return te_fail_memory(e->ctx, "te.backward");
+    if (!te_mem_grow(&e->ctx->mem, &heap, &e->capacity, e->n + 1, sizeof *e->heap))
+        return te_fail_memory(e->ctx, "te.backward");
     e->heap = heap;
     size_t i = e->n++;
     while (i > 0 && e->heap[(i - 1) / 2]->order < node->order) {
@@ -148,7 +149,7 @@ static te_status push(te_engine *e, te_node *node)
 static te_node *pop(te_engine *e)
 {
     te_node *top = e->heap[0], *last = e->heap[--e->n];
-    size_t   i = 0;
+    size_t i = 0;
     for (;;) {
         size_t child = 2 * i + 1;
         if (child >= e->n) break;
@@ -188,7 +189,7 @@ bool te_grad_wanted(const te_call *call, int i)
 
 bool te_grad_same(const te_call *call, int i, int j)
 {
-    te_engine  *e = call->ctx->engine;
+    te_engine *e = call->ctx->engine;
     te_tensor **a = grad_slot(e, te_grad_input(call, i));
     return a && a == grad_slot(e, te_grad_input(call, j));
 }
@@ -197,7 +198,8 @@ static bool exclusive(const te_tensor *t) { return t->refs == 1 && t->storage->r
 
 static te_status arrived(te_engine *e, const te_grad_meta *meta) { return meta->node ? push(e, meta->node) : TE_OK; }
 
-/* Whether more may be added to the gradient in the slot without anybody else seeing it; a leaf's .grad is there for that. */
+/* Whether more may be added to the gradient in the slot without anybody else seeing it; a leaf's .grad is there for
+ * that. */
 static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *grad)
 {
     bool own = meta->leaf && !e->captures ? grad->storage->block != NULL && !grad->node : exclusive(grad);
@@ -219,9 +221,9 @@ static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot
 
 te_status te_grad_give(te_call *call, int i, te_tensor *grad)
 {
-    te_engine          *e = call->ctx->engine;
+    te_engine *e = call->ctx->engine;
     const te_grad_meta *meta = te_grad_input(call, i);
-    te_tensor         **slot = grad_slot(e, meta);
+    te_tensor **slot = grad_slot(e, meta);
     if (!grad) return call->ctx->status;
     if (!slot) {
         te_tensor_release(grad);
@@ -251,9 +253,9 @@ te_status te_grad_give(te_call *call, int i, te_tensor *grad)
 
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
 {
-    te_engine          *e = call->ctx->engine;
+    te_engine *e = call->ctx->engine;
     const te_grad_meta *meta = te_grad_input(call, i);
-    te_tensor         **slot = grad_slot(e, meta);
+    te_tensor **slot = grad_slot(e, meta);
     if (*slot && !may_add(e, meta, *slot)) {
         te_tensor *copy = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
         if (!copy || te_tensor_copy_data(copy, *slot) != TE_OK) {
@@ -276,11 +278,13 @@ static te_status check_saved(te_node *node)
 {
     te_call *call = &node->call;
     if (node->consumed)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: this part of the graph was used before and its saved tensors are gone; "
-                                                     "pass retain_graph = true to the first backward");
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "backward: this part of the graph was used before and its saved tensors are gone; "
+                            "pass retain_graph = true to the first backward");
     for (int i = 0; i < call->n_saved; i++)
         if (call->saved[i] && call->saved[i]->storage->version != call->saved_version[i])
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: a tensor of shape %s that it saved was changed in place since",
+            return te_call_fail(call, TE_ERROR_ARGUMENT,
+                                "backward: a tensor of shape %s that it saved was changed in place since",
                                 TE_SHAPE_TEXT(call->saved[i]));
     return TE_OK;
 }
@@ -307,11 +311,14 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
 {
     te_context *ctx = e->ctx;
     if (!te_needs_grad(output))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: the tensor does not depend on anything that requires a gradient");
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te.backward: the tensor does not depend on anything that requires a gradient");
     if (grad && (!te_same_shape(grad, output)))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: gradient %s for a tensor %s", TE_SHAPE_TEXT(grad), TE_SHAPE_TEXT(output));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: gradient %s for a tensor %s", TE_SHAPE_TEXT(grad),
+                       TE_SHAPE_TEXT(output));
     if (!grad && te_tensor_numel(output) != 1)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: a gradient is needed for a tensor of shape %s", TE_SHAPE_TEXT(output));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: a gradient is needed for a tensor of shape %s",
+                       TE_SHAPE_TEXT(output));
     te_tensor *first = NULL;
     if (grad) {
         first = te_tensor_cast(grad, output->dtype);
@@ -324,7 +331,7 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     }
     /* as if a consumer of `output` handed its gradient over */
     struct {
-        te_node      node;
+        te_node node;
         te_grad_meta edge;
     } consumer = {.node = {.call = {.ctx = ctx}}};
     consumer.node.edges = &consumer.edge;
@@ -340,8 +347,8 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
 static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs)
 {
     te_context *ctx = e->ctx;
-    te_engine  *outer = ctx->engine; /* a recomputation inside backward runs its own */
-    bool        grad_enabled = te_context_set_grad_enabled(ctx, false);
+    te_engine *outer = ctx->engine; /* a recomputation inside backward runs its own */
+    bool grad_enabled = te_context_set_grad_enabled(ctx, false);
     ctx->engine = e;
     te_status status = TE_OK;
     for (int i = 0; i < n_outputs && status == TE_OK; i++) status = seed(e, outputs[i], seeds ? seeds[i] : NULL);
@@ -368,7 +375,7 @@ te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
 te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
                            te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain)
 {
-    capture  *captures = te_mem_zalloc(&ctx->mem, (size_t)n_inputs * sizeof *captures);
+    capture *captures = te_mem_zalloc(&ctx->mem, (size_t)n_inputs * sizeof *captures);
     te_engine e = {.ctx = ctx, .retain = retain, .captures = captures, .n_captures = n_inputs};
     if (!captures) return te_fail_memory(ctx, "te.grad");
     for (int i = 0; i < n_inputs; i++) {
@@ -397,14 +404,15 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
 
 /* --- leaves ------------------------------------------------------------------------------------------------------- */
 
-bool       te_tensor_requires_grad(const te_tensor *t) { return te_needs_grad(t); }
+bool te_tensor_requires_grad(const te_tensor *t) { return te_needs_grad(t); }
 te_tensor *te_tensor_grad(const te_tensor *t) { return t->grad; }
 
 te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 {
     bool is_float = t->dtype == TE_F32 || t->dtype == TE_F64 || t->dtype == TE_BF16 || t->dtype == TE_F16;
     if (on && !is_float)
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient", te_dtype_name(t->dtype));
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient",
+                       te_dtype_name(t->dtype));
     if (t->node) {
         if (on) return TE_OK;
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: the tensor is a result; use detach()");
@@ -416,8 +424,8 @@ te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
 {
     if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype),
-                       TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
+                       te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
     if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
     te_tensor_retain(grad);
     te_tensor_release(t->grad);

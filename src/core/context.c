@@ -15,7 +15,7 @@ const char *te_version(void) { return TE_VERSION_TEXT; }
 
 te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
 {
-    char    text[sizeof ctx->message]; /* the arguments may point into the old message */
+    char text[sizeof ctx->message]; /* the arguments may point into the old message */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -42,7 +42,7 @@ const char *te_context_error(const te_context *ctx) { return ctx->message; }
 static void *lend_scratch(te_exec *exec, size_t bytes)
 {
     te_device *device = exec->owner;
-    te_block  *block = te_device_alloc(device, bytes);
+    te_block *block = te_device_alloc(device, bytes);
     if (!block) {
         te_exec_fail(exec, TE_ERROR_MEMORY, "%s", device->ctx->message);
         return NULL;
@@ -64,13 +64,18 @@ static void take_scratch(te_exec *exec, void *ptr)
     }
 }
 
-static te_device *open_device(te_context *ctx, te_device *device, const te_backend *backend, const char *name, int index)
+static te_device *open_device(te_context *ctx, te_device *device, const te_backend *backend, const char *name,
+                              int index)
 {
     te_exec *exec = &device->exec;
     device->ctx = ctx;
     snprintf(device->name, sizeof device->name, "%s", name);
-    *exec = (te_exec){.backend = backend, .mem = &ctx->mem, .threads = ctx->threads, .scratch = lend_scratch,
-                      .scratch_free = take_scratch, .owner = device};
+    *exec = (te_exec){.backend = backend,
+                      .mem = &ctx->mem,
+                      .threads = ctx->threads,
+                      .scratch = lend_scratch,
+                      .scratch_free = take_scratch,
+                      .owner = device};
     te_allocator_open(&device->allocator, exec, ctx->tensor_memory_limit);
     te_status status = backend->device_open(exec, index);
     if (status != TE_OK) {
@@ -97,7 +102,7 @@ te_device *te_context_device(te_context *ctx, const char *name)
 te_block *te_device_alloc(te_device *device, size_t bytes)
 {
     te_context *ctx = device->ctx;
-    te_block   *block = te_allocator_alloc(&device->allocator, bytes);
+    te_block *block = te_allocator_alloc(&device->allocator, bytes);
     if (!block && ctx->reclaim && !ctx->reclaiming) {
         ctx->reclaiming = true;
         ctx->reclaim(ctx->reclaim_user);
@@ -105,8 +110,8 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
         block = te_allocator_alloc(&device->allocator, bytes);
     }
     if (!block)
-        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes, device->name,
-                device->allocator.current, device->allocator.limit);
+        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes,
+                device->name, device->allocator.current, device->allocator.limit);
     return block;
 }
 

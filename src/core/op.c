@@ -10,7 +10,8 @@
 
 /* --- signatures --------------------------------------------------------------------------------------------------- */
 
-static const char *const type_names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "index", "dims", "shape", "dtype", "device", "text"};
+static const char *const type_names[] = {"tensor", "tensors", "number", "int",   "bool",   "dim",
+                                         "index",  "dims",    "shape",  "dtype", "device", "text"};
 
 /* Cuts the next word (or number, or choice list) out of *at into word; false when there is none. */
 static bool next_word(const char **at, char *word, size_t size)
@@ -41,7 +42,7 @@ static int choice_index(const char *choices, const char *word)
     size_t n = strlen(word);
     for (int i = 0; *choices; i++) {
         const char *end = strchr(choices, '|');
-        size_t      length = end ? (size_t)(end - choices) : strlen(choices);
+        size_t length = end ? (size_t)(end - choices) : strlen(choices);
         if (length == n && memcmp(choices, word, n) == 0) return i;
         choices += length + (end != NULL);
     }
@@ -64,8 +65,8 @@ static void parse_default(te_param *p, const char *word)
 te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
 {
     const char *at = def->signature;
-    char        word[64];
-    bool        by_name = false;
+    char word[64];
+    bool by_name = false;
     memset(op, 0, sizeof *op);
     op->def = def;
     next_word(&at, op->name, sizeof op->name);
@@ -140,15 +141,15 @@ const te_op *te_op_find(te_context *ctx, const char *name)
 }
 
 const te_op *te_op_at(te_context *ctx, int i) { return i >= 0 && i < ctx->n_ops ? &ctx->ops[i] : NULL; }
-const char  *te_op_name(const te_op *op) { return op->name; }
-const char  *te_op_signature(const te_op *op) { return op->def->signature; }
-const char  *te_op_doc(const te_op *op) { return op->def->doc; }
+const char *te_op_name(const te_op *op) { return op->name; }
+const char *te_op_signature(const te_op *op) { return op->def->signature; }
+const char *te_op_doc(const te_op *op) { return op->def->doc; }
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
 te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
 {
-    char    text[768];
+    char text[768];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -216,7 +217,8 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
     case TE_ARG_INTS:
         if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) break;
         if (arg->n > TE_MAX_DIMS)
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name, arg->n, TE_MAX_DIMS);
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name,
+                                arg->n, TE_MAX_DIMS);
         a->n = arg->n;
         memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
         return TE_OK;
@@ -224,14 +226,16 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         if (p->type == TE_TYPE_CHOICE) {
             int choice = choice_index(p->text, arg->as.text);
             if (choice < 0)
-                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be one of %s, not \"%.40s\"", p->name, p->text, arg->as.text);
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be one of %s, not \"%.40s\"", p->name,
+                                    p->text, arg->as.text);
             a->number = choice;
             return TE_OK;
         }
         if (p->type != TE_TYPE_TEXT && p->type != TE_TYPE_DEVICE) break;
         a->text = arg->as.text;
         return TE_OK;
-    default: break;
+    default:
+        break;
     }
     return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be a %s", p->name,
                         p->type == TE_TYPE_CHOICE ? p->text : type_names[p->type]);
@@ -240,13 +244,15 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
 static te_status take_arguments(te_call *call, const te_arg *args, int n_args)
 {
     static const te_arg absent = {.kind = TE_ARG_ABSENT};
-    const te_op        *op = call->op;
+    const te_op *op = call->op;
     if (n_args > op->n_params)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "%d arguments given, at most %d taken: %s", n_args, op->n_params, op->def->signature);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%d arguments given, at most %d taken: %s", n_args, op->n_params,
+                            op->def->signature);
     for (int i = 0; i < op->n_params; i++) {
         const te_param *p = &op->params[i];
-        const te_arg   *arg = i < n_args ? &args[i] : &absent;
-        te_status       status = p->type == TE_TYPE_TENSOR || p->type == TE_TYPE_TENSORS ? take_input(call, p, arg) : take_attr(call, p, arg);
+        const te_arg *arg = i < n_args ? &args[i] : &absent;
+        te_status status = p->type == TE_TYPE_TENSOR || p->type == TE_TYPE_TENSORS ? take_input(call, p, arg)
+                                                                                   : take_attr(call, p, arg);
         if (status != TE_OK) return status;
     }
     return TE_OK;
@@ -263,15 +269,16 @@ static te_tensor **call_inputs(te_call *call, int *n)
 /* All inputs on one device; some input wants a gradient. */
 static te_status check_inputs(te_call *call)
 {
-    int              n;
-    te_tensor      **inputs = call_inputs(call, &n);
+    int n;
+    te_tensor **inputs = call_inputs(call, &n);
     const te_device *device = NULL;
     for (int i = 0; i < n; i++) {
         te_tensor *t = inputs[i];
         if (!t) continue;
         if (t->ctx != call->ctx) return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor of another runtime was given");
         if (device && t->storage->device != device)
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", device->name, t->storage->device->name);
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", device->name,
+                                t->storage->device->name);
         device = t->storage->device;
         call->record |= call->ctx->grad_enabled && te_needs_grad(t);
     }
@@ -296,7 +303,7 @@ static te_status run_call(te_call *call)
     te_status status = te_context_poll(call->ctx);
     if (status == TE_OK) status = call->op->def->formula ? te_program_op_forward(call) : call->op->def->forward(call);
     if (status == TE_OK && call->record) {
-        int         n;
+        int n;
         te_tensor **inputs = call_inputs(call, &n);
         status = te_autograd_record(call, inputs, n); /* takes over what was saved */
     }
@@ -307,7 +314,7 @@ static te_status run_call(te_call *call)
 te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
     for (int i = 0; i < n_out; i++) out[i] = NULL;
-    te_call   call = {.ctx = ctx, .op = op};
+    te_call call = {.ctx = ctx, .op = op};
     te_status status = take_arguments(&call, args, n_args);
     if (status == TE_OK) status = check_inputs(&call);
     if (status == TE_OK) status = run_call(&call);
@@ -323,15 +330,18 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
 
 te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
-    te_call   call = {.ctx = ctx, .op = op};
+    te_call call = {.ctx = ctx, .op = op};
     te_status status = take_arguments(&call, args, n_args);
-    if (status == TE_OK && !(op->def->flags & TE_OP_INPLACE)) return te_call_fail(&call, TE_ERROR_ARGUMENT, "there is no form in place");
+    if (status == TE_OK && !(op->def->flags & TE_OP_INPLACE))
+        return te_call_fail(&call, TE_ERROR_ARGUMENT, "there is no form in place");
     if (status == TE_OK) status = check_inputs(&call);
     if (status != TE_OK) return status;
     if (call.record)
         return te_call_fail(&call, TE_ERROR_ARGUMENT,
-                            "writing in place into or from a tensor that takes part in gradients; use te.no_grad, or the form without underscore");
-    if (!call.in[0]) return te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
+                            "writing in place into or from a tensor that takes part in gradients; use te.no_grad, or "
+                            "the form without underscore");
+    if (!call.in[0])
+        return te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
     call.inplace = call.in[0];
     status = run_call(&call);
     if (status != TE_OK) return status;
@@ -342,8 +352,8 @@ te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in)
 {
     const te_op *op = te_op_find(ctx, name);
-    te_arg       args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
-    te_tensor   *out = NULL;
+    te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
+    te_tensor *out = NULL;
     if (!op) return NULL;
     for (int i = 0; i < n; i++)
         if (in[i]) args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = in[i]};

@@ -1,7 +1,7 @@
 /* op_gradient.c - running program ops backward.
  *
- * The gradient of an input that was broadcast along rows is a column sum, along the row a row sum, to a scalar a total sum,
- * all outputs of the one gradient program; any other broadcast is written out and summed after.
+ * The gradient of an input that was broadcast along rows is a column sum, along the row a row sum, to a scalar a total
+ * sum, all outputs of the one gradient program; any other broadcast is written out and summed after.
  */
 #include "op_program.h"
 
@@ -12,20 +12,20 @@
 
 /* Where the gradient of one program input is written. */
 typedef struct grad_output {
-    int        slot; /* program input */
+    int slot;          /* program input */
     te_tensor *target; /* borrowed from the graph, or own */
     te_tensor *own;    /* must be given (or summed and given) after the run */
 } grad_output;
 
 /* dx of a gated op is one buffer that both halves are written into. */
-static te_status open_output(te_call *call, const te_layout *l, int i, const te_space *s, te_output_kind kind, grad_output *out, int done,
-                             const grad_output *outs, te_operand *operand)
+static te_status open_output(te_call *call, const te_layout *l, int i, const te_space *s, te_output_kind kind,
+                             grad_output *out, int done, const grad_output *outs, te_operand *operand)
 {
     const te_grad_meta *meta = te_grad_input(call, l->input[i]);
-    te_space               own = te_layout_space(l, i, meta->ndim, meta->shape);
-    te_output_kind      exact;
-    bool                direct = te_space_reduce(s, &own, &exact);
-    bool                shared = false, accumulate = false;
+    te_space own = te_layout_space(l, i, meta->ndim, meta->shape);
+    te_output_kind exact;
+    bool direct = te_space_reduce(s, &own, &exact);
+    bool shared = false, accumulate = false;
     for (int j = 0; j < done; j++) {
         if (!outs[j].target) continue;
         if (l->half[i] == 2 && l->input[outs[j].slot] == l->input[i]) { /* the second half goes where the first went */
@@ -60,13 +60,13 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
 static te_status close_output(te_call *call, const te_layout *l, grad_output *out)
 {
     const te_grad_meta *meta = te_grad_input(call, l->input[out->slot]);
-    te_tensor          *grad = out->own;
+    te_tensor *grad = out->own;
     out->own = NULL;
     int64_t n = 1;
     for (int i = 0; i < meta->ndim; i++) n *= meta->shape[i];
     if (te_tensor_numel(grad) != n) {
         te_tensor *sum = te_tensor_new(call->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
-        te_status  status = sum ? te_sum_to(sum, grad, 1.0, false) : call->ctx->status;
+        te_status status = sum ? te_sum_to(sum, grad, 1.0, false) : call->ctx->status;
         te_tensor_release(grad);
         if (status != TE_OK) {
             te_tensor_release(sum);
@@ -83,7 +83,7 @@ static te_space backward_space(const te_call *call, const te_layout *l)
     te_space s = {0};
     for (int i = 0; i < l->n; i++) {
         const te_grad_meta *meta = te_grad_input(call, l->input[i]);
-        te_space               own = te_layout_space(l, i, meta->ndim, meta->shape);
+        te_space own = te_layout_space(l, i, meta->ndim, meta->shape);
         te_broadcast(&s.ndim, s.shape, own.ndim, own.shape);
     }
     return s;
@@ -93,22 +93,26 @@ static bool source_rate_is_row(const te_gradient *g, const te_layout *l, int i)
 {
     const te_grad_source *source = &g->sources[i];
     switch (source->kind) {
-    case TE_GRAD_FROM_INPUT: return l->rate[source->index] == TE_RATE_ROW;
-    case TE_GRAD_FROM_ROW: return true;
-    default: return g->forward->outputs[source->index].kind == TE_OUT_ROW;
+    case TE_GRAD_FROM_INPUT:
+        return l->rate[source->index] == TE_RATE_ROW;
+    case TE_GRAD_FROM_ROW:
+        return true;
+    default:
+        return g->forward->outputs[source->index].kind == TE_OUT_ROW;
     }
 }
 
 /* An input whose gradient is the result's own, as in a sum, receives that tensor itself: nothing is computed or copied.
  * NULL when it has to be. */
-static te_tensor *passed_through(te_call *call, const te_variant *v, const te_layout *l, int i, const struct te_program_output *out)
+static te_tensor *passed_through(te_call *call, const te_variant *v, const te_layout *l, int i,
+                                 const struct te_program_output *out)
 {
-    const te_program    *program = v->gradient.backward;
-    const te_insn       *insn = &program->insns[out->value];
-    const te_grad_meta  *meta = te_grad_input(call, l->input[i]);
+    const te_program *program = v->gradient.backward;
+    const te_insn *insn = &program->insns[out->value];
+    const te_grad_meta *meta = te_grad_input(call, l->input[i]);
     if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->half[i]) return NULL;
     const te_grad_source *source = &v->gradient.sources[insn->slot];
-    te_tensor            *dout = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
+    te_tensor *dout = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
     bool same = dout && dout->dtype == meta->dtype && dout->ndim == meta->ndim &&
                 memcmp(dout->shape, meta->shape, (size_t)meta->ndim * sizeof *meta->shape) == 0;
     return same ? dout : NULL;
@@ -117,25 +121,26 @@ static te_tensor *passed_through(te_call *call, const te_variant *v, const te_la
 te_status te_program_op_backward(te_call *call)
 {
     const te_variant *v = call->pointer;
-    te_layout         l = te_program_layout(call, (unsigned)call->memo[0]);
-    te_space          s = backward_space(call, &l);
-    te_program    *program = v->gradient.backward;
-    te_operand     inputs[TE_GRAD_MAX_SOURCES], outputs[TE_PROGRAM_SLOTS];
-    grad_output    outs[TE_PROGRAM_SLOTS];
-    double         params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
-    te_tensor     *zeros[TE_OP_MAX_OUTPUTS] = {NULL};
-    te_status      status = TE_OK;
-    te_run         run;
-    int            n = 0, to_compute = 0;
+    te_layout l = te_program_layout(call, (unsigned)call->memo[0]);
+    te_space s = backward_space(call, &l);
+    te_program *program = v->gradient.backward;
+    te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[TE_PROGRAM_SLOTS];
+    grad_output outs[TE_PROGRAM_SLOTS];
+    double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
+    te_tensor *zeros[TE_OP_MAX_OUTPUTS] = {NULL};
+    te_status status = TE_OK;
+    te_run run;
+    int n = 0, to_compute = 0;
     te_run_start(&run, &s);
     memset(outs, 0, sizeof outs);
     for (int i = 0; i < v->gradient.n_sources && status == TE_OK; i++) {
         const te_grad_source *source = &v->gradient.sources[i];
-        te_tensor            *t = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : call->saved[i];
-        int                   half = source->kind == TE_GRAD_FROM_INPUT ? l.half[source->index] : 0;
-        te_rate               rate = source_rate_is_row(&v->gradient, &l, i) ? TE_RATE_ROW : TE_RATE_ELEM;
+        te_tensor *t = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : call->saved[i];
+        int half = source->kind == TE_GRAD_FROM_INPUT ? l.half[source->index] : 0;
+        te_rate rate = source_rate_is_row(&v->gradient, &l, i) ? TE_RATE_ROW : TE_RATE_ELEM;
         if (!t) { /* nothing came back for this result */
-            t = zeros[source->index] = te_program_result(call, rate == TE_RATE_ROW, &s, TE_F32, te_grad_input(call, l.input[0])->device);
+            t = zeros[source->index] =
+                te_program_result(call, rate == TE_RATE_ROW, &s, TE_F32, te_grad_input(call, l.input[0])->device);
             status = t ? te_tensor_fill(t, 0) : call->ctx->status;
             if (status != TE_OK) break;
         }

@@ -10,18 +10,21 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
     for (int i = 0; i < l->n; i++) {
         te_tensor *t = call->in[l->input[i]];
         if (l->half[i] && (t->ndim == 0 || t->shape[t->ndim - 1] % 2))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension is split in halves, so it must be even: %s", TE_SHAPE_TEXT(t));
+            return te_call_fail(call, TE_ERROR_ARGUMENT,
+                                "the last dimension is split in halves, so it must be even: %s", TE_SHAPE_TEXT(t));
         te_space s = te_layout_space(l, i, t->ndim, t->shape);
         if (i == 0) {
             *out = s;
         } else if (!te_broadcast(&out->ndim, out->shape, s.ndim, s.shape)) {
             te_tensor *first = call->in[l->input[0]];
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s", TE_SHAPE_TEXT(first), TE_SHAPE_TEXT(t));
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s", TE_SHAPE_TEXT(first),
+                                TE_SHAPE_TEXT(t));
         }
     }
     te_tensor *x = l->n ? call->in[l->input[0]] : NULL;
     bool rows = call->op->def->flags & TE_OP_LASTROW;
-    if (rows && x->ndim == 0) return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor with at least one dimension is needed");
+    if (rows && x->ndim == 0)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor with at least one dimension is needed");
     te_space s = rows ? te_layout_space(l, 0, x->ndim, x->shape) : *out;
     if (rows && (s.ndim != out->ndim || memcmp(s.shape, out->shape, (size_t)s.ndim * sizeof *s.shape) != 0))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "the other arguments do not fit x of shape %s", TE_SHAPE_TEXT(x));
@@ -43,7 +46,9 @@ static te_dtype result_dtype(const te_call *call, const te_layout *l)
         bool first = true;
         for (int i = 0; i < l->n; i++) {
             const te_tensor *t = call->in[l->input[i]];
-            if ((ranked && t->ndim == 0) || l->rate[i] == TE_RATE_ROW || strcmp(call->op->params[i].name, "condition") == 0) continue;
+            if ((ranked && t->ndim == 0) || l->rate[i] == TE_RATE_ROW ||
+                strcmp(call->op->params[i].name, "condition") == 0)
+                continue;
             dtype = first ? t->dtype : te_promote(dtype, t->dtype);
             first = false;
         }
@@ -51,8 +56,10 @@ static te_dtype result_dtype(const te_call *call, const te_layout *l)
     bool integer = dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
     for (int i = 0; i < call->op->n_inputs; i++) {
         if (!call->is_number[i] || !integer) continue;
-        if (call->number[i] != (double)(int64_t)call->number[i]) dtype = TE_F32;
-        else if (dtype == TE_BOOL) dtype = TE_I64;
+        if (call->number[i] != (double)(int64_t)call->number[i])
+            dtype = TE_F32;
+        else if (dtype == TE_BOOL)
+            dtype = TE_I64;
     }
     integer = dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
     if (dtype == TE_F8E4M3 || dtype == TE_F8E5M2 || (integer && (flags & TE_OP_FLOAT))) dtype = TE_F32;
@@ -99,10 +106,11 @@ static te_status save_sources(te_call *call, const te_variant *v, const te_layou
 {
     for (int i = 0; i < v->gradient.n_sources; i++) {
         const te_grad_source *source = &v->gradient.sources[i];
-        te_tensor            *t = NULL;
+        te_tensor *t = NULL;
         if (source->kind == TE_GRAD_FROM_INPUT) t = te_tensor_retain(call->in[l->input[source->index]]);
         if (source->kind == TE_GRAD_FROM_ROW) t = te_tensor_retain(rows[source->index]);
-        if (source->kind == TE_GRAD_FROM_OUTPUT) { /* without its place in the graph, or node and result would keep each other alive */
+        if (source->kind ==
+            TE_GRAD_FROM_OUTPUT) { /* without its place in the graph, or node and result would keep each other alive */
             const te_tensor *y = call->out[source->index];
             t = te_tensor_alias(call->out[source->index], y->ndim, y->shape, y->stride, y->offset);
         }
@@ -117,13 +125,13 @@ static te_status save_sources(te_call *call, const te_variant *v, const te_layou
 static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, const te_space *s, unsigned numbers)
 {
     te_program *program = v->gradient.forward;
-    te_device  *device = l->n ? call->in[l->input[0]]->storage->device : call->inplace->storage->device;
-    te_operand  inputs[TE_PROGRAM_SLOTS], outputs[TE_OP_MAX_OUTPUTS + TE_GRAD_MAX_SOURCES];
-    te_tensor  *rows[TE_GRAD_MAX_SOURCES] = {NULL};
-    double      params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
-    te_dtype    dtype = call->inplace ? call->inplace->dtype : result_dtype(call, l);
-    te_status   status = TE_OK;
-    te_run      run;
+    te_device *device = l->n ? call->in[l->input[0]]->storage->device : call->inplace->storage->device;
+    te_operand inputs[TE_PROGRAM_SLOTS], outputs[TE_OP_MAX_OUTPUTS + TE_GRAD_MAX_SOURCES];
+    te_tensor *rows[TE_GRAD_MAX_SOURCES] = {NULL};
+    double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
+    te_dtype dtype = call->inplace ? call->inplace->dtype : result_dtype(call, l);
+    te_status status = TE_OK;
+    te_run run;
     te_run_start(&run, s);
     for (int i = 0; i < l->n; i++) {
         inputs[i] = te_space_operand(call->in[l->input[i]], s, l->half[i], l->rate[i]);
@@ -136,7 +144,11 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
         if (i == 0 && call->inplace)
             t = te_tensor_retain(call->inplace);
         else
-            t = te_program_result(call, program->outputs[i].kind != TE_OUT_ELEM, s, i < n_results ? dtype : run.compute_f64 ? TE_F64 : TE_F32, device);
+            t = te_program_result(call, program->outputs[i].kind != TE_OUT_ELEM, s,
+                                  i < n_results     ? dtype
+                                  : run.compute_f64 ? TE_F64
+                                                    : TE_F32,
+                                  device);
         if (i < n_results)
             call->out[i] = t;
         else
@@ -172,18 +184,19 @@ te_status te_program_op_forward(te_call *call)
         present |= (unsigned)(call->in[i] != NULL) << i;
         numbers |= (unsigned)call->is_number[i] << i;
     }
-    te_layout    l = te_program_layout(call, present);
-    te_space     s;
+    te_layout l = te_program_layout(call, present);
+    te_space s;
     te_status status = iteration_space(call, &l, &s);
     if (status == TE_OK && call->inplace) status = check_inplace(call, &s);
-    if (status == TE_OK && l.n == 0 && !call->inplace) status = te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
+    if (status == TE_OK && l.n == 0 && !call->inplace)
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     if (status != TE_OK) return status;
 
-    bool           wanted[TE_PROGRAM_SLOTS] = {false};
+    bool wanted[TE_PROGRAM_SLOTS] = {false};
     te_output_kind reduce[TE_PROGRAM_SLOTS] = {TE_OUT_ELEM};
     for (int i = 0; call->record && i < l.n; i++) {
         te_tensor *t = call->in[l.input[i]];
-        te_space      own = te_layout_space(&l, i, t->ndim, t->shape);
+        te_space own = te_layout_space(&l, i, t->ndim, t->shape);
         wanted[i] = te_needs_grad(t);
         if (wanted[i]) te_space_reduce(&s, &own, &reduce[i]);
     }

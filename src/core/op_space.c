@@ -7,7 +7,7 @@
 te_layout te_program_layout(const te_call *call, unsigned present)
 {
     const te_op *op = call->op;
-    te_layout       l = {0};
+    te_layout l = {0};
     for (int i = 0; i < op->n_params; i++) {
         const te_param *p = &op->params[i];
         if (p->type != TE_TYPE_TENSOR || !(present >> p->slot & 1)) continue;
@@ -44,14 +44,17 @@ void te_run_start(te_run *run, const te_space *s)
 te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate)
 {
     te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype};
-    int        ndim = t->ndim + (rate == TE_RATE_ROW);
+    int ndim = t->ndim + (rate == TE_RATE_ROW);
     for (int i = 0; i < t->ndim && ndim <= s->ndim; i++)
         o.stride[s->ndim - ndim + i] = t->shape[i] == 1 ? 0 : t->stride[i];
-    if (half == 2) o.data = (char *)o.data + (size_t)(t->shape[t->ndim - 1] / 2 * t->stride[t->ndim - 1]) * te_dtype_size(t->dtype);
+    if (half == 2)
+        o.data =
+            (char *)o.data + (size_t)(t->shape[t->ndim - 1] / 2 * t->stride[t->ndim - 1]) * te_dtype_size(t->dtype);
     return o;
 }
 
-/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after. */
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after.
+ */
 bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind)
 {
     int64_t rows = 1, columns = whole->ndim ? whole->shape[whole->ndim - 1] : 1, n = 1;
@@ -75,14 +78,16 @@ bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *k
 
 /* --- binding ------------------------------------------------------------------------------------------------------ */
 
-void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length, double *params)
+void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length,
+                       double *params)
 {
     const te_op *op = call->op;
-    int          n = 0;
+    int n = 0;
     for (int i = 0; i < op->n_params; i++)
         if (op->params[i].type > TE_TYPE_TENSORS) params[n++] = call->attr[op->params[i].slot].number;
     for (int i = 0; i < op->n_params; i++)
-        if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1)) params[n++] = call->number[op->params[i].slot];
+        if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1))
+            params[n++] = call->number[op->params[i].slot];
     if (program->n_params > n) params[n] = (double)row_length;
 }
 

@@ -1,7 +1,7 @@
 /* op_variant.c - the compiled programs of a context.
  *
- * A declaration's formula is compiled once per *variant*: which inputs are there, which are numbers, whether gradients are
- * recorded, which are wanted and how each input was broadcast. Everything else (shapes, strides, dtypes, attribute
+ * A declaration's formula is compiled once per *variant*: which inputs are there, which are numbers, whether gradients
+ * are recorded, which are wanted and how each input was broadcast. Everything else (shapes, strides, dtypes, attribute
  * values) is bound per run, so the number of programs stays small.
  */
 #include "op_program.h"
@@ -11,7 +11,7 @@
 
 struct te_variants {
     te_variant **slots; /* open addressing, power of two */
-    size_t       capacity, count;
+    size_t capacity, count;
 };
 
 /* --- cache of variants -------------------------------------------------------------------------------------------- */
@@ -56,7 +56,7 @@ static te_status grow_cache(te_context *ctx)
 {
     te_variants *cache = ctx->variants;
     if (cache->count * 2 < cache->capacity) return TE_OK;
-    size_t    capacity = cache->capacity ? cache->capacity * 2 : 64;
+    size_t capacity = cache->capacity ? cache->capacity * 2 : 64;
     te_variant **slots = te_mem_zalloc(&ctx->mem, capacity * sizeof *slots);
     if (!slots) return te_fail_memory(ctx, "program cache");
     for (size_t i = 0; i < cache->capacity; i++)
@@ -86,7 +86,7 @@ static int split_names(const char *text, char names[][24], int limit)
 bool te_is_row_input(const te_op_def *def, const char *name)
 {
     char names[TE_OP_MAX_INPUTS][24];
-    int  n = split_names(def->rows, names, TE_OP_MAX_INPUTS);
+    int n = split_names(def->rows, names, TE_OP_MAX_INPUTS);
     for (int i = 0; i < n; i++)
         if (strcmp(names[i], name) == 0) return true;
     return false;
@@ -95,11 +95,11 @@ bool te_is_row_input(const te_op_def *def, const char *name)
 /* Names and presence in the order the formula compiler wants them. */
 typedef struct formula_names {
     const char *inputs[TE_PROGRAM_SLOTS], *params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS], *outputs[TE_OP_MAX_OUTPUTS];
-    bool        present[TE_PROGRAM_SLOTS];
-    double      defaults[TE_PROGRAM_SLOTS];
-    te_rate     rates[TE_PROGRAM_SLOTS];
-    char        output_text[TE_OP_MAX_OUTPUTS][24];
-    int         n_inputs, n_params, n_outputs;
+    bool present[TE_PROGRAM_SLOTS];
+    double defaults[TE_PROGRAM_SLOTS];
+    te_rate rates[TE_PROGRAM_SLOTS];
+    char output_text[TE_OP_MAX_OUTPUTS][24];
+    int n_inputs, n_params, n_outputs;
 } formula_names;
 
 static void collect_names(const te_call *call, formula_names *f, unsigned present, unsigned numbers)
@@ -121,35 +121,46 @@ static void collect_names(const te_call *call, formula_names *f, unsigned presen
     for (int i = 0; i < op->n_params; i++)
         if (op->params[i].type > TE_TYPE_TENSORS) f->params[f->n_params++] = op->params[i].name;
     for (int i = 0; i < op->n_params; i++)
-        if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1)) f->params[f->n_params++] = op->params[i].name;
+        if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1))
+            f->params[f->n_params++] = op->params[i].name;
     f->n_outputs = split_names(op->def->outputs ? op->def->outputs : "y", f->output_text, TE_OP_MAX_OUTPUTS);
     for (int i = 0; i < f->n_outputs; i++) f->outputs[i] = f->output_text[i];
 }
 
-static te_status compile_variant(te_call *call, te_variant *v, const formula_names *f, const bool *wanted, const te_output_kind *reduce)
+static te_status compile_variant(te_call *call, te_variant *v, const formula_names *f, const bool *wanted,
+                                 const te_output_kind *reduce)
 {
     const te_op_def *def = call->op->def;
-    te_build_error   error = {.status = TE_OK};
-    te_formula       formula = {.text = def->formula, .n_inputs = f->n_inputs, .n_params = f->n_params, .n_outputs = f->n_outputs,
-                                .input_names = f->inputs, .input_rates = f->rates, .input_defaults = f->defaults, .present = f->present,
-                                .param_names = f->params, .output_names = f->outputs};
+    te_build_error error = {.status = TE_OK};
+    te_formula formula = {.text = def->formula,
+                          .n_inputs = f->n_inputs,
+                          .n_params = f->n_params,
+                          .n_outputs = f->n_outputs,
+                          .input_names = f->inputs,
+                          .input_rates = f->rates,
+                          .input_defaults = f->defaults,
+                          .present = f->present,
+                          .param_names = f->params,
+                          .output_names = f->outputs};
     te_program *forward = te_formula_compile(&call->ctx->mem, call->op->name, &formula, &error);
     if (!forward) return te_call_fail(call, error.status, "%s", error.message);
     if (!call->record) {
         v->gradient.forward = forward;
         return TE_OK;
     }
-    te_gradient_request request = {.forward = forward, .formula = &formula, .gradient_text = def->gradient, .wanted = wanted, .reduce = reduce};
+    te_gradient_request request = {
+        .forward = forward, .formula = &formula, .gradient_text = def->gradient, .wanted = wanted, .reduce = reduce};
     te_status status = te_program_differentiate(&request, &v->gradient, &error);
     te_program_free(forward);
     return status == TE_OK ? TE_OK : te_call_fail(call, status, "%s", error.message);
 }
 
 /* The variant for this call: wanted and reduce per program input. */
-te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, const te_layout *l, const bool *wanted, const te_output_kind *reduce)
+te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, const te_layout *l, const bool *wanted,
+                           const te_output_kind *reduce)
 {
     te_context *ctx = call->ctx;
-    uint64_t    key = (uint64_t)present | (uint64_t)numbers << 6 | (uint64_t)call->record << 12;
+    uint64_t key = (uint64_t)present | (uint64_t)numbers << 6 | (uint64_t)call->record << 12;
     for (int i = 0; call->record && i < l->n; i++) {
         key |= (uint64_t)wanted[i] << (13 + i);
         if (wanted[i]) key |= (uint64_t)reduce[i] << (20 + 3 * i);
@@ -180,17 +191,22 @@ te_program *te_utility_program(te_context *ctx, const te_utility *u)
     if (grow_cache(ctx) != TE_OK) return NULL;
     te_variant **slot = find_slot(ctx->variants->slots, ctx->variants->capacity, op, 0);
     if (*slot) return (*slot)->gradient.forward;
-    char           names[3][TE_GRAD_MAX_SOURCES][24];
-    const char    *pointers[3][TE_GRAD_MAX_SOURCES];
-    int            n[3];
-    const char    *texts[3] = {u->inputs, u->params, u->outputs};
+    char names[3][TE_GRAD_MAX_SOURCES][24];
+    const char *pointers[3][TE_GRAD_MAX_SOURCES];
+    int n[3];
+    const char *texts[3] = {u->inputs, u->params, u->outputs};
     te_build_error error = {.status = TE_OK};
     for (int k = 0; k < 3; k++) {
         n[k] = split_names(texts[k], names[k], TE_GRAD_MAX_SOURCES);
         for (int i = 0; i < n[k]; i++) pointers[k][i] = names[k][i];
     }
-    te_formula formula = {.text = u->formula, .n_inputs = n[0], .n_params = n[1], .n_outputs = n[2], .input_names = pointers[0],
-                          .param_names = pointers[1], .output_names = pointers[2]};
+    te_formula formula = {.text = u->formula,
+                          .n_inputs = n[0],
+                          .n_params = n[1],
+                          .n_outputs = n[2],
+                          .input_names = pointers[0],
+                          .param_names = pointers[1],
+                          .output_names = pointers[2]};
     te_variant *v = te_mem_zalloc(&ctx->mem, sizeof *v);
     if (!v) {
         te_fail_memory(ctx, u->name);

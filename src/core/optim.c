@@ -5,14 +5,15 @@
 
 #include <math.h>
 
-/* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into the
- * coefficients, so few operations are left per element. */
+/* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into
+ * the coefficients, so few operations are left per element. */
 static const te_utility adamw_program = {
     .name = "adamw",
     .inputs = "p g m v",
     .params = "decay step_size beta1 beta2 fresh1 fresh2 eps",
     .outputs = "p2 m2 v2 copy",
-    .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps); copy = p2",
+    .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
+               "(sqrt(v2) + eps); copy = p2",
 };
 
 static const te_utility sgd_program = {
@@ -20,7 +21,8 @@ static const te_utility sgd_program = {
     .inputs = "p g b",
     .params = "lr momentum carry fresh nesterov weight_decay grad_scale",
     .outputs = "p2 b2 copy",
-    .formula = "h = g * grad_scale + weight_decay * p; b2 = carry * b + fresh * h; p2 = p - lr * where(nesterov, h + momentum * b2, b2); copy = p2",
+    .formula = "h = g * grad_scale + weight_decay * p; b2 = carry * b + fresh * h; p2 = p - lr * where(nesterov, h + "
+               "momentum * b2, b2); copy = p2",
 };
 
 static const te_utility plain_sgd_program = {
@@ -31,14 +33,15 @@ static const te_utility plain_sgd_program = {
     .formula = "p2 = p - lr * (g * grad_scale + weight_decay * p); copy = p2",
 };
 
-static const te_utility squares_program = {.name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
+static const te_utility squares_program = {
+    .name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
 
 /* Runs and their operands for n tensors, in one block. */
 typedef struct batch {
-    te_run     *runs;
+    te_run *runs;
     te_operand *operands;
-    int         n, inputs, outputs;
-    size_t      bytes;
+    int n, inputs, outputs;
+    size_t bytes;
 } batch;
 
 static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int outputs)
@@ -69,11 +72,11 @@ static te_status check_entry(te_context *ctx, const char *what, int i, const te_
 {
     if (!t) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a tensor of parameter %d is missing", what, i + 1);
     if (te_tensor_numel(t) != te_tensor_numel(param) || !te_tensor_contiguous(t))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is %s, but one of its tensors is %s or not contiguous", what, i + 1,
-                       TE_SHAPE_TEXT(param), TE_SHAPE_TEXT(t));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is %s, but one of its tensors is %s or not contiguous",
+                       what, i + 1, TE_SHAPE_TEXT(param), TE_SHAPE_TEXT(t));
     if (t->storage->device != param->storage->device)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is on %s, one of its tensors on %s", what, i + 1, param->storage->device->name,
-                       t->storage->device->name);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is on %s, one of its tensors on %s", what, i + 1,
+                       param->storage->device->name, t->storage->device->name);
     return TE_OK;
 }
 
@@ -82,7 +85,9 @@ static te_tensor *current_shadow(const te_tensor *param)
 {
     const te_storage *s = param->storage;
     bool whole = param->offset == 0 && (size_t)te_tensor_numel(param) * te_dtype_size(param->dtype) == s->bytes;
-    return s->shadow && whole && s->shadow_version == s->version && te_tensor_numel(s->shadow) == te_tensor_numel(param) ? s->shadow : NULL;
+    return s->shadow && whole && s->shadow_version == s->version && te_tensor_numel(s->shadow) == te_tensor_numel(param)
+               ? s->shadow
+               : NULL;
 }
 
 static void written(te_tensor *param, te_tensor *shadow)
@@ -95,13 +100,14 @@ static void written(te_tensor *param, te_tensor *shadow)
 
 enum { MAX_VALUES = 7 }; /* scalar parameters of an update */
 
-/* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows the
- * updated values: the rounded parameter when a master is kept, else its compute copy. */
-static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states, te_run *run, te_operand *in)
+/* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
+ * the updated values: the rounded parameter when a master is kept, else its compute copy. */
+static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states,
+                            te_run *run, te_operand *in)
 {
-    te_tensor  *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
+    te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_operand *out = in + 2 + n_states;
-    te_status   status = check_entry(ctx, what, i, param, param);
+    te_status status = check_entry(ctx, what, i, param, param);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
@@ -126,19 +132,19 @@ static void finish_entry(const te_optim_group *g, int i, int n_states)
 }
 
 /* All groups in one run of the backend: until that has begun nothing is written. */
-static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups, const double (*values)[MAX_VALUES],
-                        const te_optim_group *groups)
+static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
+                        const double (*values)[MAX_VALUES], const te_optim_group *groups)
 {
-    int        n = 0;
+    int n = 0;
     te_device *device = NULL;
     for (int k = 0; k < n_groups; k++) n += groups[k].n;
     if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, utility);
-    batch       b;
+    batch b;
     if (!program) return ctx->status;
     te_status status = batch_open(ctx, &b, n, 2 + n_states, 2 + n_states);
     if (status != TE_OK) return status;
-    te_run     *run = b.runs;
+    te_run *run = b.runs;
     te_operand *operands = b.operands;
     for (int k = 0; k < n_groups; k++) {
         for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += 4 + 2 * n_states) {
@@ -146,7 +152,8 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
             run->params = values[k];
             te_device *here = groups[k].params[i]->storage->device;
             if (status == TE_OK && device && here != device)
-                status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", utility->name, device->name, here->name);
+                status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", utility->name, device->name,
+                                 here->name);
             device = here;
         }
     }
@@ -162,15 +169,18 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
 
 te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups)
 {
-    size_t    bytes = (size_t)n_groups * sizeof(double[MAX_VALUES]);
-    double  (*values)[MAX_VALUES] = te_mem_alloc(&ctx->mem, bytes);
+    size_t bytes = (size_t)n_groups * sizeof(double[MAX_VALUES]);
+    double(*values)[MAX_VALUES] = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
     for (int k = 0; k < n_groups && status == TE_OK; k++) {
         const te_adamw *o = &options[k];
-        if (o->step < 1) status = te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
-        double root = sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
-        double v[] = {1 - o->lr * o->weight_decay, o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1, o->beta2,
-                      (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale, o->eps * root};
+        if (o->step < 1)
+            status = te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
+        double root =
+            sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
+        double v[] = {
+            1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
+            (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root};
         memcpy(values[k], v, sizeof v);
     }
     if (status == TE_OK) status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);
@@ -185,8 +195,9 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
     for (int k = 0; k < n_groups && status == TE_OK; k++) {
         const te_sgd *o = &options[k];
         bool plain = o->momentum == 0;
-        double with_momentum[1][MAX_VALUES] = {{o->lr, o->momentum, o->first ? 0 : o->momentum, o->first ? 1 : 1 - o->dampening,
-                                                o->nesterov, o->weight_decay, o->grad_scale}};
+        double with_momentum[1][MAX_VALUES] = {{o->lr, o->momentum, o->first ? 0 : o->momentum,
+                                                o->first ? 1 : 1 - o->dampening, o->nesterov, o->weight_decay,
+                                                o->grad_scale}};
         double without[1][MAX_VALUES] = {{o->lr, o->weight_decay, o->grad_scale}};
         const double(*values)[MAX_VALUES] = (const double(*)[MAX_VALUES])(plain ? without : with_momentum);
         status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, &groups[k]);
@@ -198,17 +209,18 @@ te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, doub
 {
     if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, &squares_program);
-    te_device  *device = tensors[0]->storage->device;
-    int64_t     count = n;
-    te_tensor  *sums = te_tensor_new(ctx, device, TE_F32, 1, &count);
-    batch       b = {.runs = NULL};
-    te_status   status = program && sums ? batch_open(ctx, &b, n, 1, 1) : ctx->status;
+    te_device *device = tensors[0]->storage->device;
+    int64_t count = n;
+    te_tensor *sums = te_tensor_new(ctx, device, TE_F32, 1, &count);
+    batch b = {.runs = NULL};
+    te_status status = program && sums ? batch_open(ctx, &b, n, 1, 1) : ctx->status;
     te_tensor **dense = status == TE_OK ? te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *dense) : NULL;
     if (status == TE_OK && !dense) status = te_fail_memory(ctx, "te.sum_squares");
     for (int i = 0; i < n && status == TE_OK; i++) {
         te_operand *o = b.operands + 2 * (size_t)i;
         if (tensors[i]->storage->device != device) {
-            status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.sum_squares: tensors on %s and %s", device->name, tensors[i]->storage->device->name);
+            status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.sum_squares: tensors on %s and %s", device->name,
+                             tensors[i]->storage->device->name);
         } else if (!(dense[i] = te_tensor_contiguous_copy(tensors[i]))) {
             status = ctx->status;
         } else {

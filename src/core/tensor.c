@@ -11,7 +11,7 @@
 int64_t te_shape_numel(int ndim, const int64_t *shape, size_t element_size)
 {
     int64_t n = 1;
-    bool    empty = false;
+    bool empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0) return -1;
         if (shape[i] == 0) {
@@ -185,8 +185,8 @@ static bool check_shape(te_context *ctx, te_dtype dtype, int ndim, const int64_t
     }
     if (te_shape_numel(ndim, shape, te_dtype_size(dtype)) < 0) {
         char text[160];
-        te_fail(ctx, TE_ERROR_ARGUMENT, "shape %s of %s is negative or too large", te_shape_text(ndim, shape, text, sizeof text),
-                te_dtype_name(dtype));
+        te_fail(ctx, TE_ERROR_ARGUMENT, "shape %s of %s is negative or too large",
+                te_shape_text(ndim, shape, text, sizeof text), te_dtype_name(dtype));
         return false;
     }
     return true;
@@ -247,18 +247,25 @@ te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int 
     if (!device || !check_shape(ctx, dtype, ndim, shape)) return NULL;
     int64_t n = te_shape_numel(ndim, shape, 1);
     if (!data && n) {
-        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data is NULL for a tensor of %lld elements", (long long)n);
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data is NULL for a tensor of %lld elements",
+                (long long)n);
         return NULL;
     }
-    te_tensor  *t = tensor_struct(ctx);
+    te_tensor *t = tensor_struct(ctx);
     te_storage *s = t ? te_mem_zalloc(&ctx->mem, sizeof *s) : NULL;
     if (!s) {
         te_fail_memory(ctx, "te_tensor_from_data");
         te_tensor_release(t);
         return NULL;
     }
-    *s = (te_storage){.ctx = ctx, .device = device, .data = data, .bytes = (size_t)n * te_dtype_size(dtype),
-                      .id = ctx->next_storage_id++, .refs = 1, .deleter = deleter, .user = user};
+    *s = (te_storage){.ctx = ctx,
+                      .device = device,
+                      .data = data,
+                      .bytes = (size_t)n * te_dtype_size(dtype),
+                      .id = ctx->next_storage_id++,
+                      .refs = 1,
+                      .deleter = deleter,
+                      .user = user};
     te_context_retain(ctx);
     t->storage = s;
     t->dtype = dtype;
@@ -303,11 +310,11 @@ void *te_tensor_data(te_tensor *t)
     return t->storage->device->exec.backend->host_memory && te_tensor_contiguous(t) ? te_tensor_pointer(t) : NULL;
 }
 
-te_dtype       te_tensor_dtype(const te_tensor *t) { return t->dtype; }
-int            te_tensor_ndim(const te_tensor *t) { return t->ndim; }
+te_dtype te_tensor_dtype(const te_tensor *t) { return t->dtype; }
+int te_tensor_ndim(const te_tensor *t) { return t->ndim; }
 const int64_t *te_tensor_shape(const te_tensor *t) { return t->shape; }
-const char    *te_tensor_device(const te_tensor *t) { return t->storage->device->name; }
-te_context    *te_tensor_context(const te_tensor *t) { return t->ctx; }
+const char *te_tensor_device(const te_tensor *t) { return t->storage->device->name; }
+te_context *te_tensor_context(const te_tensor *t) { return t->ctx; }
 
 int64_t te_tensor_numel(const te_tensor *t)
 {
@@ -379,14 +386,15 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
 te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
 {
     te_context *ctx = dst->ctx;
-    int         ndim = dst->ndim;
-    int64_t     shape[TE_MAX_DIMS];
+    int ndim = dst->ndim;
+    int64_t shape[TE_MAX_DIMS];
     memcpy(shape, dst->shape, sizeof shape);
     if (!te_broadcast(&ndim, shape, src->ndim, src->shape) || ndim != dst->ndim ||
         memcmp(shape, dst->shape, (size_t)ndim * sizeof *shape) != 0)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(dst));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src),
+                       TE_SHAPE_TEXT(dst));
     te_view d = te_tensor_view(dst), s = te_tensor_view(src);
-    int     lead = dst->ndim - src->ndim;
+    int lead = dst->ndim - src->ndim;
     for (int i = dst->ndim - 1; i >= 0; i--) {
         bool spread = i < lead || (src->shape[i - lead] == 1 && dst->shape[i] != 1);
         s.stride[i] = spread ? 0 : src->stride[i - lead];
@@ -400,11 +408,12 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
 te_status te_tensor_fill(te_tensor *t, double value)
 {
     te_context *ctx = t->ctx;
-    te_view     dst = te_tensor_view(t);
-    te_view     src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
+    te_view dst = te_tensor_view(t);
+    te_view src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
     memcpy(src.shape, t->shape, sizeof src.shape);
     t->storage->version++;
-    if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t) && t->storage->device->exec.backend->host_memory) {
+    if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t) &&
+        t->storage->device->exec.backend->host_memory) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
         if (bytes) memset(dst.data, 0, bytes);
         return TE_OK;
@@ -416,15 +425,16 @@ te_status te_tensor_fill(te_tensor *t, double value)
 /* Moves bytes between host memory of `dtype` and t. */
 static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host)
 {
-    te_exec   *exec = &t->storage->device->exec;
+    te_exec *exec = &t->storage->device->exec;
     te_tensor *staged = te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape);
     if (!staged) return t->ctx->status;
-    size_t    bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
-    te_view   device_view = te_tensor_view(t), staged_view = te_tensor_view(staged);
+    size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+    te_view device_view = te_tensor_view(t), staged_view = te_tensor_view(staged);
     te_status status;
     if (to_host) {
         status = exec->backend->copy(exec, &staged_view, &device_view);
-        if (status == TE_OK) status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
+        if (status == TE_OK)
+            status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
     } else {
         t->storage->version++;
         status = exec->backend->memory_copy(exec, staged_view.data, host, bytes, TE_COPY_HOST_TO_DEVICE);

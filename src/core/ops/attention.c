@@ -1,8 +1,8 @@
 /* attention.c - scaled dot product attention on separate and on packed projections.
  *
- * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are never
- * stored. The packed form exists because a projection's gradient is then written once, where three views would each
- * need their own pass over it.
+ * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are
+ * never stored. The packed form exists because a projection's gradient is then written once, where three views would
+ * each need their own pass over it.
  */
 #include "ops.h"
 
@@ -12,16 +12,16 @@
 
 /* What backward needs beside tensors; lives with the call. */
 typedef struct attention_state {
-    te_mem       mem;
+    te_mem mem;
     te_attention a;
-    int          n_offsets;
-    int32_t      offsets[]; /* cu_seqlens, n_offsets of them */
+    int n_offsets;
+    int32_t offsets[]; /* cu_seqlens, n_offsets of them */
 } attention_state;
 
 static void release_state(te_call *call)
 {
     attention_state *s = (attention_state *)(uintptr_t)call->pointer;
-    te_mem           mem = s->mem;
+    te_mem mem = s->mem;
     te_mem_free(&mem, s, sizeof *s + (size_t)s->n_offsets * sizeof *s->offsets);
     call->pointer = NULL;
 }
@@ -42,8 +42,9 @@ static attention_state *new_state(te_call *call, int n_offsets)
 
 /* The options both ops share, in this order in their attributes. */
 enum { CAUSAL, SCALE, DROPOUT, WINDOW_LEFT, WINDOW_RIGHT, BOTTOM_RIGHT, N_SHARED };
-#define SHARED_OPTIONS \
-    "causal: bool = false, scale: number = nil, dropout: number = 0, window_left: int = -1, window_right: int = -1, bottom_right: bool = false"
+#define SHARED_OPTIONS                                                                                                 \
+    "causal: bool = false, scale: number = nil, dropout: number = 0, window_left: int = -1, window_right: int = -1, "  \
+    "bottom_right: bool = false"
 
 static te_status read_options(te_call *call, te_attention *a)
 {
@@ -53,9 +54,11 @@ static te_status read_options(te_call *call, te_attention *a)
     a->window_right = o[CAUSAL].number != 0 ? 0 : (int64_t)o[WINDOW_RIGHT].number;
     a->bottom_right = o[BOTTOM_RIGHT].number != 0;
     a->dropout = o[DROPOUT].number;
-    if (!(a->dropout >= 0 && a->dropout < 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "dropout must lie in [0, 1), not %g", a->dropout);
+    if (!(a->dropout >= 0 && a->dropout < 1))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "dropout must lie in [0, 1), not %g", a->dropout);
     if (a->dropout > 0)
-        a->rng = te_context_draw(call->ctx, (uint64_t)a->q.shape[0] * (uint64_t)a->q.shape[1] * (uint64_t)a->q.shape[2] * (uint64_t)a->k.shape[2]);
+        a->rng = te_context_draw(call->ctx, (uint64_t)a->q.shape[0] * (uint64_t)a->q.shape[1] *
+                                                (uint64_t)a->q.shape[2] * (uint64_t)a->k.shape[2]);
     return TE_OK;
 }
 
@@ -63,8 +66,8 @@ static te_status read_options(te_call *call, te_attention *a)
 static te_status run_forward(te_call *call, attention_state *s, te_device *device, te_tensor **out, te_tensor **lse)
 {
     te_attention *a = &s->a;
-    int64_t       rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
-    int64_t       statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
+    int64_t rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
+    int64_t statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
     *out = te_tensor_new(call->ctx, device, a->q.dtype, 4, rows);
     *lse = *out ? te_tensor_new(call->ctx, device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
     if (!*lse) return call->ctx->status;
@@ -82,17 +85,19 @@ static te_status run_forward(te_call *call, attention_state *s, te_device *devic
 static te_status check_separate(te_call *call)
 {
     te_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
-    bool       fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->shape[0] == k->shape[0] && k->shape[0] == v->shape[0] &&
-                k->shape[1] == v->shape[1] && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[1] > 0 &&
-                q->shape[1] % k->shape[1] == 0;
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->shape[0] == k->shape[0] &&
+                k->shape[0] == v->shape[0] && k->shape[1] == v->shape[1] && k->shape[2] == v->shape[2] &&
+                q->shape[3] == k->shape[3] && k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0;
     if (!fits)
         return te_call_fail(call, TE_ERROR_ARGUMENT,
-                            "q {batch, heads, seq_q, dim}, k {batch, kv_heads, seq_kv, dim} and v {batch, kv_heads, seq_kv, dim_v} with heads a multiple of "
-                            "kv_heads are needed, not %s, %s, %s", TE_SHAPE_TEXT(q), TE_SHAPE_TEXT(k), TE_SHAPE_TEXT(v));
+                            "q {batch, heads, seq_q, dim}, k {batch, kv_heads, seq_kv, dim} and v {batch, kv_heads, "
+                            "seq_kv, dim_v} with heads a multiple of "
+                            "kv_heads are needed, not %s, %s, %s",
+                            TE_SHAPE_TEXT(q), TE_SHAPE_TEXT(k), TE_SHAPE_TEXT(v));
     bool floating = q->dtype == TE_F32 || q->dtype == TE_F64 || q->dtype == TE_BF16 || q->dtype == TE_F16;
     if (!floating || q->dtype != k->dtype || q->dtype != v->dtype)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "q, k and v must have one floating dtype, not %s, %s, %s", te_dtype_name(q->dtype),
-                            te_dtype_name(k->dtype), te_dtype_name(v->dtype));
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "q, k and v must have one floating dtype, not %s, %s, %s",
+                            te_dtype_name(q->dtype), te_dtype_name(k->dtype), te_dtype_name(v->dtype));
     return TE_OK;
 }
 
@@ -105,10 +110,12 @@ static te_tensor *unit_stride(te_tensor *t)
 static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
 {
     int64_t full[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]}, shape[TE_MAX_DIMS];
-    int     ndim = 4;
+    int ndim = 4;
     memcpy(shape, full, sizeof full);
-    bool fits = te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
-    if (!fits) return te_call_fail(call, TE_ERROR_ARGUMENT, "bias %s does not broadcast to the scores", TE_SHAPE_TEXT(bias));
+    bool fits =
+        te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
+    if (!fits)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "bias %s does not broadcast to the scores", TE_SHAPE_TEXT(bias));
     if (te_needs_grad(bias)) return te_call_fail(call, TE_ERROR_UNSUPPORTED, "the bias has no gradient; detach it");
     a->bias = (te_view){.data = te_tensor_pointer(bias), .dtype = bias->dtype, .ndim = 4};
     for (int i = 0; i < 4; i++) {
@@ -122,8 +129,8 @@ static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
 static te_status sdpa_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor  *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL;
-    te_status   status = check_separate(call);
+    te_tensor *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL;
+    te_status status = check_separate(call);
     if (status != TE_OK) return status;
     attention_state *s = new_state(call, 0);
     if (!s) return ctx->status;
@@ -157,14 +164,16 @@ static te_status sdpa_forward(te_call *call)
 static te_status sdpa_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
-    te_exec               *exec = te_call_exec(call, call->saved[0]);
-    te_attention_grad      g = {.forward = s->a};
-    te_tensor             *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
-    te_view               *views[3] = {&g.dq, &g.dk, &g.dv};
-    te_status              status = dout ? TE_OK : call->ctx->status;
+    te_exec *exec = te_call_exec(call, call->saved[0]);
+    te_attention_grad g = {.forward = s->a};
+    te_tensor *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
+    te_view *views[3] = {&g.dq, &g.dk, &g.dv};
+    te_status status = dout ? TE_OK : call->ctx->status;
     for (int i = 0; i < 3 && status == TE_OK; i++) {
-        if (!(grads[i] = te_tensor_new_like(call->saved[i]))) status = call->ctx->status;
-        else *views[i] = te_tensor_view(grads[i]);
+        if (!(grads[i] = te_tensor_new_like(call->saved[i])))
+            status = call->ctx->status;
+        else
+            *views[i] = te_tensor_view(grads[i]);
     }
     if (status == TE_OK) {
         g.dout = te_tensor_view(dout);
@@ -187,11 +196,11 @@ enum { HEADS = N_SHARED, KV_HEADS };
 /* q, k, v (or their gradients) inside qkv {.., (heads + 2 kv_heads) dim}: blocks Q | K | V. */
 static void packed_views(const te_tensor *qkv, int64_t heads, int64_t kv_heads, te_view *q, te_view *k, te_view *v)
 {
-    int64_t  dim = qkv->shape[qkv->ndim - 1] / (heads + 2 * kv_heads);
-    bool     batched = qkv->ndim == 3;
-    te_view  base = {.data = te_tensor_pointer(qkv), .dtype = qkv->dtype, .ndim = 4};
+    int64_t dim = qkv->shape[qkv->ndim - 1] / (heads + 2 * kv_heads);
+    bool batched = qkv->ndim == 3;
+    te_view base = {.data = te_tensor_pointer(qkv), .dtype = qkv->dtype, .ndim = 4};
     te_view *views[3] = {q, k, v};
-    int64_t  start = 0;
+    int64_t start = 0;
     base.shape[0] = batched ? qkv->shape[0] : 1;
     base.stride[0] = batched ? qkv->stride[0] : 0;
     base.shape[2] = qkv->shape[qkv->ndim - 2];
@@ -211,31 +220,38 @@ static te_status check_packed(te_call *call, int64_t heads, int64_t kv_heads)
 {
     te_tensor *qkv = call->in[0], *lens = call->in[1];
     if (heads < 1 || kv_heads < 1 || heads % kv_heads)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "heads = %lld must be a multiple of kv_heads = %lld", (long long)heads, (long long)kv_heads);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "heads = %lld must be a multiple of kv_heads = %lld",
+                            (long long)heads, (long long)kv_heads);
     if (qkv->ndim < 2 || qkv->ndim > 3 || qkv->shape[qkv->ndim - 1] % (heads + 2 * kv_heads))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "{tokens, width} or {batch, seq, width} is needed, width a multiple of heads + 2 kv_heads = %lld, not %s",
-                            (long long)(heads + 2 * kv_heads), TE_SHAPE_TEXT(qkv));
+        return te_call_fail(
+            call, TE_ERROR_ARGUMENT,
+            "{tokens, width} or {batch, seq, width} is needed, width a multiple of heads + 2 kv_heads = %lld, not %s",
+            (long long)(heads + 2 * kv_heads), TE_SHAPE_TEXT(qkv));
     if (lens && (lens->ndim != 1 || qkv->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s beside %s",
-                            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(qkv));
+        return te_call_fail(
+            call, TE_ERROR_ARGUMENT,
+            "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s beside %s",
+            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(qkv));
     return TE_OK;
 }
 
 /* Lengths to offsets; they must add up to the number of tokens. */
 static te_status read_lengths(te_call *call, attention_state *s, te_tensor *lens)
 {
-    int64_t  n = lens->shape[0], total = 0, tokens = call->in[0]->shape[0];
+    int64_t n = lens->shape[0], total = 0, tokens = call->in[0]->shape[0];
     int64_t *lengths = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *lengths);
     if (!lengths) return te_fail_memory(call->ctx, call->op->name);
     te_status status = te_tensor_read(lens, TE_I64, lengths);
     for (int64_t i = 0; i < n && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - total)
-            status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens", (long long)i + 1, (long long)lengths[i], (long long)tokens);
+            status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",
+                                  (long long)i + 1, (long long)lengths[i], (long long)tokens);
         else
             s->offsets[i + 1] = (int32_t)(total += lengths[i]);
     }
     if (status == TE_OK && total != tokens)
-        status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens add up to %lld of %lld tokens", (long long)total, (long long)tokens);
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens add up to %lld of %lld tokens", (long long)total,
+                              (long long)tokens);
     te_mem_free(&call->ctx->mem, lengths, (size_t)n * sizeof *lengths);
     s->a.cu_seqlens_q = s->a.cu_seqlens_kv = s->offsets;
     s->a.n_seqs = (int)n;
@@ -245,11 +261,12 @@ static te_status read_lengths(te_call *call, attention_state *s, te_tensor *lens
 static te_status self_attention_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor  *lens = call->in[1], *out = NULL, *lse = NULL;
-    int64_t     heads = (int64_t)call->attr[HEADS].number, kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
-    te_status   status = check_packed(call, heads, kv_heads);
+    te_tensor *lens = call->in[1], *out = NULL, *lse = NULL;
+    int64_t heads = (int64_t)call->attr[HEADS].number,
+            kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
+    te_status status = check_packed(call, heads, kv_heads);
     if (status != TE_OK) return status;
-    te_tensor       *qkv = unit_stride(call->in[0]);
+    te_tensor *qkv = unit_stride(call->in[0]);
     attention_state *s = qkv ? new_state(call, lens ? (int)lens->shape[0] + 1 : 0) : NULL;
     if (!s) {
         te_tensor_release(qkv);
@@ -284,11 +301,11 @@ static te_status self_attention_forward(te_call *call)
 static te_status self_attention_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
-    const te_grad_meta    *meta = te_grad_input(call, 0);
-    te_exec               *exec = te_call_exec(call, call->saved[0]);
-    te_tensor             *dqkv = te_tensor_new(call->ctx, meta->device, s->a.q.dtype, meta->ndim, meta->shape);
-    te_tensor             *dout = dqkv ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
-    te_status              status = dout ? TE_OK : call->ctx->status;
+    const te_grad_meta *meta = te_grad_input(call, 0);
+    te_exec *exec = te_call_exec(call, call->saved[0]);
+    te_tensor *dqkv = te_tensor_new(call->ctx, meta->device, s->a.q.dtype, meta->ndim, meta->shape);
+    te_tensor *dout = dqkv ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
+    te_status status = dout ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_attention_grad g = {.forward = s->a, .dout = s->a.out};
         g.dout.data = te_tensor_pointer(dout);
@@ -303,13 +320,18 @@ static te_status self_attention_backward(te_call *call)
 
 const te_op_def te_ops_attention[] = {
     {.signature = "scaled_dot_product_attention(q, k, v, bias = nil; " SHARED_OPTIONS ")",
-     .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; scale 1/sqrt(dim) when absent. "
-            "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right aligns the last query with the last key. "
+     .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; "
+            "scale 1/sqrt(dim) when absent. "
+            "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
+            "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022).",
-     .forward = sdpa_forward, .backward = sdpa_backward},
+     .forward = sdpa_forward,
+     .backward = sdpa_backward},
     {.signature = "self_attention(qkv, seq_lens = nil; " SHARED_OPTIONS ", heads: int = 1, kv_heads: int = nil)",
-     .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} with seq_lens {batch}; "
+     .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} "
+            "with seq_lens {batch}; "
             "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}.",
-     .forward = self_attention_forward, .backward = self_attention_backward},
+     .forward = self_attention_forward,
+     .backward = self_attention_backward},
     {0},
 };

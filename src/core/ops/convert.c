@@ -4,7 +4,7 @@
 static te_status cast_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int        dtype = (int)call->attr[0].number;
+    int dtype = (int)call->attr[0].number;
     if (dtype < 0 || dtype >= TE_DTYPE_COUNT) return te_call_fail(call, TE_ERROR_ARGUMENT, "unknown dtype %d", dtype);
     if ((te_dtype)dtype == x->dtype) return te_call_result(call, te_tensor_retain(x));
     call->out[0] = te_tensor_cast(x, (te_dtype)dtype);
@@ -16,7 +16,10 @@ static te_status cast_forward(te_call *call)
 static te_status cast_backward(te_call *call) { return te_grad_give(call, 0, te_tensor_retain(call->dout[0])); }
 
 const te_op_def te_ops_convert[] = {
-    {.signature = "cast(x, dtype: dtype)", .doc = "x in another dtype, rounded to nearest, ties to even; x itself when it has that dtype.", .flags = TE_OP_METHOD,
-     .forward = cast_forward, .backward = cast_backward},
+    {.signature = "cast(x, dtype: dtype)",
+     .doc = "x in another dtype, rounded to nearest, ties to even; x itself when it has that dtype.",
+     .flags = TE_OP_METHOD,
+     .forward = cast_forward,
+     .backward = cast_backward},
     {0},
 };

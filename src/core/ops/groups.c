@@ -2,22 +2,23 @@
 #include "ops.h"
 
 const te_op_def *const te_op_groups[] = {
-    te_ops_pointwise, te_ops_activation, te_ops_norm, te_ops_loss, te_ops_reduce, te_ops_view, te_ops_index,
-    te_ops_linear, te_ops_attention, te_ops_random, te_ops_convert, NULL,
+    te_ops_pointwise, te_ops_activation, te_ops_norm,      te_ops_loss,   te_ops_reduce,  te_ops_view,
+    te_ops_index,     te_ops_linear,     te_ops_attention, te_ops_random, te_ops_convert, NULL,
 };
 
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args)
 {
     const te_op *op = te_op_find(ctx, name);
-    te_tensor   *out = NULL;
+    te_tensor *out = NULL;
     if (op) te_op_run(ctx, op, args, n_args, &out, 1);
     return out;
 }
 
 te_dtype te_promote(te_dtype a, te_dtype b)
 {
-    static const int rank[TE_DTYPE_COUNT] = {[TE_BOOL] = 0, [TE_U8] = 1, [TE_I32] = 2, [TE_I64] = 3, [TE_F8E4M3] = 4,
-                                             [TE_F8E5M2] = 4, [TE_BF16] = 5, [TE_F16] = 5, [TE_F32] = 6, [TE_F64] = 7};
+    static const int rank[TE_DTYPE_COUNT] = {
+        [TE_BOOL] = 0,   [TE_U8] = 1,   [TE_I32] = 2, [TE_I64] = 3, [TE_F8E4M3] = 4,
+        [TE_F8E5M2] = 4, [TE_BF16] = 5, [TE_F16] = 5, [TE_F32] = 6, [TE_F64] = 7};
     if (a == b) return a;
     if (rank[a] == rank[b]) return TE_F32;
     return rank[a] > rank[b] ? a : b;

@@ -16,7 +16,9 @@ static bool is_index(const te_tensor *t) { return t->dtype == TE_I64 || t->dtype
 
 static te_status need_index(te_call *call, const char *name, const te_tensor *t)
 {
-    return is_index(t) ? TE_OK : te_call_fail(call, TE_ERROR_ARGUMENT, "%s must be int64 or int32, not %s", name, te_dtype_name(t->dtype));
+    return is_index(t) ? TE_OK
+                       : te_call_fail(call, TE_ERROR_ARGUMENT, "%s must be int64 or int32, not %s", name,
+                                      te_dtype_name(t->dtype));
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------------- */
@@ -24,18 +26,19 @@ static te_status need_index(te_call *call, const char *name, const te_tensor *t)
 static te_status embedding_forward(te_call *call)
 {
     te_tensor *table = call->in[0], *ids = call->in[1];
-    int64_t    shape[TE_MAX_DIMS];
-    te_status  status = need_index(call, "ids", ids);
+    int64_t shape[TE_MAX_DIMS];
+    te_status status = need_index(call, "ids", ids);
     if (status != TE_OK) return status;
     if (table->ndim != 2 || ids->ndim >= TE_MAX_DIMS)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "a table of {entries, width} is needed, not %s", TE_SHAPE_TEXT(table));
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "a table of {entries, width} is needed, not %s",
+                            TE_SHAPE_TEXT(table));
     memcpy(shape, ids->shape, sizeof shape);
     shape[ids->ndim] = table->shape[1];
-    te_dtype   dtype = te_call_compute_dtype(call, table->dtype);
+    te_dtype dtype = te_call_compute_dtype(call, table->dtype);
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, table->storage->device, dtype, ids->ndim + 1, shape);
     if (!y) return call->ctx->status;
     te_exec *exec = te_call_exec(call, table);
-    te_view  out = te_tensor_view(y), weights = te_tensor_view(table), indices = te_tensor_view(ids);
+    te_view out = te_tensor_view(y), weights = te_tensor_view(table), indices = te_tensor_view(ids);
     status = te_call_kernel(call, exec, exec->backend->embedding(exec, &out, &weights, &indices));
     if (status == TE_OK && call->record && te_call_save(call, ids) < 0) status = call->ctx->status;
     return status;
@@ -43,11 +46,11 @@ static te_status embedding_forward(te_call *call)
 
 static te_status embedding_backward(te_call *call)
 {
-    bool       accumulate;
+    bool accumulate;
     te_tensor *ids = call->saved[0], *dtable = te_grad_target(call, 0, &accumulate);
     if (!dtable || (!accumulate && te_tensor_fill(dtable, 0) != TE_OK)) return call->ctx->status;
     te_exec *exec = te_call_exec(call, ids);
-    te_view  out = te_tensor_view(dtable), dy = te_tensor_view(call->dout[0]), indices = te_tensor_view(ids);
+    te_view out = te_tensor_view(dtable), dy = te_tensor_view(call->dout[0]), indices = te_tensor_view(ids);
     return te_call_kernel(call, exec, exec->backend->embedding_backward(exec, &out, &dy, &indices));
 }
 
@@ -56,16 +59,18 @@ static te_status embedding_backward(te_call *call)
 static te_status gather_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *index = call->in[1];
-    int        dim = dim_of(call, x, &call->attr[0]);
-    te_status  status = dim < 0 ? call->ctx->status : need_index(call, "index", index);
+    int dim = dim_of(call, x, &call->attr[0]);
+    te_status status = dim < 0 ? call->ctx->status : need_index(call, "index", index);
     if (status != TE_OK) return status;
     bool fits = index->ndim == x->ndim;
     for (int i = 0; i < x->ndim && fits; i++) fits = i == dim || index->shape[i] <= x->shape[i];
-    if (!fits) return te_call_fail(call, TE_ERROR_ARGUMENT, "index %s does not fit x %s", TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(x));
+    if (!fits)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "index %s does not fit x %s", TE_SHAPE_TEXT(index),
+                            TE_SHAPE_TEXT(x));
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, x->dtype, index->ndim, index->shape);
     if (!y) return call->ctx->status;
     te_exec *exec = te_call_exec(call, x);
-    te_view  out = te_tensor_view(y), src = te_tensor_view(x), at = te_tensor_view(index);
+    te_view out = te_tensor_view(y), src = te_tensor_view(x), at = te_tensor_view(index);
     call->memo[0] = dim;
     status = te_call_kernel(call, exec, exec->backend->gather(exec, &out, &src, &at, dim));
     if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;
@@ -74,11 +79,11 @@ static te_status gather_forward(te_call *call)
 
 static te_status gather_backward(te_call *call)
 {
-    bool       accumulate;
+    bool accumulate;
     te_tensor *index = call->saved[0], *dx = te_grad_target(call, 0, &accumulate);
     if (!dx || (!accumulate && te_tensor_fill(dx, 0) != TE_OK)) return call->ctx->status;
     te_exec *exec = te_call_exec(call, index);
-    te_view  dst = te_tensor_view(dx), dy = te_tensor_view(call->dout[0]), at = te_tensor_view(index);
+    te_view dst = te_tensor_view(dx), dy = te_tensor_view(call->dout[0]), at = te_tensor_view(index);
     return te_call_kernel(call, exec, exec->backend->scatter_add(exec, &dst, &dy, &at, (int)call->memo[0]));
 }
 
@@ -86,16 +91,17 @@ static te_status gather_backward(te_call *call)
 static te_status index_select_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *index = call->in[1];
-    int        dim = dim_of(call, x, &call->attr[0]);
+    int dim = dim_of(call, x, &call->attr[0]);
     if (dim < 0) return call->ctx->status;
-    if (index->ndim != 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "index must have one dimension, not %d", index->ndim);
+    if (index->ndim != 1)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must have one dimension, not %d", index->ndim);
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS] = {0};
     memcpy(shape, x->shape, sizeof shape);
     shape[dim] = index->shape[0];
     stride[dim] = index->stride[0];
     te_tensor *spread = te_tensor_alias(index, x->ndim, shape, stride, index->offset);
     if (!spread) return call->ctx->status;
-    te_arg    args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread)};
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread)};
     te_status status = te_call_delegate(call, "gather", 3, args);
     te_tensor_release(spread);
     return status;
@@ -116,19 +122,20 @@ static te_status cat_forward(te_call *call)
 {
     if (call->n_list == 0) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     te_tensor *first = call->list[0];
-    int        dim = dim_of(call, first, &call->attr[0]);
+    int dim = dim_of(call, first, &call->attr[0]);
     if (dim < 0) return call->ctx->status;
-    int64_t  shape[TE_MAX_DIMS];
+    int64_t shape[TE_MAX_DIMS];
     te_dtype dtype = first->dtype;
     memcpy(shape, first->shape, sizeof shape);
     shape[dim] = 0;
     for (int k = 0; k < call->n_list; k++) {
         te_tensor *t = call->list[k];
-        bool       fits = t->ndim == first->ndim;
+        bool fits = t->ndim == first->ndim;
         for (int i = 0; i < t->ndim && fits; i++) fits = i == dim || t->shape[i] == first->shape[i];
         if (!fits || __builtin_add_overflow(shape[dim], t->shape[dim], &shape[dim]))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensor %d is %s, which does not continue %s along dimension %d", k + 1, TE_SHAPE_TEXT(t),
-                                TE_SHAPE_TEXT(first), dim + 1);
+            return te_call_fail(call, TE_ERROR_ARGUMENT,
+                                "tensor %d is %s, which does not continue %s along dimension %d", k + 1,
+                                TE_SHAPE_TEXT(t), TE_SHAPE_TEXT(first), dim + 1);
         dtype = te_promote(dtype, t->dtype);
     }
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, first->storage->device, dtype, first->ndim, shape);
@@ -136,7 +143,7 @@ static te_status cat_forward(te_call *call)
     int64_t start = 0;
     for (int k = 0; k < call->n_list; k++) {
         te_tensor *part = slot_of(y, dim, start, call->list[k]->shape[dim]);
-        te_status  status = part ? te_tensor_copy_data(part, call->list[k]) : call->ctx->status;
+        te_status status = part ? te_tensor_copy_data(part, call->list[k]) : call->ctx->status;
         te_tensor_release(part);
         if (status != TE_OK) return status;
         start += call->list[k]->shape[dim];
@@ -147,7 +154,7 @@ static te_status cat_forward(te_call *call)
 
 static te_status cat_backward(te_call *call)
 {
-    int     dim = (int)call->memo[0];
+    int dim = (int)call->memo[0];
     int64_t start = 0;
     for (int k = 0; k < call->node->n_edges; k++) {
         int64_t length = te_grad_input(call, k)->shape[dim];
@@ -163,7 +170,7 @@ static te_status cat_backward(te_call *call)
 static te_status stack_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    int         n = call->n_list, made = 0;
+    int n = call->n_list, made = 0;
     if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     te_tensor **rows = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *rows);
     if (!rows) return te_fail_memory(ctx, "te.stack");
@@ -172,7 +179,7 @@ static te_status stack_forward(te_call *call)
         te_arg args[] = {TE_A_TENSOR(call->list[made]), dim};
         if (!(rows[made] = te_op_call(ctx, "unsqueeze", 2, args))) break;
     }
-    te_arg    args[] = {{.kind = TE_ARG_TENSORS, .n = n, .as.tensors = rows}, dim};
+    te_arg args[] = {{.kind = TE_ARG_TENSORS, .n = n, .as.tensors = rows}, dim};
     te_status status = made == n ? te_call_delegate(call, "cat", 2, args) : ctx->status;
     for (int i = 0; i < made; i++) te_tensor_release(rows[i]);
     te_mem_free(&ctx->mem, rows, (size_t)n * sizeof *rows);
@@ -197,16 +204,16 @@ static te_tensor *dim_last(te_tensor *x, int dim)
 static te_status arg_extreme(te_call *call, bool largest)
 {
     te_tensor *x = call->in[0], *rows;
-    int64_t    shape[TE_MAX_DIMS];
-    bool       keepdim = call->attr[1].number != 0;
-    int        dim = -1, n = 0;
+    int64_t shape[TE_MAX_DIMS];
+    bool keepdim = call->attr[1].number != 0;
+    int dim = -1, n = 0;
     if (te_tensor_numel(x) == 0) return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements", TE_SHAPE_TEXT(x));
     if (call->attr[0].set) {
         if ((dim = dim_of(call, x, &call->attr[0])) < 0) return call->ctx->status;
         rows = dim_last(x, dim);
     } else { /* position in the flattened tensor */
         te_tensor *flat = te_tensor_contiguous_copy(x);
-        int64_t    all = te_tensor_numel(x);
+        int64_t all = te_tensor_numel(x);
         rows = flat ? te_tensor_alias(flat, 1, &all, NULL, flat->offset) : NULL;
         te_tensor_release(flat);
     }
@@ -214,10 +221,10 @@ static te_status arg_extreme(te_call *call, bool largest)
     for (int i = 0; i < x->ndim; i++)
         if (keepdim || (dim >= 0 && i != dim)) shape[n++] = dim < 0 || i == dim ? 1 : x->shape[i];
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, TE_I64, n, shape);
-    te_status  status = y ? TE_OK : call->ctx->status;
+    te_status status = y ? TE_OK : call->ctx->status;
     if (y) {
         te_exec *exec = te_call_exec(call, x);
-        te_view  src = te_tensor_view(rows), out = te_tensor_view(y);
+        te_view src = te_tensor_view(rows), out = te_tensor_view(y);
         out.ndim = src.ndim - 1; /* same memory in the order of the rows' leading dimensions */
         int64_t step[TE_MAX_DIMS], s = 1;
         for (int i = x->ndim - 1; i >= 0 && dim >= 0; i--) {
@@ -240,20 +247,24 @@ static te_status argmin_forward(te_call *call) { return arg_extreme(call, false)
 static te_status topk_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int64_t    k = (int64_t)call->attr[0].number, shape[TE_MAX_DIMS];
-    int        dim = dim_of(call, x, &call->attr[1]);
+    int64_t k = (int64_t)call->attr[0].number, shape[TE_MAX_DIMS];
+    int dim = dim_of(call, x, &call->attr[1]);
     if (dim < 0) return call->ctx->status;
-    if (k < 0 || k > x->shape[dim]) return te_call_fail(call, TE_ERROR_ARGUMENT, "k = %lld of %lld positions", (long long)k, (long long)x->shape[dim]);
+    if (k < 0 || k > x->shape[dim])
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "k = %lld of %lld positions", (long long)k,
+                            (long long)x->shape[dim]);
     memcpy(shape, x->shape, sizeof shape);
     shape[dim] = k;
     te_tensor *values = call->out[0] = te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, shape);
     te_tensor *indices = call->out[1] = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, shape);
-    te_tensor *rows = dim_last(x, dim), *v = values ? dim_last(values, dim) : NULL, *at = indices ? dim_last(indices, dim) : NULL;
-    te_status  status = rows && v && at ? TE_OK : call->ctx->status;
+    te_tensor *rows = dim_last(x, dim), *v = values ? dim_last(values, dim) : NULL,
+              *at = indices ? dim_last(indices, dim) : NULL;
+    te_status status = rows && v && at ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_exec *exec = te_call_exec(call, x);
-        te_view  src = te_tensor_view(rows), out = te_tensor_view(v), positions = te_tensor_view(at);
-        status = te_call_kernel(call, exec, exec->backend->topk(exec, &out, &positions, &src, call->attr[2].number != 0));
+        te_view src = te_tensor_view(rows), out = te_tensor_view(v), positions = te_tensor_view(at);
+        status =
+            te_call_kernel(call, exec, exec->backend->topk(exec, &out, &positions, &src, call->attr[2].number != 0));
     }
     te_tensor_release(rows);
     te_tensor_release(v);
@@ -267,9 +278,9 @@ static te_status topk_backward(te_call *call) { return call->dout[0] ? gather_ba
 
 static te_status run_cumsum(te_call *call, te_tensor *dst, te_tensor *src, int dim, bool reverse)
 {
-    te_exec   *exec = te_call_exec(call, src);
+    te_exec *exec = te_call_exec(call, src);
     te_tensor *in = dim_last(src, dim), *out = dim_last(dst, dim);
-    te_status  status = in && out ? TE_OK : call->ctx->status;
+    te_status status = in && out ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_view x = te_tensor_view(in), y = te_tensor_view(out);
         status = te_call_kernel(call, exec, exec->backend->cumsum(exec, &y, &x, reverse));
@@ -282,7 +293,7 @@ static te_status run_cumsum(te_call *call, te_tensor *dst, te_tensor *src, int d
 static te_status cumsum_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int        dim = dim_of(call, x, &call->attr[0]);
+    int dim = dim_of(call, x, &call->attr[0]);
     if (dim < 0) return call->ctx->status;
     bool whole = x->dtype == TE_BOOL || x->dtype == TE_U8 || x->dtype == TE_I32 || x->dtype == TE_I64;
     call->memo[0] = dim;
@@ -293,7 +304,7 @@ static te_status cumsum_forward(te_call *call)
 static te_status cumsum_backward(te_call *call)
 {
     te_tensor *dx = te_tensor_new_like(call->dout[0]);
-    te_status  status = dx ? run_cumsum(call, dx, call->dout[0], (int)call->memo[0], true) : call->ctx->status;
+    te_status status = dx ? run_cumsum(call, dx, call->dout[0], (int)call->memo[0], true) : call->ctx->status;
     if (status == TE_OK) return te_grad_give(call, 0, dx);
     te_tensor_release(dx);
     return status;
@@ -305,13 +316,14 @@ static te_status cumsum_backward(te_call *call)
 static te_status triangle_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor  *x = call->in[0];
-    if (x->ndim < 2) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least two dimensions are needed, not %s", TE_SHAPE_TEXT(x));
+    te_tensor *x = call->in[0];
+    if (x->ndim < 2)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "at least two dimensions are needed, not %s", TE_SHAPE_TEXT(x));
     te_tensor *row = te_tensor_new(ctx, x->storage->device, TE_F32, 1, &x->shape[x->ndim - 2]);
-    te_arg     count[] = {TE_A_TENSOR(row), TE_A_NUMBER(0), TE_A_NUMBER(1)};
-    te_status  status = row ? te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) : ctx->status;
-    bool       upper = strcmp(call->op->name, "triu") == 0;
-    te_arg     args[] = {TE_A_TENSOR(x), TE_A_TENSOR(row), TE_A_NUMBER(call->attr[0].number)};
+    te_arg count[] = {TE_A_TENSOR(row), TE_A_NUMBER(0), TE_A_NUMBER(1)};
+    te_status status = row ? te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) : ctx->status;
+    bool upper = strcmp(call->op->name, "triu") == 0;
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_TENSOR(row), TE_A_NUMBER(call->attr[0].number)};
     if (status == TE_OK) status = te_call_delegate(call, upper ? "triu_row" : "tril_row", 3, args);
     te_tensor_release(row);
     return status;
@@ -320,42 +332,84 @@ static te_status triangle_forward(te_call *call)
 static te_status multinomial_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int64_t    n = (int64_t)call->attr[0].number, shape[2];
-    if (x->ndim < 1 || x->ndim > 2) return te_call_fail(call, TE_ERROR_ARGUMENT, "weights must be {classes} or {rows, classes}, not %s", TE_SHAPE_TEXT(x));
+    int64_t n = (int64_t)call->attr[0].number, shape[2];
+    if (x->ndim < 1 || x->ndim > 2)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "weights must be {classes} or {rows, classes}, not %s",
+                            TE_SHAPE_TEXT(x));
     if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "n = %lld draws", (long long)n);
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = n;
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, shape);
     if (!y) return call->ctx->status;
     te_exec *exec = te_call_exec(call, x);
-    te_view  out = te_tensor_view(y), src = te_tensor_view(x);
-    te_rng   rng = te_context_draw(call->ctx, (uint64_t)te_tensor_numel(y));
+    te_view out = te_tensor_view(y), src = te_tensor_view(x);
+    te_rng rng = te_context_draw(call->ctx, (uint64_t)te_tensor_numel(y));
     return te_call_kernel(call, exec, exec->backend->multinomial(exec, &out, &src, call->attr[1].number != 0, rng));
 }
 
 #define ROW_MASK (TE_OP_HIDDEN)
 
 const te_op_def te_ops_index[] = {
-    {.signature = "embedding(table, ids)", .doc = "Rows of table {entries, width} by ids {...}: {..., width}.", .forward = embedding_forward, .backward = embedding_backward},
-    {.signature = "gather(x, dim: dim, index)", .doc = "y[...i...] = x[...index[...i...]...] along dim; index counts from 0.", .flags = TE_OP_METHOD,
-     .forward = gather_forward, .backward = gather_backward},
-    {.signature = "index_select(x, dim: dim, index)", .doc = "Positions of dim named by index {n}, counting from 0.", .flags = TE_OP_METHOD, .forward = index_select_forward},
-    {.signature = "cat(list: tensors, dim: dim = 0)", .doc = "Tensors joined along dim.", .forward = cat_forward, .backward = cat_backward},
-    {.signature = "stack(list: tensors, dim: dim = 0)", .doc = "Tensors of one shape joined along a new dimension.", .forward = stack_forward},
-    {.signature = "argmax(x, dim: dim = nil, keepdim: bool = false)", .doc = "Position (from 0, int64) of the first largest value along dim, or in the flattened tensor.",
-     .flags = TE_OP_METHOD | TE_OP_NOGRAD, .forward = argmax_forward},
-    {.signature = "argmin(x, dim: dim = nil, keepdim: bool = false)", .doc = "Position (from 0, int64) of the first smallest value.", .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+    {.signature = "embedding(table, ids)",
+     .doc = "Rows of table {entries, width} by ids {...}: {..., width}.",
+     .forward = embedding_forward,
+     .backward = embedding_backward},
+    {.signature = "gather(x, dim: dim, index)",
+     .doc = "y[...i...] = x[...index[...i...]...] along dim; index counts from 0.",
+     .flags = TE_OP_METHOD,
+     .forward = gather_forward,
+     .backward = gather_backward},
+    {.signature = "index_select(x, dim: dim, index)",
+     .doc = "Positions of dim named by index {n}, counting from 0.",
+     .flags = TE_OP_METHOD,
+     .forward = index_select_forward},
+    {.signature = "cat(list: tensors, dim: dim = 0)",
+     .doc = "Tensors joined along dim.",
+     .forward = cat_forward,
+     .backward = cat_backward},
+    {.signature = "stack(list: tensors, dim: dim = 0)",
+     .doc = "Tensors of one shape joined along a new dimension.",
+     .forward = stack_forward},
+    {.signature = "argmax(x, dim: dim = nil, keepdim: bool = false)",
+     .doc = "Position (from 0, int64) of the first largest value along dim, or in the flattened tensor.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = argmax_forward},
+    {.signature = "argmin(x, dim: dim = nil, keepdim: bool = false)",
+     .doc = "Position (from 0, int64) of the first smallest value.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = argmin_forward},
-    {.signature = "topk(x, k: int, dim: dim = -1; largest: bool = true)", .doc = "The k largest values along dim, sorted, and their positions (from 0, int64).",
-     .flags = TE_OP_METHOD, .outputs = "values indices", .forward = topk_forward, .backward = topk_backward},
-    {.signature = "cumsum(x, dim: dim = -1)", .doc = "Running sum along dim.", .flags = TE_OP_METHOD, .forward = cumsum_forward, .backward = cumsum_backward},
-    {.signature = "tril(x; diagonal: int = 0)", .doc = "x with zeros above the diagonal (shifted right by `diagonal`).", .flags = TE_OP_METHOD, .forward = triangle_forward},
-    {.signature = "triu(x; diagonal: int = 0)", .doc = "x with zeros below the diagonal (shifted right by `diagonal`).", .flags = TE_OP_METHOD, .forward = triangle_forward},
-    {.signature = "tril_row(x, row; diagonal: number = 0)", .doc = "Lower triangle, given the row numbers.", .flags = ROW_MASK | TE_OP_LASTROW, .rows = "row",
+    {.signature = "topk(x, k: int, dim: dim = -1; largest: bool = true)",
+     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64).",
+     .flags = TE_OP_METHOD,
+     .outputs = "values indices",
+     .forward = topk_forward,
+     .backward = topk_backward},
+    {.signature = "cumsum(x, dim: dim = -1)",
+     .doc = "Running sum along dim.",
+     .flags = TE_OP_METHOD,
+     .forward = cumsum_forward,
+     .backward = cumsum_backward},
+    {.signature = "tril(x; diagonal: int = 0)",
+     .doc = "x with zeros above the diagonal (shifted right by `diagonal`).",
+     .flags = TE_OP_METHOD,
+     .forward = triangle_forward},
+    {.signature = "triu(x; diagonal: int = 0)",
+     .doc = "x with zeros below the diagonal (shifted right by `diagonal`).",
+     .flags = TE_OP_METHOD,
+     .forward = triangle_forward},
+    {.signature = "tril_row(x, row; diagonal: number = 0)",
+     .doc = "Lower triangle, given the row numbers.",
+     .flags = ROW_MASK | TE_OP_LASTROW,
+     .rows = "row",
      .formula = "y = where(column() <= row + diagonal, x, 0)"},
-    {.signature = "triu_row(x, row; diagonal: number = 0)", .doc = "Upper triangle, given the row numbers.", .flags = ROW_MASK | TE_OP_LASTROW, .rows = "row",
+    {.signature = "triu_row(x, row; diagonal: number = 0)",
+     .doc = "Upper triangle, given the row numbers.",
+     .flags = ROW_MASK | TE_OP_LASTROW,
+     .rows = "row",
      .formula = "y = where(column() >= row + diagonal, x, 0)"},
-    {.signature = "multinomial(x, n: int = 1, replacement: bool = false)", .doc = "n class ids (from 0, int64) drawn by the weights in each row of x.",
-     .flags = TE_OP_METHOD | TE_OP_NOGRAD, .forward = multinomial_forward},
+    {.signature = "multinomial(x, n: int = 1, replacement: bool = false)",
+     .doc = "n class ids (from 0, int64) drawn by the weights in each row of x.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = multinomial_forward},
     {0},
 };

@@ -5,12 +5,12 @@
 static te_status along_dim(te_call *call, const char *row_op)
 {
     te_tensor *x = call->in[0];
-    int        dim = te_dim_index((int64_t)call->attr[0].number, x->ndim);
+    int dim = te_dim_index((int64_t)call->attr[0].number, x->ndim);
     if (dim < 0)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %.0f of a tensor with %d dimensions",
                             call->attr[0].number + (call->attr[0].number >= 0), x->ndim);
     if (dim == x->ndim - 1) return te_call_delegate(call, row_op, 1, &TE_A_TENSOR(x));
-    te_arg     swap[3] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_NUMBER(-1)};
+    te_arg swap[3] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_NUMBER(-1)};
     te_tensor *last = te_op_call(call->ctx, "transpose", 3, swap);
     te_tensor *y = last ? te_op_call(call->ctx, row_op, 1, &TE_A_TENSOR(last)) : NULL;
     swap[0] = TE_A_TENSOR(y);
@@ -25,19 +25,35 @@ static te_status log_softmax_forward(te_call *call) { return along_dim(call, "lo
 
 const te_op_def te_ops_norm[] = {
     {.signature = "layer_norm(x, weight = 1, bias = 0; eps: number = 1e-5)",
-     .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var biased (Ba et al. 2016). weight and bias: that dimension's size.",
+     .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var biased (Ba et al. 2016). weight "
+            "and bias: that dimension's size.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias"},
     {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5)",
      .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).",
-     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW, .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
-    {.signature = "l2_normalize(x; eps: number = 1e-6)", .doc = "x / sqrt(sum(x^2) + eps) over the last dimension.",
-     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW, .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r"},
-    {.signature = "softmax(x, dim: dim = -1)", .doc = "exp(x) over its sum along dim, shifted by the maximum.", .flags = TE_OP_METHOD, .forward = softmax_forward},
-    {.signature = "softmax_row(x)", .doc = "Softmax over the last dimension.", .flags = TE_OP_FLOAT | TE_OP_LASTROW | TE_OP_HIDDEN,
-     .formula = "e = exp(x - rowmax(x)); y = e / rowsum(e)", .gradient = "dx = y * (dy - rowsum(dy * y))"},
-    {.signature = "log_softmax(x, dim: dim = -1)", .doc = "log(softmax(x)) along dim, computed without underflow.", .flags = TE_OP_METHOD, .forward = log_softmax_forward},
-    {.signature = "log_softmax_row(x)", .doc = "Logarithm of the softmax over the last dimension.", .flags = TE_OP_FLOAT | TE_OP_LASTROW | TE_OP_HIDDEN,
-     .formula = "m = rowmax(x); y = x - m - log(rowsum(exp(x - m)))", .gradient = "dx = dy - exp(y) * rowsum(dy)"},
+     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
+     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
+    {.signature = "l2_normalize(x; eps: number = 1e-6)",
+     .doc = "x / sqrt(sum(x^2) + eps) over the last dimension.",
+     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
+     .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r"},
+    {.signature = "softmax(x, dim: dim = -1)",
+     .doc = "exp(x) over its sum along dim, shifted by the maximum.",
+     .flags = TE_OP_METHOD,
+     .forward = softmax_forward},
+    {.signature = "softmax_row(x)",
+     .doc = "Softmax over the last dimension.",
+     .flags = TE_OP_FLOAT | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .formula = "e = exp(x - rowmax(x)); y = e / rowsum(e)",
+     .gradient = "dx = y * (dy - rowsum(dy * y))"},
+    {.signature = "log_softmax(x, dim: dim = -1)",
+     .doc = "log(softmax(x)) along dim, computed without underflow.",
+     .flags = TE_OP_METHOD,
+     .forward = log_softmax_forward},
+    {.signature = "log_softmax_row(x)",
+     .doc = "Logarithm of the softmax over the last dimension.",
+     .flags = TE_OP_FLOAT | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .formula = "m = rowmax(x); y = x - m - log(rowsum(exp(x - m)))",
+     .gradient = "dx = dy - exp(y) * rowsum(dy)"},
     {0},
 };

@@ -16,13 +16,14 @@ enum { DIM, KEEPDIM };
 static te_status reduced_dims(te_call *call, const te_tensor *x, bool *reduced)
 {
     const te_attr *dims = &call->attr[DIM];
-    bool           all = !dims->set;
+    bool all = !dims->set;
     for (int i = 0; i < x->ndim; i++) reduced[i] = all;
     for (int i = 0; !all && i < dims->n; i++) {
         int dim = te_dim_index(dims->ints[i], x->ndim);
         if (dim < 0 || reduced[dim])
             return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld %s in a tensor with %d dimensions",
-                                (long long)(dims->ints[i] < 0 ? dims->ints[i] : dims->ints[i] + 1), dim < 0 ? "is not" : "is named twice", x->ndim);
+                                (long long)(dims->ints[i] < 0 ? dims->ints[i] : dims->ints[i] + 1),
+                                dim < 0 ? "is not" : "is named twice", x->ndim);
         reduced[dim] = true;
     }
     return TE_OK;
@@ -33,8 +34,10 @@ static int result_shape(const te_tensor *x, const bool *reduced, bool keepdim, i
 {
     int n = 0;
     for (int i = 0; i < x->ndim; i++) {
-        if (!reduced[i]) shape[n++] = x->shape[i];
-        else if (keepdim) shape[n++] = 1;
+        if (!reduced[i])
+            shape[n++] = x->shape[i];
+        else if (keepdim)
+            shape[n++] = 1;
     }
     return n;
 }
@@ -46,12 +49,12 @@ static bool whole(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32 ||
 static te_status add_up(te_call *call, bool mean)
 {
     te_tensor *x = call->in[0];
-    bool       reduced[TE_MAX_DIMS];
-    int64_t    wide[TE_MAX_DIMS], shape[TE_MAX_DIMS], count = 1;
-    te_status  status = reduced_dims(call, x, reduced);
+    bool reduced[TE_MAX_DIMS];
+    int64_t wide[TE_MAX_DIMS], shape[TE_MAX_DIMS], count = 1;
+    te_status status = reduced_dims(call, x, reduced);
     if (status != TE_OK) return status;
     for (int i = 0; i < x->ndim; i++) count *= reduced[i] ? x->shape[i] : 1;
-    te_dtype   dtype = !whole(x->dtype) ? x->dtype : mean ? TE_F32 : TE_I64;
+    te_dtype dtype = !whole(x->dtype) ? x->dtype : mean ? TE_F32 : TE_I64;
     te_tensor *y = te_tensor_new(call->ctx, x->storage->device, dtype, result_shape(x, reduced, true, wide), wide);
     if (!y) return call->ctx->status;
     double scale = mean ? 1.0 / (double)count : 1.0;
@@ -79,8 +82,8 @@ static te_status mean_forward(te_call *call) { return add_up(call, true); }
 static te_status sum_backward(te_call *call)
 {
     const te_grad_meta *x = te_grad_input(call, 0);
-    te_tensor          *dy = te_tensor_retain(call->dout[0]);
-    int64_t             count = call->attr[KEEPDIM].ints[0], stride[TE_MAX_DIMS];
+    te_tensor *dy = te_tensor_retain(call->dout[0]);
+    int64_t count = call->attr[KEEPDIM].ints[0], stride[TE_MAX_DIMS];
     if (count != 1) {
         te_arg scale[] = {TE_A_TENSOR(dy), TE_A_NUMBER(1.0 / (double)count)};
         te_tensor *scaled = te_op_call(call->ctx, "mul", 2, scale);
@@ -104,7 +107,7 @@ static te_status sum_backward(te_call *call)
 static te_tensor *rows_of(te_context *ctx, te_tensor *x, const bool *reduced)
 {
     int64_t order[TE_MAX_DIMS], shape[TE_MAX_DIMS];
-    int     n = 0, kept;
+    int n = 0, kept;
     for (int i = 0; i < x->ndim; i++)
         if (!reduced[i]) order[n++] = i;
     kept = n;
@@ -120,9 +123,9 @@ static te_tensor *rows_of(te_context *ctx, te_tensor *x, const bool *reduced)
     }
     for (int i = 0; i < kept; i++) shape[i] = x->shape[order[i]];
     shape[kept] = row;
-    te_arg     permute[] = {TE_A_TENSOR(x), TE_A_INTS(order, n)};
+    te_arg permute[] = {TE_A_TENSOR(x), TE_A_INTS(order, n)};
     te_tensor *moved = te_op_call(ctx, "permute", 2, permute);
-    te_arg     reshape[] = {TE_A_TENSOR(moved), TE_A_INTS(shape, kept + 1)};
+    te_arg reshape[] = {TE_A_TENSOR(moved), TE_A_INTS(shape, kept + 1)};
     te_tensor *rows = moved ? te_op_call(ctx, "reshape", 2, reshape) : NULL;
     te_tensor_release(moved);
     return rows;
@@ -131,18 +134,18 @@ static te_tensor *rows_of(te_context *ctx, te_tensor *x, const bool *reduced)
 static te_status reduce_rows(te_call *call, const char *row_op, int n_extra, const te_arg *extra)
 {
     te_context *ctx = call->ctx;
-    te_tensor  *x = call->in[0];
-    bool        reduced[TE_MAX_DIMS];
-    int64_t     shape[TE_MAX_DIMS];
-    te_status   status = reduced_dims(call, x, reduced);
+    te_tensor *x = call->in[0];
+    bool reduced[TE_MAX_DIMS];
+    int64_t shape[TE_MAX_DIMS];
+    te_status status = reduced_dims(call, x, reduced);
     if (status != TE_OK) return status;
     te_tensor *rows = rows_of(ctx, x, reduced);
-    te_arg     args[4] = {TE_A_TENSOR(rows)};
+    te_arg args[4] = {TE_A_TENSOR(rows)};
     for (int i = 0; i < n_extra; i++) args[1 + i] = extra[i];
     te_tensor *y = rows ? te_op_call(ctx, row_op, 1 + n_extra, args) : NULL;
     te_tensor_release(rows);
     if (y && call->attr[KEEPDIM].number != 0) {
-        te_arg     reshape[] = {TE_A_TENSOR(y), TE_A_INTS(shape, result_shape(x, reduced, true, shape))};
+        te_arg reshape[] = {TE_A_TENSOR(y), TE_A_INTS(shape, result_shape(x, reduced, true, shape))};
         te_tensor *kept = te_op_call(ctx, "reshape", 2, reshape);
         te_tensor_release(y);
         y = kept;
@@ -154,7 +157,10 @@ static te_status max_forward(te_call *call) { return reduce_rows(call, "max_row"
 static te_status min_forward(te_call *call) { return reduce_rows(call, "min_row", 0, NULL); }
 static te_status all_forward(te_call *call) { return reduce_rows(call, "all_row", 0, NULL); }
 static te_status any_forward(te_call *call) { return reduce_rows(call, "any_row", 0, NULL); }
-static te_status var_forward(te_call *call) { return reduce_rows(call, "var_row", 1, &TE_A_NUMBER(call->attr[2].number)); }
+static te_status var_forward(te_call *call)
+{
+    return reduce_rows(call, "var_row", 1, &TE_A_NUMBER(call->attr[2].number));
+}
 
 static te_status norm_forward(te_call *call)
 {
@@ -170,28 +176,71 @@ static te_status norm_forward(te_call *call)
 #define ROW       (TE_OP_LASTROW | TE_OP_HIDDEN)
 
 const te_op_def te_ops_reduce[] = {
-    {.signature = "sum(x, dim: dims = nil, keepdim: bool = false)", .doc = "Sum over dim (all dimensions when absent); whole numbers give int64.",
-     .flags = REDUCTION, .forward = sum_forward, .backward = sum_backward},
-    {.signature = "mean(x, dim: dims = nil, keepdim: bool = false)", .doc = "Mean over dim (all dimensions when absent).", .flags = REDUCTION,
-     .forward = mean_forward, .backward = sum_backward},
-    {.signature = "max(x, dim: dims = nil, keepdim: bool = false)", .doc = "Largest value over dim; NaN when there is one; see argmax for the position.",
-     .flags = REDUCTION, .forward = max_forward},
-    {.signature = "min(x, dim: dims = nil, keepdim: bool = false)", .doc = "Smallest value over dim; NaN when there is one.", .flags = REDUCTION, .forward = min_forward},
+    {.signature = "sum(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Sum over dim (all dimensions when absent); whole numbers give int64.",
+     .flags = REDUCTION,
+     .forward = sum_forward,
+     .backward = sum_backward},
+    {.signature = "mean(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Mean over dim (all dimensions when absent).",
+     .flags = REDUCTION,
+     .forward = mean_forward,
+     .backward = sum_backward},
+    {.signature = "max(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Largest value over dim; NaN when there is one; see argmax for the position.",
+     .flags = REDUCTION,
+     .forward = max_forward},
+    {.signature = "min(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Smallest value over dim; NaN when there is one.",
+     .flags = REDUCTION,
+     .forward = min_forward},
     {.signature = "var(x, dim: dims = nil, keepdim: bool = false; correction: number = 1)",
-     .doc = "Variance over dim: sum of squared deviations over (count - correction).", .flags = REDUCTION, .forward = var_forward},
-    {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)", .doc = "p-norm over dim.", .flags = REDUCTION, .forward = norm_forward, .domain = "0.3 2"},
-    {.signature = "all(x, dim: dims = nil, keepdim: bool = false)", .doc = "Whether every value is not 0.", .flags = REDUCTION | TE_OP_NOGRAD, .forward = all_forward},
-    {.signature = "any(x, dim: dims = nil, keepdim: bool = false)", .doc = "Whether some value is not 0.", .flags = REDUCTION | TE_OP_NOGRAD, .forward = any_forward},
+     .doc = "Variance over dim: sum of squared deviations over (count - correction).",
+     .flags = REDUCTION,
+     .forward = var_forward},
+    {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)",
+     .doc = "p-norm over dim.",
+     .flags = REDUCTION,
+     .forward = norm_forward,
+     .domain = "0.3 2"},
+    {.signature = "all(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Whether every value is not 0.",
+     .flags = REDUCTION | TE_OP_NOGRAD,
+     .forward = all_forward},
+    {.signature = "any(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "Whether some value is not 0.",
+     .flags = REDUCTION | TE_OP_NOGRAD,
+     .forward = any_forward},
     {.signature = "max_row(x)", .doc = "Maximum of a row.", .flags = ROW, .formula = "y = rowmax(x)"},
     {.signature = "min_row(x)", .doc = "Minimum of a row.", .flags = ROW, .formula = "y = rowmin(x)"},
-    {.signature = "all_row(x)", .doc = "Whether a row has no 0.", .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD, .formula = "y = rowsum(x == 0) == 0"},
-    {.signature = "any_row(x)", .doc = "Whether a row has a value that is not 0.", .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD, .formula = "y = rowsum(x ~= 0) > 0"},
-    {.signature = "var_row(x; correction: number = 1)", .doc = "Variance of a row.", .flags = ROW | TE_OP_FLOAT,
+    {.signature = "all_row(x)",
+     .doc = "Whether a row has no 0.",
+     .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD,
+     .formula = "y = rowsum(x == 0) == 0"},
+    {.signature = "any_row(x)",
+     .doc = "Whether a row has a value that is not 0.",
+     .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD,
+     .formula = "y = rowsum(x ~= 0) > 0"},
+    {.signature = "var_row(x; correction: number = 1)",
+     .doc = "Variance of a row.",
+     .flags = ROW | TE_OP_FLOAT,
      .formula = "d = x - rowmean(x); y = rowsum(d * d) / (n - correction)"},
-    {.signature = "norm1_row(x)", .doc = "1-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowsum(abs(x))"},
-    {.signature = "norm2_row(x)", .doc = "2-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = sqrt(rowsum(x * x))",
+    {.signature = "norm1_row(x)",
+     .doc = "1-norm of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "y = rowsum(abs(x))"},
+    {.signature = "norm2_row(x)",
+     .doc = "2-norm of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "y = sqrt(rowsum(x * x))",
      .gradient = "dx = where(y == 0, 0, dy * x / y)"},
-    {.signature = "norm_inf_row(x)", .doc = "Largest magnitude of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowmax(abs(x))"},
-    {.signature = "norm_p_row(x; p: number = 2)", .doc = "p-norm of a row.", .flags = ROW | TE_OP_FLOAT, .formula = "y = rowsum(abs(x) ^ p) ^ (1 / p)"},
+    {.signature = "norm_inf_row(x)",
+     .doc = "Largest magnitude of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "y = rowmax(abs(x))"},
+    {.signature = "norm_p_row(x; p: number = 2)",
+     .doc = "p-norm of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "y = rowsum(abs(x) ^ p) ^ (1 / p)"},
     {0},
 };

@@ -2,10 +2,26 @@
 #include "ops.h"
 
 static const te_utility add_into = {.name = "add_into", .inputs = "x", .outputs = "y", .formula = "y = x"};
-static const te_utility sum_columns = {.name = "sum_columns", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_COLSUM};
-static const te_utility scale_elements = {.name = "scale_elements", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale"};
-static const te_utility sum_rows = {.name = "sum_rows", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = rowsum(x) * scale", .kind = TE_OUT_ROW};
-static const te_utility sum_all = {.name = "sum_all", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = TE_OUT_SUM};
+static const te_utility sum_columns = {.name = "sum_columns",
+                                       .inputs = "x",
+                                       .params = "scale",
+                                       .outputs = "y",
+                                       .formula = "y = x * scale",
+                                       .kind = TE_OUT_COLSUM};
+static const te_utility scale_elements = {
+    .name = "scale_elements", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale"};
+static const te_utility sum_rows = {.name = "sum_rows",
+                                    .inputs = "x",
+                                    .params = "scale",
+                                    .outputs = "y",
+                                    .formula = "y = rowsum(x) * scale",
+                                    .kind = TE_OUT_ROW};
+static const te_utility sum_all = {.name = "sum_all",
+                                   .inputs = "x",
+                                   .params = "scale",
+                                   .outputs = "y",
+                                   .formula = "y = x * scale",
+                                   .kind = TE_OUT_SUM};
 
 static te_operand operand(const te_tensor *t)
 {
@@ -14,13 +30,18 @@ static te_operand operand(const te_tensor *t)
     return o;
 }
 
-static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const int64_t *shape, te_operand in, te_operand out, double scale)
+static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const int64_t *shape, te_operand in,
+                     te_operand out, double scale)
 {
     te_context *ctx = dst->ctx;
-    te_exec    *exec = &dst->storage->device->exec;
+    te_exec *exec = &dst->storage->device->exec;
     te_program *program = te_utility_program(ctx, utility);
     if (!program) return ctx->status;
-    te_run r = {.ndim = ndim ? ndim : 1, .shape = {1}, .inputs = &in, .outputs = &out, .params = &scale,
+    te_run r = {.ndim = ndim ? ndim : 1,
+                .shape = {1},
+                .inputs = &in,
+                .outputs = &out,
+                .params = &scale,
                 .compute_f64 = in.dtype == TE_F64 || in.dtype == TE_I64 || in.dtype == TE_I32 || out.dtype == TE_F64};
     memcpy(r.shape, shape, (size_t)ndim * sizeof *shape);
     dst->storage->version++;
@@ -38,9 +59,9 @@ te_status te_add_to(te_tensor *dst, te_tensor *src)
 /* The general case: reduced dimensions last, in one row. */
 static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduced, double scale, bool accumulate)
 {
-    int     n = 0, kept = 0, lead = src->ndim - dst->ndim;
+    int n = 0, kept = 0, lead = src->ndim - dst->ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS], row = 1, out_stride[TE_MAX_DIMS];
-    bool    any = false;
+    bool any = false;
     for (int i = 0; i < src->ndim; i++) any |= reduced[i];
     if (!any) { /* nothing to add up: every element for itself */
         te_operand same = operand(dst);
@@ -62,7 +83,8 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
     te_tensor *packed = moved ? te_tensor_contiguous_copy(moved) : NULL;
     te_tensor_release(moved);
     if (!packed) return dst->ctx->status;
-    te_operand in = {.data = te_tensor_pointer(packed), .dtype = packed->dtype}, out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
+    te_operand in = {.data = te_tensor_pointer(packed), .dtype = packed->dtype},
+               out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
     shape[kept] = row;
     int64_t step = 1;
     for (int i = kept; i >= 0; i--) {
@@ -78,7 +100,7 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate)
 {
     bool reduced[TE_MAX_DIMS];
-    int  lead = src->ndim - dst->ndim, first_kept = src->ndim, last_kept = -1;
+    int lead = src->ndim - dst->ndim, first_kept = src->ndim, last_kept = -1;
     for (int i = 0; i < src->ndim; i++) {
         reduced[i] = i < lead || (dst->shape[i - lead] == 1 && src->shape[i] != 1);
         if (reduced[i]) continue;

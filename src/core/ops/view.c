@@ -7,7 +7,8 @@ static int dim_of(te_call *call, int64_t dim, int ndim)
 {
     int i = te_dim_index(dim, ndim);
     if (i < 0)
-        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions", (long long)(dim < 0 ? dim : dim + 1), ndim);
+        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
+                     (long long)(dim < 0 ? dim : dim + 1), ndim);
     return i;
 }
 
@@ -24,7 +25,7 @@ static te_status give_view(te_call *call, int ndim, const int64_t *shape, const 
 static te_status complete_shape(te_call *call, const te_tensor *x, const te_attr *wanted, int64_t *shape)
 {
     int64_t known = 1, n = te_tensor_numel(x);
-    int     open = -1;
+    int open = -1;
     for (int i = 0; i < wanted->n; i++) {
         shape[i] = wanted->ints[i];
         if (shape[i] == -1 && open < 0) {
@@ -41,16 +42,16 @@ static te_status complete_shape(te_call *call, const te_tensor *x, const te_attr
     if (known == n) return TE_OK;
 wrong:;
     char text[160];
-    return te_call_fail(call, TE_ERROR_ARGUMENT, "%s (%lld elements) cannot take the shape %s", TE_SHAPE_TEXT(x), (long long)n,
-                        te_shape_text(wanted->n, wanted->ints, text, sizeof text));
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "%s (%lld elements) cannot take the shape %s", TE_SHAPE_TEXT(x),
+                        (long long)n, te_shape_text(wanted->n, wanted->ints, text, sizeof text));
 }
 
-/* Strides of x seen in another shape; false when that needs a copy. Groups of dimensions of both shapes with equal products are
- * matched from the left; each group of x must be evenly spaced. */
+/* Strides of x seen in another shape; false when that needs a copy. Groups of dimensions of both shapes with equal
+ * products are matched from the left; each group of x must be evenly spaced. */
 static bool view_strides(const te_tensor *x, int ndim, const int64_t *shape, int64_t *stride)
 {
     int64_t size[TE_MAX_DIMS], step[TE_MAX_DIMS];
-    int     n = 0;
+    int n = 0;
     if (te_tensor_numel(x) == 0) {
         int64_t s = 1;
         for (int i = ndim - 1; i >= 0; i--) {
@@ -69,7 +70,7 @@ static bool view_strides(const te_tensor *x, int ndim, const int64_t *shape, int
             step[n++] = x->stride[i];
         }
     }
-    int     group = n - 1;
+    int group = n - 1;
     int64_t inner = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         if (shape[i] == 1) {
@@ -91,12 +92,14 @@ static bool view_strides(const te_tensor *x, int ndim, const int64_t *shape, int
 static te_status reshape_to(te_call *call, const te_attr *wanted, bool may_copy)
 {
     te_tensor *x = call->in[0];
-    int64_t    shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
-    te_status  status = complete_shape(call, x, wanted, shape);
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    te_status status = complete_shape(call, x, wanted, shape);
     if (status != TE_OK) return status;
     if (view_strides(x, wanted->n, shape, stride)) return give_view(call, wanted->n, shape, stride, x->offset);
     if (!may_copy)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s is not laid out so that it can be seen as another shape; use reshape", TE_SHAPE_TEXT(x));
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "%s is not laid out so that it can be seen as another shape; use reshape",
+                            TE_SHAPE_TEXT(x));
     te_tensor *copy = te_tensor_clone_data(x);
     if (!copy) return call->ctx->status;
     call->out[0] = te_tensor_alias(copy, wanted->n, shape, NULL, 0);
@@ -110,9 +113,10 @@ static te_status reshape_forward(te_call *call) { return reshape_to(call, &call-
 static te_status reshape_backward(te_call *call)
 {
     const te_grad_meta *x = te_grad_input(call, 0);
-    te_tensor          *dy = call->dout[0];
-    int64_t             stride[TE_MAX_DIMS];
-    if (view_strides(dy, x->ndim, x->shape, stride)) return te_grad_give(call, 0, te_tensor_alias(dy, x->ndim, x->shape, stride, dy->offset));
+    te_tensor *dy = call->dout[0];
+    int64_t stride[TE_MAX_DIMS];
+    if (view_strides(dy, x->ndim, x->shape, stride))
+        return te_grad_give(call, 0, te_tensor_alias(dy, x->ndim, x->shape, stride, dy->offset));
     te_tensor *copy = te_tensor_clone_data(dy);
     te_tensor *seen = copy ? te_tensor_alias(copy, x->ndim, x->shape, NULL, 0) : NULL;
     te_tensor_release(copy);
@@ -122,14 +126,17 @@ static te_status reshape_backward(te_call *call)
 static te_status flatten_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    te_attr    wanted = {.n = 0};
+    te_attr wanted = {.n = 0};
     if (x->ndim == 0) {
         wanted.ints[wanted.n++] = 1;
         return reshape_to(call, &wanted, true);
     }
-    int first = dim_of(call, (int64_t)call->attr[0].number, x->ndim), last = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
+    int first = dim_of(call, (int64_t)call->attr[0].number, x->ndim),
+        last = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
     if (first < 0 || last < 0) return call->ctx->status;
-    if (first > last) return te_call_fail(call, TE_ERROR_ARGUMENT, "first dimension %d lies behind the last, %d", first + 1, last + 1);
+    if (first > last)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "first dimension %d lies behind the last, %d", first + 1,
+                            last + 1);
     for (int i = 0; i < x->ndim; i++) {
         if (i > first && i <= last)
             wanted.ints[wanted.n - 1] *= x->shape[i];
@@ -142,9 +149,10 @@ static te_status flatten_forward(te_call *call)
 static te_status squeeze_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    te_attr    wanted = {.n = 0};
-    int        only = -1;
-    if (call->attr[0].set && (only = dim_of(call, (int64_t)call->attr[0].number, x->ndim)) < 0) return call->ctx->status;
+    te_attr wanted = {.n = 0};
+    int only = -1;
+    if (call->attr[0].set && (only = dim_of(call, (int64_t)call->attr[0].number, x->ndim)) < 0)
+        return call->ctx->status;
     for (int i = 0; i < x->ndim; i++)
         if (x->shape[i] != 1 || (only >= 0 && i != only)) wanted.ints[wanted.n++] = x->shape[i];
     return reshape_to(call, &wanted, true);
@@ -153,10 +161,11 @@ static te_status squeeze_forward(te_call *call)
 static te_status unsqueeze_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int64_t    shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
-    int        dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim + 1);
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim + 1);
     if (dim < 0) return call->ctx->status;
-    if (x->ndim == TE_MAX_DIMS) return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor has at most %d dimensions", TE_MAX_DIMS);
+    if (x->ndim == TE_MAX_DIMS)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor has at most %d dimensions", TE_MAX_DIMS);
     for (int i = 0; i <= x->ndim; i++) {
         shape[i] = i == dim ? 1 : x->shape[i - (i > dim)];
         stride[i] = i == dim ? 1 : x->stride[i - (i > dim)];
@@ -170,7 +179,7 @@ static te_status unsqueeze_forward(te_call *call)
 static te_status permuted(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int64_t    shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     for (int i = 0; i < x->ndim; i++) {
         shape[i] = x->shape[call->memo[i]];
         stride[i] = x->stride[call->memo[i]];
@@ -180,10 +189,11 @@ static te_status permuted(te_call *call)
 
 static te_status permute_forward(te_call *call)
 {
-    te_tensor     *x = call->in[0];
+    te_tensor *x = call->in[0];
     const te_attr *order = &call->attr[0];
-    bool           seen[TE_MAX_DIMS] = {false};
-    if (order->n != x->ndim) return te_call_fail(call, TE_ERROR_ARGUMENT, "%d dimensions named for a tensor with %d", order->n, x->ndim);
+    bool seen[TE_MAX_DIMS] = {false};
+    if (order->n != x->ndim)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%d dimensions named for a tensor with %d", order->n, x->ndim);
     for (int i = 0; i < order->n; i++) {
         int dim = dim_of(call, order->ints[i], x->ndim);
         if (dim < 0) return call->ctx->status;
@@ -197,7 +207,8 @@ static te_status permute_forward(te_call *call)
 static te_status transpose_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int        a = dim_of(call, (int64_t)call->attr[0].number, x->ndim), b = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
+    int a = dim_of(call, (int64_t)call->attr[0].number, x->ndim),
+        b = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
     if (a < 0 || b < 0) return call->ctx->status;
     for (int i = 0; i < x->ndim; i++) call->memo[i] = i == a ? b : i == b ? a : i;
     return permuted(call);
@@ -206,8 +217,8 @@ static te_status transpose_forward(te_call *call)
 static te_status permute_backward(te_call *call)
 {
     const te_grad_meta *x = te_grad_input(call, 0);
-    te_tensor          *dy = call->dout[0];
-    int64_t             stride[TE_MAX_DIMS];
+    te_tensor *dy = call->dout[0];
+    int64_t stride[TE_MAX_DIMS];
     for (int i = 0; i < x->ndim; i++) stride[call->memo[i]] = dy->stride[i];
     return te_grad_give(call, 0, te_tensor_alias(dy, x->ndim, x->shape, stride, dy->offset));
 }
@@ -218,13 +229,13 @@ static te_status permute_backward(te_call *call)
 static te_status narrow_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int        dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
     if (dim < 0) return call->ctx->status;
     int64_t start = (int64_t)call->attr[1].number, length = (int64_t)call->attr[2].number, shape[TE_MAX_DIMS];
     if (start < 0) start += x->shape[dim];
     if (start < 0 || length < 0 || start > x->shape[dim] || length > x->shape[dim] - start)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "positions %lld to %lld of dimension %d, which has %lld", (long long)start + 1,
-                            (long long)(start + length), dim + 1, (long long)x->shape[dim]);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "positions %lld to %lld of dimension %d, which has %lld",
+                            (long long)start + 1, (long long)(start + length), dim + 1, (long long)x->shape[dim]);
     memcpy(shape, x->shape, sizeof shape);
     shape[dim] = length;
     call->memo[0] = dim;
@@ -236,13 +247,14 @@ static te_status narrow_forward(te_call *call)
 static te_status select_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int        dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
     if (dim < 0) return call->ctx->status;
     int64_t index = (int64_t)call->attr[1].number, shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     if (index < 0) index += x->shape[dim];
     if (index < 0 || index >= x->shape[dim])
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "position %lld of dimension %d, which has %lld", (long long)call->attr[1].number + (call->attr[1].number >= 0),
-                            dim + 1, (long long)x->shape[dim]);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "position %lld of dimension %d, which has %lld",
+                            (long long)call->attr[1].number + (call->attr[1].number >= 0), dim + 1,
+                            (long long)x->shape[dim]);
     for (int i = 0; i + 1 < x->ndim; i++) {
         shape[i] = x->shape[i + (i >= dim)];
         stride[i] = x->stride[i + (i >= dim)];
@@ -257,13 +269,13 @@ static te_status select_forward(te_call *call)
 static te_status part_backward(te_call *call)
 {
     const te_grad_meta *x = te_grad_input(call, 0);
-    int                 dim = (int)call->memo[0];
-    bool                accumulate;
-    te_tensor          *dx = te_grad_target(call, 0, &accumulate);
+    int dim = (int)call->memo[0];
+    bool accumulate;
+    te_tensor *dx = te_grad_target(call, 0, &accumulate);
     if (!dx) return call->ctx->status;
     if (!accumulate && te_tensor_fill(dx, 0) != TE_OK) return call->ctx->status;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS], offset = dx->offset + call->memo[1] * dx->stride[dim];
-    int     n = 0;
+    int n = 0;
     for (int i = 0; i < x->ndim; i++) {
         if (i == dim && call->memo[2] < 0) continue;
         shape[n] = i == dim ? call->memo[2] : x->shape[i];
@@ -278,11 +290,11 @@ static te_status part_backward(te_call *call)
 
 static te_status expand_forward(te_call *call)
 {
-    te_tensor     *x = call->in[0];
+    te_tensor *x = call->in[0];
     const te_attr *wanted = &call->attr[0];
-    int64_t        shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
-    int            lead = wanted->n - x->ndim;
-    bool           fits = lead >= 0;
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    int lead = wanted->n - x->ndim;
+    bool fits = lead >= 0;
     for (int i = 0; i < wanted->n && fits; i++) {
         int64_t have = i < lead ? 1 : x->shape[i - lead];
         shape[i] = wanted->ints[i] == -1 && i >= lead ? have : wanted->ints[i];
@@ -291,14 +303,15 @@ static te_status expand_forward(te_call *call)
     }
     if (!fits || te_shape_numel(wanted->n, shape, te_dtype_size(x->dtype)) < 0) {
         char text[160];
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s does not expand to %s", TE_SHAPE_TEXT(x), te_shape_text(wanted->n, wanted->ints, text, sizeof text));
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s does not expand to %s", TE_SHAPE_TEXT(x),
+                            te_shape_text(wanted->n, wanted->ints, text, sizeof text));
     }
     return give_view(call, wanted->n, shape, stride, x->offset);
 }
 
 static te_status expand_backward(te_call *call)
 {
-    bool       accumulate;
+    bool accumulate;
     te_tensor *dx = te_grad_target(call, 0, &accumulate);
     return dx ? te_sum_to(dx, call->dout[0], 1, accumulate) : call->ctx->status;
 }
@@ -322,23 +335,64 @@ static te_status detach_forward(te_call *call)
 }
 
 const te_op_def te_ops_view[] = {
-    {.signature = "view(x, shape: shape)", .doc = "x seen in another shape of as many elements; one extent may be -1. An error when that needs a copy.",
-     .flags = TE_OP_METHOD, .forward = view_forward, .backward = reshape_backward},
-    {.signature = "reshape(x, shape: shape)", .doc = "As view, copying when it must.", .flags = TE_OP_METHOD, .forward = reshape_forward, .backward = reshape_backward},
-    {.signature = "flatten(x, first: dim = 0, last: dim = -1)", .doc = "Dimensions first to last joined into one.", .flags = TE_OP_METHOD,
-     .forward = flatten_forward, .backward = reshape_backward},
-    {.signature = "squeeze(x, dim: dim = nil)", .doc = "Without dimensions of extent 1, or without `dim` when that has extent 1.", .flags = TE_OP_METHOD,
-     .forward = squeeze_forward, .backward = reshape_backward},
-    {.signature = "unsqueeze(x, dim: dim)", .doc = "With a new dimension of extent 1 at `dim`.", .flags = TE_OP_METHOD, .forward = unsqueeze_forward, .backward = reshape_backward},
-    {.signature = "permute(x, dims: dims)", .doc = "Dimensions in the order named.", .flags = TE_OP_METHOD, .forward = permute_forward, .backward = permute_backward},
-    {.signature = "transpose(x, dim0: dim = -2, dim1: dim = -1)", .doc = "Two dimensions exchanged, the last two by default.", .flags = TE_OP_METHOD,
-     .forward = transpose_forward, .backward = permute_backward},
-    {.signature = "narrow(x, dim: dim, start: index, length: int)", .doc = "`length` positions of dim from `start`.", .flags = TE_OP_METHOD,
-     .forward = narrow_forward, .backward = part_backward},
-    {.signature = "select(x, dim: dim, index: index)", .doc = "One position of dim, which vanishes.", .flags = TE_OP_METHOD, .forward = select_forward, .backward = part_backward},
-    {.signature = "expand(x, shape: shape)", .doc = "Dimensions of extent 1 repeated without a copy; -1 keeps an extent.", .flags = TE_OP_METHOD,
-     .forward = expand_forward, .backward = expand_backward},
-    {.signature = "contiguous(x)", .doc = "x itself, or a copy laid out row by row.", .flags = TE_OP_METHOD, .forward = contiguous_forward, .backward = pass_backward},
-    {.signature = "detach(x)", .doc = "x without its place in the graph, on the same memory.", .flags = TE_OP_METHOD | TE_OP_NOGRAD, .forward = detach_forward},
+    {.signature = "view(x, shape: shape)",
+     .doc = "x seen in another shape of as many elements; one extent may be -1. An error when that needs a copy.",
+     .flags = TE_OP_METHOD,
+     .forward = view_forward,
+     .backward = reshape_backward},
+    {.signature = "reshape(x, shape: shape)",
+     .doc = "As view, copying when it must.",
+     .flags = TE_OP_METHOD,
+     .forward = reshape_forward,
+     .backward = reshape_backward},
+    {.signature = "flatten(x, first: dim = 0, last: dim = -1)",
+     .doc = "Dimensions first to last joined into one.",
+     .flags = TE_OP_METHOD,
+     .forward = flatten_forward,
+     .backward = reshape_backward},
+    {.signature = "squeeze(x, dim: dim = nil)",
+     .doc = "Without dimensions of extent 1, or without `dim` when that has extent 1.",
+     .flags = TE_OP_METHOD,
+     .forward = squeeze_forward,
+     .backward = reshape_backward},
+    {.signature = "unsqueeze(x, dim: dim)",
+     .doc = "With a new dimension of extent 1 at `dim`.",
+     .flags = TE_OP_METHOD,
+     .forward = unsqueeze_forward,
+     .backward = reshape_backward},
+    {.signature = "permute(x, dims: dims)",
+     .doc = "Dimensions in the order named.",
+     .flags = TE_OP_METHOD,
+     .forward = permute_forward,
+     .backward = permute_backward},
+    {.signature = "transpose(x, dim0: dim = -2, dim1: dim = -1)",
+     .doc = "Two dimensions exchanged, the last two by default.",
+     .flags = TE_OP_METHOD,
+     .forward = transpose_forward,
+     .backward = permute_backward},
+    {.signature = "narrow(x, dim: dim, start: index, length: int)",
+     .doc = "`length` positions of dim from `start`.",
+     .flags = TE_OP_METHOD,
+     .forward = narrow_forward,
+     .backward = part_backward},
+    {.signature = "select(x, dim: dim, index: index)",
+     .doc = "One position of dim, which vanishes.",
+     .flags = TE_OP_METHOD,
+     .forward = select_forward,
+     .backward = part_backward},
+    {.signature = "expand(x, shape: shape)",
+     .doc = "Dimensions of extent 1 repeated without a copy; -1 keeps an extent.",
+     .flags = TE_OP_METHOD,
+     .forward = expand_forward,
+     .backward = expand_backward},
+    {.signature = "contiguous(x)",
+     .doc = "x itself, or a copy laid out row by row.",
+     .flags = TE_OP_METHOD,
+     .forward = contiguous_forward,
+     .backward = pass_backward},
+    {.signature = "detach(x)",
+     .doc = "x without its place in the graph, on the same memory.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = detach_forward},
     {0},
 };

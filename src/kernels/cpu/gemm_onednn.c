@@ -28,7 +28,8 @@ enum {
     PIECES = 16,
     PIECE_ROWS = 128,       /* oneDNN rearranges b for each piece: with fewer rows that becomes noticeable */
     PIECE_COLS = 512,
-    LARGE_B = 8 << 20,      /* elements that are not to be rearranged once more */
+    LARGE_B = 8 << 20,      /* elements of b, with which it takes more rows … */
+    LARGE_B_ROWS = 512,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
     BATCH_MACS = 128 << 10,
     SHAPES = 4
@@ -54,9 +55,10 @@ static int64_t pieces_wanted(const te_gemm_problem *p)
 static grid grid_make(const te_gemm_problem *p)
 {
     int64_t rows = p->m, cols = p->n, pieces = 1, wanted = pieces_wanted(p);
+    int64_t least_rows = p->k * p->n >= LARGE_B ? LARGE_B_ROWS : PIECE_ROWS;
     for (; 2 * pieces <= wanted; pieces *= 2) {
         if (cols >= 4 * rows && cols >= 4 * PIECE_COLS) cols = (cols + 1) / 2;
-        else if (rows >= 2 * PIECE_ROWS) rows = (rows + 1) / 2;
+        else if (rows >= 2 * least_rows) rows = (rows + 1) / 2;
         else if (cols >= 2 * PIECE_COLS) cols = (cols + 1) / 2;
         else if (pieces < 4 && p->k * cols >= LARGE_B && cols >= PIECE_COLS) cols = (cols + 1) / 2;
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;

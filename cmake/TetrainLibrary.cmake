@@ -2,7 +2,7 @@
 include(TetrainEmbed)
 
 file(GLOB TE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c
-  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
+  ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
 
 add_library(te_objects OBJECT ${TE_SOURCES} ${TE_LUA_SOURCES_C})

@@ -26,6 +26,7 @@ typedef struct te_engine {
     bool retain;
 } te_engine;
 
+bool te_autograd_retains(const te_context *ctx) { return ctx->engine && ctx->engine->retain; }
 bool te_needs_grad(const te_tensor *t) { return t->requires_grad || t->node; }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */

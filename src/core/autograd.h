@@ -29,6 +29,7 @@ struct te_node {
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs);
 bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or result of a node */
 void      te_node_release(te_node *node);
+bool      te_autograd_retains(const te_context *ctx); /* the pass in progress keeps what was saved */
 
 /* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any .grad.
  * grads[i] receives a reference, or NULL where there is no path. */

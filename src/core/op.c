@@ -241,6 +241,21 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
                         p->type == TE_TYPE_CHOICE ? p->text : type_names[p->type]);
 }
 
+te_status te_call_attributes(te_call *call, const te_arg *args, int n_args)
+{
+    static const te_arg absent = {.kind = TE_ARG_ABSENT};
+    te_status status = TE_OK;
+    for (int i = 0; i < call->op->n_params && status == TE_OK; i++) {
+        const te_param *p = &call->op->params[i];
+        const te_arg *arg = i < n_args ? &args[i] : &absent;
+        if (p->type > TE_TYPE_TENSORS)
+            status = take_attr(call, p, arg);
+        else if (arg->kind == TE_ARG_NUMBER)
+            status = take_input(call, p, arg);
+    }
+    return status;
+}
+
 static te_status take_arguments(te_call *call, const te_arg *args, int n_args)
 {
     static const te_arg absent = {.kind = TE_ARG_ABSENT};
@@ -298,10 +313,31 @@ static void drop_call(te_call *call)
     }
 }
 
+/* Runs the op that a call stands for. */
+static te_status run_resolved(te_call *call)
+{
+    te_delegate to = {.name = NULL};
+    te_status status = call->op->def->resolve(call, &to);
+    if (status != TE_OK) return status;
+    if (!to.name) return te_call_result(call, te_tensor_retain(call->in[0]));
+    te_arg args[TE_OP_MAX_INPUTS + 4] = {{.kind = TE_ARG_ABSENT}};
+    int n = 0;
+    for (int i = 0; i < call->op->n_inputs; i++, n++)
+        if (call->in[i]) args[n] = TE_A_TENSOR(call->in[i]);
+    for (int i = 0; i < to.n; i++) args[n++] = TE_A_NUMBER(to.attrs[i]);
+    return te_call_delegate(call, to.name, n, args);
+}
+
+static te_status run_forward(te_call *call)
+{
+    const te_op_def *def = call->op->def;
+    return def->resolve ? run_resolved(call) : def->formula ? te_program_op_forward(call) : def->forward(call);
+}
+
 static te_status run_call(te_call *call)
 {
     te_status status = te_context_poll(call->ctx);
-    if (status == TE_OK) status = call->op->def->formula ? te_program_op_forward(call) : call->op->def->forward(call);
+    if (status == TE_OK) status = run_forward(call);
     if (status == TE_OK && call->record) {
         int n;
         te_tensor **inputs = call_inputs(call, &n);
@@ -311,13 +347,18 @@ static te_status run_call(te_call *call)
     return status;
 }
 
+te_status te_call_run_op(te_call *call)
+{
+    te_status status = check_inputs(call);
+    return status == TE_OK ? run_call(call) : status;
+}
+
 te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
     for (int i = 0; i < n_out; i++) out[i] = NULL;
     te_call call = {.ctx = ctx, .op = op};
     te_status status = take_arguments(&call, args, n_args);
-    if (status == TE_OK) status = check_inputs(&call);
-    if (status == TE_OK) status = run_call(&call);
+    if (status == TE_OK) status = te_call_run_op(&call);
     if (status != TE_OK) return status;
     for (int i = 0; i < op->n_outputs; i++) {
         if (i < n_out)

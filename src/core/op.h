@@ -9,14 +9,14 @@
  * device, text, tensors, or choices a|b|c. What follows ';' is given by name only, in the options table.
  *
  * An op is either a *program op* (`formula` set: a row program, see formula in program_build.h; its gradient is derived, or given as a
- * formula) or a *structured op* with a forward and a backward function over a te_call.
+ * formula), a *structured op* with a forward and a backward function over a te_call, or stands for one of these (`resolve`).
  */
 #ifndef TE_CORE_OP_H
 #define TE_CORE_OP_H
 
 #include "tensor.h"
 
-enum { TE_OP_MAX_INPUTS = 6, TE_OP_MAX_ATTRS = 12, TE_OP_MAX_OUTPUTS = 3, TE_OP_MAX_SAVED = 12 };
+enum { TE_OP_MAX_INPUTS = 6, TE_OP_MAX_ATTRS = 12, TE_OP_MAX_OUTPUTS = 8, TE_OP_MAX_SAVED = 12 };
 
 typedef enum te_param_type {
     TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_INDEX, TE_TYPE_DIMS, TE_TYPE_SHAPE,
@@ -58,6 +58,14 @@ enum te_op_flags {
     TE_OP_NOGRAD = 1 << 12   /* never differentiable */
 };
 
+/* Another op that a call stands for: its name (NULL: no op at all, the result is the first input) and its attributes by
+ * position; the inputs are the call's. */
+typedef struct te_delegate {
+    const char *name;
+    double      attrs[4];
+    int         n;
+} te_delegate;
+
 typedef struct te_op_def {
     const char *signature;
     const char *doc;      /* first sentence: what; then shapes, errors, source */
@@ -69,6 +77,7 @@ typedef struct te_op_def {
     const char *domain;   /* where the gradient test draws inputs, "0.1 3"; "-2 2" when NULL */
     te_status (*forward)(te_call *call);
     te_status (*backward)(te_call *call);
+    te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it stands for */
 } te_op_def;
 
 struct te_op {
@@ -135,6 +144,13 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op);
 te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args);
 /* Short forms for use inside the engine: tensors only, in order. A new reference or NULL. */
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in);
+
+/* Fills attributes, and the numbers that stand for tensors, from arguments in the order of the signature; tensors are left
+ * out. For calls whose tensors are not known yet. */
+te_status te_call_attributes(te_call *call, const te_arg *args, int n_args);
+
+/* Runs a call whose op, inputs and attributes are set; on success call->out holds the results. */
+te_status te_call_run_op(te_call *call);
 
 /* A composite op: runs op `name` (recorded by itself) and hands its results on as the call's own. */
 te_status te_call_delegate(te_call *call, const char *name, int n_args, const te_arg *args);

@@ -31,7 +31,7 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
     return TE_OK;
 }
 
-static te_dtype result_dtype(const te_call *call, const te_layout *l)
+te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
 {
     unsigned flags = call->op->def->flags;
     te_dtype dtype = TE_BOOL;
@@ -129,7 +129,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     te_operand inputs[TE_PROGRAM_SLOTS], outputs[TE_OP_MAX_OUTPUTS + TE_GRAD_MAX_SOURCES];
     te_tensor *rows[TE_GRAD_MAX_SOURCES] = {NULL};
     double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
-    te_dtype dtype = call->inplace ? call->inplace->dtype : result_dtype(call, l);
+    te_dtype dtype = call->inplace ? call->inplace->dtype : te_program_result_dtype(call, l);
     te_status status = TE_OK;
     te_run run;
     te_run_start(&run, s);

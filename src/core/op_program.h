@@ -47,6 +47,8 @@ bool te_is_row_input(const te_op_def *def, const char *name);
 te_layout te_program_layout(const te_call *call, unsigned present);
 /* Shape of program input i of a tensor's shape: halves are halved, row inputs get a last dimension of 1. */
 te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *shape);
+/* Dtype of the results; of the inputs only dtype and number of dimensions count. */
+te_dtype te_program_result_dtype(const te_call *call, const te_layout *l);
 void     te_run_start(te_run *run, const te_space *s);
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate);

@@ -128,6 +128,18 @@ void           te_lua_drop_tensors(const te_lua_tensors *list);
 /* --- operations (operations.c) ------------------------------------------------------------------------------------ */
 
 void te_lua_open_operations(te_lua *rt, lua_State *L); /* the library table is on top */
+
+/* The arguments of one call while they are read. */
+typedef struct te_lua_reader {
+    lua_State   *L;
+    const te_op *op;
+    const char  *name; /* for messages: "softmax", "add_" */
+    te_arg       args[TE_LUA_MAX_ARGS];
+    int64_t      ints[TE_LUA_MAX_ARGS][TE_MAX_DIMS];
+} te_lua_reader;
+
+/* Reads the table of attributes at `index` (absolute; or nil) into r->args; everything else is absent. */
+void te_lua_read_attributes(te_lua_reader *r, int index);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
@@ -144,6 +156,7 @@ extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed â
 /* Members of te._core. */
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
+extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */

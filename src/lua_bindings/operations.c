@@ -13,14 +13,7 @@
 
 #include <stdio.h>
 
-/* The arguments of one call while they are read. */
-typedef struct reader {
-    lua_State   *L;
-    const te_op *op;
-    const char  *name; /* for messages: "softmax", "add_" */
-    te_arg       args[TE_LUA_MAX_ARGS];
-    int64_t      ints[TE_LUA_MAX_ARGS][TE_MAX_DIMS];
-} reader;
+typedef te_lua_reader reader;
 
 const char *te_lua_signature(const te_op *op, char *text, size_t size)
 {
@@ -202,6 +195,12 @@ static void read_options(reader *r, int index)
         if (p->type == TE_TYPE_TENSORS) te_lua_fail(r->L, r->name, "%s: give the list as an argument of its own, not as an option", p->name);
         read_value(r, p, lua_gettop(r->L), 1);
     }
+}
+
+void te_lua_read_attributes(te_lua_reader *r, int index)
+{
+    for (int i = 0; i < r->op->n_params; i++) r->args[i].kind = TE_ARG_ABSENT;
+    if (!lua_isnoneornil(r->L, index)) read_options(r, index);
 }
 
 /* How many numbers from `index` on belong to list p, the `at`-th parameter. */

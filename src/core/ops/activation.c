@@ -9,10 +9,10 @@
 #define GATED      (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
 #define GELU(v)    v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
 
-static te_status gelu_forward(te_call *call)
+static te_status gelu_resolve(te_call *call, te_delegate *to)
 {
-    te_arg x = TE_A_TENSOR(call->in[0]);
-    return te_call_delegate(call, call->attr[0].number == 0 ? "gelu_tanh" : "gelu_erf", 1, &x);
+    to->name = call->attr[0].number == 0 ? "gelu_tanh" : "gelu_erf";
+    return TE_OK;
 }
 
 const te_op_def te_ops_activation[] = {
@@ -21,7 +21,7 @@ const te_op_def te_ops_activation[] = {
      .doc = "Gaussian error linear unit, x Phi(x); the tanh form by default, with approximate = \"none\" through erf "
             "(Hendrycks and Gimpel 2016).",
      .flags = ACTIVATION,
-     .forward = gelu_forward},
+     .resolve = gelu_resolve},
     {.signature = "gelu_tanh(x)",
      .doc = "GELU in its tanh form.",
      .flags = TE_OP_FLOAT | TE_OP_HIDDEN,

@@ -2,11 +2,7 @@
 #include "ops.h"
 
 #include "../autograd.h"
-
-static uint64_t content_key(const te_tensor *t)
-{
-    return t->storage->block ? (t->storage->id << 24 ^ t->storage->version << 4 ^ (uint64_t)t->offset << 44) | 1 : 0;
-}
+#include "../product.h"
 
 /* A matrix (and leading batch dimensions) as a view with the last two exchanged. */
 static te_view transposed(te_view v)
@@ -25,32 +21,6 @@ static te_status run_gemm(te_call *call, te_exec *exec, const te_gemm *gemm)
     return te_call_kernel(call, exec, exec->backend->gemm(exec, gemm));
 }
 
-/* Leading dimensions joined: {.., k} as {rows, k}. False when they are not evenly spaced. */
-static bool as_rows(const te_tensor *t, te_view *out)
-{
-    te_view v = te_tensor_view(t);
-    int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1], rows = 1, step = width;
-    bool stepped = false; /* a step may be 0: gradients of sums are broadcast */
-    for (int i = t->ndim - 2; i >= 0; i--) {
-        if (t->shape[i] == 1) continue;
-        if (stepped && rows * step != t->stride[i]) return false;
-        if (!stepped) step = t->stride[i];
-        stepped = true;
-        rows *= t->shape[i];
-    }
-    *out = (te_view){.data = v.data, .dtype = v.dtype, .ndim = 2, .shape = {rows, width}, .stride = {step, last}};
-    return true;
-}
-
-/* The same as a tensor that stays valid: t itself or a copy. A new reference. */
-static te_tensor *row_tensor(te_tensor *t, te_view *view)
-{
-    if (as_rows(t, view)) return te_tensor_retain(t);
-    te_tensor *copy = te_tensor_clone_data(t);
-    if (copy) as_rows(copy, view);
-    return copy;
-}
-
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
 static te_status check_linear(te_call *call)
@@ -67,61 +37,38 @@ static te_status check_linear(te_call *call)
     return TE_OK;
 }
 
-static te_dtype gemm_dtype(te_call *call, te_dtype a, te_dtype b)
-{
-    te_dtype dtype = te_promote(a, b);
-    if (dtype != TE_F64 && dtype != TE_BF16 && dtype != TE_F16) dtype = TE_F32;
-    return te_call_compute_dtype(call, dtype);
-}
-
 /* y = x W^T + b, x {.., in}, W {out, in}. Saved: x and W in the compute dtype. */
 static te_status linear_forward(te_call *call)
 {
-    te_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
+    te_tensor *x = call->in[0], *w = call->in[1];
     te_status status = check_linear(call);
     if (status != TE_OK) return status;
-    te_dtype dtype = gemm_dtype(call, x->dtype, w->dtype);
+    te_dtype dtype = te_product_dtype(call->ctx, x->dtype, w->dtype);
     te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_tensor_cast_cached(w, dtype) : NULL;
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = w->shape[0];
-    te_tensor *y = wc ? te_tensor_new(call->ctx, x->storage->device, dtype, x->ndim, shape) : NULL, *rows = NULL;
+    te_tensor *y = wc ? te_tensor_new(call->ctx, x->storage->device, dtype, x->ndim, shape) : NULL;
     call->out[0] = y;
-    if (!y) {
-        status = call->ctx->status;
-        goto done;
-    }
-    te_gemm gemm = {.b = transposed(te_tensor_view(wc)), .alpha = 1, .b_key = content_key(wc)};
-    if (!(rows = row_tensor(xc, &gemm.a))) {
-        status = call->ctx->status;
-        goto done;
-    }
-    as_rows(y, &gemm.c);
-    if (b) gemm.bias = te_tensor_view(b);
-    te_exec *exec = te_call_exec(call, x);
-    status = run_gemm(call, exec, &gemm);
+    status = y ? te_linear_product(y, xc, wc, call->in[2]) : call->ctx->status;
     if (status == TE_OK && call->record && (te_call_save(call, xc) < 0 || te_call_save(call, wc) < 0))
         status = call->ctx->status;
-done:
-    te_tensor_release(rows);
     te_tensor_release(xc);
     te_tensor_release(wc);
     return status;
 }
 
-/* d = a b written to, or added to, the gradient of input i: in the GEMM where its memory and dtype allow. */
-static te_status product_into_grad(te_call *call, te_exec *exec, int i, te_gemm *gemm, te_dtype compute)
+typedef te_status product(te_tensor *target, te_tensor *dy, te_tensor *other, bool accumulate);
+
+/* A product written to, or added to, the gradient of input i: in the GEMM where its memory and dtype allow. */
+static te_status product_into_grad(te_call *call, int i, product *multiply, te_tensor *dy, te_tensor *other)
 {
     const te_grad_meta *meta = te_grad_input(call, i);
-    bool direct = meta->dtype == compute || (meta->dtype == TE_F32 && compute != TE_F64);
-    bool accumulate = false;
+    bool direct = te_product_fits(meta->dtype, other->dtype), accumulate = false;
     te_tensor *target = direct ? te_grad_target(call, i, &accumulate)
-                               : te_tensor_new(call->ctx, meta->device, compute, meta->ndim, meta->shape);
+                               : te_tensor_new(call->ctx, meta->device, other->dtype, meta->ndim, meta->shape);
     if (!target) return call->ctx->status;
-    as_rows(target, &gemm->c);
-    gemm->alpha = 1;
-    gemm->beta = accumulate ? 1 : 0;
-    te_status status = run_gemm(call, exec, gemm);
+    te_status status = multiply(target, dy, other, accumulate);
     if (direct) return status;
     if (status == TE_OK) return te_grad_give(call, i, target);
     te_tensor_release(target);
@@ -130,29 +77,16 @@ static te_status product_into_grad(te_call *call, te_exec *exec, int i, te_gemm 
 
 static te_status linear_backward(te_call *call)
 {
-    te_tensor *x = call->saved[0], *w = call->saved[1];
-    te_exec *exec = te_call_exec(call, w);
-    te_view dy, xv;
-    te_status status = TE_OK;
-    te_tensor *dout = te_tensor_cast(call->dout[0], w->dtype);
-    te_tensor *dy_rows = dout ? row_tensor(dout, &dy) : NULL, *x_rows = dy_rows ? row_tensor(x, &xv) : NULL;
-    if (!x_rows) status = call->ctx->status;
-    if (status == TE_OK && te_grad_wanted(call, 0)) { /* dx = dy W */
-        te_gemm gemm = {.a = dy, .b = te_tensor_view(w), .b_key = content_key(w)};
-        status = product_into_grad(call, exec, 0, &gemm, w->dtype);
-    }
-    if (status == TE_OK && te_grad_wanted(call, 1)) { /* dW = dy^T x */
-        te_gemm gemm = {.a = transposed(dy), .b = xv};
-        status = product_into_grad(call, exec, 1, &gemm, w->dtype);
-    }
+    te_tensor *x = call->saved[0], *w = call->saved[1], *dy = te_tensor_cast(call->dout[0], w->dtype);
+    te_status status = dy ? TE_OK : call->ctx->status;
+    if (status == TE_OK && te_grad_wanted(call, 0)) status = product_into_grad(call, 0, te_linear_dgrad, dy, w);
+    if (status == TE_OK && te_grad_wanted(call, 1)) status = product_into_grad(call, 1, te_linear_wgrad, dy, x);
     if (status == TE_OK && call->node->n_edges > 2 && te_grad_wanted(call, 2)) {
         bool accumulate;
         te_tensor *db = te_grad_target(call, 2, &accumulate);
         status = db ? te_sum_to(db, call->dout[0], 1, accumulate) : call->ctx->status;
     }
-    te_tensor_release(x_rows);
-    te_tensor_release(dy_rows);
-    te_tensor_release(dout);
+    te_tensor_release(dy);
     return status;
 }
 
@@ -192,7 +126,7 @@ static te_status matmul_matrices(te_call *call)
                             TE_SHAPE_TEXT(b));
     if (a->shape[a->ndim - 1] != b->shape[b->ndim - 2])
         return te_call_fail(call, TE_ERROR_ARGUMENT, "inner sizes differ: %s x %s", TE_SHAPE_TEXT(a), TE_SHAPE_TEXT(b));
-    te_dtype dtype = gemm_dtype(call, a->dtype, b->dtype);
+    te_dtype dtype = te_product_dtype(call->ctx, a->dtype, b->dtype);
     te_tensor *ac = te_tensor_cast(a, dtype), *bc = ac ? te_tensor_cast(b, dtype) : NULL;
     te_gemm gemm = {.alpha = 1};
     int n;

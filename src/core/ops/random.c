@@ -2,13 +2,13 @@
 #include "ops.h"
 
 /* dropout(x; p, training) */
-static te_status dropout_forward(te_call *call)
+static te_status dropout_resolve(te_call *call, te_delegate *to)
 {
     double p = call->attr[0].number;
     if (!(p >= 0 && p <= 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "p must lie in [0, 1], not %g", p);
-    if (p == 0 || call->attr[1].number == 0) return te_call_result(call, te_tensor_retain(call->in[0]));
-    te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_NUMBER(p), TE_A_NUMBER(p < 1 ? 1 / (1 - p) : 0)};
-    return te_call_delegate(call, "dropout_apply", 3, args);
+    if (p == 0 || call->attr[1].number == 0) return TE_OK;
+    *to = (te_delegate){.name = "dropout_apply", .attrs = {p, p < 1 ? 1 / (1 - p) : 0}, .n = 2};
+    return TE_OK;
 }
 
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)
@@ -18,7 +18,7 @@ const te_op_def te_ops_random[] = {
      .doc = "Zeroes each element with probability p (exact to 2^-32) and divides the others by 1 - p; the mask is "
             "recomputed in backward, not stored.",
      .flags = TE_OP_METHOD,
-     .forward = dropout_forward},
+     .resolve = dropout_resolve},
     {.signature = "dropout_apply(x; p: number = 0.5, scale: number = 2)",
      .doc = "Dropout with the scale given.",
      .flags = TE_OP_HIDDEN,

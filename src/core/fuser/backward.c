@@ -1,0 +1,354 @@
+/* backward.c - running a plan backward.
+ *
+ * state->grads holds the gradient so far of every value; it is complete when the unit that made the value has its turn. A
+ * buffer that somebody else can see, such as the gradient that the caller gave, is never written to. Gradients of parameters go
+ * where the tape wants them, so that products and column sums add straight into .grad.
+ */
+#include "plan.h"
+
+#include "../autograd.h"
+#include "../ops/ops.h"
+#include "../product.h"
+
+typedef struct backward {
+    te_group_state *state;
+    te_fuse_plan   *plan;
+    te_context     *ctx;
+    te_call        *call;
+    bool            release; /* saved tensors are consumed */
+} backward;
+
+static void drop(te_tensor **t)
+{
+    te_tensor_release(*t);
+    *t = NULL;
+}
+
+static bool exclusive(const te_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && t->storage->block; }
+
+/* The tape's number of a parameter, when its gradient is wanted in this pass; -1 otherwise. */
+static int wanted_edge(const backward *b, int value)
+{
+    int edge = b->plan->values[value].input;
+    return b->plan->values[value].wanted && te_grad_wanted(b->call, edge) ? edge : -1;
+}
+
+/* --- programs ----------------------------------------------------------------------------------------------------- */
+
+/* What comes of an output of the gradient program. */
+typedef struct result {
+    te_tensor *fresh; /* new gradient of an activation, owned; NULL: memory of the tape */
+    int        value; /* whose gradient it is; -1: nothing to do afterwards */
+} result;
+
+static te_tensor *incoming(const backward *b, const te_unit *unit, int index)
+{
+    int value = index < unit->n_results ? unit->results[index]
+                                        : unit->slots[unit->identities[index - unit->n_results]].value;
+    return b->state->grads[value];
+}
+
+static bool has_gradient(const backward *b, const te_unit *unit)
+{
+    for (int i = 0; i < unit->n_results; i++)
+        if (b->state->grads[unit->results[i]]) return true;
+    for (int i = 0; i < unit->n_identities; i++)
+        if (b->state->grads[unit->slots[unit->identities[i]].value]) return true;
+    return false;
+}
+
+/* The operand of a source; *zero is made when a result has no gradient. */
+static te_status bind_source(backward *b, const te_unit *unit, int i, const te_space *s, te_tensor **zero,
+                             te_operand *operand)
+{
+    const te_grad_source *source = &unit->gradient.sources[i];
+    te_tensor *t = NULL;
+    te_rate rate = TE_RATE_ELEM;
+    int half = 0;
+    switch (source->kind) {
+    case TE_GRAD_FROM_INPUT:
+        t = b->state->values[unit->slots[source->index].value];
+        half = unit->slots[source->index].half;
+        rate = unit->slots[source->index].rate;
+        break;
+    case TE_GRAD_FROM_OUTPUT: t = b->state->values[unit->results[source->index]]; break;
+    case TE_GRAD_FROM_ROW:
+        t = b->state->rows[unit->first_row + source->index];
+        rate = TE_RATE_ROW;
+        break;
+    case TE_GRAD_FROM_DOUT:
+        t = incoming(b, unit, source->index);
+        if (source->index >= unit->n_results) half = unit->slots[unit->identities[source->index - unit->n_results]].half;
+        if (t) break;
+        if (!*zero) *zero = te_tensor_scalar(b->ctx, b->state->device, TE_F32, 0);
+        if (!*zero) return b->ctx->status;
+        t = *zero;
+        half = 0;
+        break;
+    }
+    *operand = te_space_operand(t, s, half, rate);
+    return TE_OK;
+}
+
+/* A parameter's gradient, or a column sum for a bias, added to what the tape has. */
+static te_status bind_parameter(backward *b, int value, const te_space *s, te_operand *operand)
+{
+    int edge = wanted_edge(b, value);
+    bool accumulate;
+    *operand = (te_operand){.data = NULL};
+    if (edge < 0) return TE_OK;
+    te_tensor *t = te_grad_target(b->call, edge, &accumulate);
+    if (!t) return b->ctx->status;
+    *operand = (te_operand){.data = te_tensor_pointer(t), .dtype = t->dtype, .accumulate = accumulate};
+    operand->stride[s->ndim - 1] = 1;
+    return TE_OK;
+}
+
+/* Behind a gated operation the column sums of its two halves are the halves of one bias gradient. */
+static te_status bind_bias(backward *b, const te_unit *unit, int k, const te_space *s, te_operand *operands)
+{
+    const te_unit_grad *grad = &unit->grads[k];
+    if (unit->slots[grad->slot].half != 2) return bind_parameter(b, grad->bias, s, &operands[k]);
+    for (int j = 0; j < k; j++) {
+        if (unit->grads[j].bias != grad->bias || !operands[j].data) continue;
+        operands[k] = operands[j];
+        operands[k].data = (char *)operands[j].data + (size_t)s->shape[s->ndim - 1] * te_dtype_size(operands[j].dtype);
+        break;
+    }
+    return TE_OK;
+}
+
+/* An activation's gradient goes to new memory, both halves of a gated one to the same. */
+static te_status bind_activation(backward *b, const te_unit *unit, int k, const te_space *s, result *results,
+                                 te_operand *operand)
+{
+    const te_unit_slot *slot = &unit->slots[unit->grads[k].slot];
+    te_tensor *t = NULL;
+    results[k].value = slot->value;
+    if (unit->grads[k].alias >= 0) {
+        te_tensor *same = incoming(b, unit, unit->gradient.sources[unit->grads[k].alias].index);
+        if (same) {
+            results[k].fresh = te_tensor_retain(same);
+            return TE_OK;
+        }
+    }
+    for (int j = 0; j < k && !t; j++)
+        if (results[j].value == slot->value && unit->slots[unit->grads[j].slot].half) t = results[j].fresh;
+    if (t) {
+        results[k].value = -1;
+    } else {
+        t = results[k].fresh = te_state_tensor(b->state, &b->plan->values[slot->value]);
+        if (!t) return b->ctx->status;
+    }
+    *operand = te_space_operand(t, s, slot->half, slot->rate);
+    return TE_OK;
+}
+
+static te_status backward_program(backward *b, const te_unit *unit)
+{
+    const te_gradient *g = &unit->gradient;
+    te_space s = te_state_space(b->state, unit->width);
+    te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[2 * TE_UNIT_SLOTS];
+    result results[2 * TE_UNIT_SLOTS];
+    te_tensor *zero = NULL;
+    te_status status = TE_OK;
+    bool computes = false;
+    te_run run;
+    if (!g->backward || !has_gradient(b, unit)) return TE_OK;
+    for (int i = 0; i < g->n_sources && status == TE_OK; i++) status = bind_source(b, unit, i, &s, &zero, &inputs[i]);
+    for (int k = 0; k < unit->n_grads; k++) results[k] = (result){.value = -1};
+    for (int k = 0; k < unit->n_grads && status == TE_OK; k++) {
+        const te_unit_grad *grad = &unit->grads[k];
+        const te_unit_slot *slot = &unit->slots[grad->slot];
+        outputs[k] = (te_operand){.data = NULL};
+        if (grad->bias != TE_NO_VALUE)
+            status = bind_bias(b, unit, k, &s, outputs);
+        else if (b->plan->values[slot->value].cls == TE_VALUE_FIXED)
+            status = bind_parameter(b, slot->value, &s, &outputs[k]);
+        else
+            status = bind_activation(b, unit, k, &s, results, &outputs[k]);
+        computes |= outputs[k].data != NULL;
+    }
+    if (status == TE_OK && computes) {
+        te_run_start(&run, &s);
+        run.inputs = inputs;
+        run.outputs = outputs;
+        run.params = unit->params;
+        run.rngs = b->state->rngs + unit->first_rng;
+        run.compute_f64 = unit->compute_f64;
+        te_exec *exec = &b->state->device->exec;
+        status = exec->backend->program_run(exec, g->backward, &run, 1);
+        if (status != TE_OK) te_fail_exec(b->ctx, status, exec, g->backward->name);
+    }
+    for (int k = 0; k < unit->n_grads; k++) {
+        if (results[k].value < 0) continue;
+        drop(&b->state->grads[results[k].value]);
+        b->state->grads[results[k].value] = results[k].fresh;
+    }
+    te_tensor_release(zero);
+    return status;
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+/* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
+static te_tensor *activation_target(backward *b, int value, bool *accumulate)
+{
+    te_tensor **grad = &b->state->grads[value];
+    *accumulate = *grad != NULL;
+    if (*grad && !(exclusive(*grad) && te_tensor_contiguous(*grad))) {
+        te_tensor *copy = te_tensor_clone_data(*grad);
+        if (!copy) return NULL;
+        te_tensor_release(*grad);
+        *grad = copy;
+    }
+    if (!*grad) *grad = te_state_tensor(b->state, &b->plan->values[value]);
+    return *grad;
+}
+
+static te_status add_gradient(backward *b, int value, te_tensor *grad)
+{
+    bool accumulate;
+    if (!b->state->grads[value]) {
+        b->state->grads[value] = grad;
+        return TE_OK;
+    }
+    te_tensor *target = activation_target(b, value, &accumulate);
+    te_status status = target ? te_add_to(target, grad) : b->ctx->status;
+    te_tensor_release(grad);
+    return status;
+}
+
+static te_status input_gradient(backward *b, const te_unit *unit, te_tensor *dy, te_tensor *w)
+{
+    const te_plan_value *x = &b->plan->values[unit->x];
+    bool accumulate = false;
+    if (te_product_fits(x->dtype, w->dtype)) {
+        te_tensor *target = activation_target(b, unit->x, &accumulate);
+        return target ? te_linear_dgrad(target, dy, w, accumulate) : b->ctx->status;
+    }
+    te_plan_value narrow = *x;
+    narrow.dtype = w->dtype;
+    te_tensor *dx = te_state_tensor(b->state, &narrow);
+    te_status status = dx ? te_linear_dgrad(dx, dy, w, false) : b->ctx->status;
+    te_tensor *cast = status == TE_OK ? te_tensor_cast(dx, x->dtype) : NULL;
+    te_tensor_release(dx);
+    return cast ? add_gradient(b, unit->x, cast) : b->ctx->status;
+}
+
+static te_status weight_gradient(backward *b, int edge, te_tensor *dy, te_tensor *x)
+{
+    const te_grad_meta *meta = te_grad_input(b->call, edge);
+    bool direct = te_product_fits(meta->dtype, x->dtype), accumulate = false;
+    te_tensor *target = direct ? te_grad_target(b->call, edge, &accumulate)
+                               : te_tensor_new(b->ctx, meta->device, x->dtype, meta->ndim, meta->shape);
+    if (!target) return b->ctx->status;
+    te_status status = te_linear_wgrad(target, dy, x, accumulate);
+    if (direct) return status;
+    if (status == TE_OK) return te_grad_give(b->call, edge, target);
+    te_tensor_release(target);
+    return status;
+}
+
+static te_status backward_linear(backward *b, const te_unit *unit)
+{
+    te_tensor *grad = b->state->grads[unit->result], **aux = b->state->aux + unit->first_aux;
+    te_tensor *dy = grad ? te_tensor_cast(grad, unit->compute) : NULL;
+    if (!grad) return TE_OK;
+    te_status status = dy ? TE_OK : b->ctx->status;
+    if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, dy, aux[1]);
+    int edge = wanted_edge(b, unit->weight);
+    if (status == TE_OK && edge >= 0) status = weight_gradient(b, edge, dy, aux[0]);
+    edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : wanted_edge(b, unit->bias);
+    if (status == TE_OK && edge >= 0) {
+        bool accumulate;
+        te_tensor *db = te_grad_target(b->call, edge, &accumulate);
+        status = db ? te_sum_to(db, grad, 1, accumulate) : b->ctx->status;
+    }
+    te_tensor_release(dy);
+    return status;
+}
+
+static te_status backward_call(backward *b, const te_unit *unit)
+{
+    te_tensor **aux = b->state->aux + unit->first_aux, *dy = b->state->grads[unit->result], *dx = NULL;
+    if (!dy || !aux[0]) return TE_OK;
+    te_status status = te_autograd_grad(b->ctx, &aux[1], &dy, 1, &aux[0], &dx, 1, !b->release);
+    if (status != TE_OK || !dx) return status;
+    return add_gradient(b, unit->x, dx);
+}
+
+/* --- the plan ----------------------------------------------------------------------------------------------------- */
+
+static te_status check_saved(backward *b)
+{
+    const te_group_state *state = b->state;
+    int n = b->plan->n_values;
+    for (int i = 0; i < n + b->plan->n_aux; i++) {
+        const te_tensor *t = i < n ? state->values[i] : state->aux[i - n];
+        if (t && t->storage->version != state->versions[i])
+            return te_call_fail(b->call, TE_ERROR_ARGUMENT,
+                                "backward: a tensor of shape %s that it saved was changed in place since",
+                                TE_SHAPE_TEXT(t));
+    }
+    return TE_OK;
+}
+
+/* The gradients that came in, by value: two outputs may be the same value. */
+static te_status take_douts(backward *b)
+{
+    for (int i = 0; i < b->plan->n_outputs; i++) {
+        te_tensor *dout = b->call->dout[i];
+        te_status status = dout ? add_gradient(b, b->plan->outputs[i], te_tensor_retain(dout)) : TE_OK;
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
+}
+
+/* Nothing that only this unit needed outlives it. */
+static void consume(backward *b, const te_unit *unit)
+{
+    te_group_state *state = b->state;
+    for (int k = 0; k < unit->n_nodes; k++) {
+        int value = b->plan->nodes[unit->nodes[k]].out;
+        drop(&state->grads[value]);
+        if (b->release) drop(&state->values[value]);
+    }
+    if (!b->release) return;
+    for (int i = 0; i < unit->gradient.n_rows; i++) drop(&state->rows[unit->first_row + i]);
+    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM; i++) drop(&state->aux[unit->first_aux + i]);
+}
+
+static te_status give_inputs(backward *b)
+{
+    for (int v = 0; v < b->plan->n_values; v++) {
+        te_tensor *grad = b->state->grads[v];
+        int edge = b->plan->values[v].input;
+        if (!grad || edge < 0) continue;
+        b->state->grads[v] = NULL;
+        te_status status = te_grad_give(b->call, edge, grad);
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
+}
+
+te_status te_plan_backward(te_group_state *state, te_call *call)
+{
+    backward b = {state, state->plan, state->plan->ctx, call, !te_autograd_retains(call->ctx)};
+    te_status status = check_saved(&b);
+    if (status == TE_OK) status = take_douts(&b);
+    for (int u = b.plan->n_units - 1; u >= 0 && status == TE_OK; u--) {
+        const te_unit *unit = &b.plan->units[u];
+        status = te_context_poll(b.ctx);
+        if (status != TE_OK) break;
+        switch (unit->kind) {
+        case TE_UNIT_PROGRAM: status = backward_program(&b, unit); break;
+        case TE_UNIT_LINEAR: status = backward_linear(&b, unit); break;
+        case TE_UNIT_CALL: status = backward_call(&b, unit); break;
+        }
+        consume(&b, unit);
+    }
+    if (status == TE_OK) status = give_inputs(&b);
+    for (int v = 0; v < b.plan->n_values; v++) drop(&state->grads[v]);
+    return status;
+}

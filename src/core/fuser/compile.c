@@ -1,0 +1,299 @@
+/* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and what
+ * backward must find saved. */
+#include "plan.h"
+
+#include "../ops/ops.h"
+
+#include <stdio.h>
+
+/* A unit's program in the making. */
+typedef struct joining {
+    te_fuse_plan *plan;
+    te_unit      *unit;
+    int           position; /* of the unit */
+    te_program   *program;
+    int          *mapped; /* per value of the plan: its value in the program, or -1 */
+} joining;
+
+static te_status out_of_memory(te_fuse_plan *plan) { return te_fail_memory(plan->ctx, "fuser"); }
+
+/* --- inputs ------------------------------------------------------------------------------------------------------- */
+
+static int find_slot(const te_unit *unit, int value, int half)
+{
+    for (int i = 0; i < unit->n_slots; i++)
+        if (unit->slots[i].value == value && unit->slots[i].half == half) return i;
+    return -1;
+}
+
+/* The program's value for (a half of) a value that is stored. -1 with the status set on failure. */
+static int load(joining *j, const te_group_node *node, int value, int half, te_rate rate)
+{
+    te_unit *unit = j->unit;
+    int slot = find_slot(unit, value, half), loaded;
+    if (slot >= 0) {
+        loaded = te_program_load(j->program, slot);
+    } else if (unit->n_slots == TE_UNIT_SLOTS) {
+        te_plan_refuse(j->plan, node, "its kernel would read more than %d tensors", TE_UNIT_SLOTS);
+        return -1;
+    } else {
+        loaded = te_program_input(j->program, rate);
+        unit->slots[unit->n_slots++] = (te_unit_slot){.value = value, .half = half, .rate = rate};
+    }
+    if (loaded < 0) out_of_memory(j->plan);
+    return loaded;
+}
+
+/* --- nodes -------------------------------------------------------------------------------------------------------- */
+
+static te_status append_params(joining *j, const te_group_node *node, const te_program *source, unsigned numbers)
+{
+    te_unit *unit = j->unit;
+    double values[TE_PROGRAM_PARAMS + 1] = {0};
+    size_t old = (size_t)unit->n_params * sizeof *unit->params, n = (size_t)source->n_params * sizeof *unit->params;
+    const te_mem *mem = &j->plan->ctx->mem;
+    if (!n) return TE_OK;
+    double *grown = mem->realloc(mem->user, unit->params, old, old + n);
+    if (!grown) return out_of_memory(j->plan);
+    unit->params = grown;
+    te_program_params(&node->call, source, numbers, unit->width, values);
+    memcpy(unit->params + unit->n_params, values, n);
+    unit->n_params += source->n_params;
+    return TE_OK;
+}
+
+/* The value as memory of its dtype would hold it. */
+static int rounded(joining *j, int value, te_dtype dtype)
+{
+    switch (dtype) {
+    case TE_BF16: return te_program_emit(j->program, TE_PW_TO_BF16, value, -1, -1);
+    case TE_F16: return te_program_emit(j->program, TE_PW_TO_F16, value, -1, -1);
+    case TE_F32: return j->unit->compute_f64 ? te_program_emit(j->program, TE_PW_TO_F32, value, -1, -1) : value;
+    default: return value;
+    }
+}
+
+static te_status append_node(joining *j, const te_group_node *node)
+{
+    te_fuse_plan *plan = j->plan;
+    unsigned present = te_plan_present(plan, node), numbers = 0;
+    for (int i = 0; i < node->call.op->n_inputs; i++) numbers |= (unsigned)node->call.is_number[i] << i;
+    te_layout l = te_program_layout(&node->call, present);
+    te_call call = node->call;
+    call.ctx = plan->ctx;
+    const te_variant *variant = te_variant_get(&call, present, numbers, &l, NULL, NULL);
+    if (!variant) return plan->ctx->status;
+    const te_program *source = variant->gradient.forward;
+    int inputs[TE_PROGRAM_SLOTS], result[TE_OP_MAX_OUTPUTS];
+    if (source->n_outputs != 1 || source->outputs[0].kind != TE_OUT_ELEM)
+        return te_plan_refuse(plan, node, "its result is not one value per element");
+    if (source->n_rngs > 1 || j->unit->n_rngs + source->n_rngs > TE_UNIT_RNGS)
+        return te_plan_refuse(plan, node, "too many random generators");
+    for (int i = 0; i < l.n; i++) {
+        int value = node->in[l.input[i]];
+        bool here = plan->values[value].unit == j->position;
+        inputs[i] = here ? j->mapped[value] : load(j, node, value, l.half[i], l.rate[i]);
+        if (inputs[i] < 0) return plan->ctx->status;
+    }
+    te_status status = te_program_append(j->program, source, inputs, j->unit->n_params, j->unit->n_rngs, result);
+    if (status != TE_OK) return out_of_memory(plan);
+    j->unit->n_rngs += source->n_rngs;
+    j->mapped[node->out] = rounded(j, result[0], plan->values[node->out].dtype);
+    if (j->mapped[node->out] < 0) return out_of_memory(plan);
+    return append_params(j, node, source, numbers);
+}
+
+/* --- the unit's program ------------------------------------------------------------------------------------------- */
+
+static void describe_rows(joining *j)
+{
+    te_fuse_plan *plan = j->plan;
+    te_unit *unit = j->unit;
+    for (int k = 0; k < unit->n_nodes; k++) {
+        const te_group_node *node = &plan->nodes[unit->nodes[k]];
+        if (plan->values[node->out].cls == TE_VALUE_TOKENS) unit->width = plan->values[node->out].width;
+        for (int i = 0; i < node->call.op->n_inputs; i++)
+            if (node->in[i] != TE_NO_VALUE) unit->compute_f64 |= plan->values[node->in[i]].dtype == TE_F64;
+    }
+}
+
+static te_status add_results(joining *j)
+{
+    te_unit *unit = j->unit;
+    for (int k = 0; k < unit->n_nodes; k++) {
+        const te_group_node *node = &j->plan->nodes[unit->nodes[k]];
+        if (j->plan->values[node->out].inside) continue;
+        if (unit->n_results == TE_UNIT_RESULTS)
+            return te_plan_refuse(j->plan, node, "its kernel would write more than %d tensors", TE_UNIT_RESULTS);
+        if (te_program_output(j->program, TE_OUT_ELEM, j->mapped[node->out]) < 0) return out_of_memory(j->plan);
+        unit->results[unit->n_results++] = node->out;
+    }
+    return TE_OK;
+}
+
+/* Gradients that arrive from later units become inputs of this one's. */
+static te_status add_identities(joining *j)
+{
+    te_unit *unit = j->unit;
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_plan_value *v = &j->plan->values[unit->slots[i].value];
+        bool later = v->last_reader > j->position || v->output >= 0;
+        if (v->cls != TE_VALUE_TOKENS || !v->wanted || !later) continue;
+        int value = te_program_load(j->program, i);
+        if (value < 0 || te_program_output(j->program, TE_OUT_ELEM, value) < 0) return out_of_memory(j->plan);
+        unit->slots[i].identity = true;
+        unit->identities[unit->n_identities++] = i;
+    }
+    return TE_OK;
+}
+
+static te_status join_unit(te_fuse_plan *plan, int position)
+{
+    te_unit *unit = &plan->units[position];
+    joining j = {.plan = plan, .unit = unit, .position = position};
+    size_t bytes = (size_t)plan->n_values * sizeof *j.mapped;
+    describe_rows(&j);
+    j.mapped = te_mem_alloc(&plan->ctx->mem, bytes);
+    j.program = te_program_new(&plan->ctx->mem, unit->n_nodes == 1 ? plan->nodes[unit->nodes[0]].call.op->name : "fused");
+    te_status status = j.mapped && j.program ? TE_OK : out_of_memory(plan);
+    for (int k = 0; k < unit->n_nodes && status == TE_OK; k++) status = append_node(&j, &plan->nodes[unit->nodes[k]]);
+    if (status == TE_OK) status = add_results(&j);
+    if (status == TE_OK && plan->record) status = add_identities(&j);
+    if (j.mapped) te_mem_free(&plan->ctx->mem, j.mapped, bytes);
+    if (status != TE_OK) {
+        te_program_free(j.program);
+        return status;
+    }
+    j.program->n_params = unit->n_params;
+    unit->gradient.forward = j.program; /* replaced when it is differentiated */
+    return te_program_prune(j.program) == TE_OK ? TE_OK : out_of_memory(plan);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static te_output_kind reduction_of(const te_plan_value *v, te_rate rate)
+{
+    if (rate == TE_RATE_ROW) return TE_OUT_ROW;
+    if (v->cls == TE_VALUE_TOKENS) return TE_OUT_ELEM;
+    return v->width == 1 ? TE_OUT_SUM : TE_OUT_COLSUM;
+}
+
+/* The gradient of output `index` of the backward program is a gradient that came in, as it is. */
+static int alias_of(const te_fuse_plan *plan, const te_unit *unit, const te_unit_grad *grad, int value)
+{
+    const te_insn *insn = &unit->gradient.backward->insns[value];
+    const te_unit_slot *slot = &unit->slots[grad->slot];
+    if (insn->op != TE_PW_LOAD || grad->kind != TE_OUT_ELEM || slot->half) return -1;
+    const te_grad_source *source = &unit->gradient.sources[insn->slot];
+    if (source->kind != TE_GRAD_FROM_DOUT) return -1;
+    int from = source->index < unit->n_results ? unit->results[source->index]
+                                               : unit->slots[unit->identities[source->index - unit->n_results]].value;
+    return plan->values[from].dtype == plan->values[slot->value].dtype ? insn->slot : -1;
+}
+
+/* The matrix product whose bias gradient is the column sum of the gradient in this slot; NULL when there is none or the
+ * gradient is not complete here. */
+static te_unit *product_of(te_fuse_plan *plan, int position, const te_unit_slot *slot)
+{
+    const te_plan_value *v = &plan->values[slot->value];
+    if (v->cls != TE_VALUE_TOKENS || v->unit < 0 || v->first_reader != position) return NULL;
+    te_unit *unit = &plan->units[v->unit];
+    bool biased = unit->kind == TE_UNIT_LINEAR && unit->bias != TE_NO_VALUE && plan->values[unit->bias].wanted;
+    return biased ? unit : NULL;
+}
+
+static te_status add_bias_gradients(te_fuse_plan *plan, int position)
+{
+    te_unit *unit = &plan->units[position];
+    int n = unit->n_grads;
+    for (int k = 0; k < n; k++) {
+        te_unit *product = product_of(plan, position, &unit->slots[unit->grads[k].slot]);
+        if (!product || unit->grads[k].kind != TE_OUT_ELEM) continue;
+        int value = unit->gradient.backward->outputs[k].value;
+        if (te_program_output(unit->gradient.backward, TE_OUT_COLSUM, value) < 0) return out_of_memory(plan);
+        unit->grads[unit->n_grads++] =
+            (te_unit_grad){.slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .bias = product->bias};
+        product->bias_elsewhere = true;
+    }
+    return TE_OK;
+}
+
+static te_status differentiate(te_fuse_plan *plan, int position)
+{
+    te_unit *unit = &plan->units[position];
+    bool wanted[TE_UNIT_SLOTS] = {false}, save[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false}, any = false;
+    te_output_kind reduce[TE_UNIT_SLOTS] = {TE_OUT_ELEM};
+    te_build_error error;
+    te_gradient gradient;
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_plan_value *v = &plan->values[unit->slots[i].value];
+        wanted[i] = v->wanted;
+        any |= wanted[i];
+        reduce[i] = reduction_of(v, unit->slots[i].rate);
+        if (!wanted[i]) continue;
+        unit->grads[unit->n_grads++] = (te_unit_grad){.slot = i, .kind = reduce[i], .bias = TE_NO_VALUE};
+    }
+    if (!any) return TE_OK;
+    for (int k = 0; k < unit->n_results; k++) save[k] = true; /* stored anyway: rather loaded than computed again */
+    te_gradient_request request = {
+        .forward = unit->gradient.forward, .wanted = wanted, .reduce = reduce, .save_output = save};
+    te_status status = te_program_differentiate(&request, &gradient, &error);
+    if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
+    te_program_free(unit->gradient.forward);
+    unit->gradient = gradient;
+    for (int k = 0; k < unit->n_grads; k++)
+        unit->grads[k].alias = alias_of(plan, unit, &unit->grads[k], gradient.backward->outputs[k].value);
+    return add_bias_gradients(plan, position);
+}
+
+/* --- what backward reads ------------------------------------------------------------------------------------------ */
+
+static void save_sources(te_fuse_plan *plan, const te_unit *unit)
+{
+    for (int i = 0; i < unit->gradient.n_sources; i++) {
+        const te_grad_source *source = &unit->gradient.sources[i];
+        if (source->kind == TE_GRAD_FROM_INPUT) plan->values[unit->slots[source->index].value].saved = true;
+        if (source->kind == TE_GRAD_FROM_OUTPUT) plan->values[unit->results[source->index]].saved = true;
+    }
+}
+
+/* Products keep their operands themselves, in the dtype that they multiply in. */
+static void describe_linear(te_fuse_plan *plan, te_unit *unit)
+{
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    bool has_bias = te_plan_present(plan, node) >> 2 & 1;
+    unit->x = node->in[0];
+    unit->weight = node->in[1];
+    unit->bias = has_bias ? node->in[2] : TE_NO_VALUE;
+    unit->result = node->out;
+    unit->compute = plan->values[node->out].dtype;
+    unit->first_aux = plan->n_aux;
+    plan->n_aux += 2; /* x and weight */
+}
+
+te_status te_plan_compile(te_fuse_plan *plan)
+{
+    te_status status = TE_OK;
+    for (int u = 0; u < plan->n_units; u++) {
+        te_unit *unit = &plan->units[u];
+        if (unit->kind == TE_UNIT_LINEAR) describe_linear(plan, unit);
+        if (unit->kind != TE_UNIT_CALL) continue;
+        unit->x = plan->nodes[unit->nodes[0]].in[0];
+        unit->result = plan->nodes[unit->nodes[0]].out;
+        unit->first_aux = plan->n_aux;
+        plan->n_aux += 2; /* its input and its result, as its own tape sees them */
+    }
+    for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
+        te_unit *unit = &plan->units[u];
+        if (unit->kind != TE_UNIT_PROGRAM) continue;
+        status = join_unit(plan, u);
+        if (status == TE_OK && plan->record) status = differentiate(plan, u);
+        if (status != TE_OK) return status;
+        save_sources(plan, unit);
+        unit->first_row = plan->n_rows;
+        unit->first_rng = plan->n_rngs;
+        plan->n_rows += unit->gradient.n_rows;
+        plan->n_rngs += unit->n_rngs;
+    }
+    return status;
+}

@@ -1,0 +1,209 @@
+/* forward.c - running a plan forward. */
+#include "plan.h"
+
+#include "../autograd.h"
+#include "../ops/ops.h"
+#include "../product.h"
+
+/* --- state -------------------------------------------------------------------------------------------------------- */
+
+te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
+{
+    size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
+    size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
+                   (size_t)plan->n_rngs * sizeof(te_rng);
+    te_group_state *state = te_mem_zalloc(&plan->ctx->mem, bytes);
+    if (!state) {
+        te_fail_memory(plan->ctx, "fuser");
+        return NULL;
+    }
+    state->plan = plan;
+    plan->refs++;
+    state->bytes = bytes;
+    state->ndim = x->ndim;
+    memcpy(state->shape, x->shape, sizeof state->shape);
+    state->device = x->storage->device;
+    state->values = (te_tensor **)(state + 1);
+    state->grads = state->values + plan->n_values;
+    state->rows = state->grads + plan->n_values;
+    state->aux = state->rows + plan->n_rows;
+    state->versions = (uint64_t *)(state->aux + plan->n_aux);
+    state->rngs = (te_rng *)(state->versions + plan->n_values + plan->n_aux);
+    return state;
+}
+
+static void drop(te_tensor **t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        te_tensor_release(t[i]);
+        t[i] = NULL;
+    }
+}
+
+void te_group_state_free(te_group_state *state)
+{
+    te_fuse_plan *plan = state->plan;
+    drop(state->values, plan->n_values);
+    drop(state->grads, plan->n_values);
+    drop(state->rows, plan->n_rows);
+    drop(state->aux, plan->n_aux);
+    te_mem mem = plan->ctx->mem;
+    te_mem_free(&mem, state, state->bytes);
+    te_fuse_plan_release(plan);
+}
+
+void te_group_state_trim(te_group_state *state)
+{
+    for (int v = 0; v < state->plan->n_values; v++) {
+        if (!state->plan->values[v].saved) drop(&state->values[v], 1);
+        if (state->values[v]) state->versions[v] = state->values[v]->storage->version;
+    }
+    for (int i = 0; i < state->plan->n_aux; i++)
+        if (state->aux[i]) state->versions[state->plan->n_values + i] = state->aux[i]->storage->version;
+}
+
+te_space te_state_space(const te_group_state *state, int64_t width)
+{
+    te_space s = {.ndim = state->ndim};
+    memcpy(s.shape, state->shape, sizeof s.shape);
+    s.shape[s.ndim - 1] = width;
+    return s;
+}
+
+te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value)
+{
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, state->shape, sizeof shape);
+    shape[state->ndim - 1] = value->width;
+    int ndim = value->cls == TE_VALUE_ROWS ? state->ndim - 1 : state->ndim;
+    return te_tensor_new(state->plan->ctx, state->device, value->dtype, ndim, shape);
+}
+
+/* --- programs ----------------------------------------------------------------------------------------------------- */
+
+static void draw(te_group_state *state, const te_unit *unit, const te_space *s)
+{
+    uint64_t words = 1;
+    for (int i = 0; i < s->ndim; i++) words *= (uint64_t)s->shape[i];
+    for (int i = 0; i < unit->n_rngs; i++)
+        state->rngs[unit->first_rng + i] = te_context_draw(state->plan->ctx, words);
+}
+
+static te_status run_program(te_group_state *state, const te_unit *unit)
+{
+    te_fuse_plan *plan = state->plan;
+    te_context *ctx = plan->ctx;
+    te_space s = te_state_space(state, unit->width);
+    te_operand inputs[TE_UNIT_SLOTS], outputs[TE_UNIT_RESULTS + TE_UNIT_SLOTS + TE_GRAD_MAX_SOURCES];
+    te_run run;
+    if (!unit->n_results) return TE_OK;
+    for (int i = 0; i < unit->n_slots; i++)
+        inputs[i] =
+            te_space_operand(state->values[unit->slots[i].value], &s, unit->slots[i].half, unit->slots[i].rate);
+    int n = 0;
+    for (int i = 0; i < unit->n_results; i++, n++) {
+        te_tensor *t = state->values[unit->results[i]] = te_state_tensor(state, &plan->values[unit->results[i]]);
+        if (!t) return ctx->status;
+        outputs[n] = te_space_operand(t, &s, 0, TE_RATE_ELEM);
+    }
+    for (int i = 0; i < unit->n_identities; i++) outputs[n++] = (te_operand){.data = NULL};
+    for (int i = 0; i < unit->gradient.n_rows; i++, n++) {
+        te_tensor *t = state->rows[unit->first_row + i] =
+            te_tensor_new(ctx, state->device, unit->compute_f64 ? TE_F64 : TE_F32, s.ndim - 1, s.shape);
+        if (!t) return ctx->status;
+        outputs[n] = te_space_operand(t, &s, 0, TE_RATE_ROW);
+    }
+    draw(state, unit, &s);
+    te_run_start(&run, &s);
+    run.inputs = inputs;
+    run.outputs = outputs;
+    run.params = unit->params;
+    run.rngs = state->rngs + unit->first_rng;
+    run.compute_f64 = unit->compute_f64;
+    te_exec *exec = &state->device->exec;
+    te_status status = exec->backend->program_run(exec, unit->gradient.forward, &run, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, unit->gradient.forward->name);
+}
+
+/* --- products and calls ------------------------------------------------------------------------------------------- */
+
+static te_status run_linear(te_group_state *state, const te_unit *unit)
+{
+    te_fuse_plan *plan = state->plan;
+    const te_plan_value *x = &plan->values[unit->x], *w = &plan->values[unit->weight];
+    te_tensor *xc = te_tensor_cast(state->values[unit->x], unit->compute);
+    te_tensor *wc = xc ? te_tensor_cast_cached(state->values[unit->weight], unit->compute) : NULL;
+    te_tensor *y = wc ? te_state_tensor(state, &plan->values[unit->result]) : NULL;
+    te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
+    state->values[unit->result] = y;
+    te_status status = y ? te_linear_product(y, xc, wc, bias) : plan->ctx->status;
+    if (status == TE_OK && w->wanted) state->aux[unit->first_aux] = te_tensor_retain(xc);
+    if (status == TE_OK && x->wanted) state->aux[unit->first_aux + 1] = te_tensor_retain(wc);
+    te_tensor_release(xc);
+    te_tensor_release(wc);
+    return status;
+}
+
+/* An operation with a tape of its own: its input is a leaf there. */
+static te_status run_call(te_group_state *state, const te_unit *unit)
+{
+    te_fuse_plan *plan = state->plan;
+    te_context *ctx = plan->ctx;
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    te_tensor *x = state->values[unit->x], *leaf = te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset);
+    if (!leaf) return ctx->status;
+    bool wanted = plan->values[unit->x].wanted;
+    leaf->requires_grad = wanted;
+    te_call call = node->call;
+    call.in[0] = leaf;
+    for (int i = 1; i < call.op->n_inputs; i++)
+        call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
+    te_status status = te_call_run_op(&call);
+    te_tensor *y = call.out[0];
+    if (status == TE_OK && wanted) {
+        state->aux[unit->first_aux] = te_tensor_retain(leaf);
+        state->aux[unit->first_aux + 1] = te_tensor_retain(y);
+    }
+    if (status == TE_OK) state->values[unit->result] = te_tensor_alias(y, y->ndim, y->shape, y->stride, y->offset);
+    if (status == TE_OK && !state->values[unit->result]) status = ctx->status;
+    te_tensor_release(y);
+    te_tensor_release(leaf);
+    return status;
+}
+
+/* --- the plan ----------------------------------------------------------------------------------------------------- */
+
+/* What no later unit, nor backward, nor the caller reads is given back at once. */
+static void release_read(te_group_state *state, int position)
+{
+    te_fuse_plan *plan = state->plan;
+    const te_unit *unit = &plan->units[position];
+    for (int k = 0; k < unit->n_nodes; k++) {
+        const te_group_node *node = &plan->nodes[unit->nodes[k]];
+        for (int i = 0; i < node->call.op->n_inputs; i++) {
+            const te_plan_value *v = node->in[i] == TE_NO_VALUE ? NULL : &plan->values[node->in[i]];
+            if (v && v->last_reader == position && v->output < 0 && !(v->saved && plan->record))
+                drop(&state->values[node->in[i]], 1);
+        }
+    }
+}
+
+te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
+{
+    te_fuse_plan *plan = state->plan;
+    te_status status = TE_OK;
+    for (int v = 0; v < plan->n_values; v++)
+        if (plan->values[v].input >= 0) state->values[v] = te_tensor_retain(inputs[plan->values[v].input]);
+    for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
+        const te_unit *unit = &plan->units[u];
+        status = te_context_poll(plan->ctx);
+        if (status != TE_OK) break;
+        switch (unit->kind) {
+        case TE_UNIT_PROGRAM: status = run_program(state, unit); break;
+        case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
+        case TE_UNIT_CALL: status = run_call(state, unit); break;
+        }
+        release_read(state, u);
+    }
+    return status;
+}

@@ -1,0 +1,54 @@
+/* group.h - a group: neighbouring operations planned and run as one.
+ *
+ * A group is a small graph. Its inputs are x, extra inputs and parameters; its nodes apply declared operations; its outputs are
+ * values of either kind:
+ *
+ *      int x = te_group_input(g, false), w = te_group_input(g, true);
+ *      te_group_op(g, &(te_group_call){.op = layer_norm, .values = {x, w, TE_NO_VALUE}}, &h);
+ *      te_group_output(g, h);
+ *      te_group_run(g, inputs, outputs);
+ *
+ * The first run with inputs of a new kind makes a *plan* (plan.h): which nodes share a kernel, forward and backward. Plans are
+ * kept by dtypes, widths, compute dtype and wanted gradients; the number of tokens is free. One node of the tape stands for
+ * the whole run.
+ *
+ * Not everything can be planned: an operation that mixes tokens in a way the planner does not know, shapes that broadcast in
+ * several dimensions. Then te_group_run fails with TE_ERROR_UNSUPPORTED before anything ran, the message says why, and the
+ * caller runs the operations one by one.
+ */
+#ifndef TE_CORE_FUSER_GROUP_H
+#define TE_CORE_FUSER_GROUP_H
+
+#include "../op.h"
+
+enum { TE_NO_VALUE = -1, TE_GROUP_MAX_OUTPUTS = TE_OP_MAX_OUTPUTS };
+
+typedef struct te_group te_group;
+
+/* Values of inputs and results are numbered from 0. Each function returns a value, or TE_NO_VALUE (status on the context). */
+te_group *te_group_new(te_context *ctx);
+void      te_group_release(te_group *group); /* NULL is a no-op; plans in use by the tape stay alive */
+
+/* A parameter has a shape of its own; an activation is x (the first input), or has x's leading dimensions. */
+int te_group_input(te_group *group, bool parameter);
+
+/* One application of an operation. `values` by position of the operation's tensor parameters, TE_NO_VALUE where absent; `args`
+ * are the operation's arguments in the order of its signature, of which those that are no tensors count. `label` says which
+ * of the caller's operations it belongs to, for te_plan_describe. The op outlives the group. */
+typedef struct te_group_call {
+    const te_op  *op;
+    int           values[TE_OP_MAX_INPUTS];
+    const te_arg *args;
+    int           n_args, label;
+} te_group_call;
+
+te_status te_group_op(te_group *group, const te_group_call *call, int *result);
+te_status te_group_output(te_group *group, int value);
+int       te_group_n_inputs(const te_group *group);
+int       te_group_n_outputs(const te_group *group);
+
+/* inputs: te_group_n_inputs tensors, borrowed; an input that stands for nothing is NULL. outputs: one new reference each. */
+bool      te_group_refused(const te_group *group); /* the last run failed because these inputs cannot be planned */
+te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs);
+
+#endif

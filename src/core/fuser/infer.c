@@ -1,0 +1,160 @@
+/* infer.c - class, width and dtype of every value of a plan, from those of the inputs. */
+#include "plan.h"
+
+#include "../ops/ops.h"
+#include "../product.h"
+
+#include <stdio.h>
+
+te_status te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return te_fail(plan->ctx, TE_ERROR_UNSUPPORTED, "te.%s: cannot be planned: %s", node->call.op->name, text);
+}
+
+static bool floating(te_dtype dtype)
+{
+    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64;
+}
+
+static const te_plan_value *input_of(const te_fuse_plan *plan, const te_group_node *node, int i)
+{
+    int value = i < node->call.op->n_inputs ? node->in[i] : TE_NO_VALUE;
+    return value != TE_NO_VALUE && plan->values[value].cls != TE_VALUE_ABSENT ? &plan->values[value] : NULL;
+}
+
+unsigned te_plan_present(const te_fuse_plan *plan, const te_group_node *node)
+{
+    unsigned present = 0;
+    for (int i = 0; i < node->call.op->n_inputs; i++) present |= (unsigned)(input_of(plan, node, i) != NULL) << i;
+    return present;
+}
+
+/* --- program ops -------------------------------------------------------------------------------------------------- */
+
+/* The dtype that the op would give its result, asked with stand-ins for the tensors. */
+static te_dtype program_dtype(const te_fuse_plan *plan, const te_group_node *node, const te_layout *l)
+{
+    te_tensor dummies[TE_OP_MAX_INPUTS];
+    te_call call = node->call;
+    call.ctx = plan->ctx;
+    for (int i = 0; i < call.op->n_inputs; i++) {
+        const te_plan_value *v = input_of(plan, node, i);
+        if (!v) continue;
+        dummies[i].dtype = v->dtype;
+        dummies[i].ndim = v->cls == TE_VALUE_FIXED ? v->ndim : plan->x_ndim - (v->cls == TE_VALUE_ROWS);
+        call.in[i] = &dummies[i];
+    }
+    return te_program_result_dtype(&call, l);
+}
+
+/* A parameter must be one number, or one number per column. */
+static bool fits_columns(const te_plan_value *v, int64_t width)
+{
+    if (v->width == 1) return true;
+    return v->width == width && v->ndim > 0 && v->shape[v->ndim - 1] == width;
+}
+
+static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+{
+    te_layout l = te_program_layout(&node->call, te_plan_present(plan, node));
+    const te_plan_value *first = l.n ? input_of(plan, node, l.input[0]) : NULL;
+    if (!first) return te_plan_refuse(plan, node, "it takes no tensor");
+    out->cls = TE_VALUE_FIXED;
+    for (int i = 0; i < l.n; i++) {
+        const te_plan_value *v = input_of(plan, node, l.input[i]);
+        if (!floating(v->dtype)) return te_plan_refuse(plan, node, "an input of dtype %s", te_dtype_name(v->dtype));
+        if (v->cls == TE_VALUE_ROWS && l.rate[i] != TE_RATE_ROW)
+            return te_plan_refuse(plan, node, "one number per row where an element is read");
+        if (v->cls == TE_VALUE_TOKENS) {
+            int64_t width = l.half[i] ? v->width / 2 : v->width;
+            if (l.half[i] && v->width % 2) return te_plan_refuse(plan, node, "odd width %lld", (long long)v->width);
+            if (out->cls == TE_VALUE_TOKENS && out->width != width)
+                return te_plan_refuse(plan, node, "widths %lld and %lld", (long long)out->width, (long long)width);
+            out->cls = TE_VALUE_TOKENS;
+            out->width = width;
+        }
+    }
+    if ((node->call.op->def->flags & TE_OP_LASTROW) && first->cls != TE_VALUE_TOKENS)
+        return te_plan_refuse(plan, node, "x is a parameter");
+    if (out->cls == TE_VALUE_FIXED) { /* parameters with numbers: in the shape of the first */
+        out->ndim = first->ndim;
+        out->width = first->width;
+        memcpy(out->shape, first->shape, sizeof out->shape);
+    }
+    for (int i = 0; i < l.n; i++) {
+        const te_plan_value *v = input_of(plan, node, l.input[i]);
+        if (v->cls == TE_VALUE_FIXED && !fits_columns(v, out->width))
+            return te_plan_refuse(plan, node, "an argument with %lld elements beside rows of %lld", (long long)v->width,
+                                  (long long)out->width);
+    }
+    out->dtype = program_dtype(plan, node, &l);
+    if (!floating(out->dtype)) return te_plan_refuse(plan, node, "a result of dtype %s", te_dtype_name(out->dtype));
+    return TE_OK;
+}
+
+/* --- others ------------------------------------------------------------------------------------------------------- */
+
+static te_status infer_linear(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+{
+    const te_plan_value *x = input_of(plan, node, 0), *w = input_of(plan, node, 1), *b = input_of(plan, node, 2);
+    if (!x || x->cls != TE_VALUE_TOKENS || !floating(x->dtype)) return te_plan_refuse(plan, node, "x is no activation");
+    bool fits = w && w->cls == TE_VALUE_FIXED && w->input >= 0 && w->ndim == 2 && floating(w->dtype);
+    if (!fits || w->shape[1] != x->width)
+        return te_plan_refuse(plan, node, "the weight does not fit rows of %lld", (long long)x->width);
+    if (b && (b->cls != TE_VALUE_FIXED || b->input < 0 || b->ndim != 1 || b->shape[0] != w->shape[0]))
+        return te_plan_refuse(plan, node, "the bias does not fit the weight");
+    out->cls = TE_VALUE_TOKENS;
+    out->width = w->shape[0];
+    out->dtype = te_product_dtype(plan->ctx, x->dtype, w->dtype);
+    return TE_OK;
+}
+
+static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+{
+    const te_plan_value *x = input_of(plan, node, 0);
+    const te_attr *attr = node->call.attr;
+    int heads_at = -1, kv_at = -1;
+    for (int i = 0; i < node->call.op->n_params; i++) {
+        const te_param *p = &node->call.op->params[i];
+        if (strcmp(p->name, "heads") == 0) heads_at = p->slot;
+        if (strcmp(p->name, "kv_heads") == 0) kv_at = p->slot;
+    }
+    if (!x || x->cls != TE_VALUE_TOKENS) return te_plan_refuse(plan, node, "its input is no activation");
+    int64_t heads = (int64_t)attr[heads_at].number, kv = attr[kv_at].set ? (int64_t)attr[kv_at].number : heads;
+    if (heads < 1 || kv < 1 || x->width % (heads + 2 * kv))
+        return te_plan_refuse(plan, node, "%lld columns for %lld + 2 x %lld heads", (long long)x->width,
+                              (long long)heads, (long long)kv);
+    out->cls = TE_VALUE_TOKENS;
+    out->width = x->width / (heads + 2 * kv) * heads;
+    out->dtype = x->dtype;
+    return TE_OK;
+}
+
+te_status te_plan_infer(te_fuse_plan *plan)
+{
+    for (int n = 0; n < plan->n_nodes; n++) {
+        te_group_node *node = &plan->nodes[n];
+        te_plan_value *out = &plan->values[node->out];
+        const te_op *op = node->call.op;
+        te_status status;
+        if (op->def->formula)
+            status = infer_program(plan, node, out);
+        else if (strcmp(op->name, "linear") == 0)
+            status = infer_linear(plan, node, out);
+        else if (strcmp(op->name, "self_attention") == 0)
+            status = infer_self_attention(plan, node, out);
+        else
+            status = te_plan_refuse(plan, node, "its result's shape is not known beforehand");
+        if (status != TE_OK) return status;
+        for (int i = 0; i < op->n_inputs; i++) {
+            const te_plan_value *v = input_of(plan, node, i);
+            out->wanted |= v && v->wanted && !(op->def->flags & TE_OP_NOGRAD);
+        }
+    }
+    return TE_OK;
+}

@@ -1,0 +1,170 @@
+/* plan.h - what the files of the fuser share: the graph, and how a plan executes it.
+ *
+ *      graph  -- infer.c     class, width and dtype of every value
+ *             -- cluster.c   which nodes share a unit, and the order of the units
+ *             -- compile.c   one row program per unit of program ops, and its gradient
+ *      plan   -- forward.c, backward.c
+ *
+ * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, or
+ * another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
+ * its dtype, the program rounds to that dtype, so that fusing does not change a forward result.
+ *
+ * Backward runs the units in reverse. A program's gradient is derived from the whole of it, hence it is fused as forward is: the
+ * gradient of a residual sum, the norm under it and the bias gradients above come out of one pass. A value that is also read by
+ * later units, such as the residual stream, enters its program as an *identity* output: its gradient so far is then one more
+ * input of the gradient program, not an addition afterwards.
+ */
+#ifndef TE_CORE_FUSER_PLAN_H
+#define TE_CORE_FUSER_PLAN_H
+
+#include "../op_program.h"
+#include "group.h"
+
+typedef struct te_group_node {
+    te_call call; /* op, attributes, numbers in place of tensors; nothing else is set */
+    int     in[TE_OP_MAX_INPUTS];
+    int     out, label;
+} te_group_node;
+
+/* How a value's shape depends on x {.., width of x}. */
+typedef enum te_value_class {
+    TE_VALUE_ABSENT,
+    TE_VALUE_TOKENS, /* {.., width}: the dimensions of x but the last, then its own width */
+    TE_VALUE_ROWS,   /* {..}: one number per row; inputs only */
+    TE_VALUE_FIXED,  /* a shape of its own: parameters and what is computed from them alone */
+    TE_VALUE_LENGTHS /* integers; given to operations that are called as they are */
+} te_value_class;
+
+typedef struct te_plan_value {
+    te_value_class cls;
+    te_dtype       dtype;
+    int            node, input; /* what makes it; -1: the other */
+    int            ndim;        /* FIXED */
+    int64_t        shape[TE_MAX_DIMS];
+    int64_t        width;       /* last dimension; FIXED: number of elements */
+    bool           wanted;      /* its gradient is */
+    bool           saved;       /* backward reads it */
+    bool           inside;      /* never stored: read by its own unit alone */
+    int            unit;        /* position in the plan of the unit that makes it; -1: an input */
+    int            first_reader, last_reader; /* positions of units; -1: none */
+    int            output;      /* first output of the group that it is; -1: none */
+} te_plan_value;
+
+typedef enum te_unit_kind { TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL } te_unit_kind;
+
+enum { TE_UNIT_SLOTS = 24, TE_UNIT_RESULTS = 12, TE_UNIT_RNGS = 8 };
+
+/* A tensor that a unit's program reads. */
+typedef struct te_unit_slot {
+    int     value, half; /* half as in te_layout */
+    te_rate rate;
+    bool    identity;    /* also an output: its gradient arrives from later units */
+} te_unit_slot;
+
+/* An output of the gradient program. */
+typedef struct te_unit_grad {
+    int            slot;
+    te_output_kind kind;
+    int            alias; /* source of the gradient that it is, unchanged; -1: computed */
+    int            bias;  /* a column sum for this parameter of the matrix product that made the slot's value; TE_NO_VALUE: no */
+} te_unit_grad;
+
+typedef struct te_unit {
+    te_unit_kind kind;
+    int          n_nodes, *nodes; /* ascending; memory of the plan */
+    /* TE_UNIT_PROGRAM */
+    te_gradient  gradient;        /* without gradients: forward alone */
+    te_unit_slot slots[TE_UNIT_SLOTS];
+    int          results[TE_UNIT_RESULTS]; /* values; the program's first outputs, then the identities, then rows */
+    te_unit_grad grads[2 * TE_UNIT_SLOTS];
+    int          n_slots, n_results, n_identities, n_grads;
+    int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
+    double      *params;          /* of the program */
+    int          n_params, n_rngs;
+    int          first_row, first_rng; /* in the run's arrays */
+    int64_t      width;
+    bool         compute_f64;
+    /* TE_UNIT_LINEAR */
+    bool         bias_elsewhere;  /* the bias gradient is an output of the program that makes the gradient of the result */
+    int          x, weight, bias, result; /* values */
+    te_dtype     compute;         /* dtype of the product */
+    /* TE_UNIT_LINEAR and TE_UNIT_CALL */
+    int          first_aux;       /* tensors of its own in the run's arrays */
+} te_unit;
+
+/* What tells plans apart: one per input, and the settings of the context. */
+typedef struct te_plan_key {
+    te_dtype       dtype;
+    te_value_class cls;
+    bool           wanted;
+    int            ndim;
+    int64_t        width;
+    int64_t        shape[TE_MAX_DIMS]; /* FIXED */
+} te_plan_key;
+
+typedef struct te_fuse_plan {
+    te_context    *ctx;
+    int            refs;
+    te_plan_key   *keys; /* per input */
+    te_dtype       compute_dtype;
+    bool           record;
+    int            x_ndim;
+    int            n_inputs, n_nodes, n_values, n_units, n_outputs;
+    te_plan_value *values;
+    te_unit       *units;
+    te_group_node *nodes; /* copies of the group's */
+    int           *outputs;
+    int            n_rows, n_rngs, n_aux; /* sizes of a run's arrays */
+    char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
+    struct te_fuse_plan *next; /* of the same group */
+} te_fuse_plan;
+
+struct te_group {
+    te_context    *ctx;
+    te_group_node *nodes;
+    int           *producers; /* per value: its node, or -1 - input */
+    bool          *parameter; /* per value */
+    te_plan_key   *keys;      /* per input, of the run in progress */
+    int            outputs[TE_GROUP_MAX_OUTPUTS];
+    size_t         node_capacity, producer_capacity, parameter_capacity;
+    int            n_nodes, n_values, n_inputs, n_outputs;
+    bool           refused; /* the last run had no plan */
+    te_fuse_plan  *plans;
+};
+
+/* What one forward pass leaves for backward; also its working memory. */
+typedef struct te_group_state {
+    te_fuse_plan *plan;
+    size_t        bytes;
+    int           ndim; /* of x */
+    int64_t       shape[TE_MAX_DIMS];
+    te_device    *device;
+    te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
+    uint64_t     *versions; /* of values and aux */
+    te_rng       *rngs;
+} te_group_state;
+
+/* --- making plans ------------------------------------------------------------------------------------------------- */
+
+te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record); /* found or made; NULL on failure */
+te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
+void          te_fuse_plan_release(te_fuse_plan *plan);
+te_status     te_plan_infer(te_fuse_plan *plan);
+te_status     te_plan_cluster(te_fuse_plan *plan);
+te_status     te_plan_compile(te_fuse_plan *plan);
+unsigned      te_plan_present(const te_fuse_plan *plan, const te_group_node *node); /* bit i: input i is there */
+te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const char *format, ...) TE_PRINTF(3, 4);
+
+/* --- running them ------------------------------------------------------------------------------------------------- */
+
+te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x); /* NULL on failure */
+void            te_group_state_free(te_group_state *state);
+void            te_group_state_trim(te_group_state *state); /* after forward: drops what backward does not read */
+te_status       te_plan_forward(te_group_state *state, te_tensor *const *inputs);
+te_status       te_plan_backward(te_group_state *state, te_call *call);
+
+/* The iteration space of a unit of `width`, and an operand of it. */
+te_space   te_state_space(const te_group_state *state, int64_t width);
+te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value); /* uninitialised */
+
+#endif

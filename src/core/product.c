@@ -1,0 +1,98 @@
+/* product.c - a linear layer's products as GEMM calls. */
+#include "product.h"
+
+#include "ops/ops.h"
+
+te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b)
+{
+    te_dtype dtype = te_promote(a, b);
+    if (dtype != TE_F64 && dtype != TE_BF16 && dtype != TE_F16) dtype = TE_F32;
+    return dtype != TE_F64 && ctx->compute_dtype != TE_DTYPE_COUNT ? ctx->compute_dtype : dtype;
+}
+
+/* Identifies the contents of a weight, so that a packed copy of it may be kept; 0: not worth it. */
+static uint64_t content_key(const te_tensor *t)
+{
+    return t->storage->block ? (t->storage->id << 24 ^ t->storage->version << 4 ^ (uint64_t)t->offset << 44) | 1 : 0;
+}
+
+static te_view transposed(te_view v)
+{
+    int64_t shape = v.shape[0], stride = v.stride[0];
+    v.shape[0] = v.shape[1];
+    v.stride[0] = v.stride[1];
+    v.shape[1] = shape;
+    v.stride[1] = stride;
+    return v;
+}
+
+/* Leading dimensions joined: {.., k} as {rows, k}. False when they are not evenly spaced. */
+static bool as_rows(const te_tensor *t, te_view *out)
+{
+    te_view v = te_tensor_view(t);
+    int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1], rows = 1, step = width;
+    bool stepped = false; /* a step may be 0: gradients of sums are broadcast */
+    for (int i = t->ndim - 2; i >= 0; i--) {
+        if (t->shape[i] == 1) continue;
+        if (stepped && rows * step != t->stride[i]) return false;
+        if (!stepped) step = t->stride[i];
+        stepped = true;
+        rows *= t->shape[i];
+    }
+    *out = (te_view){.data = v.data, .dtype = v.dtype, .ndim = 2, .shape = {rows, width}, .stride = {step, last}};
+    return true;
+}
+
+/* The same as a tensor that stays valid: t itself or a copy. A new reference. */
+static te_tensor *row_tensor(te_tensor *t, te_view *view)
+{
+    if (as_rows(t, view)) return te_tensor_retain(t);
+    te_tensor *copy = te_tensor_clone_data(t);
+    if (copy) as_rows(copy, view);
+    return copy;
+}
+
+static te_status run(te_tensor *c, const te_gemm *gemm)
+{
+    te_exec *exec = &c->storage->device->exec;
+    te_status status = exec->backend->gemm(exec, gemm);
+    return status == TE_OK ? TE_OK : te_fail_exec(c->ctx, status, exec, "linear");
+}
+
+te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias)
+{
+    te_gemm gemm = {.b = transposed(te_tensor_view(w)), .alpha = 1, .b_key = content_key(w)};
+    te_tensor *rows = row_tensor(x, &gemm.a);
+    if (!rows) return y->ctx->status;
+    as_rows(y, &gemm.c);
+    if (bias) gemm.bias = te_tensor_view(bias);
+    te_status status = run(y, &gemm);
+    te_tensor_release(rows);
+    return status;
+}
+
+te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accumulate)
+{
+    te_gemm gemm = {.b = te_tensor_view(w), .alpha = 1, .beta = accumulate ? 1 : 0, .b_key = content_key(w)};
+    te_tensor *rows = row_tensor(dy, &gemm.a);
+    if (!rows) return dx->ctx->status;
+    as_rows(dx, &gemm.c);
+    te_status status = run(dx, &gemm);
+    te_tensor_release(rows);
+    return status;
+}
+
+te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accumulate)
+{
+    te_gemm gemm = {.alpha = 1, .beta = accumulate ? 1 : 0};
+    te_tensor *dy_rows = row_tensor(dy, &gemm.a), *x_rows = dy_rows ? row_tensor(x, &gemm.b) : NULL;
+    te_status status = x_rows ? TE_OK : dw->ctx->status;
+    if (status == TE_OK) {
+        gemm.a = transposed(gemm.a);
+        gemm.c = te_tensor_view(dw);
+        status = run(dw, &gemm);
+    }
+    te_tensor_release(x_rows);
+    te_tensor_release(dy_rows);
+    return status;
+}

@@ -14,6 +14,7 @@ local modules = {
     Sequential = "te.sequential",
     Residual = "te.residual",
     is = "te.module:is",
+    set_fusion = "te.fuser:set_fusion",
 
     -- libraries
     ops = "te.ops",

@@ -11,6 +11,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
+local fuser = require "te.fuser"
 
 local CONFIG = {
     vocab_size = { "size" },
@@ -25,7 +26,7 @@ local CONFIG = {
 }
 
 local Block = te.Module:extend("Block")
-Block.pure = true
+Block.forward = fuser.forward
 
 function Block:init(config)
     local width, bias = config.n_embd, config.bias
@@ -44,12 +45,7 @@ function Block:init(config)
         te.Dropout(config.dropout))
 end
 
-function Block:forward(x)
-    local h = self.attention(x)
-    local y = self.mlp(h)
-    h:release()
-    return y
-end
+function Block:chain() return { self.attention, self.mlp } end
 
 local GPT = te.Module:extend("GPT")
 
@@ -72,6 +68,8 @@ function GPT:describe()
         c.n_layer, c.n_head, c.n_embd)
 end
 
+function GPT:chain() return { self.dropout, self.blocks, self.norm } end
+
 -- Hidden states {batch, seq, n_embd} after the last norm.
 local function hidden_states(self, ids)
     local seq = ids:size(2)
@@ -80,7 +78,7 @@ local function hidden_states(self, ids)
     end
     local positions = te.arange(0, seq - 1, 1, { dtype = "int32", device = ids.device })
     local x = te.add(self.wte(ids), self.wpe(positions))
-    return self.norm(self.blocks(self.dropout(x)))
+    return fuser.run_chain(self, x)
 end
 
 --- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy. Without: the logits

@@ -1,0 +1,170 @@
+--- Runs containers: neighbouring operations in groups that the engine plans and fuses, anything else by calling it.
+--
+-- A container is flattened, described and grouped when it first runs, and again when it, a module in it or an option that a
+-- module names in `plan_fields` has changed. Parameters are looked up anew at every run.
+
+local te = require "te"
+local fail = require "te.fail"
+local core = te._core
+local flatten = require "te.fuser.flatten"
+local record = require "te.fuser.record"
+
+local fuser = { enabled = true }
+
+local function is_pure(part)
+    return part.group ~= nil or type(part.item.op) == "table" and part.item.op.pure == true
+end
+
+-- Lays down what nobody reads after each part: given back at once when the part keeps nothing of what it reads.
+local function plan_releases(program)
+    for _, part in ipairs(program.parts) do
+        part.releases = {}
+        local function consider(v)
+            local last = program.readers[v]
+            if is_pure(part) and v > program.n_inputs and last and last <= part.last_step then
+                part.releases[#part.releases + 1] = v
+            end
+        end
+        for _, v in ipairs(part.inputs or part.extras) do consider(v) end
+        if part.x then consider(part.x) end
+    end
+end
+
+local function compile(module, n_extras, has_lens)
+    local walk = flatten.module(module, n_extras, has_lens)
+    local program = record.parts(walk, fuser.enabled)
+    program.walk, program.enabled = walk, fuser.enabled
+    program.pure = true
+    for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
+    plan_releases(program)
+    return program
+end
+
+local function is_current(program)
+    if program.enabled ~= fuser.enabled or not flatten.is_current(program.walk) then return false end
+    local checks = program.checks
+    for i = 1, #checks do
+        local check = checks[i]
+        if check[4] then
+            if (rawget(check[1], check[2]) ~= nil) ~= check[3] then return false end
+        elseif check[1][check[2]] ~= check[3] then
+            return false
+        end
+    end
+    return true
+end
+
+--- The program of a module for so many extra inputs, kept with the module.
+function fuser.program(module, n_extras, has_lens)
+    local key = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0)
+    local programs = rawget(module, "_programs")
+    if not programs then
+        programs = {}
+        rawset(module, "_programs", programs)
+    end
+    local program = programs[key]
+    if not program or not is_current(program) then
+        program = compile(module, n_extras, has_lens)
+        programs[key] = program
+    end
+    return program
+end
+
+local function store(env, names, ...)
+    for i = 1, #names do env[names[i]] = (select(i, ...)) end
+end
+
+-- One engine operation after the other: for inputs that cannot be planned.
+local function run_singly(part, env)
+    for _, step in ipairs(part.steps) do
+        local args, n = {}, #step.inputs
+        for k, v in ipairs(step.inputs) do
+            local source = part.sources[v]
+            if source then args[k] = rawget(source[1], source[2]) elseif v then args[k] = env[v] end
+        end
+        args[n + 1] = step.attributes
+        local run = type(step.name) == "string" and te[step.name] or step.name
+        env[step.result] = run(unpack(args, 1, n + (step.attributes and 1 or 0)))
+    end
+end
+
+-- Stores the outputs of a group; when it has no plan for these inputs it runs unfused and remembers why.
+local function finish(part, env, first, ...)
+    part.reason = nil
+    if first ~= nil then return store(env, part.outputs, first, ...) end
+    part.reason = (...)
+    return run_singly(part, env)
+end
+
+local function run_group(part, env, owned)
+    local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
+    for i = 1, n do args[i] = env[inputs[i]] end
+    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    finish(part, env, core.group_run(part.group, unpack(args, 1, n + #params)))
+    for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
+end
+
+-- A pure operation gives a fresh tensor, or its input: then it is nobody's to release but the input's owner's.
+local function run_call(part, env, owned)
+    local extras, op, n = {}, part.item.op, #part.extras
+    for i, v in ipairs(part.extras) do extras[i] = env[v] end
+    if part.lens then
+        store(env, part.results, op(env[part.x], env[part.lens], unpack(extras, 1, n)))
+    else
+        store(env, part.results, op(env[part.x], unpack(extras, 1, n)))
+    end
+    local y = env[part.results[1]]
+    local fresh = is_pure(part) and te.is_tensor(y) and not rawequal(y, env[part.x])
+    for _, extra in ipairs(extras) do fresh = fresh and not rawequal(y, extra) end
+    owned[part.results[1]] = fresh
+end
+
+local function run(program, env)
+    local owned, parts = {}, program.parts
+    for i = 1, #parts do
+        local part = parts[i]
+        if part.group then run_group(part, env, owned) else run_call(part, env, owned) end
+        for _, v in ipairs(part.releases) do
+            local passed_on = part.x and rawequal(env[v], env[part.results[1]])
+            if owned[v] and not passed_on then env[v]:release() end
+            owned[v] = nil
+        end
+    end
+    local outputs, results = program.outputs, {}
+    if #outputs == 1 then return env[outputs[1]] end
+    for i = 1, #outputs do results[i] = env[outputs[i]] end
+    return unpack(results, 1, #outputs)
+end
+
+-- Whether the first of the values beyond x is seq_lens: one tensor more than the operations take, 1-D and of integers.
+local function has_seq_lens(module, n, takes, first)
+    if n == takes then return false end
+    local lens = n == takes + 1 and te.is_tensor(first) and first:dim() == 1
+        and (first.dtype == "int32" or first.dtype == "int64")
+    if not lens then fail("%s: takes %d extra inputs, got %d", module.__name, takes, n) end
+    return true
+end
+
+--- The forward method of every container: x, lengths of packed sequences if any, extra inputs.
+function fuser.forward(module, x, ...)
+    local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
+    if n ~= takes then lens = has_seq_lens(module, n, takes, (...)) end
+    local program = fuser.program(module, takes, lens)
+    rawset(module, "pure", program.pure)
+    if n == 0 then return run(program, { x }) end
+    return run(program, { x, ... })
+end
+
+--- Runs the chain() of a module that does more in its forward than that.
+function fuser.run_chain(module, x) return run(fuser.program(module, 0, false), { x }) end
+
+flatten.forward = fuser.forward
+
+--- Switches fusion off (every basic operation runs by itself) or on; returns the setting before.
+function fuser.set_fusion(on)
+    local before = fuser.enabled
+    fuser.enabled = on ~= false
+    return before
+end
+
+return fuser

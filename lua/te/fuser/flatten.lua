@@ -1,0 +1,121 @@
+--- Containers as one list of operations with explicit wiring.
+--
+-- Nested Sequentials dissolve; a Residual becomes MakeExtraOutput, its branch, and an AddExtraInput that reads what was set
+-- aside, so that nothing marks its border any more. Values are numbers: 1 is x, then seq_lens if given, then the extra
+-- inputs. An item is
+--
+--     { op = module, x = value, extras = { values }, y = value, outs = { values }, lens = value or nil }
+--
+-- An operation with a `channel` hands its extra output to, or takes its extra input from, the operation with the same channel
+-- later in the same container instead of the caller.
+
+local te = require "te"
+local fail = require "te.fail"
+
+local flatten = {}
+
+--- The modules of a container in order: its array part, or what its method chain() lists. nil for anything else: a container
+--- runs fuser.forward and nothing of its own.
+local function members(m)
+    if type(m) ~= "table" or m.forward ~= flatten.forward then return nil end
+    return m.chain and m:chain() or m
+end
+
+--- How many extra inputs a module takes from the caller; containers count their own.
+local function count_extra_inputs(m)
+    if type(m) ~= "table" then return 0 end
+    local list = members(m)
+    if not list then return m.channel and 0 or m.num_extra_inputs or 0 end
+    local n = 0
+    for i = 1, #list do n = n + count_extra_inputs(list[i]) end
+    return n
+end
+flatten.count_extra_inputs = count_extra_inputs
+
+local Walk = {}
+Walk.__index = Walk
+
+function Walk:value()
+    self.n_values = self.n_values + 1
+    return self.n_values
+end
+
+-- The next `n` of the caller's extra inputs.
+function Walk:take(n)
+    local values = {}
+    for i = 1, n do values[i], self.next_extra = self.next_extra, self.next_extra + 1 end
+    return values
+end
+
+function Walk:add(op, x, extras)
+    local item = { op = op, x = x, extras = extras, y = self:value(), outs = {} }
+    for i = 1, type(op) == "table" and op.num_extra_outputs or 0 do item.outs[i] = self:value() end
+    if type(op) == "table" and op.takes_seq_lens then item.lens = self.lens end
+    self.items[#self.items + 1] = item
+    return item
+end
+
+-- One operation with its extra inputs and outputs, through a channel or from and to the caller.
+function Walk:operation(op, x, channels, container)
+    local channel = type(op) == "table" and op.channel
+    if not channel then
+        local item = self:add(op, x, self:take(flatten.count_extra_inputs(op)))
+        for _, out in ipairs(item.outs) do self.outputs[#self.outputs + 1] = out end
+        return item.y
+    end
+    if (op.num_extra_inputs or 0) == 0 then
+        local item = self:add(op, x, {})
+        if channels[channel] then fail("%s: two operations make channel %q", container.__name, channel) end
+        channels[channel] = item.outs[1]
+        return item.y
+    end
+    if not channels[channel] then fail("%s: nothing before %s makes channel %q", container.__name, op.__name, channel) end
+    return self:add(op, x, { channels[channel] }).y
+end
+
+function Walk:chain(container, list, x)
+    local channels = {}
+    self.containers[#self.containers + 1] = container
+    for i = 1, #list do
+        self.members[#self.members + 1] = list[i]
+        x = self:module(list[i], x, channels, container)
+    end
+    return x
+end
+
+function Walk:module(m, x, channels, parent)
+    local list = members(m)
+    if not list then return self:operation(m, x, channels, parent) end
+    if not m.is_residual then return self:chain(m, list, x) end
+    local split = self:add(flatten.split, x, {})
+    local branch = self:chain(m, list, split.y)
+    return self:add(flatten.sum, branch, { split.outs[1] }).y
+end
+
+--- The items of a container, or of the chain() of any other module, run with n_extras extra inputs and, when has_lens, lengths of packed sequences.
+function flatten.module(m, n_extras, has_lens)
+    local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, n_values = 1 + n_extras }, Walk)
+    if has_lens then walk.lens, walk.n_values = 2, walk.n_values + 1 end
+    walk.next_extra = has_lens and 3 or 2
+    walk.n_inputs = walk.n_values
+    flatten.split = flatten.split or te.MakeExtraOutput()
+    flatten.sum = flatten.sum or te.AddExtraInput()
+    walk.y = m.forward == flatten.forward and walk:module(m, 1, {}, m) or walk:chain(m, m:chain(), 1)
+    return walk
+end
+
+--- Whether the containers still hold what they held.
+function flatten.is_current(walk)
+    local at = 0
+    for _, container in ipairs(walk.containers) do
+        local list, i = container.chain and container:chain() or container, 1
+        while list[i] ~= nil do
+            at = at + 1
+            if walk.members[at] ~= list[i] then return false end
+            i = i + 1
+        end
+    end
+    return at == #walk.members
+end
+
+return flatten

@@ -14,6 +14,7 @@ local modules = {
     Sequential = "te.sequential",
     Residual = "te.residual",
     is = "te.module:is",
+    pointwise = "te.pointwise",
 
     -- libraries
     ops = "te.ops",
@@ -35,6 +36,7 @@ local operations = {
         "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
     },
     ["te.ops.basic"] = { "Identity", "Reshape", "ConstantScale", "Dropout", "MakeExtraOutput", "AddExtraInput" },
+    ["te.ops.pointwise"] = { "Pointwise" },
     ["te.ops.embedding"] = { "Embedding" },
     ["te.ops.attention"] = {
         "MultiHeadedSelfAttention", "GroupedQueryAttention", "MultiQuerySelfAttention", "DotProductAttention",

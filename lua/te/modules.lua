@@ -15,6 +15,7 @@ local modules = {
     Residual = "te.residual",
     is = "te.module:is",
     set_fusion = "te.fuser:set_fusion",
+    pointwise = "te.pointwise",
 
     -- libraries
     ops = "te.ops",
@@ -36,6 +37,7 @@ local operations = {
         "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
     },
     ["te.ops.basic"] = { "Identity", "Reshape", "ConstantScale", "Dropout", "MakeExtraOutput", "AddExtraInput" },
+    ["te.ops.pointwise"] = { "Pointwise" },
     ["te.ops.embedding"] = { "Embedding" },
     ["te.ops.attention"] = {
         "MultiHeadedSelfAttention", "GroupedQueryAttention", "MultiQuerySelfAttention", "DotProductAttention",

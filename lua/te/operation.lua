@@ -6,6 +6,23 @@
 -- Without one, the engine's tape sees what op_forward does, which is how the built-in operations get their gradients.
 --
 -- A fused operation stands for several basic ones and owns no state.
+--
+-- Lowering. An operation that has a method
+--
+--     y, extra outputs … = lower(self, g, x, extra inputs …)
+--
+-- describes itself as operations of the engine over symbolic values, so that it can be planned together with its
+-- neighbours. x, the extra inputs and what comes back are values of the recorder g, which offers
+--
+--     g:op(name, inputs, attributes)   an operation of the engine (by name, or one from te.pointwise): its inputs in the
+--                                      order of its signature, false where absent, a number where it takes numbers;
+--                                      its attributes by name. Returns one value per result
+--     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
+--                                      false when there is none
+--     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
+--
+-- nil and a reason come back when there is no such description; the operation then runs by itself. A description holds
+-- while the fields named in plan_fields keep their values, those of children included. It may not look at values.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -16,6 +33,7 @@ local BasicOperation = Module:extend("BasicOperation")
 BasicOperation.is_operation = true
 BasicOperation.num_extra_inputs = 0
 BasicOperation.num_extra_outputs = 0
+BasicOperation.plan_fields = {}
 
 local function check_extra_inputs(self, given)
     if given ~= self.num_extra_inputs then
@@ -47,6 +65,35 @@ local function record(parameters, forward, backward, x, ...)
             return gradients(dx, of_parameters, n, of_extras, m)
         end,
         values(inputs, 1 + n + m))
+end
+
+local RUNS = { "forward", "op_forward", "op_backward" }
+
+--- The method that lowers `op`; nil and the reason when it has none, or when what runs was written in a class further
+--- down, or in the instance, than what describes it.
+local function lowering(op)
+    if not Module.is(op, Module) then return nil, "not an operation" end
+    for _, name in ipairs(RUNS) do
+        if rawget(op, name) then return nil, ("this %s has its own %s"):format(op.__name, name) end
+    end
+    local class = getmetatable(op)
+    while class do
+        local lower, super = rawget(class, "lower"), rawget(class, "super")
+        if lower then return lower end
+        for _, name in ipairs(RUNS) do
+            if rawget(class, name) then return nil, ("%s has no method lower"):format(op.__name) end
+        end
+        if super and class.__call ~= super.__call then return nil, ("%s has its own __call"):format(class.__name) end
+        class = super
+    end
+    return nil, ("%s has no method lower"):format(op.__name)
+end
+
+--- Lowers a module inside another one: what its method lower returns, or nil and the reason.
+local function lower_child(child, g, x, ...)
+    local lower, reason = lowering(child)
+    if not lower then return nil, reason end
+    return lower(child, g, x, ...)
 end
 
 function BasicOperation:forward(x, ...)
@@ -133,4 +180,4 @@ function FusedOperation:forward(x, ...)
     end, x, ...)
 end
 
-return { BasicOperation = BasicOperation, FusedOperation = FusedOperation }
+return { BasicOperation = BasicOperation, FusedOperation = FusedOperation, lowering = lowering, lower_child = lower_child }

@@ -59,6 +59,7 @@ static void free_node(te_node *node)
         te_tensor_release(node->edges[i].leaf);
         if (node->edges[i].node) te_node_release(node->edges[i].node);
     }
+    te_op_release(node->call.op);
     te_mem_free(&ctx->mem, node, sizeof *node + (size_t)node->n_edges * sizeof *node->edges);
     te_context_unref(ctx);
 }
@@ -105,6 +106,7 @@ te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
     memset(node, 0, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
     node->call = *call;
     node->call.node = node;
+    te_op_retain(call->op);
     node->order = ctx->next_node++;
     node->edges = (te_grad_meta *)(node + 1);
     node->n_edges = n_inputs;

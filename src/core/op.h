@@ -86,6 +86,7 @@ struct te_op {
     te_param         params[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS];
     int              n_params, n_inputs, n_attrs, n_outputs;
     bool             takes_list; /* first input is a list of tensors */
+    int              refs;       /* holders of an op that te_op_define made; 0: declared in a table */
 };
 
 /* One application of an op. The same struct, kept in the graph, is what backward sees. */
@@ -139,6 +140,13 @@ const struct te_grad_meta *te_grad_input(const te_call *call, int i);
 te_status te_ops_open(te_context *ctx);
 void      te_ops_close(te_context *ctx);
 te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op);
+
+/* An op made at run time from texts, which are copied: it has a formula, and parameters that are tensors and numbers. NULL
+ * with the reason recorded. One reference is the caller's; every recorded call holds one. Both functions leave declared
+ * ops alone. */
+const te_op *te_op_define(te_context *ctx, const te_op_def *def);
+void         te_op_retain(const te_op *op);
+void         te_op_release(const te_op *op);
 
 /* The in-place form: result 0 is written into the first input. */
 te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args);

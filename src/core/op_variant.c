@@ -67,6 +67,28 @@ static te_status grow_cache(te_context *ctx)
     return TE_OK;
 }
 
+/* Frees the entry at i; those behind it that it stood in the way of move up. */
+static void remove_slot(te_context *ctx, size_t i)
+{
+    te_variants *cache = ctx->variants;
+    size_t mask = cache->capacity - 1;
+    free_variant(ctx, cache->slots[i]);
+    cache->slots[i] = NULL;
+    cache->count--;
+    for (i = (i + 1) & mask; cache->slots[i]; i = (i + 1) & mask) {
+        te_variant *moved = cache->slots[i];
+        cache->slots[i] = NULL;
+        *find_slot(cache->slots, cache->capacity, moved->op, moved->key) = moved;
+    }
+}
+
+void te_variants_drop(te_context *ctx, const te_op *op)
+{
+    te_variants *cache = ctx->variants;
+    for (size_t i = 0; i < cache->capacity; i++)
+        while (cache->slots[i] && cache->slots[i]->op == op) remove_slot(ctx, i);
+}
+
 /* --- compiling a variant ------------------------------------------------------------------------------------------ */
 
 /* Words of "y lse" into rows of names; how many. */

@@ -140,6 +140,11 @@ typedef struct te_lua_reader {
 
 /* Reads the table of attributes at `index` (absolute; or nil) into r->args; everything else is absent. */
 void te_lua_read_attributes(te_lua_reader *r, int index);
+/* Runs op on the n lowest values of the stack; the results are on top. Returns how many. */
+int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n);
+/* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when there
+ * is none. Borrowed. */
+const te_op *te_lua_to_operation(lua_State *L, int index);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
@@ -157,6 +162,7 @@ extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed â
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
 extern const luaL_Reg te_lua_group_functions[];    /* group.c */
+extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */

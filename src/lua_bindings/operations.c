@@ -8,6 +8,9 @@
  * Positional arguments fill parameters in order; a table with text keys is the options and comes last. A list may be
  * given as numbers in a row when no parameter after it takes a number. Dimensions and positions count from 1 and are
  * handed to the engine from 0.
+ *
+ * An argument that is a table whose metatable has `__te_operation` takes the call over: that function gets the name of
+ * the operation and all arguments. This is how te.pointwise sees what a function does.
  */
 #include "bindings.h"
 
@@ -213,10 +216,11 @@ static int count_numbers(const reader *r, int at, int index, int top)
     return n > 1 ? n : 1;
 }
 
-static void read_arguments(reader *r)
+/* From the stack up to `top`. */
+static void read_arguments(reader *r, int top)
 {
     lua_State *L = r->L;
-    int        top = lua_gettop(L), index = 1;
+    int        index = 1;
     for (int i = 0; i < r->op->n_params; i++) r->args[i].kind = TE_ARG_ABSENT;
     for (int i = 0; i < r->op->n_params && index <= top; i++) {
         const te_param *p = &r->op->params[i];
@@ -250,16 +254,28 @@ static void retain(const reader *r, int direction)
     }
 }
 
-/* te.NAME(…) */
-static int run(lua_State *L)
+/* Whether one of n arguments takes the call over; then its results are all that is on the stack. */
+static bool taken_over(lua_State *L, const char *name, int n)
 {
-    te_lua    *rt = te_lua_runtime(L);
+    for (int i = 1; i <= n; i++) {
+        if (lua_type(L, i) != LUA_TTABLE || !luaL_getmetafield(L, i, "__te_operation")) continue;
+        lua_insert(L, 1);
+        lua_settop(L, n + 1);
+        lua_pushstring(L, name);
+        lua_insert(L, 2);
+        lua_call(L, n + 1, LUA_MULTRET);
+        return true;
+    }
+    return false;
+}
+
+int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
+{
     te_tensor *out[TE_OP_MAX_OUTPUTS];
-    reader     r = {.L = L};
-    r.op = lua_touserdata(L, lua_upvalueindex(2));
-    r.name = r.op->name;
+    reader     r = {.L = L, .op = op, .name = op->name};
+    if (taken_over(L, op->name, n)) return lua_gettop(L);
     te_lua_enter(rt, L, r.name);
-    read_arguments(&r);
+    read_arguments(&r, n);
     int            n_out = r.op->n_outputs;
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
@@ -272,6 +288,12 @@ static int run(lua_State *L)
     return n_out;
 }
 
+/* te.NAME(…) */
+static int run(lua_State *L)
+{
+    return te_lua_run_operation(te_lua_runtime(L), L, lua_touserdata(L, lua_upvalueindex(2)), lua_gettop(L));
+}
+
 /* x:NAME_(…): upvalue 3 is the name with its underscore. */
 static int run_inplace(lua_State *L)
 {
@@ -279,9 +301,10 @@ static int run_inplace(lua_State *L)
     reader  r = {.L = L};
     r.op = lua_touserdata(L, lua_upvalueindex(2));
     r.name = lua_tostring(L, lua_upvalueindex(3));
+    if (taken_over(L, r.name, lua_gettop(L))) return lua_gettop(L);
     te_lua_enter(rt, L, r.name);
     te_lua_check_writable(L, r.name, te_lua_check_tensor(L, 1, r.name, r.op->params[0].name));
-    read_arguments(&r);
+    read_arguments(&r, lua_gettop(L));
     retain(&r, 1);
     te_status status = te_op_run_inplace(rt->ctx, r.op, r.args, r.op->n_params);
     retain(&r, -1);
@@ -297,6 +320,7 @@ static int run_operator(lua_State *L)
     const te_op *op = lua_touserdata(L, lua_upvalueindex(2));
     char         text[256];
     lua_settop(L, op->n_inputs);
+    if (taken_over(L, op->name, op->n_inputs)) return lua_gettop(L);
     for (int i = 1; i <= op->n_inputs; i++)
         if (lua_type(L, i) != LUA_TNUMBER && !te_lua_to_tensor(L, i))
             return te_lua_fail(L, op->name, "operand %d: expected a tensor or number, got %s", i, te_lua_describe(L, i, text, sizeof text));

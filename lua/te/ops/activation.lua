@@ -20,24 +20,35 @@ local ACTIVATIONS = {
         { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, offset = { "number", 1 } } },
 }
 
+-- The fields named by `names` as the options table of a function; nil when there are none.
+local function attributes(self, names)
+    if #names == 0 then return nil end
+    local values = {}
+    for i = 1, #names do values[names[i]] = self[names[i]] end
+    return values
+end
+
 local function define(name, function_name, declared)
     local class = BasicOperation:extend(name)
-    class.pure = true
-    local run = te[function_name]
+    local run, names = te[function_name], options.names(declared or {})
+    class.pure, class.plan_fields = true, names
 
     function class:init(opts)
-        self.options = options.check("te." .. name, opts, declared or {})
+        local given = options.check("te." .. name, opts, declared or {})
+        for _, option in ipairs(names) do self[option] = given[option] end
     end
 
     if declared then
-        function class:op_forward(_, x) return run(x, self.options) end
+        function class:op_forward(_, x) return run(x, attributes(self, names)) end
     else
         function class:op_forward(_, x) return run(x) end
     end
 
+    function class:lower(g, x) return g:op(function_name, { x }, attributes(self, names)) end
+
     function class:describe()
-        local parts = options.names(self.options)
-        for i, option in ipairs(parts) do parts[i] = option .. "=" .. tostring(self.options[option]) end
+        local parts = {}
+        for i, option in ipairs(names) do parts[i] = option .. "=" .. tostring(self[option]) end
         return table.concat(parts, ", ")
     end
     return class

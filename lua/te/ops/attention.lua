@@ -8,14 +8,15 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
-local Module = require "te.module"
-local BasicOperation = require("te.operation").BasicOperation
+local operation = require "te.operation"
+local BasicOperation = operation.BasicOperation
 
 local SELF_ATTENTION = {
     causal = { "boolean", true },
     dropout = { "number", 0, min = 0, max = 1 }, -- of attention probabilities, while training
     scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
-    window_left = { "integer", nil, min = -1 },  -- how far back a token sees; -1: to the start
+    window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
+    window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
     bias = { "boolean", true },
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
@@ -23,9 +24,30 @@ local SELF_ATTENTION = {
     device = { "string", "cpu" },
 }
 
-local SelfAttention = Module:extend("SelfAttention")
+-- What tells te.self_attention and te.scaled_dot_product_attention how to attend: fields of the modules.
+local FIELDS = { "causal", "scale", "window_left", "window_right" }
+
+-- Takes the fields from checked options.
+local function set_fields(self, opts)
+    if opts.causal and (opts.window_right or 0) ~= 0 then
+        fail("te.%s: option window_right: %d, but a causal token sees none ahead", self.__name, opts.window_right)
+    end
+    for _, name in ipairs(FIELDS) do self[name] = opts[name] end
+    self.dropout = opts.dropout
+end
+
+-- The fields as options of the functions; probabilities are dropped while training only.
+local function attributes(self, more)
+    local values = more or {}
+    for i = 1, #FIELDS do values[FIELDS[i]] = self[FIELDS[i]] end
+    values.dropout = self.training and self.dropout or 0
+    return values
+end
+
+local SelfAttention = BasicOperation:extend("SelfAttention")
 
 SelfAttention.takes_seq_lens = true
+SelfAttention.plan_fields = { "causal", "scale", "window_left", "window_right", "dropout", "training" }
 
 local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     local who = "te." .. self.__name
@@ -38,7 +60,7 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     end
     opts = options.check(who, opts, SELF_ATTENTION)
     self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, hidden_size / num_heads
-    self.dropout = opts.dropout
+    set_fields(self, opts)
 
     local function linear(inputs, outputs, init_method)
         return te.Linear(inputs, outputs, { bias = opts.bias, init_method = init_method,
@@ -46,22 +68,33 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     end
     self.qkv = linear(hidden_size, hidden_size + 2 * num_kv_heads * self.head_size, opts.init_method)
     self.proj = linear(hidden_size, hidden_size, opts.output_layer_init_method or opts.init_method)
-    self.options = { heads = num_heads, kv_heads = num_kv_heads, causal = opts.causal, scale = opts.scale,
-        window_left = opts.window_left, dropout = 0 }
+end
+
+local function packed_attributes(self)
+    return attributes(self, { heads = self.num_heads, kv_heads = self.num_kv_heads })
 end
 
 function SelfAttention:forward(x, seq_lens)
-    self.options.dropout = self.training and self.dropout or 0
     local qkv = self.qkv(x)
-    local attended = te.self_attention(qkv, seq_lens, self.options)
+    local attended = te.self_attention(qkv, seq_lens, packed_attributes(self))
     if self.qkv.pure then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
     if self.proj.pure then attended:release() end
     return y
 end
 
+function SelfAttention:lower(g, x)
+    local qkv, reason = operation.lower_child(self.qkv, g, x)
+    if not qkv then return nil, "qkv: " .. reason end
+    local attended = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
+    local y
+    y, reason = operation.lower_child(self.proj, g, attended)
+    if not y then return nil, "proj: " .. reason end
+    return y
+end
+
 function SelfAttention:describe()
-    return ("heads=%d, kv_heads=%d, causal=%s"):format(self.num_heads, self.num_kv_heads, tostring(self.options.causal))
+    return ("heads=%d, kv_heads=%d, causal=%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal))
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")
@@ -88,28 +121,35 @@ end
 local DotProductAttention = BasicOperation:extend("DotProductAttention")
 DotProductAttention.pure = true
 DotProductAttention.num_extra_inputs = 2
+DotProductAttention.plan_fields = { "bottom_right", unpack(SelfAttention.plan_fields) }
 
 local DOT_PRODUCT = {
     causal = { "boolean", false },
     scale = { "number" },
     dropout = { "number", 0, min = 0, max = 1 },
-    window_left = { "integer", nil, min = -1 },
+    window_left = { "integer", -1, min = -1 },
     window_right = { "integer", nil, min = -1 },
-    bottom_right = { "boolean" },
+    bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
 }
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
 function DotProductAttention:init(opts)
-    self.options = options.check("te.DotProductAttention", opts, DOT_PRODUCT)
-    self.dropout = self.options.dropout
+    opts = options.check("te.DotProductAttention", opts, DOT_PRODUCT)
+    set_fields(self, opts)
+    self.bottom_right = opts.bottom_right
 end
+
+local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
 function DotProductAttention:op_forward(_, q, k, v)
-    self.options.dropout = self.training and self.dropout or 0
-    return te.scaled_dot_product_attention(q, k, v, self.options)
+    return te.scaled_dot_product_attention(q, k, v, separate_attributes(self))
 end
 
-function DotProductAttention:describe() return "causal=" .. tostring(self.options.causal) end
+function DotProductAttention:lower(g, q, k, v)
+    return g:op("scaled_dot_product_attention", { q, k, v, false }, separate_attributes(self))
+end
+
+function DotProductAttention:describe() return "causal=" .. tostring(self.causal) end
 
 return {
     MultiHeadedSelfAttention = MultiHeadedSelfAttention, GroupedQueryAttention = GroupedQueryAttention,

@@ -24,6 +24,8 @@ end
 
 function Embedding:op_forward(_, ids) return te.embedding(self.weight, ids) end
 
+function Embedding:lower(g, ids) return g:op("embedding", { g:param(self, "weight"), ids }) end
+
 function Embedding:describe()
     return ("num_embeddings=%d, embedding_dim=%d"):format(self.num_embeddings, self.embedding_dim)
 end

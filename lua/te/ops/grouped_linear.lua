@@ -48,6 +48,8 @@ function GroupedLinear:op_forward(_, x, split_sizes)
     return te.cat(results, 1)
 end
 
+function GroupedLinear:lower() return nil, "its groups are known only when it runs" end
+
 function GroupedLinear:describe()
     return ("num_groups=%d, in_features=%d, out_features=%d, bias=%s"):format(self.num_groups, self.in_features,
         self.out_features, tostring(self.bias ~= nil))

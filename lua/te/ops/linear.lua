@@ -43,6 +43,8 @@ function BasicLinear:op_forward(_, x)
     return te.linear(x, self.weight)
 end
 
+function BasicLinear:lower(g, x) return g:op("linear", { x, g:param(self, "weight"), false }) end
+
 function BasicLinear:describe()
     return ("in_features=%d, out_features=%d"):format(self.in_features, self.out_features)
 end
@@ -58,10 +60,13 @@ end
 
 function Bias:op_forward(_, x) return te.add(x, self.bias) end
 
+function Bias:lower(g, x) return g:op("add", { x, g:param(self, "bias") }) end
+
 function Bias:describe() return ("size=%d"):format(self.size) end
 
 local Linear = BasicOperation:extend("Linear")
 Linear.pure = true
+Linear.plan_fields = { "return_bias" }
 
 --- return_bias leaves the bias out and returns it as an extra output.
 function Linear:init(in_features, out_features, opts)
@@ -76,6 +81,12 @@ function Linear:op_forward(_, x)
     check_width(self, x)
     if self.return_bias then return te.linear(x, self.weight), self.bias end
     return te.linear(x, self.weight, self.bias)
+end
+
+function Linear:lower(g, x)
+    local weight, bias = g:param(self, "weight"), g:param(self, "bias")
+    if self.return_bias then return g:op("linear", { x, weight, false }), bias end
+    return g:op("linear", { x, weight, bias })
 end
 
 function Linear:describe()

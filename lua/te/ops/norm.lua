@@ -27,14 +27,16 @@ local function init_norm(self, size, opts)
     self.weight = initializers.parameter({ size }, initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
 end
 
-local function gamma(self) return self.zero_centered_gamma and self.weight + 1 or self.weight end
+local FIELDS = { "eps", "zero_centered_gamma" }
+
+local function attributes(self) return { eps = self.eps, zero_centered_gamma = self.zero_centered_gamma } end
 
 local function describe(self)
     return ("size=%d, eps=%g%s"):format(self.size, self.eps, self.zero_centered_gamma and ", zero_centered_gamma" or "")
 end
 
 local LayerNorm = BasicOperation:extend("LayerNorm")
-LayerNorm.pure, LayerNorm.describe = true, describe
+LayerNorm.pure, LayerNorm.describe, LayerNorm.plan_fields = true, describe, FIELDS
 
 function LayerNorm:init(size, opts)
     opts = options.check("te.LayerNorm", opts, with(NORM, { bias = { "boolean", true } }))
@@ -42,19 +44,26 @@ function LayerNorm:init(size, opts)
     if opts.bias then self.bias = initializers.parameter({ size }, initializers.constant(0), opts) end
 end
 
-function LayerNorm:op_forward(_, x) return te.layer_norm(x, gamma(self), self.bias, { eps = self.eps }) end
+function LayerNorm:op_forward(_, x) return te.layer_norm(x, self.weight, self.bias, attributes(self)) end
+
+function LayerNorm:lower(g, x)
+    return g:op("layer_norm", { x, g:param(self, "weight"), g:param(self, "bias") }, attributes(self))
+end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
-RMSNorm.pure, RMSNorm.describe = true, describe
+RMSNorm.pure, RMSNorm.describe, RMSNorm.plan_fields = true, describe, FIELDS
 
 function RMSNorm:init(size, opts)
     init_norm(self, size, options.check("te.RMSNorm", opts, NORM))
 end
 
-function RMSNorm:op_forward(_, x) return te.rms_norm(x, gamma(self), { eps = self.eps }) end
+function RMSNorm:op_forward(_, x) return te.rms_norm(x, self.weight, attributes(self)) end
+
+function RMSNorm:lower(g, x) return g:op("rms_norm", { x, g:param(self, "weight") }, attributes(self)) end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")
 L2Normalization.pure = true
+L2Normalization.plan_fields = { "eps" }
 
 --- x / sqrt(sum of x^2 + eps).
 function L2Normalization:init(opts)
@@ -62,6 +71,8 @@ function L2Normalization:init(opts)
 end
 
 function L2Normalization:op_forward(_, x) return te.l2_normalize(x, { eps = self.eps }) end
+
+function L2Normalization:lower(g, x) return g:op("l2_normalize", { x }, { eps = self.eps }) end
 
 function L2Normalization:describe() return ("eps=%g"):format(self.eps) end
 

@@ -12,6 +12,7 @@ extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], t
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);
 void      te_variants_close(te_context *ctx);
+void      te_variants_drop(te_context *ctx, const te_op *op); /* those of one op */
 
 /* A program that the engine uses by itself, kept in the context from its first use; identified by its address. */
 typedef struct te_utility {

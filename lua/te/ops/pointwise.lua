@@ -1,0 +1,69 @@
+--- te.Pointwise: an operation from a Lua function, which is traced (see te.pointwise). It needs no gradient of its own
+-- and fuses with its neighbours like the built-in ones.
+--
+--     te.Pointwise(function(x) return x * te.tanh(te.log(1 + te.exp(x))) end)
+--     te.Pointwise({ params = { g = te.ones({ hidden }) } }, function(x, p) return x * p.g end)
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local trace = require "te.pointwise.trace"
+local BasicOperation = require("te.operation").BasicOperation
+
+local Pointwise = BasicOperation:extend("Pointwise")
+Pointwise.pure = true
+
+local POINTWISE = {
+    params = { "table" },                       -- tensors by name: parameters of the module, fields of the last argument
+    extra_inputs = { "integer", 0, min = 0 },   -- arguments that follow x
+    name = { "string", "pointwise" },           -- in profiles and messages
+}
+
+-- Sorted names of parameters that may be fields of the module.
+local function check_params(params)
+    local names = options.names(params)
+    for _, name in ipairs(names) do
+        if not te.is_tensor(params[name]) then
+            fail("te.Pointwise: params.%s: expected a tensor, got %s", name, type(params[name]))
+        elseif not name:find("^%a[%w_]*$") or #name > 20 then
+            fail("te.Pointwise: params.%s: the name must be letters, digits and _, at most 20", name)
+        end
+    end
+    return names
+end
+
+--- The first result is passed on, others are extra outputs. The result has the dtype of x, or that of te.autocast.
+---@overload fun(fn: function)
+function Pointwise:init(opts, fn)
+    if fn == nil and type(opts) == "function" then opts, fn = {}, opts end
+    opts = options.check("te.Pointwise", opts, POINTWISE)
+    if type(fn) ~= "function" then fail("te.Pointwise: expected a function, got %s", type(fn)) end
+    local names = check_params(opts.params or {})
+    self.operation = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
+        { params = opts.params and names, compute = true, name = opts.name })
+    self.formula = self.operation.formula
+    self.param_names = names
+    self.num_extra_inputs = opts.extra_inputs
+    local _, results = self.operation.outputs:gsub("%S+", "")
+    self.num_extra_outputs = results - 1
+    for _, name in ipairs(names) do
+        if self[name] ~= nil then fail("te.Pointwise: params.%s: the name is taken", name) end
+        self:register_parameter(name, opts.params[name])
+    end
+end
+
+function Pointwise:op_forward(_, ...)
+    local inputs, n = { ... }, 1 + self.num_extra_inputs
+    for i, name in ipairs(self.param_names) do inputs[n + i] = self[name] end
+    return self.operation(unpack(inputs, 1, n + #self.param_names))
+end
+
+function Pointwise:lower(g, ...)
+    local inputs, n = { ... }, 1 + self.num_extra_inputs
+    for i, name in ipairs(self.param_names) do inputs[n + i] = g:param(self, name) end
+    return g:op(self.operation, inputs)
+end
+
+function Pointwise:describe() return self.formula end
+
+return { Pointwise = Pointwise }

@@ -1,0 +1,71 @@
+--- te.pointwise: a Lua function of tensors as one operation of the engine.
+--
+--     local f = te.pointwise(function(x, y) return 0.5 * x + te.tanh(y) end)
+--     f(a, b)                       -- one pass over memory, with a derived gradient
+--     print(f)                      -- pointwise(x, y) { result = 0.5 * x + tanh(y) }
+--
+-- The function runs once with symbols in place of tensors; what it does to them is written down as a formula. Every
+-- operation of the engine that has a formula of its own may be used, also as a method, and sums, means and extremes
+-- along the last dimension that keep it: te.mean(x, -1, true). Since the function runs once for all values, it cannot
+-- look at them: te.where and comparisons like te.lt take the place of `if`.
+
+local te = require "te"
+local fail = require "te.fail"
+local trace = require "te.pointwise.trace"
+
+local Pointwise = {}
+
+-- Operations of a function by number of arguments; they go with the function.
+local known = setmetatable({}, { __mode = "k" })
+
+local function operation(self, count)
+    local op = self.by_count[count]
+    if not op then
+        op = trace("te.pointwise", self.fn, count)
+        self.by_count[count] = op
+    end
+    return op
+end
+
+-- The operation for as many arguments as the function declares.
+local function declared(self)
+    local info = debug and debug.getinfo(self.fn, "u")
+    if not info or not info.nparams or info.isvararg then return nil end
+    return operation(self, info.nparams)
+end
+
+function Pointwise:__call(...)
+    local count = select("#", ...)
+    for i = 1, count do
+        if trace.is_symbol((select(i, ...))) then return self.fn(...) end
+    end
+    return operation(self, count)(...)
+end
+
+--- f.formula: what the function computes, as far as its number of arguments is known.
+function Pointwise:__index(name)
+    local op = declared(self)
+    if not op then
+        local _, some = next(self.by_count)
+        op = some
+    end
+    if name == "operation" then return op end
+    return op and op[name]
+end
+
+function Pointwise:__tostring()
+    local op = self.operation
+    return op and tostring(op) or "pointwise(…)"
+end
+
+--- One operation from a function of up to six tensors that returns up to three. Its results have the dtype that its
+--- arguments promote to; numbers may stand for tensors.
+---@param fn function
+local function pointwise(fn)
+    if type(fn) ~= "function" then fail("te.pointwise: expected a function, got %s", type(fn)) end
+    local by_count = known[fn] or {}
+    known[fn] = by_count
+    return setmetatable({ fn = fn, by_count = by_count }, Pointwise)
+end
+
+return pointwise

@@ -1,0 +1,295 @@
+--- Tracing: runs a function with symbols in place of tensors and makes an operation of what it did.
+--
+-- Functions of the engine hand a call with a symbol among its arguments to `__te_operation` of the symbol's metatable; so
+-- do methods and operators. The formula of the operation is put over the nodes of its arguments (te.pointwise.formula).
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local new_graph = require "te.pointwise.formula"
+
+local core = te._core
+
+-- One tracing: { who =, where =, graph =, rows = whether it reduces along rows }.
+local Symbol = {} -- the metatable of symbols, tables { _node =, _tracing =, _truth =, _row = }
+
+local function is_symbol(value) return getmetatable(value) == Symbol end
+
+local function symbol(tracing, node, truth, row)
+    return setmetatable({ _node = node, _tracing = tracing, _truth = truth or false, _row = row or false }, Symbol)
+end
+
+-- Raises a mistake of the traced function at its line.
+local function refuse(tracing, message, ...)
+    tracing.explained = true
+    fail("%s: %s: " .. message, tracing.who, tracing.where, ...)
+end
+
+-- Arguments ---------------------------------------------------------------------------------------------------------
+
+local function describe(value)
+    if te.is_tensor(value) then return "a tensor {" .. table.concat(value.shape, ", ") .. "}" end
+    if is_symbol(value) then return "a traced value" end
+    return type(value) == "nil" and "nothing" or "a " .. type(value)
+end
+
+-- The node of an argument that stands for a tensor.
+local function operand(tracing, name, parameter, value)
+    if is_symbol(value) then
+        if value._tracing ~= tracing then
+            refuse(tracing, "te.%s: %s: a value of another function that was traced", name, parameter.name)
+        end
+        return value
+    end
+    if type(value) == "number" then return symbol(tracing, tracing.graph:number(value), false, true) end
+    if te.is_tensor(value) then
+        refuse(tracing, "te.%s: %s is %s from outside; make it an argument, or one of the params of te.Pointwise", name,
+            parameter.name, describe(value))
+    end
+    refuse(tracing, "te.%s: %s: expected a traced value or a number, got %s", name, parameter.name, describe(value))
+end
+
+-- The value of an attribute as a number.
+local function attribute(tracing, name, parameter, value)
+    if parameter.type == "bool" and type(value) == "boolean" then return value and 1 or 0 end
+    if parameter.type == "bool" or type(value) ~= "number" then
+        refuse(tracing, "te.%s: %s: expected a %s, got %s", name, parameter.name,
+            parameter.type == "bool" and "boolean" or "number", describe(value))
+    end
+    return value
+end
+
+-- Arguments by the names of parameters; the last one may be a table of options.
+local function bind(tracing, name, parameters, ...)
+    local given, n, bound = { ... }, select("#", ...), {}
+    local last = given[n]
+    if type(last) == "table" and not getmetatable(last) then
+        n = n - 1
+        local declared = {}
+        for _, parameter in ipairs(parameters) do declared[parameter.name] = { "any" } end
+        bound = options.check("te." .. name, last, declared)
+    end
+    for i = 1, n do
+        local parameter = parameters[i]
+        if not parameter or parameter.by_name then
+            if given[i] ~= nil then refuse(tracing, "te.%s: argument %d is too much", name, i) end
+        else
+            bound[parameter.name] = given[i]
+        end
+    end
+    return bound
+end
+
+-- Operations --------------------------------------------------------------------------------------------------------
+
+local function apply(tracing, op, name, ...)
+    local parameters, values, row = op.params, {}, true
+    local bound = bind(tracing, name, parameters, ...)
+    for _, parameter in ipairs(parameters) do
+        local value = bound[parameter.name]
+        if value == nil then value = parameter.default end
+        if value == nil then refuse(tracing, "te.%s: argument %s is missing", name, parameter.name) end
+        if parameter.type == "tensor" then
+            local argument = operand(tracing, name, parameter, value)
+            values[parameter.name], row = argument._node, row and argument._row
+        else
+            if bound[parameter.name] ~= nil then value = attribute(tracing, name, parameter, value) end
+            values[parameter.name] = tracing.graph:number(value)
+        end
+    end
+    local reduces = op.formula:find("row%a+%(") or op.formula:find("%f[%w_]n%f[^%w_]")
+    tracing.rows = tracing.rows or reduces ~= nil
+    return symbol(tracing, tracing.graph:apply(op.formula, values), op.truth, row and not reduces)
+end
+
+-- Operations that are not one formula.
+local special = {}
+
+-- A formula over one symbol.
+local function unary(tracing, formula, x, truth, row)
+    return symbol(tracing, tracing.graph:apply(formula, { x = x._node }), truth, row)
+end
+
+function special.gelu(tracing, x, opts)
+    local bound = bind(tracing, "gelu", core.operation("gelu").params, x, opts)
+    return apply(tracing, core.operation(bound.approximate == "none" and "gelu_erf" or "gelu_tanh"), "gelu", x)
+end
+
+function special.dropout(tracing, x, opts)
+    local bound = bind(tracing, "dropout", core.operation("dropout").params, x, opts)
+    local p = bound.p or 0.5
+    if bound.training == false or p == 0 then return x end
+    return apply(tracing, core.operation("dropout_apply"), "dropout", x, { p = p, scale = p < 1 and 1 / (1 - p) or 0 })
+end
+
+local casts = { float32 = "y = to_f32(x)", bfloat16 = "y = to_bf16(x)", float16 = "y = to_f16(x)" }
+
+function special.cast(tracing, x, dtype)
+    if not casts[dtype] then
+        refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s", tostring(dtype))
+    end
+    return unary(tracing, casts[dtype], x)
+end
+
+function special.detach(tracing) refuse(tracing, "te.detach: part of a formula cannot be left out of its gradient") end
+
+-- Along the last dimension, which they keep.
+for name, formula in pairs { sum = "y = rowsum(x)", mean = "y = rowmean(x)", max = "y = rowmax(x)", min = "y = rowmin(x)" } do
+    special[name] = function(tracing, x, dim, keepdim)
+        if type(dim) == "table" and not getmetatable(dim) then
+            if dim.dim or dim.keepdim then dim, keepdim = dim.dim, dim.keepdim else dim = dim[1] end
+        end
+        if dim ~= -1 or keepdim ~= true then
+            refuse(tracing, "te.%s: only along the last dimension, keeping it: te.%s(x, -1, true)", name, name)
+        end
+        tracing.rows = true
+        return unary(tracing, formula, x, false, true)
+    end
+end
+
+for _, name in ipairs { "softmax", "log_softmax" } do
+    special[name] = function(tracing, x, dim)
+        if type(dim) == "table" then dim = dim.dim end
+        if dim ~= nil and dim ~= -1 then refuse(tracing, "te.%s: only along the last dimension", name) end
+        return apply(tracing, core.operation(name .. "_row"), name, x)
+    end
+end
+
+-- What the engine calls in an operation's stead: Symbol.__te_operation(name, arguments…).
+function Symbol.__te_operation(name, ...)
+    local tracing
+    for i = 1, select("#", ...) do
+        local value = select(i, ...)
+        if is_symbol(value) then tracing = value._tracing break end
+    end
+    if tracing.over then fail("te.%s: a value that te.pointwise traced is no tensor; it cannot leave its function", name) end
+    if special[name] then
+        if not is_symbol((...)) then refuse(tracing, "te.%s: x: expected a traced value, got %s", name, describe((...))) end
+        return special[name](tracing, ...)
+    end
+    local op = core.operation(name)
+    if not op then
+        refuse(tracing, "te.%s: a traced value cannot be written in place", name)
+    elseif not op.formula or op.gated then
+        refuse(tracing, "te.%s is not computed element by element and cannot stand in a traced function", name)
+    end
+    return apply(tracing, op, name, ...)
+end
+
+-- Symbols -----------------------------------------------------------------------------------------------------------
+
+for event, name in pairs { __add = "add", __sub = "sub", __mul = "mul", __div = "div", __pow = "pow" } do
+    Symbol[event] = function(a, b) return Symbol.__te_operation(name, a, b) end
+end
+function Symbol.__unm(x) return Symbol.__te_operation("neg", x) end
+
+local function misuse(message)
+    return function(a, b) refuse((is_symbol(a) and a or b)._tracing, message) end
+end
+
+local decide = "a traced value stands for all values and decides nothing; use te.where with te.%s"
+Symbol.__lt = misuse(decide:format("lt or te.gt"))
+Symbol.__le = misuse(decide:format("le or te.ge"))
+Symbol.__eq = misuse(decide:format("eq or te.ne"))
+Symbol.__concat = misuse("a traced value is no text")
+Symbol.__tostring = misuse("a traced value is no text")
+Symbol.__len = misuse("a traced value has no length")
+Symbol.__call = misuse("a traced value is no function")
+Symbol.__mod = misuse("a traced value has no remainder; use te.floor")
+Symbol.__newindex = misuse("a traced value has no fields")
+
+function Symbol.__index(x, name)
+    if name == "to" then return function(_, dtype) return Symbol.__te_operation("cast", x, dtype) end end
+    local method = core.tensor_methods[name]
+    if method == nil then
+        refuse(x._tracing, "a traced value has no %s; the function runs once for all shapes and values", tostring(name))
+    end
+    return method
+end
+
+-- Tracing -----------------------------------------------------------------------------------------------------------
+
+local HINTS = {
+    { "attempt to compare", "a traced value decides nothing: use te.where with te.lt, te.gt and their like" },
+    { "number expected, got table", "use te.exp, te.sqrt and their like for functions of math" },
+    { "expected a tensor, got table", "this function takes tensors, not traced values" },
+}
+
+-- Adds to a Lua error of the function what is being done and what to do about it.
+local function explain(tracing, problem)
+    if tracing.explained or type(problem) ~= "string" then error(problem, 0) end
+    local hint = ""
+    for _, entry in ipairs(HINTS) do
+        if problem:find(entry[1], 1, true) then hint = "; " .. entry[2] end
+    end
+    error(("%s (while %s traces %s%s)"):format(problem, tracing.who, tracing.where, hint), 0)
+end
+
+local function location(fn)
+    local info = debug and debug.getinfo(fn, "S")
+    return info and ("function at %s:%d"):format(info.short_src, info.linedefined) or "function"
+end
+
+local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true, y = true }
+
+-- Names for n inputs: those of the function's parameters where they are known and fit.
+local function input_names(fn, n)
+    local names, taken = {}, {}
+    for i = 1, n do
+        local name = debug and debug.getlocal(fn, i)
+        local fits = name and #name < 20 and name:find("^[%a][%w_]*$") and not RESERVED[name] and not taken[name]
+            and not name:find("^[ty]%d*$")
+        names[i] = fits and name or "x" .. i
+        taken[names[i]] = true
+    end
+    return names
+end
+
+-- The nodes of what the function returned.
+local function results(tracing, ...)
+    local n, nodes, truth = select("#", ...), {}, true
+    if n == 0 then refuse(tracing, "returned nothing") end
+    for i = 1, n do
+        local value = select(i, ...)
+        if not is_symbol(value) or value._tracing ~= tracing then
+            refuse(tracing, "result %d is %s; every result must be made of the arguments", i, describe(value))
+        end
+        if value._row then
+            refuse(tracing, "result %d has one value per row; use te.sum, te.mean, te.max or te.min by themselves", i)
+        end
+        nodes[i], truth = value._node, truth and value._truth
+    end
+    return nodes, truth
+end
+
+--- The operation that fn(symbols…) describes. `names` are those of parameters, which follow the inputs in one table.
+---@param who string   for messages
+---@param fn function
+---@param n integer    how many inputs
+---@param opts table|nil  { params = names, compute = whether te.autocast sets the dtype, name = of the operation }
+local function trace(who, fn, n, opts)
+    opts = opts or {}
+    local tracing = { who = who, where = location(fn), graph = new_graph() }
+    local inputs, parameters = input_names(fn, n), opts.params and {}
+    local arguments = {}
+    for i, name in ipairs(inputs) do arguments[i] = symbol(tracing, tracing.graph:input(name)) end
+    for _, name in ipairs(opts.params or {}) do
+        inputs[#inputs + 1] = "p_" .. name
+        parameters[name] = symbol(tracing, tracing.graph:input("p_" .. name))
+    end
+    arguments[n + 1] = parameters
+    local returned = { n = 0 }
+    local function keep(ok, ...)
+        tracing.over = true
+        if not ok then explain(tracing, (...)) end
+        returned.nodes, returned.truth = results(tracing, ...)
+    end
+    keep(pcall(fn, unpack(arguments, 1, n + 1)))
+    local outputs = { "y" }
+    for i = 1, #returned.nodes > 1 and #returned.nodes or 0 do outputs[i] = "y" .. i end
+    return core.define(("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
+        tracing.graph:write(returned.nodes, outputs),
+        { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
+end
+
+return setmetatable({ is_symbol = is_symbol }, { __call = function(_, ...) return trace(...) end })

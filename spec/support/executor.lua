@@ -1,0 +1,41 @@
+--- A recorder for the method lower of operations (see te.operation) that runs what it is told at once: values are tensors.
+
+local te = require "te"
+
+local Executor = {}
+Executor.__index = Executor
+
+-- The inputs and attributes as arguments of the function: false is absent, a number stands for itself.
+local function arguments(inputs, attributes)
+    local args, n = {}, #inputs
+    for i = 1, n do args[i] = inputs[i] or nil end
+    args[n + 1] = attributes
+    return args, n + 1
+end
+
+function Executor:op(op, inputs, attributes)
+    self.calls[#self.calls + 1] = tostring(op)
+    for i = 1, #inputs do
+        local input = inputs[i]
+        if input and not te.is_tensor(input) and type(input) ~= "number" then
+            error(("input %d of %s is a %s"):format(i, tostring(op), type(input)))
+        end
+    end
+    local args, n = arguments(inputs, attributes)
+    return (type(op) == "string" and te[op] or op)(unpack(args, 1, n))
+end
+
+function Executor:param(module, name)
+    for known, parameter in module:named_parameters() do
+        if known == name then return parameter end
+    end
+    return false
+end
+
+function Executor:seq_lens() return self.lens end
+
+--- A recorder; `calls` lists the operations that ran.
+---@param seq_lens userdata|nil
+return function(seq_lens)
+    return setmetatable({ lens = seq_lens or false, calls = {} }, Executor)
+end

@@ -81,6 +81,7 @@ local function run_singly(part, env)
         for k, v in ipairs(step.inputs) do
             local source = part.sources[v]
             if source then args[k] = rawget(source[1], source[2]) elseif v then args[k] = env[v] end
+            if step.numbers and step.numbers[k] then args[k] = step.numbers[k] end
         end
         args[n + 1] = step.attributes
         local run = type(step.name) == "string" and te[step.name] or step.name

@@ -93,6 +93,7 @@ end
 local function lower_child(child, g, x, ...)
     local lower, reason = lowering(child)
     if not lower then return nil, reason end
+    if g.watch then g:watch(child) end
     return lower(child, g, x, ...)
 end
 

@@ -2,7 +2,10 @@
  *
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
- *     group_op(g, label, name, values, attributes)  the value of an operation's result; false in `values`: absent
+ *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
+ *     group_op(g, label, op, values, attributes, numbers)
+ *                                                   the value of an operation's result; false in `values`: absent, or the
+ *                                                   number at the same place in `numbers`
  *     group_output(g, value)
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
  */
@@ -58,6 +61,39 @@ static int group_input(lua_State *L)
     return 1;
 }
 
+/* The operation at `index`: a name, or a value from te._core.define. */
+static const te_op *check_op(te_lua *rt, lua_State *L, int index)
+{
+    const te_op *op = te_lua_to_operation(L, index);
+    if (!op) op = te_op_find(rt->ctx, luaL_checkstring(L, index));
+    if (!op) te_lua_raise(rt, L, "group", rt->ctx->status);
+    return op;
+}
+
+static int group_accepts(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    if (te_group_accepts(rt->ctx, check_op(rt, L, 1))) {
+        lua_pushboolean(L, 1);
+        return 1;
+    }
+    lua_pushboolean(L, 0);
+    lua_pushstring(L, rt->ctx->message);
+    return 2;
+}
+
+/* Numbers in place of tensors. */
+static void read_numbers(lua_State *L, int index, te_lua_reader *r)
+{
+    for (int i = 0; i < r->op->n_params && lua_istable(L, index); i++) {
+        const te_param *p = &r->op->params[i];
+        if (p->type != TE_TYPE_TENSOR) continue;
+        lua_rawgeti(L, index, p->slot + 1);
+        if (lua_isnumber(L, -1)) r->args[i] = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_tonumber(L, -1)};
+        lua_pop(L, 1);
+    }
+}
+
 static int group_op(lua_State *L)
 {
     te_lua       *rt = te_lua_runtime(L);
@@ -65,11 +101,12 @@ static int group_op(lua_State *L)
     te_lua_reader r = {.L = L};
     te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
     int           result;
-    call.op = r.op = te_op_find(rt->ctx, luaL_checkstring(L, 3));
-    if (!r.op) return te_lua_raise(rt, L, "group", rt->ctx->status);
+    lua_settop(L, 6);
+    call.op = r.op = check_op(rt, L, 3);
     r.name = r.op->name;
     luaL_checktype(L, 4, LUA_TTABLE);
     te_lua_read_attributes(&r, 5);
+    read_numbers(L, 6, &r);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) {
         lua_rawgeti(L, 4, i + 1);
         call.values[i] = lua_isnumber(L, -1) ? (int)lua_tointeger(L, -1) : TE_NO_VALUE;
@@ -123,4 +160,5 @@ static int group_run(lua_State *L)
 }
 
 const luaL_Reg te_lua_group_functions[] = {{"group_new", group_new},       {"group_input", group_input}, {"group_op", group_op},
+                                           {"group_accepts", group_accepts},
                                            {"group_output", group_output}, {"group_run", group_run},     {NULL, NULL}};

@@ -1,18 +1,13 @@
 --- From items to parts: what the engine plans as a group, and what is called as it is.
 --
--- An operation with a method lower(g, x, extra inputs …) describes itself to the recorder `g`:
+-- The recorder stands for `g` in the lower methods of operations (te.operation says what it offers). Consecutive described
+-- operations form one group of the engine; an operation that does not describe itself is called between two groups.
 --
---     g:op(name, inputs, attributes)   applies an engine operation; inputs are values, false where absent
---     g:param(module, field)           the module's parameter as a value; false when it has none
---     g:seq_lens()                     the lengths of packed sequences as a value, or false
---     g:lower(module, x, …)            another module's description
---
--- and returns y and its extra outputs; or nil and a reason, and then it is called. Consecutive described operations form one
--- group of the engine.
+-- What lower methods hand around are symbols, tables; in steps and parts a value is its number.
 
 local te = require "te"
 local core = te._core
-local Module = require "te.module"
+local operation = require "te.operation"
 
 local record = {}
 
@@ -24,54 +19,69 @@ local function value(g)
     return g.n_values
 end
 
-function Recorder:op(name, inputs, attributes)
-    local result = value(self)
-    self.steps[#self.steps + 1] = { name = name, inputs = inputs, attributes = attributes, result = result, label = self.label }
-    return result
-end
-
-function Recorder:param(module, field)
-    local tensor = rawget(module, field)
-    self.checks[#self.checks + 1] = { module, field, tensor ~= nil, true }
-    if tensor == nil then return false end
-    local known = self.parameters[tensor]
-    if known then return known end
-    known = value(self)
-    self.parameters[tensor] = known
-    self.sources[known] = { module, field }
+local function symbol(g, v)
+    local known = g.symbols[v]
+    if not known then
+        known = { value = v }
+        g.symbols[v] = known
+    end
     return known
 end
 
-function Recorder:seq_lens() return self.lens or false end
-
--- The `lower` that describes what the instance runs: not one of a class below which forward was written anew.
-local function lowering(m)
-    if type(m) ~= "table" or rawget(m, "forward") or rawget(m, "op_forward") then return nil end
-    local class = getmetatable(m)
-    if not class or class.__call ~= Module.__call then return nil end
-    while class do
-        if rawget(class, "lower") then return class.lower end
-        if rawget(class, "forward") or rawget(class, "op_forward") then return nil end
-        class = rawget(class, "super")
+function Recorder:op(name, inputs, attributes)
+    local fits, reason = core.group_accepts(name)
+    if not fits then return nil, reason end
+    local step = { name = name, inputs = {}, attributes = attributes, label = self.label, result = value(self) }
+    for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
+        step.inputs[i] = type(input) == "table" and input.value or false
+        if type(input) == "number" then
+            step.numbers = step.numbers or {}
+            step.numbers[i] = input
+        end
     end
+    self.steps[#self.steps + 1] = step
+    return symbol(self, step.result)
 end
 
-function Recorder:lower(m, x, ...)
-    local lower = lowering(m)
-    if not lower then return nil, "it does not describe itself in engine operations" end
-    for _, field in ipairs(m.plan_fields or {}) do self.checks[#self.checks + 1] = { m, field, m[field] } end
-    return lower(m, self, x, ...)
+-- "weight.2" is the second entry of the list in the field `weight`.
+local function holder_of(module, name)
+    local field, index = name:match("^(.*)%.(%d+)$")
+    if field then return rawget(module, field), tonumber(index) end
+    return module, name
+end
+
+function Recorder:param(module, name)
+    local holder, key = holder_of(module, name)
+    local tensor = holder and rawget(holder, key)
+    self.checks[#self.checks + 1] = { holder or module, key, tensor ~= nil, true }
+    if tensor == nil then return false end
+    local known = self.parameters[tensor]
+    if not known then
+        known = value(self)
+        self.parameters[tensor] = known
+        self.sources[known] = { holder, key }
+    end
+    return symbol(self, known)
+end
+
+function Recorder:seq_lens() return self.lens and symbol(self, self.lens) or false end
+
+--- Makes the description depend on the fields that the module names.
+function Recorder:watch(module)
+    for _, field in ipairs(module.plan_fields or {}) do
+        self.checks[#self.checks + 1] = { module, field, module[field] }
+    end
 end
 
 -- Describes one item; false and a reason when it has to be called. Nothing is left behind then.
 local function describe(g, item, values)
     local n_steps, n_checks, extras = #g.steps, #g.checks, {}
-    for i, v in ipairs(item.extras) do extras[i] = values[v] end
+    for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
     g.label, g.lens = item.label, item.lens and values[item.lens]
-    local results = { g:lower(item.op, values[item.x], unpack(extras)) }
+    local results = { operation.lower_child(item.op, g, symbol(g, values[item.x]), unpack(extras)) }
     if results[1] then
-        values[item.y] = results[1]
-        for i, v in ipairs(item.outs) do values[v] = results[1 + i] end
+        values[item.y] = results[1].value
+        for i, v in ipairs(item.outs) do values[v] = results[1 + i].value end
         return true
     end
     for i = #g.steps, n_steps + 1, -1 do g.steps[i] = nil end
@@ -130,7 +140,7 @@ local function make_group(g, first, last, readers)
         local step, inputs = g.steps[i], {}
         part.steps[#part.steps + 1] = step
         for k, v in ipairs(step.inputs) do inputs[k] = v and numbers[v] end
-        numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes)
+        numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers)
     end
     for i = first, last do
         local v = g.steps[i].result
@@ -144,8 +154,8 @@ end
 
 --- Items as parts. With `fuse` false every item is called.
 function record.parts(walk, fuse)
-    local g = setmetatable({ steps = {}, checks = {}, parameters = {}, sources = {}, n_values = walk.n_inputs,
-        reasons = {} }, Recorder)
+    local g = setmetatable({ steps = {}, checks = {}, parameters = {}, sources = {}, symbols = {}, reasons = {},
+        n_values = walk.n_inputs }, Recorder)
     local values = {}
     for v = 1, walk.n_inputs do values[v] = v end
     for i, item in ipairs(walk.items) do

@@ -47,7 +47,7 @@ end
 local SelfAttention = BasicOperation:extend("SelfAttention")
 
 SelfAttention.takes_seq_lens = true
-SelfAttention.plan_fields = { "causal", "scale", "window_left", "window_right", "dropout", "training" }
+SelfAttention.plan_fields = { "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training" }
 
 local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     local who = "te." .. self.__name

@@ -27,6 +27,7 @@ void te_group_release(te_group *group)
         group->plans = plan->next;
         te_fuse_plan_release(plan);
     }
+    for (int i = 0; i < group->n_nodes; i++) te_op_release(group->nodes[i].call.op);
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->producers, group->producer_capacity * sizeof *group->producers);
     te_mem_free(&ctx->mem, group->parameter, group->parameter_capacity * sizeof *group->parameter);
@@ -85,6 +86,16 @@ static te_status resolve(te_group *group, te_group_node *node)
     return op ? te_call_attributes(&node->call, args, op->n_params) : TE_OK;
 }
 
+bool te_group_accepts(te_context *ctx, const te_op *op)
+{
+    const te_op_def *def = op->def;
+    bool known = def->formula || def->resolve || strcmp(op->name, "linear") == 0 || strcmp(op->name, "self_attention") == 0;
+    if (known && op->n_outputs == 1 && !op->takes_list) return true;
+    te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.%s %s", op->name,
+            known ? "has several results" : "is no row program, matrix product or self attention");
+    return false;
+}
+
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
 {
     te_context *ctx = group->ctx;
@@ -95,8 +106,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     for (int i = 0; i < call->op->n_inputs && status == TE_OK; i++)
         if (node.in[i] < TE_NO_VALUE || node.in[i] >= group->n_values)
             status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "no value %d in the group", node.in[i]);
-    if (status == TE_OK && (call->op->n_outputs != 1 || call->op->takes_list))
-        status = te_call_fail(&node.call, TE_ERROR_UNSUPPORTED, "cannot be part of a group");
+    if (status == TE_OK && !te_group_accepts(ctx, call->op)) status = ctx->status;
     if (status == TE_OK && call->op->def->resolve) status = resolve(group, &node);
     if (status != TE_OK) return status;
     if (!node.call.op) {
@@ -108,6 +118,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     group->nodes = nodes;
     *result = node.out = add_value(group, group->n_nodes, false);
     if (node.out == TE_NO_VALUE) return ctx->status;
+    te_op_retain(node.call.op);
     group->nodes[group->n_nodes++] = node;
     return TE_OK;
 }
@@ -139,6 +150,8 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_context *ctx = plan->ctx;
     const te_mem *mem = &ctx->mem;
     for (int u = 0; u < plan->n_units; u++) free_unit(mem, &plan->units[u]);
+    for (int i = 0; plan->nodes && i < plan->n_nodes; i++)
+        if (plan->nodes[i].call.op) te_op_release(plan->nodes[i].call.op);
     te_mem_free(mem, plan->keys, (size_t)plan->n_inputs * sizeof *plan->keys);
     te_mem_free(mem, plan->values, (size_t)plan->n_values * sizeof *plan->values);
     te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
@@ -196,6 +209,7 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     }
     memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
     memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
+    for (int i = 0; i < plan->n_nodes; i++) te_op_retain(plan->nodes[i].call.op);
     plan->compute_dtype = ctx->compute_dtype;
     plan->record = record;
     plan->x_ndim = x_ndim;

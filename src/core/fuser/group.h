@@ -34,7 +34,7 @@ int te_group_input(te_group *group, bool parameter);
 
 /* One application of an operation. `values` by position of the operation's tensor parameters, TE_NO_VALUE where absent; `args`
  * are the operation's arguments in the order of its signature, of which those that are no tensors count. `label` says which
- * of the caller's operations it belongs to, for te_plan_describe. The op outlives the group. */
+ * of the caller's operations it belongs to, for te_plan_describe. */
 typedef struct te_group_call {
     const te_op  *op;
     int           values[TE_OP_MAX_INPUTS];
@@ -42,6 +42,8 @@ typedef struct te_group_call {
     int           n_args, label;
 } te_group_call;
 
+/* Whether a group may hold the operation; the reason is recorded otherwise. */
+bool      te_group_accepts(te_context *ctx, const te_op *op);
 te_status te_group_op(te_group *group, const te_group_call *call, int *result);
 te_status te_group_output(te_group *group, int value);
 int       te_group_n_inputs(const te_group *group);

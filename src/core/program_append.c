@@ -37,6 +37,33 @@ static te_status copy_marked(te_program *target, const te_program *source, const
     return TE_OK;
 }
 
+te_program *te_program_bind(const te_program *source, const double *values)
+{
+    te_program *bound = te_program_new(source->mem, source->name);
+    size_t bytes = (size_t)source->n_insns * sizeof(int32_t);
+    int32_t *map = te_mem_alloc(source->mem, bytes);
+    bool ok = bound && map;
+    for (int i = 0; i < source->n_inputs && ok; i++) ok = te_program_input(bound, (te_rate)source->input_rates[i]) >= 0;
+    for (int i = 0; i < source->n_insns && ok; i++) {
+        const te_insn *insn = &source->insns[i];
+        map[i] = insn->op == TE_PW_LOAD    ? te_program_load(bound, insn->slot)
+                 : insn->op == TE_PW_PARAM ? te_program_const(bound, values[insn->slot])
+                                           : te_program_replay(bound, insn, map, 0, 0);
+        ok = map[i] >= 0;
+    }
+    for (int i = 0; i < source->n_outputs && ok; i++) {
+        const struct te_program_output *output = &source->outputs[i];
+        ok = te_program_output(bound, (te_output_kind)output->kind, map[output->value]) >= 0;
+    }
+    if (map) te_mem_free(source->mem, map, bytes);
+    if (ok && te_program_prune(bound) == TE_OK) {
+        bound->n_rngs = source->n_rngs;
+        return bound;
+    }
+    te_program_free(bound);
+    return NULL;
+}
+
 te_status te_program_append(te_program *target, const te_program *source, const int *inputs, int param_base,
                             int rng_base, int *outputs)
 {

@@ -40,6 +40,9 @@ te_status te_program_prune(te_program *program);
 te_status te_program_append(te_program *target, const te_program *source, const int *inputs, int param_base,
                             int rng_base, int *outputs);
 
+/* A copy in which every parameter is the constant of its slot, simplified accordingly; NULL when memory is exhausted. */
+te_program *te_program_bind(const te_program *source, const double *values);
+
 /* One line per instruction, for people and tests; returns the length as snprintf does. */
 int te_program_dump(const te_program *program, char *text, size_t size);
 
@@ -100,6 +103,7 @@ typedef struct te_gradient_request {
                                             formula (then saved as rows) and d<output> */
     const bool           *wanted;
     const te_output_kind *reduce;
+    double                row_length;    /* the length of a row where it is known, else 0 */
     const bool           *save_output;   /* per forward output: its ELEM value may be loaded instead of recomputed; NULL: none */
 } te_gradient_request;
 

@@ -171,6 +171,7 @@ static factors split_factors(te_diff *diff, int value, int depth)
 /* Formulas have the row's length as a parameter; elsewhere it is counted. */
 static int row_length(te_diff *diff)
 {
+    if (diff->request->row_length > 0) return te_diff_const(diff, diff->request->row_length);
     if (!diff->request->formula) {
         int column = te_diff_emit(diff, TE_PW_COLUMN, -1, -1, -1);
         return te_diff_emit(diff, TE_PW_ROWSUM, te_diff_emit(diff, TE_PW_EQ, column, column, -1), -1, -1);
@@ -188,9 +189,50 @@ static int known_rowsum(te_diff *diff, int elem)
     return TE_VALUE_NONE;
 }
 
+/* sum / n, or sum * (1/n). */
+static bool divides_by_row_length(const te_diff *diff, const te_insn *insn)
+{
+    const te_insn *by = &diff->forward->insns[insn->arg[1]];
+    double n = diff->request->row_length;
+    if (n > 0 && by->op == TE_PW_CONST)
+        return (insn->op == TE_PW_DIV && by->imm == n) || (insn->op == TE_PW_MUL && by->imm == 1 / n);
+    return insn->op == TE_PW_DIV && by->op == TE_PW_PARAM && diff->request->formula &&
+           by->slot == diff->request->formula->n_params;
+}
+
+/* Whether a value is x - rowsum(x) / n: over the row it sums to 0. */
+static bool is_centered(const te_diff *diff, int elem)
+{
+    const te_insn *insns = diff->forward->insns;
+    for (int i = 0; i < diff->n_values; i++) {
+        if (diff->mapped[i] != elem || insns[i].op != TE_PW_SUB) continue;
+        const te_insn *mean = &insns[insns[i].arg[1]];
+        if (te_opcode_args((te_opcode)mean->op) != 2 || insns[mean->arg[0]].op != TE_PW_ROWSUM) continue;
+        if (insns[mean->arg[0]].arg[0] == insns[i].arg[0] && divides_by_row_length(diff, mean)) return true;
+    }
+    return false;
+}
+
+/* In the sum of a row, a term that is a centered value times a number per row counts nothing. This turns the two
+ * reductions of a LayerNorm's gradient, of which one would wait for the other, into two that run side by side. */
+static int without_centered(te_diff *diff, int a, int depth)
+{
+    const te_insn insn = *insn_of(diff, a);
+    if (insn.op != TE_PW_ADD && insn.op != TE_PW_SUB) return a;
+    for (int k = 0; k < 2; k++) {
+        if (rate_of(diff, insn.arg[k]) != TE_RATE_ELEM) return a;
+        factors parts = split_factors(diff, insn.arg[k], depth);
+        if (parts.elem < 0 || !is_centered(diff, parts.elem)) continue;
+        if (k == 0 && insn.op == TE_PW_SUB) return te_diff_neg(diff, insn.arg[1]);
+        return insn.arg[1 - k];
+    }
+    return a;
+}
+
 int te_diff_rowsum(te_diff *diff, int a)
 {
     enum { MAX_SPLIT_DEPTH = 8 }; /* shared factors are visited once per path */
+    if (a >= 0 && diff->status == TE_OK) a = without_centered(diff, a, MAX_SPLIT_DEPTH);
     if (a < 0 || diff->status != TE_OK) return TE_VALUE_NONE;
     if (rate_of(diff, a) != TE_RATE_ELEM) return te_diff_mul(diff, a, row_length(diff));
     factors parts = split_factors(diff, a, MAX_SPLIT_DEPTH);

@@ -173,8 +173,7 @@ static te_status backward_program(backward *b, const te_unit *unit)
         te_run_start(&run, &s);
         run.inputs = inputs;
         run.outputs = outputs;
-        run.params = unit->params;
-        run.rngs = b->state->rngs + unit->first_rng;
+            run.rngs = b->state->rngs + unit->first_rng;
         run.compute_f64 = unit->compute_f64;
         te_exec *exec = &b->state->device->exec;
         status = exec->backend->program_run(exec, g->backward, &run, 1);

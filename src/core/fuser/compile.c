@@ -12,7 +12,8 @@ typedef struct joining {
     te_unit      *unit;
     int           position; /* of the unit */
     te_program   *program;
-    int          *mapped; /* per value of the plan: its value in the program, or -1 */
+    int          *mapped; /* per value of the plan that this unit makes: its value in the program */
+    bool         *read;   /* per value: read inside the unit too */
 } joining;
 
 static te_status out_of_memory(te_fuse_plan *plan) { return te_fail_memory(plan->ctx, "fuser"); }
@@ -26,46 +27,34 @@ static int find_slot(const te_unit *unit, int value, int half)
     return -1;
 }
 
-/* The program's value for (a half of) a value that is stored. -1 with the status set on failure. */
-static int load(joining *j, const te_group_node *node, int value, int half, te_rate rate)
+/* The program's value for (a half of) a value that is stored; -1 when memory is exhausted. */
+static int load(joining *j, int value, int half, te_rate rate)
 {
     te_unit *unit = j->unit;
-    int slot = find_slot(unit, value, half), loaded;
-    if (slot >= 0) {
-        loaded = te_program_load(j->program, slot);
-    } else if (unit->n_slots == TE_UNIT_SLOTS) {
-        te_plan_refuse(j->plan, node, "its kernel would read more than %d tensors", TE_UNIT_SLOTS);
-        return -1;
-    } else {
-        loaded = te_program_input(j->program, rate);
-        unit->slots[unit->n_slots++] = (te_unit_slot){.value = value, .half = half, .rate = rate};
-    }
-    if (loaded < 0) out_of_memory(j->plan);
-    return loaded;
+    int slot = find_slot(unit, value, half);
+    if (slot >= 0) return te_program_load(j->program, slot);
+    unit->slots[unit->n_slots++] = (te_unit_slot){.value = value, .half = half, .rate = rate};
+    return te_program_input(j->program, rate);
 }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
-static te_status append_params(joining *j, const te_group_node *node, const te_program *source, unsigned numbers)
+/* The op's program with its attributes as constants: a changed attribute makes another plan. */
+static te_program *bound_program(joining *j, const te_group_node *node, const te_program *source, unsigned numbers)
 {
-    te_unit *unit = j->unit;
     double values[TE_PROGRAM_PARAMS + 1] = {0};
-    size_t old = (size_t)unit->n_params * sizeof *unit->params, n = (size_t)source->n_params * sizeof *unit->params;
-    const te_mem *mem = &j->plan->ctx->mem;
-    if (!n) return TE_OK;
-    double *grown = mem->realloc(mem->user, unit->params, old, old + n);
-    if (!grown) return out_of_memory(j->plan);
-    unit->params = grown;
-    te_program_params(&node->call, source, numbers, unit->width, values);
-    memcpy(unit->params + unit->n_params, values, n);
-    unit->n_params += source->n_params;
-    return TE_OK;
+    te_program_params(&node->call, source, numbers, j->unit->width, values);
+    te_program *bound = te_program_bind(source, values);
+    if (!bound) out_of_memory(j->plan);
+    return bound;
 }
 
-/* The value as memory of its dtype would hold it. */
-static int rounded(joining *j, int value, te_dtype dtype)
+/* The program's number of a value of this unit as memory of its dtype would hold it. What is only stored is rounded on
+ * the way there. */
+static int rounded(joining *j, int v)
 {
-    switch (dtype) {
+    int value = j->mapped[v];
+    switch (j->plan->values[v].dtype) {
     case TE_BF16: return te_program_emit(j->program, TE_PW_TO_BF16, value, -1, -1);
     case TE_F16: return te_program_emit(j->program, TE_PW_TO_F16, value, -1, -1);
     case TE_F32: return j->unit->compute_f64 ? te_program_emit(j->program, TE_PW_TO_F32, value, -1, -1) : value;
@@ -89,18 +78,23 @@ static te_status append_node(joining *j, const te_group_node *node)
         return te_plan_refuse(plan, node, "its result is not one value per element");
     if (source->n_rngs > 1 || j->unit->n_rngs + source->n_rngs > TE_UNIT_RNGS)
         return te_plan_refuse(plan, node, "too many random generators");
+    if (j->unit->n_slots + l.n > TE_UNIT_SLOTS)
+        return te_plan_refuse(plan, node, "its kernel would read more than %d tensors", TE_UNIT_SLOTS);
     for (int i = 0; i < l.n; i++) {
         int value = node->in[l.input[i]];
         bool here = plan->values[value].unit == j->position;
-        inputs[i] = here ? j->mapped[value] : load(j, node, value, l.half[i], l.rate[i]);
-        if (inputs[i] < 0) return plan->ctx->status;
+        inputs[i] = here ? rounded(j, value) : load(j, value, l.half[i], l.rate[i]);
+        if (inputs[i] < 0) return out_of_memory(plan);
+        j->read[value] |= here;
     }
-    te_status status = te_program_append(j->program, source, inputs, j->unit->n_params, j->unit->n_rngs, result);
+    te_program *bound = bound_program(j, node, source, numbers);
+    if (!bound) return plan->ctx->status;
+    te_status status = te_program_append(j->program, bound, inputs, 0, j->unit->n_rngs, result);
+    te_program_free(bound);
     if (status != TE_OK) return out_of_memory(plan);
     j->unit->n_rngs += source->n_rngs;
-    j->mapped[node->out] = rounded(j, result[0], plan->values[node->out].dtype);
-    if (j->mapped[node->out] < 0) return out_of_memory(plan);
-    return append_params(j, node, source, numbers);
+    j->mapped[node->out] = result[0];
+    return TE_OK;
 }
 
 /* --- the unit's program ------------------------------------------------------------------------------------------- */
@@ -125,7 +119,9 @@ static te_status add_results(joining *j)
         if (j->plan->values[node->out].inside) continue;
         if (unit->n_results == TE_UNIT_RESULTS)
             return te_plan_refuse(j->plan, node, "its kernel would write more than %d tensors", TE_UNIT_RESULTS);
-        if (te_program_output(j->program, TE_OUT_ELEM, j->mapped[node->out]) < 0) return out_of_memory(j->plan);
+        int value = j->read[node->out] ? rounded(j, node->out) : j->mapped[node->out];
+        if (value < 0 || te_program_output(j->program, TE_OUT_ELEM, value) < 0) return out_of_memory(j->plan);
+        unit->reload[unit->n_results] = j->read[node->out];
         unit->results[unit->n_results++] = node->out;
     }
     return TE_OK;
@@ -151,9 +147,10 @@ static te_status join_unit(te_fuse_plan *plan, int position)
 {
     te_unit *unit = &plan->units[position];
     joining j = {.plan = plan, .unit = unit, .position = position};
-    size_t bytes = (size_t)plan->n_values * sizeof *j.mapped;
+    size_t bytes = (size_t)plan->n_values * (sizeof *j.mapped + sizeof *j.read);
     describe_rows(&j);
-    j.mapped = te_mem_alloc(&plan->ctx->mem, bytes);
+    j.mapped = te_mem_zalloc(&plan->ctx->mem, bytes);
+    j.read = (bool *)(j.mapped + plan->n_values);
     j.program = te_program_new(&plan->ctx->mem, unit->n_nodes == 1 ? plan->nodes[unit->nodes[0]].call.op->name : "fused");
     te_status status = j.mapped && j.program ? TE_OK : out_of_memory(plan);
     for (int k = 0; k < unit->n_nodes && status == TE_OK; k++) status = append_node(&j, &plan->nodes[unit->nodes[k]]);
@@ -164,7 +161,6 @@ static te_status join_unit(te_fuse_plan *plan, int position)
         te_program_free(j.program);
         return status;
     }
-    j.program->n_params = unit->n_params;
     unit->gradient.forward = j.program; /* replaced when it is differentiated */
     return te_program_prune(j.program) == TE_OK ? TE_OK : out_of_memory(plan);
 }
@@ -234,9 +230,9 @@ static te_status differentiate(te_fuse_plan *plan, int position)
         unit->grads[unit->n_grads++] = (te_unit_grad){.slot = i, .kind = reduce[i], .bias = TE_NO_VALUE};
     }
     if (!any) return TE_OK;
-    for (int k = 0; k < unit->n_results; k++) save[k] = true; /* stored anyway: rather loaded than computed again */
-    te_gradient_request request = {
-        .forward = unit->gradient.forward, .wanted = wanted, .reduce = reduce, .save_output = save};
+    for (int k = 0; k < unit->n_results; k++) save[k] = unit->reload[k];
+    te_gradient_request request = {.forward = unit->gradient.forward, .wanted = wanted, .reduce = reduce,
+                                   .save_output = save, .row_length = (double)unit->width};
     te_status status = te_program_differentiate(&request, &gradient, &error);
     if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
     te_program_free(unit->gradient.forward);

@@ -117,7 +117,6 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
     te_run_start(&run, &s);
     run.inputs = inputs;
     run.outputs = outputs;
-    run.params = unit->params;
     run.rngs = state->rngs + unit->first_rng;
     run.compute_f64 = unit->compute_f64;
     te_exec *exec = &state->device->exec;

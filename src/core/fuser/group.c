@@ -140,7 +140,6 @@ int te_group_n_outputs(const te_group *group) { return group->n_outputs; }
 static void free_unit(const te_mem *mem, te_unit *unit)
 {
     te_mem_free(mem, unit->nodes, (size_t)unit->n_nodes * sizeof *unit->nodes);
-    te_mem_free(mem, unit->params, (size_t)unit->n_params * sizeof *unit->params);
     te_gradient_clear(&unit->gradient);
 }
 

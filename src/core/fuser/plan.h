@@ -79,8 +79,8 @@ typedef struct te_unit {
     te_unit_grad grads[2 * TE_UNIT_SLOTS];
     int          n_slots, n_results, n_identities, n_grads;
     int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
-    double      *params;          /* of the program */
-    int          n_params, n_rngs;
+    bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
+    int          n_rngs;
     int          first_row, first_rng; /* in the run's arrays */
     int64_t      width;
     bool         compute_f64;

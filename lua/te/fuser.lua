@@ -15,18 +15,25 @@ local function is_pure(part)
     return part.group ~= nil or type(part.item.op) == "table" and part.item.op.pure == true
 end
 
--- Lays down what nobody reads after each part: given back at once when the part keeps nothing of what it reads.
+local function each_read(part, visit)
+    for _, v in ipairs(part.inputs or part.extras) do visit(v) end
+    if part.x then visit(part.x) end
+end
+
+-- Lays down what nobody reads after each part: given back at once when none of its readers may keep it.
 local function plan_releases(program)
+    local kept = {}
+    for _, part in ipairs(program.parts) do
+        if not is_pure(part) then each_read(part, function(v) kept[v] = true end) end
+    end
     for _, part in ipairs(program.parts) do
         part.releases = {}
-        local function consider(v)
+        each_read(part, function(v)
             local last = program.readers[v]
-            if is_pure(part) and v > program.n_inputs and last and last <= part.last_step then
+            if not kept[v] and v > program.n_inputs and last and last <= part.last_step then
                 part.releases[#part.releases + 1] = v
             end
-        end
-        for _, v in ipairs(part.inputs or part.extras) do consider(v) end
-        if part.x then consider(part.x) end
+        end)
     end
 end
 
@@ -90,10 +97,10 @@ local function run_singly(part, env)
 end
 
 -- Stores the outputs of a group; when it has no plan for these inputs it runs unfused and remembers why.
-local function finish(part, env, first, ...)
+local function finish(part, env, first, second, ...)
     part.reason = nil
-    if first ~= nil then return store(env, part.outputs, first, ...) end
-    part.reason = (...)
+    if first ~= nil then return store(env, part.outputs, first, second, ...) end
+    part.reason = second
     return run_singly(part, env)
 end
 
@@ -149,7 +156,7 @@ end
 --- The forward method of every container: x, lengths of packed sequences if any, extra inputs.
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
-    if n ~= takes then lens = has_seq_lens(module, n, takes, (...)) end
+    if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
     local program = fuser.program(module, takes, lens)
     rawset(module, "pure", program.pure)
     if n == 0 then return run(program, { x }) end

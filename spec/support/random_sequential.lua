@@ -1,0 +1,118 @@
+--- Random containers for the fuser's specs: chains of mixed operations, branches and callables that split groups.
+
+local te = require "te"
+
+-- A fixed generator of its own: what a seed gives does not depend on how often the engine drew.
+local function generator(seed)
+    local state = seed % 2147483647 + 1
+    return function(n)
+        state = state * 48271 % 2147483647
+        return n and state % n + 1 or state / 2147483647
+    end
+end
+
+local Double = te.BasicOperation:extend("Double")
+function Double:op_forward(ctx, x)
+    ctx:save_for_backward(x)
+    return x * x
+end
+function Double:op_backward(ctx, dy) return dy * 2 * ctx:saved_tensors() end
+
+local Mix = {}
+Mix.__index = Mix
+
+function Mix:width() return 8 * self.random(3) end
+
+-- Each entry appends to `list` and returns the new width.
+local PIECES = {
+    function(m, list, w) list[#list + 1] = te.LayerNorm(w, { params_dtype = m.dtype, bias = m.random(2) == 1 }) return w end,
+    function(m, list, w) list[#list + 1] = te.RMSNorm(w, { params_dtype = m.dtype }) return w end,
+    function(_, list, w) list[#list + 1] = te.L2Normalization() return w end,
+    function(m, list, w) list[#list + 1] = te.GELU({ approximate = m.random(2) == 1 and "tanh" or "none" }) return w end,
+    function(m, list, w) list[#list + 1] = ({ te.SiLU, te.ReLU, te.SReLU, te.QuickGELU })[m.random(4)]() return w end,
+    function(m, list, w) list[#list + 1] = te.Dropout(0.25 * m.random(3)) return w end,
+    function(m, list, w) list[#list + 1] = te.ConstantScale(m.random() * 2 - 1) return w end,
+    function(m, list, w) list[#list + 1] = te.Bias(w, { params_dtype = m.dtype }) return w end,
+    function(_, list, w) list[#list + 1] = te.Identity() return w end,
+    function(m, list, w)
+        local out = m:width()
+        list[#list + 1] = te.Linear(w, out, { bias = m.random(3) > 1, params_dtype = m.dtype, init_method = m.init })
+        return out
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
+        list[#list + 1] = ({ te.SwiGLU, te.GLU, te.ReGLU, te.GEGLU })[m.random(4)]()
+        return 8
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.MultiHeadedSelfAttention(w, 2, { params_dtype = m.dtype, causal = m.random(2) == 1,
+            init_method = m.init })
+        return w
+    end,
+    function(m, list, w)
+        local branch = {}
+        local out = m:chain(branch, w, m.random(4))
+        if out ~= w then branch[#branch + 1] = te.Linear(out, w, { params_dtype = m.dtype, init_method = m.init }) end
+        list[#list + 1] = te.Residual(unpack(branch))
+        return w
+    end,
+    function(m, list, w)
+        local inner = {}
+        local out = m:chain(inner, w, m.random(3))
+        list[#list + 1] = te.Sequential(unpack(inner))
+        return out
+    end,
+    function(_, list, w) list[#list + 1] = te.MakeExtraOutput() return w end,
+    function(m, list, w)
+        m.extras[#m.extras + 1] = w
+        list[#list + 1] = te.AddExtraInput()
+        return w
+    end,
+    function(_, list, w) list[#list + 1] = function(x) return x * 0.5 end return w end,
+    function(_, list, w) list[#list + 1] = Double() return w end,
+}
+
+function Mix:chain(list, w, n)
+    for _ = 1, n do w = PIECES[self.random(#PIECES)](self, list, w) end
+    return w
+end
+
+local function randomize(module, random)
+    for _, p in ipairs(module:parameters()) do
+        te.no_grad(function() p:copy_(te.randn(p.shape, { dtype = "float32" }) * 0.5 + (random(2) - 1)) end)
+    end
+end
+
+--- A random container, its inputs, and the dtypes: { module =, inputs = { x, [seq_lens], extras … }, dtype =, autocast = }.
+return function(seed)
+    local random = generator(seed)
+    for _ = 1, 4 do random() end
+    te.manual_seed(seed)
+    local mix = setmetatable({ random = random, extras = {} }, Mix)
+    mix.dtype = ({ "float32", "float64", "bfloat16", "float32" })[random(4)]
+    mix.init = te.initializers.normal(0, 0.3)
+    local autocast = mix.dtype == "float32" and random(3) == 1 and "bfloat16" or nil
+    local list, w = {}, mix:width()
+    mix:chain(list, w, 1 + random(8))
+    local module = te.Sequential(unpack(list))
+    randomize(module, random)
+
+    local lead, lens
+    if random(2) == 1 then
+        lead = { random(3), random(5) }
+    else
+        lead = { 4 + random(4) }
+        if random(2) == 1 then lens = te.tensor({ 1, lead[1] - 3, 2 }, { dtype = "int32" }) end
+    end
+    local function activation(width)
+        local shape = { lead[1], lead[2] }
+        shape[#shape + 1] = width
+        local t = te.randn(shape, { dtype = "float32" }):to(mix.dtype):detach()
+        t.requires_grad = random(4) > 1
+        return t
+    end
+    local inputs = { activation(w) }
+    if lens then inputs[2] = lens end
+    for _, width in ipairs(mix.extras) do inputs[#inputs + 1] = activation(width) end
+    return { module = module, inputs = inputs, dtype = mix.dtype, autocast = autocast, random = random }
+end

@@ -260,9 +260,10 @@ static void run_unit(const gemm_product *t, int64_t unit, int64_t first, int64_t
     }
 }
 
-static int64_t take_unit(int64_t *next)
+static int64_t take_unit(int64_t *next, int team)
 {
     int64_t unit;
+    if (team == 1) return (*next)++;
 #pragma omp atomic capture
     unit = (*next)++;
     return unit;
@@ -286,7 +287,7 @@ static void run_product(gemm_product *t, int thread, int team, char *own)
             pack_b(t, first, last, pass, thread, team);
             if (thread == 0) t->next = 0;
             wait_for(team);
-            while ((unit = take_unit(&t->next)) < units) run_unit(t, unit, first, last, pass, own);
+            while ((unit = take_unit(&t->next, team)) < units) run_unit(t, unit, first, last, pass, own);
             wait_for(team);
         }
     }

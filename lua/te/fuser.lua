@@ -163,6 +163,23 @@ function fuser.forward(module, x, ...)
     return run(program, { x, ... })
 end
 
+-- A part, for what the plan of a later one must know.
+local function run_part(part, env)
+    if part.group then run_group(part, env, {}) else run_call(part, env, {}) end
+end
+
+local function explain(program, env) return require("te.fuser.plan").of(program, env, run_part) end
+
+--- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
+function fuser.explain(module, x, ...)
+    local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
+    if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
+    return explain(fuser.program(module, takes, lens), { x, ... })
+end
+
+--- The same for the chain() of a module that does more in its forward than that.
+function fuser.explain_chain(module, x) return explain(fuser.program(module, 0, false), { x }) end
+
 --- Runs the chain() of a module that does more in its forward than that.
 function fuser.run_chain(module, x) return run(fuser.program(module, 0, false), { x }) end
 

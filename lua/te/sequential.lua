@@ -10,11 +10,15 @@
 -- by these references.)
 
 local fail = require "te.fail"
+local fuser = require "te.fuser"
 local Module = require "te.module"
 
 local Sequential = Module:extend("Sequential")
 
-Sequential.forward = require("te.fuser").forward
+Sequential.forward = fuser.forward
+
+--- The plan for inputs like these: print it.
+Sequential.explain = fuser.explain
 
 Sequential.takes_seq_lens = true
 

@@ -8,10 +8,11 @@
  *                                                   number at the same place in `numbers`
  *     group_output(g, value)
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
+ *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the reason
  */
 #include "bindings.h"
 
-#include "core/fuser/group.h"
+#include "core/fuser/describe.h"
 
 static const char group_tag[] = "te.group";
 
@@ -135,19 +136,101 @@ static int refused(te_lua *rt, lua_State *L)
     return 2;
 }
 
+/* The tensors from 2 on, one per input; the array lives on the stack. */
+static te_tensor **check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function)
+{
+    int n = te_group_n_inputs(u->group);
+    te_lua_enter(rt, L, function);
+    if (lua_gettop(L) > n + 1) te_lua_fail(L, function, "%d tensors for %d inputs", lua_gettop(L) - 1, n);
+    lua_settop(L, n + 1);
+    luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
+    te_tensor **in = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *in);
+    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "sequential", "x");
+    return in;
+}
+
+/* --- explaining --------------------------------------------------------------------------------------------------- */
+
+typedef struct explaining {
+    lua_State *L;
+    te_group  *group;
+    int        steps, splits; /* stack indices */
+} explaining;
+
+static void number_entry(lua_State *L, const char *name, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static void text_entry(lua_State *L, const char *name, const char *value)
+{
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static void explain_step(void *user, const te_step_description *step)
+{
+    static const char *const kinds[] = {"program", "gemm", "attention"};
+    explaining *e = user;
+    lua_State  *L = e->L;
+    lua_newtable(L);
+    text_entry(L, "kind", kinds[step->what]);
+    text_entry(L, "kernel", step->kernel);
+    text_entry(L, "pass", step->backward ? "backward" : "forward");
+    number_entry(L, "reads", step->read_bytes);
+    number_entry(L, "writes", step->written_bytes);
+    number_entry(L, "flops", step->flops);
+    lua_createtable(L, step->n_nodes, 0);
+    lua_createtable(L, step->n_nodes, 0);
+    for (int i = 0; i < step->n_nodes; i++) {
+        lua_pushinteger(L, te_group_node_label(e->group, step->nodes[i]));
+        lua_rawseti(L, -3, i + 1);
+        lua_pushstring(L, te_group_node_name(e->group, step->nodes[i]));
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -3, "names");
+    lua_setfield(L, -2, "labels");
+    lua_rawseti(L, e->steps, (int)lua_objlen(L, e->steps) + 1);
+}
+
+static void explain_split(void *user, const te_split_description *split)
+{
+    explaining *e = user;
+    lua_State  *L = e->L;
+    lua_newtable(L);
+    number_entry(L, "from", te_group_node_label(e->group, split->from));
+    number_entry(L, "to", te_group_node_label(e->group, split->to));
+    text_entry(L, "from_name", te_group_node_name(e->group, split->from));
+    text_entry(L, "to_name", te_group_node_name(e->group, split->to));
+    text_entry(L, "reason", split->reason);
+    lua_rawseti(L, e->splits, (int)lua_objlen(L, e->splits) + 1);
+}
+
+static int group_explain(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    lua_group  *u = check_group(L, "explain");
+    te_tensor **in = check_inputs(rt, L, u, "explain");
+    explaining  e = {.L = L, .group = u->group};
+    lua_newtable(L);
+    e.steps = lua_gettop(L);
+    lua_newtable(L);
+    e.splits = lua_gettop(L);
+    te_status status = te_group_describe(u->group, in, explain_step, explain_split, &e);
+    if (status == TE_ERROR_UNSUPPORTED) return refused(rt, L);
+    return status == TE_OK ? 2 : te_lua_raise(rt, L, "explain", status);
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
 static int group_run(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
     lua_group     *u = check_group(L, "group_run");
     int            n_in = te_group_n_inputs(u->group), n_out = te_group_n_outputs(u->group);
-    te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
+    te_tensor     *out[TE_GROUP_MAX_OUTPUTS], **in = check_inputs(rt, L, u, "group_run");
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
-    te_lua_enter(rt, L, "group_run");
-    if (lua_gettop(L) > n_in + 1) return te_lua_fail(L, "group_run", "%d tensors for %d inputs", lua_gettop(L) - 1, n_in);
-    lua_settop(L, n_in + 1);
-    luaL_checkstack(L, n_out + 2, "te.group_run");
-    te_tensor **in = lua_newuserdata(L, (size_t)(n_in ? n_in : 1) * sizeof *in);
-    for (int i = 0; i < n_in; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "sequential", "x");
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
     for (int i = 0; i < n_in; i++) te_tensor_retain(in[i]);
     te_status status = te_group_run(u->group, in, out);
@@ -161,4 +244,5 @@ static int group_run(lua_State *L)
 
 const luaL_Reg te_lua_group_functions[] = {{"group_new", group_new},       {"group_input", group_input}, {"group_op", group_op},
                                            {"group_accepts", group_accepts},
+                                           {"group_explain", group_explain},
                                            {"group_output", group_output}, {"group_run", group_run},     {NULL, NULL}};

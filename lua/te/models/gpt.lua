@@ -98,6 +98,14 @@ local GENERATE = {
     on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
 }
 
+--- The plan of everything between the embedding and the head, for ids of this shape.
+function GPT:explain(ids)
+    local config = self.config
+    local x = te.empty({ ids:size(1), ids:size(2), config.n_embd }, { dtype = te._core.compute_dtype() or "float32" })
+    x.requires_grad = te._core.grad_enabled()
+    return fuser.explain_chain(self, x)
+end
+
 local function choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
     logits = logits:to("float32") / opts.temperature

@@ -1,0 +1,206 @@
+--- What seq:explain(x) returns: the steps of a container's plan, what each moves and computes, and why neighbours did not
+--- become one step.
+--
+--     plan.forward, plan.backward   lists of steps in order: name, ops (names of the basic operations), kernels, reads and writes
+--                                   (bytes of tensors), bytes, flops
+--     plan.reasons                  { from =, to =, reason = } for every pair of neighbours in different steps
+--
+-- Bytes count every tensor that a step reads or writes once. tostring(plan) is a table, plan:dot() a Graphviz graph,
+-- plan:svg() a picture, plan:json() text for other programs.
+
+local te = require "te"
+local core = te._core
+
+local Plan = {}
+Plan.__index = Plan
+
+-- Names -----------------------------------------------------------------------------------------------------------
+
+local function op_name(item)
+    local op = item.op
+    if type(op) ~= "table" then return "function" end
+    return op.__name
+end
+
+-- "LayerNorm", or "MultiHeadedSelfAttention.linear" for one of several engine operations of a module.
+local function part_names(step, items, counts)
+    local ops, seen = {}, {}
+    for i, label in ipairs(step.labels) do
+        local name = op_name(items[label])
+        if counts[label] > 1 then name = name .. "." .. step.names[i] end
+        if not seen[label .. name] then ops[#ops + 1] = name end
+        seen[label .. name] = true
+    end
+    return ops
+end
+
+local function count_nodes(steps)
+    local counts = {}
+    for _, step in ipairs(steps) do
+        if step.pass == "forward" then
+            for _, label in ipairs(step.labels) do counts[label] = (counts[label] or 0) + 1 end
+        end
+    end
+    return counts
+end
+
+-- Building --------------------------------------------------------------------------------------------------------
+
+local function add_step(plan, step, ops)
+    local list = plan[step.pass]
+    list[#list + 1] = { name = table.concat(ops, " + "), ops = ops, kernels = { step.kernel }, kind = step.kind,
+        reads = step.reads, writes = step.writes, bytes = step.reads + step.writes, flops = step.flops }
+end
+
+local function add_called(plan, item, reason)
+    local name = op_name(item)
+    add_step(plan, { pass = "forward", kernel = "call", kind = "call", reads = 0, writes = 0, flops = 0 }, { name })
+    plan.reasons[#plan.reasons + 1] = { from = name, to = name, reason = "called: " .. (reason or "it is no operation") }
+end
+
+local function add_group(plan, steps, splits, items)
+    local counts, backward = count_nodes(steps), {}
+    for _, step in ipairs(steps) do
+        if step.pass == "forward" then
+            add_step(plan, step, part_names(step, items, counts))
+        else
+            backward[#backward + 1] = { step, part_names(step, items, counts) }
+        end
+    end
+    for _, split in ipairs(splits) do
+        local function name(label, node) return op_name(items[label]) .. (counts[label] > 1 and "." .. node or "") end
+        plan.reasons[#plan.reasons + 1] =
+            { from = name(split.from, split.from_name), to = name(split.to, split.to_name), reason = split.reason }
+    end
+    return backward
+end
+
+--- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called where a later part needs the
+--- results of an earlier one.
+function Plan.of(program, env, step)
+    local plan = setmetatable({ forward = {}, backward = {}, reasons = {} }, Plan)
+    local items, backward = program.walk.items, {}
+    for i, part in ipairs(program.parts) do
+        if part.group then
+            local args, n = {}, #part.inputs
+            for k, v in ipairs(part.inputs) do args[k] = env[v] end
+            for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end
+            local steps, splits = core.group_explain(part.group, unpack(args, 1, n + #part.params))
+            if steps then
+                backward[#backward + 1] = add_group(plan, steps, splits, items)
+            else
+                for _, one in ipairs(part.steps) do add_called(plan, items[one.label], splits) end
+            end
+        else
+            add_called(plan, part.item, program.reasons[part.item.label])
+        end
+        if i < #program.parts then step(part, env) end
+    end
+    for i = #backward, 1, -1 do
+        for _, entry in ipairs(backward[i]) do add_step(plan, entry[1], entry[2]) end
+    end
+    return plan
+end
+
+-- As a table ------------------------------------------------------------------------------------------------------
+
+local UNITS = { { 1e9, "G" }, { 1e6, "M" }, { 1e3, "k" } }
+
+local function amount(number)
+    for _, unit in ipairs(UNITS) do
+        if number >= unit[1] then return ("%.3g %s"):format(number / unit[1], unit[2]) end
+    end
+    return ("%.3g "):format(number)
+end
+
+local function rows_of(steps)
+    local rows = {}
+    for i, step in ipairs(steps) do
+        rows[i] = { tostring(i), step.name, step.kernels[1], amount(step.reads) .. "B", amount(step.writes) .. "B",
+            amount(step.flops) .. "FLOP" }
+    end
+    return rows
+end
+
+local function aligned(rows)
+    local widths, lines = {}, {}
+    for _, row in ipairs(rows) do
+        for i, cell in ipairs(row) do widths[i] = math.max(widths[i] or 0, #cell) end
+    end
+    for _, row in ipairs(rows) do
+        local cells = {}
+        for i, cell in ipairs(row) do
+            cells[i] = i <= 3 and i > 1 and cell .. (" "):rep(widths[i] - #cell) or (" "):rep(widths[i] - #cell) .. cell
+        end
+        lines[#lines + 1] = (table.concat(cells, "  "):gsub("%s+$", ""))
+    end
+    return lines
+end
+
+local HEAD = { "#", "operations", "kernel", "reads", "writes", "work" }
+
+function Plan:__tostring()
+    local lines = {}
+    for _, pass in ipairs { "forward", "backward" } do
+        if #self[pass] > 0 then
+            local rows, total = rows_of(self[pass]), { 0, 0, 0 }
+            for _, step in ipairs(self[pass]) do
+                total = { total[1] + step.reads, total[2] + step.writes, total[3] + step.flops }
+            end
+            table.insert(rows, 1, HEAD)
+            rows[#rows + 1] = { "", "sum", "", amount(total[1]) .. "B", amount(total[2]) .. "B", amount(total[3]) .. "FLOP" }
+            lines[#lines + 1] = pass
+            for _, line in ipairs(aligned(rows)) do lines[#lines + 1] = "  " .. line end
+        end
+    end
+    if #self.reasons > 0 then lines[#lines + 1] = "not fused" end
+    local seen = {}
+    for _, r in ipairs(self.reasons) do
+        local line = r.from == r.to and ("  %s: %s"):format(r.from, r.reason)
+            or ("  %s | %s: %s"):format(r.from, r.to, r.reason)
+        if not seen[line] then lines[#lines + 1] = line end
+        seen[line] = true
+    end
+    return table.concat(lines, "\n")
+end
+
+-- For other programs ----------------------------------------------------------------------------------------------
+
+local function quoted(text) return '"' .. text:gsub('[\\"]', "\\%0"):gsub("\n", "\\n") .. '"' end
+
+--- A Graphviz graph: one box per step, forward above backward.
+function Plan:dot()
+    local lines = { "digraph plan {", "  rankdir = TB; node [shape = box, fontname = \"sans-serif\"];" }
+    for _, pass in ipairs { "forward", "backward" } do
+        for i, step in ipairs(self[pass]) do
+            lines[#lines + 1] = ("  %s%d [label = %s];"):format(pass, i,
+                quoted(("%s\n%s, %sB"):format(step.name, step.kernels[1], amount(step.bytes))))
+            if i > 1 then lines[#lines + 1] = ("  %s%d -> %s%d;"):format(pass, i - 1, pass, i) end
+        end
+    end
+    lines[#lines + 1] = "}"
+    return table.concat(lines, "\n") .. "\n"
+end
+
+local function json(value)
+    if type(value) == "string" then return quoted(value) end
+    if type(value) == "number" then return ("%.17g"):format(value) end
+    local parts = {}
+    if #value > 0 or next(value) == nil then
+        for i, entry in ipairs(value) do parts[i] = json(entry) end
+        return "[" .. table.concat(parts, ", ") .. "]"
+    end
+    local keys = {}
+    for key in pairs(value) do keys[#keys + 1] = key end
+    table.sort(keys)
+    for i, key in ipairs(keys) do parts[i] = quoted(key) .. ": " .. json(value[key]) end
+    return "{" .. table.concat(parts, ", ") .. "}"
+end
+
+function Plan:json() return json({ forward = self.forward, backward = self.backward, reasons = self.reasons }) end
+
+--- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width of
+--- a bar is a step's share of the bytes of its pass.
+function Plan:svg() return require("te.fuser.picture")(self, amount) end
+
+return Plan

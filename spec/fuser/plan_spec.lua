@@ -1,0 +1,140 @@
+local te = require "te"
+
+-- The names of a pass's steps, a product's two halves included.
+local function names(steps)
+    local list = {}
+    for i, step in ipairs(steps) do list[i] = step.name .. ":" .. step.kernels[1] end
+    return list
+end
+
+local function input(shape, dtype)
+    local x = te.randn(shape, { dtype = "float32" }):to(dtype or "float32"):detach()
+    x.requires_grad = true
+    return x
+end
+
+local function reason(plan, from, to)
+    for _, r in ipairs(plan.reasons) do
+        if r.from == from and r.to == to then return r.reason end
+    end
+end
+
+describe("plans", function()
+    it("join chains of program operations around matrix products", function()
+        local plan = te.Sequential(te.Linear(8, 16), te.GELU(), te.Dropout(0.1), te.ConstantScale(2), te.Linear(16, 8))
+            :explain(input { 4, 8 })
+        assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:fused", "Linear:linear" }, names(plan.forward))
+        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient", "GELU + Dropout + ConstantScale:fused.backward",
+            "Linear:dgrad", "Linear:wgrad" }, names(plan.backward))
+    end)
+
+    it("cross the border of a residual: bias, dropout, sum and norm are one step", function()
+        local seq = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8), te.Dropout(0.1)), te.LayerNorm(8),
+            te.Linear(8, 8))
+        local plan = seq:explain(input { 2, 3, 8 })
+        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "Dropout + AddExtraInput + LayerNorm:fused", "Linear:linear" },
+            names(plan.forward))
+        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient",
+            "Dropout + AddExtraInput + LayerNorm:fused.backward", "Linear:dgrad", "Linear:wgrad",
+            "LayerNorm:layer_norm.backward" }, names(plan.backward))
+    end)
+
+    it("give a pre-norm block one program between two products", function()
+        local block = te.Sequential(
+            te.Residual(te.RMSNorm(16), te.GroupedQueryAttention(16, 4, 2), te.Dropout(0.1)),
+            te.Residual(te.RMSNorm(16), te.Linear(16, 64), te.SwiGLU(), te.Linear(32, 16), te.Dropout(0.1)))
+        local plan = block:explain(input({ 2, 5, 16 }, "bfloat16"))
+        local kinds = {}
+        for i, step in ipairs(plan.forward) do kinds[i] = step.kind end
+        assert.same({ "program", "gemm", "attention", "gemm", "program", "gemm", "program", "gemm", "program" }, kinds)
+    end)
+
+    it("count the bytes of every tensor once", function()
+        local plan = te.Sequential(te.GELU(), te.ConstantScale(3)):explain(input({ 10, 4 }, "bfloat16"))
+        assert.same({ 80, 80 }, { plan.forward[1].reads, plan.forward[1].writes })
+        assert.same({ 160, 80 }, { plan.backward[1].reads, plan.backward[1].writes }) -- x and the gradient, dx
+        local linear = te.no_grad(function() return te.Sequential(te.Linear(4, 6)):explain(te.zeros { 10, 4 }) end)
+        assert.same({ 4 * (40 + 24 + 6), 240, 480 },
+            { linear.forward[1].reads, linear.forward[1].writes, linear.forward[1].flops })
+        assert.equal(0, #linear.backward)
+    end)
+
+    it("say why neighbours are not one step", function()
+        local plan = te.Sequential(te.Linear(8, 8), te.Linear(8, 16), te.SwiGLU(), te.MultiHeadedSelfAttention(8, 2),
+            te.ReLU()):explain(input { 4, 8 })
+        assert.matches("two matrix products", reason(plan, "Linear", "Linear"))
+        assert.matches("stored, then read by one program", reason(plan, "Linear", "SwiGLU"))
+        assert.matches("reads its operand", reason(plan, "SwiGLU", "MultiHeadedSelfAttention.linear"))
+        local gated = te.Sequential(te.ReLU(), te.SwiGLU()):explain(input { 4, 8 })
+        assert.same({ "ReLU:relu", "SwiGLU:swiglu" }, names(gated.forward))
+        assert.matches("another width", reason(gated, "ReLU", "SwiGLU"))
+        local split = te.Sequential(te.ReLU(), function(x) return x end, te.ReLU()):explain(input { 4, 8 })
+        assert.same({ "ReLU:relu", "function:call", "ReLU:relu" }, names(split.forward))
+        assert.matches("called: not an operation", reason(split, "function", "function"))
+    end)
+
+    it("leave an operation whose class runs something else alone", function()
+        local Loud = te.GELU:extend("Loud")
+        function Loud:op_forward(_, x) return te.gelu(x) * 2 end
+        local seq = te.Sequential(te.ReLU(), Loud(), te.ReLU())
+        assert.same({ "ReLU:relu", "Loud:call", "ReLU:relu" }, names(seq:explain(input { 2, 4 }).forward))
+        assert.equal(2 * te.gelu(te.ones { 1 }):item(), seq(te.ones { 1 }):item())
+    end)
+
+    it("run nothing they do not have to", function()
+        local runs = 0
+        local seq = te.Sequential(te.ReLU(), te.ReLU())
+        seq:explain(input { 2, 4 })
+        seq = te.Sequential(te.ReLU(), function(x) runs = runs + 1 return x end)
+        seq:explain(input { 2, 4 })
+        assert.equal(0, runs)
+        seq:append(te.ReLU()):explain(input { 2, 4 }) -- what follows must know its input
+        assert.equal(1, runs)
+    end)
+
+    it("fall back where inputs cannot be planned, and say so", function()
+        local seq = te.Sequential(te.AddExtraInput(), te.ReLU())
+        local y = seq(te.ones { 2, 3, 4 }, te.ones { 3, 1 }) -- broadcasts in the middle
+        assert.same({ 2, 3, 4 }, y.shape)
+        assert.equal(48, y:sum():item())
+        local plan = seq:explain(te.ones { 2, 3, 4 }, te.ones { 3, 1 })
+        assert.matches("cannot be planned", plan.reasons[1].reason)
+    end)
+
+    it("follow changes of the container, of options and of parameters", function()
+        local seq = te.Sequential(te.Dropout(0.5), te.ConstantScale(2))
+        assert.equal("Dropout + ConstantScale", seq:explain(te.ones { 4 }).forward[1].name)
+        seq:eval()
+        assert.equal("ConstantScale", seq:explain(te.ones { 4 }).forward[1].name)
+        seq[2].scale = 5
+        assert.equal(20, seq(te.ones { 4 }):sum():item())
+        seq[1] = te.ConstantScale(10)
+        assert.equal(200, seq(te.ones { 4 }):sum():item())
+        table.insert(seq, te.Linear(4, 1, { init_method = te.initializers.constant(1) }))
+        assert.equal(200, seq(te.ones { 4 }):item())
+        seq[3].bias = nil
+        assert.equal(200, seq(te.ones { 4 }):item())
+        te.no_grad(function() seq[3].weight:mul_(2) end)
+        assert.equal(400, seq(te.ones { 4 }):item())
+    end)
+
+    it("survive changing batch sizes", function()
+        local seq = te.Sequential(te.LayerNorm(8), te.Linear(8, 4))
+        local program = require("te.fuser").program(seq, 0, false)
+        for _, tokens in ipairs { 3, 1, 0, 17 } do assert.same({ tokens, 4 }, seq(te.randn { tokens, 8 }).shape) end
+        assert.equal(program, require("te.fuser").program(seq, 0, false))
+    end)
+
+    it("print, and turn into graphs and JSON", function()
+        local plan = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)):explain(input { 2, 8 })
+        local text = tostring(plan)
+        assert.matches("forward\n", text)
+        assert.matches("1  LayerNorm +layer_norm", text)
+        assert.matches("LayerNorm | Linear: a matrix product reads its operand from memory", text, 1, true)
+        assert.matches("^digraph plan {", plan:dot())
+        assert.matches('forward1 -> forward2', plan:dot(), 1, true)
+        assert.matches('^{"backward": %[{"bytes": ', plan:json())
+        assert.matches("^<svg ", plan:svg())
+        assert.matches("</svg>\n$", plan:svg())
+    end)
+end)

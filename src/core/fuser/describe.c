@@ -1,0 +1,178 @@
+/* describe.c - bytes and operations of a plan's steps, counted as forward.c and backward.c bind them. */
+#include "describe.h"
+
+#include "../autograd.h"
+#include "plan.h"
+
+typedef struct describing {
+    const te_fuse_plan *plan;
+    double              tokens;
+    int64_t             sequence; /* length that attention sees, 0: unknown */
+    void              (*step)(void *user, const te_step_description *);
+    void               *user;
+} describing;
+
+static double value_bytes(const describing *d, int value, int half)
+{
+    const te_plan_value *v = &d->plan->values[value];
+    double size = (double)te_dtype_size(v->dtype);
+    switch (v->cls) {
+    case TE_VALUE_TOKENS: return d->tokens * (double)v->width * size / (half ? 2 : 1);
+    case TE_VALUE_ROWS: return d->tokens * size;
+    case TE_VALUE_FIXED: return (double)v->width * size;
+    default: return 0;
+    }
+}
+
+static double row_bytes(const describing *d, const te_unit *unit) { return d->tokens * (unit->compute_f64 ? 8 : 4); }
+
+static double program_flops(const describing *d, const te_unit *unit, const te_program *program)
+{
+    double per_element = 0;
+    for (int i = 0; i < program->n_insns; i++)
+        per_element += program->insns[i].rate == TE_RATE_ELEM && te_opcode_args((te_opcode)program->insns[i].op) > 0;
+    return per_element * d->tokens * (double)unit->width;
+}
+
+static void say(const describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
+                double flops, bool backward)
+{
+    te_step_description step = {what, kernel, unit->n_nodes, unit->nodes, read, written, flops, backward};
+    d->step(d->user, &step);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+static double attention_flops(const describing *d, const te_unit *unit)
+{
+    double width = (double)d->plan->values[unit->result].width;
+    return 4 * d->tokens * (double)d->sequence * width;
+}
+
+static void forward_unit(const describing *d, const te_unit *unit)
+{
+    const te_fuse_plan *plan = d->plan;
+    double read = 0, written = 0;
+    if (unit->kind == TE_UNIT_PROGRAM) {
+        if (!unit->n_results) return;
+        for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].half);
+        for (int i = 0; i < unit->n_results; i++) written += value_bytes(d, unit->results[i], 0);
+        written += unit->gradient.n_rows * row_bytes(d, unit);
+        const te_program *program = unit->gradient.forward;
+        say(d, unit, TE_STEP_ROW_PROGRAM, program->name, read, written, program_flops(d, unit, program), false);
+        return;
+    }
+    read = value_bytes(d, unit->x, 0);
+    written = value_bytes(d, unit->result, 0);
+    if (unit->kind == TE_UNIT_CALL) {
+        say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, read, written, attention_flops(d, unit), false);
+        return;
+    }
+    read += value_bytes(d, unit->weight, 0) + (unit->bias == TE_NO_VALUE ? 0 : value_bytes(d, unit->bias, 0));
+    double flops = 2 * d->tokens * (double)plan->values[unit->x].width * (double)plan->values[unit->result].width;
+    say(d, unit, TE_STEP_PRODUCT, "linear", read, written, flops, false);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+static double source_bytes(const describing *d, const te_unit *unit, const te_grad_source *source)
+{
+    switch (source->kind) {
+    case TE_GRAD_FROM_INPUT: return value_bytes(d, unit->slots[source->index].value, unit->slots[source->index].half);
+    case TE_GRAD_FROM_OUTPUT: return value_bytes(d, unit->results[source->index], 0);
+    case TE_GRAD_FROM_ROW: return row_bytes(d, unit);
+    default: break;
+    }
+    if (source->index < unit->n_results) return value_bytes(d, unit->results[source->index], 0);
+    const te_unit_slot *slot = &unit->slots[unit->identities[source->index - unit->n_results]];
+    return value_bytes(d, slot->value, slot->half);
+}
+
+static void backward_program(const describing *d, const te_unit *unit)
+{
+    const te_gradient *g = &unit->gradient;
+    double read = 0, written = 0;
+    bool computes = false;
+    if (!g->backward) return;
+    for (int i = 0; i < g->n_sources; i++) read += source_bytes(d, unit, &g->sources[i]);
+    for (int k = 0; k < unit->n_grads; k++) {
+        const te_unit_grad *grad = &unit->grads[k];
+        if (grad->alias >= 0) continue;
+        computes = true;
+        written += value_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
+                               unit->slots[grad->slot].half);
+    }
+    if (computes)
+        say(d, unit, TE_STEP_ROW_PROGRAM, g->backward->name, read, written, program_flops(d, unit, g->backward), true);
+}
+
+static void backward_unit(const describing *d, const te_unit *unit)
+{
+    const te_plan_value *values = d->plan->values;
+    if (!values[unit->kind == TE_UNIT_PROGRAM ? d->plan->nodes[unit->nodes[0]].out : unit->result].wanted) return;
+    if (unit->kind == TE_UNIT_PROGRAM) {
+        backward_program(d, unit);
+        return;
+    }
+    double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0);
+    if (unit->kind == TE_UNIT_CALL) {
+        say(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
+            2.5 * attention_flops(d, unit), true);
+        return;
+    }
+    double w = value_bytes(d, unit->weight, 0);
+    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    if (values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "dgrad", y + w, x, flops, true);
+    if (values[unit->weight].wanted) say(d, unit, TE_STEP_PRODUCT, "wgrad", x + y, w, flops, true);
+    if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
+        say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", y, value_bytes(d, unit->bias, 0), 0, true);
+}
+
+/* --- splits ------------------------------------------------------------------------------------------------------- */
+
+static const char *why_split(const te_fuse_plan *plan, int from, int to)
+{
+    const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
+    const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
+    if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
+    if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
+    if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
+    if (b->kind == TE_UNIT_LINEAR) return "a matrix product reads its operand from memory";
+    if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
+    return "a matrix product lies between them on another path";
+}
+
+static void say_splits(const te_fuse_plan *plan, void (*split)(void *, const te_split_description *), void *user)
+{
+    for (int n = 0; n < plan->n_nodes; n++) {
+        for (int i = 0; i < plan->nodes[n].call.op->n_inputs; i++) {
+            int value = plan->nodes[n].in[i], from = value == TE_NO_VALUE ? -1 : plan->values[value].node;
+            if (from < 0 || plan->values[value].unit == plan->values[plan->nodes[n].out].unit) continue;
+            te_split_description s = {from, n, why_split(plan, from, n)};
+            split(user, &s);
+        }
+    }
+}
+
+te_status te_group_describe(te_group *group, te_tensor *const *inputs,
+                            void (*step)(void *user, const te_step_description *),
+                            void (*split)(void *user, const te_split_description *), void *user)
+{
+    const te_tensor *x = inputs[0];
+    bool record = false;
+    if (!x || x->ndim < 1) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
+    for (int i = 0; i < group->n_inputs; i++) record |= inputs[i] && group->ctx->grad_enabled && te_needs_grad(inputs[i]);
+    te_fuse_plan *plan = te_group_plan(group, inputs, record);
+    if (!plan) return group->ctx->status;
+    if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
+    describing d = {.plan = plan, .tokens = 1, .step = step, .user = user,
+                    .sequence = x->ndim > 1 ? x->shape[x->ndim - 2] : 1};
+    for (int i = 0; i + 1 < x->ndim; i++) d.tokens *= (double)x->shape[i];
+    for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
+    for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
+    say_splits(plan, split, user);
+    return TE_OK;
+}
+
+int te_group_node_label(const te_group *group, int node) { return group->nodes[node].label; }
+const char *te_group_node_name(const te_group *group, int node) { return group->nodes[node].call.op->name; }

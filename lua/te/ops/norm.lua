@@ -29,7 +29,8 @@ end
 
 local FIELDS = { "eps", "zero_centered_gamma" }
 
-local function attributes(self) return { eps = self.eps, zero_centered_gamma = self.zero_centered_gamma } end
+-- The engine's operation: "layer_norm", or the one that adds 1 to the weight in float32.
+local function operation(self, name) return self.zero_centered_gamma and name .. "_zero_centered" or name end
 
 local function describe(self)
     return ("size=%d, eps=%g%s"):format(self.size, self.eps, self.zero_centered_gamma and ", zero_centered_gamma" or "")
@@ -44,10 +45,12 @@ function LayerNorm:init(size, opts)
     if opts.bias then self.bias = initializers.parameter({ size }, initializers.constant(0), opts) end
 end
 
-function LayerNorm:op_forward(_, x) return te.layer_norm(x, self.weight, self.bias, attributes(self)) end
+function LayerNorm:op_forward(_, x)
+    return te[operation(self, "layer_norm")](x, self.weight, self.bias, { eps = self.eps })
+end
 
 function LayerNorm:lower(g, x)
-    return g:op("layer_norm", { x, g:param(self, "weight"), g:param(self, "bias") }, attributes(self))
+    return g:op(operation(self, "layer_norm"), { x, g:param(self, "weight"), g:param(self, "bias") }, { eps = self.eps })
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
@@ -57,9 +60,11 @@ function RMSNorm:init(size, opts)
     init_norm(self, size, options.check("te.RMSNorm", opts, NORM))
 end
 
-function RMSNorm:op_forward(_, x) return te.rms_norm(x, self.weight, attributes(self)) end
+function RMSNorm:op_forward(_, x) return te[operation(self, "rms_norm")](x, self.weight, { eps = self.eps }) end
 
-function RMSNorm:lower(g, x) return g:op("rms_norm", { x, g:param(self, "weight") }, attributes(self)) end
+function RMSNorm:lower(g, x)
+    return g:op(operation(self, "rms_norm"), { x, g:param(self, "weight") }, { eps = self.eps })
+end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")
 L2Normalization.pure = true

@@ -230,7 +230,7 @@ local function location(fn)
     return info and ("function at %s:%d"):format(info.short_src, info.linedefined) or "function"
 end
 
-local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true, y = true }
+local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true }
 
 -- Names for n inputs: those of the function's parameters where they are known and fit.
 local function input_names(fn, n)
@@ -238,7 +238,7 @@ local function input_names(fn, n)
     for i = 1, n do
         local name = debug and debug.getlocal(fn, i)
         local fits = name and #name < 20 and name:find("^[%a][%w_]*$") and not RESERVED[name] and not taken[name]
-            and not name:find("^[ty]%d*$")
+            and not name:find("^[ty]%d+$")
         names[i] = fits and name or "x" .. i
         taken[names[i]] = true
     end
@@ -284,12 +284,14 @@ local function trace(who, fn, n, opts)
         if not ok then explain(tracing, (...)) end
         returned.nodes, returned.truth = results(tracing, ...)
     end
-    keep(pcall(fn, unpack(arguments, 1, n + 1)))
-    local outputs = { "y" }
+    keep(pcall(fn, unpack(arguments, 1, parameters and n + 1 or n)))
+    local outputs = { tracing.graph.named.y and "result" or "y" }
     for i = 1, #returned.nodes > 1 and #returned.nodes or 0 do outputs[i] = "y" .. i end
-    return core.define(("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
+    local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
         tracing.graph:write(returned.nodes, outputs),
         { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
+    if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
+    return op
 end
 
 return setmetatable({ is_symbol = is_symbol }, { __call = function(_, ...) return trace(...) end })

@@ -165,6 +165,16 @@ describe("te.pointwise", function()
         assert.equal("t1 = exp(x); y = (t1 - 1) / (t1 + 1)", shared.formula)
     end)
 
+    it("names inputs and parameters as the function does, as far as a formula can", function()
+        local function fn(n, t1, ...) return n + t1 + (...) end
+        local x = te.ones({ 1 })
+        local f = te.pointwise(fn)
+        f(x, x, x)
+        assert.equal("y = x1 + x2 + x3", f.formula)
+        assert.equal("y = x * slope + p_x", te.Pointwise({ params = { slope = te.ones({ 1 }), x = te.ones({ 1 }) } },
+            function(x, p) return x * p.slope + p.x end).formula)
+    end)
+
     it("traces a function once for each number of arguments", function()
         local runs = 0
         local function fn(...)

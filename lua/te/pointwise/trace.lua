@@ -232,17 +232,12 @@ end
 
 local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true }
 
--- Names for n inputs: those of the function's parameters where they are known and fit.
-local function input_names(fn, n)
-    local names, taken = {}, {}
-    for i = 1, n do
-        local name = debug and debug.getlocal(fn, i)
-        local fits = name and #name < 20 and name:find("^[%a][%w_]*$") and not RESERVED[name] and not taken[name]
-            and not name:find("^[ty]%d+$")
-        names[i] = fits and name or "x" .. i
-        taken[names[i]] = true
-    end
-    return names
+-- `name` where it can stand in a formula and is not taken yet, else `otherwise`.
+local function choose_name(taken, name, otherwise)
+    local fits = name and #name < 20 and name:find("^%a[%w_]*$") and not name:find("^[ty]%d+$") and not RESERVED[name]
+    local chosen = fits and not taken[name] and name or otherwise
+    taken[chosen] = true
+    return chosen
 end
 
 -- The nodes of what the function returned.
@@ -270,15 +265,15 @@ end
 local function trace(who, fn, n, opts)
     opts = opts or {}
     local tracing = { who = who, where = location(fn), graph = new_graph() }
-    local inputs, parameters = input_names(fn, n), opts.params and {}
-    local arguments = {}
-    for i, name in ipairs(inputs) do arguments[i] = symbol(tracing, tracing.graph:input(name)) end
-    for _, name in ipairs(opts.params or {}) do
-        inputs[#inputs + 1] = "p_" .. name
-        parameters[name] = symbol(tracing, tracing.graph:input("p_" .. name))
+    local inputs, taken, arguments, parameters = {}, {}, {}, opts.params and {}
+    local function input(name, otherwise)
+        inputs[#inputs + 1] = choose_name(taken, name, otherwise)
+        return symbol(tracing, tracing.graph:input(inputs[#inputs]))
     end
+    for i = 1, n do arguments[i] = input(debug and debug.getlocal(fn, i), "x" .. i) end
+    for _, name in ipairs(opts.params or {}) do parameters[name] = input(name, "p_" .. name) end
     arguments[n + 1] = parameters
-    local returned = { n = 0 }
+    local returned = {}
     local function keep(ok, ...)
         tracing.over = true
         if not ok then explain(tracing, (...)) end

@@ -8,7 +8,8 @@
 
 enum { N = 7 };
 
-static const te_op_def cube = {.signature = "cube(x, w = 1; s: number = 2)", .flags = TE_OP_FLOAT, .formula = "y = s * w * x * x * x"};
+static const te_op_def cube = {
+    .signature = "cube(x, w = 1; s: number = 2)", .flags = TE_OP_FLOAT, .formula = "y = s * w * x * x * x"};
 
 typedef struct counting {
     long countdown; /* fails when it reaches 0; negative: never */

@@ -2,8 +2,8 @@
 --
 --     tetrain scripts/examples/custom_operation.lua
 --
--- Write a backward where you know more than the engine can derive, or where you want another gradient than the true one.
--- For a formula on elements, te.Pointwise is shorter and needs no gradient (see traced_activation.lua).
+-- Write a backward where you know more than the engine can derive, or where you want another gradient than the true
+-- one. For a formula on elements, te.Pointwise is shorter and needs no gradient (see traced_activation.lua).
 
 local te = require "te"
 

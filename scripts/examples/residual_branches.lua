@@ -12,9 +12,9 @@ local down, dropout = te.Linear(4 * hidden, hidden), te.Dropout(0)
 -- 1. te.Residual adds its input to what its modules make of it.
 local residual = te.Residual(norm, up, gelu, down, dropout)
 
--- 2. The two ends of the branch as operations of their own. MakeExtraOutput returns its input a second time, behind the
---    result; AddExtraInput takes it as an argument behind x. They need not stand in one container, and what lies between
---    the halves is up to you.
+-- 2. The two ends of the branch as operations of their own. MakeExtraOutput returns its input a second time, behind
+--    the result; AddExtraInput takes it as an argument behind x. They need not stand in one container, and what lies
+--    between the halves is up to you.
 local first_half = te.Sequential(te.MakeExtraOutput(), norm, up, gelu)
 local second_half = te.Sequential(down, dropout, te.AddExtraInput())
 

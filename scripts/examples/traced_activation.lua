@@ -19,8 +19,8 @@ print(leaky(te.tensor { -1, 0, 1, 2 }))
 local ok, problem = pcall(te.pointwise(function(x) if x > 0 then return x end return 0.1 * x end), te.ones({ 4 }))
 print(ok, (problem:gsub("^.-: ", "", 1)))
 
--- In a model: te.Pointwise is an operation. Its params are parameters of the module; here the activation learns how much
--- of x passes on each side of 0, feature by feature (He et al. 2015).
+-- In a model: te.Pointwise is an operation. Its params are parameters of the module; here the activation learns how
+-- much of x passes below 0, feature by feature (He et al. 2015).
 local hidden = 32
 local prelu = te.Pointwise({ params = { slope = te.full({ hidden }, 0.25) } }, function(x, p)
     return te.maximum(x, 0) + p.slope * te.minimum(x, 0)

@@ -130,8 +130,8 @@ void           te_lua_drop_tensors(const te_lua_tensors *list);
 void te_lua_open_operations(te_lua *rt, lua_State *L); /* the library table is on top */
 /* Runs op on the n lowest values of the stack; the results are on top. Returns how many. */
 int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n);
-/* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when there
- * is none. Borrowed. */
+/* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when
+ * there is none. Borrowed. */
 const te_op *te_lua_to_operation(lua_State *L, int index);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);

@@ -75,8 +75,8 @@ StochasticDepth.takes_seq_lens = true
 StochasticDepth.plan_fields = { "p", "training" }
 
 --- Zeroes whole samples with probability p while training and scales the others by 1 / (1 - p): the sequences of
---- {batch, …}, those of packed {tokens, hidden} with seq_lens, or all of {tokens, hidden}, one sequence. At the end of a
---- residual branch it leaves the branch out (Huang et al. 2016).
+--- {batch, …}, those of packed {tokens, hidden} with seq_lens, or all of {tokens, hidden}, one sequence. At the end of
+--- a residual branch it leaves the branch out (Huang et al. 2016).
 function StochasticDepth:init(p)
     self.p = options.argument("te.StochasticDepth", "p", p, { "number", min = 0, max = 1 })
 end

@@ -38,7 +38,8 @@ end
 local function read_sizes(self, x, split_sizes)
     local sizes = te.is_tensor(split_sizes) and split_sizes:totable() or split_sizes
     if type(sizes) ~= "table" then
-        fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups, type(sizes))
+        fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups,
+            type(sizes))
     end
     local total, least = 0, 0
     for _, size in ipairs(sizes) do total, least = total + size, math.min(least, size) end

@@ -89,7 +89,8 @@ end
 
 function LayerNorm:lower(g, x)
     if #self.normalized_shape > 1 then return nil, SEVERAL end
-    return g:op(operation(self, "layer_norm"), { x, g:param(self, "weight"), g:param(self, "bias") }, { eps = self.eps })
+    local inputs = { x, g:param(self, "weight"), g:param(self, "bias") }
+    return g:op(operation(self, "layer_norm"), inputs, { eps = self.eps })
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")

@@ -131,11 +131,16 @@ local function strength(text)
     return bare:find("[+-]") and 2 or bare:find("[*/]") and 3 or bare:find("^", 1, true) and 4 or 5
 end
 
-local AT_RIGHT_OF = { ["("] = 0, [","] = 0, ["+"] = 3, ["-"] = 3, ["*"] = 4, ["/"] = 4, ["<"] = 2, [">"] = 2, ["="] = 2 }
-local AT_LEFT_OF = { [")"] = 0, [","] = 0, ["+"] = 2, ["-"] = 2, ["*"] = 3, ["/"] = 3, ["<"] = 2, [">"] = 2, ["="] = 2, ["~"] = 2 }
+-- How strong an operand must be to stand without parentheses behind and before such a character. Operators of one
+-- strength group from the left; an order of operations is never changed.
+local AT_RIGHT_OF = {
+    ["("] = 0, [","] = 0, ["<"] = 2, [">"] = 2, ["="] = 2, ["+"] = 3, ["-"] = 3, ["*"] = 4, ["/"] = 4,
+}
+local AT_LEFT_OF = {
+    [")"] = 0, [","] = 0, ["<"] = 2, [">"] = 2, ["="] = 2, ["~"] = 2, ["+"] = 2, ["-"] = 2, ["*"] = 3, ["/"] = 3,
+}
 
--- How strong the operand parts[i] must be to stand without parentheses between its neighbours. Operators of one strength
--- group from the left, and an order of operations is never changed.
+-- How strong parts[i] must be between its neighbours.
 local function needed(parts, i)
     local before, after = parts[i - 1], parts[i + 1]
     local left = type(before) == "string" and before:match("(%S)%s*$")

@@ -1,7 +1,8 @@
 --- Tracing: runs a function with symbols in place of tensors and makes an operation of what it did.
 --
--- Functions of the engine hand a call with a symbol among its arguments to `__te_operation` of the symbol's metatable; so
--- do methods and operators. The formula of the operation is put over the nodes of its arguments (te.pointwise.formula).
+-- Functions of the engine hand a call with a symbol among its arguments to `__te_operation` of the symbol's metatable;
+-- so do methods and operators. The formula of the operation is put over the nodes of its arguments
+-- (te.pointwise.formula).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -126,7 +127,8 @@ local casts = { float32 = "y = to_f32(x)", bfloat16 = "y = to_bf16(x)", float16 
 
 function special.cast(tracing, x, dtype)
     if not casts[dtype] then
-        refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s", tostring(dtype))
+        refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s",
+            tostring(dtype))
     end
     return unary(tracing, casts[dtype], x)
 end
@@ -134,7 +136,8 @@ end
 function special.detach(tracing) refuse(tracing, "te.detach: part of a formula cannot be left out of its gradient") end
 
 -- Along the last dimension, which they keep.
-for name, formula in pairs { sum = "y = rowsum(x)", mean = "y = rowmean(x)", max = "y = rowmax(x)", min = "y = rowmin(x)" } do
+for _, name in ipairs { "sum", "mean", "max", "min" } do
+    local formula = ("y = row%s(x)"):format(name)
     special[name] = function(tracing, x, dim, keepdim)
         if type(dim) == "table" and not getmetatable(dim) then
             if dim.dim or dim.keepdim then dim, keepdim = dim.dim, dim.keepdim else dim = dim[1] end
@@ -162,9 +165,13 @@ function Symbol.__te_operation(name, ...)
         local value = select(i, ...)
         if is_symbol(value) then tracing = value._tracing break end
     end
-    if tracing.over then fail("te.%s: a value that te.pointwise traced is no tensor; it cannot leave its function", name) end
+    if tracing.over then
+        fail("te.%s: a value that te.pointwise traced is no tensor; it cannot leave its function", name)
+    end
     if special[name] then
-        if not is_symbol((...)) then refuse(tracing, "te.%s: x: expected a traced value, got %s", name, describe((...))) end
+        if not is_symbol((...)) then
+            refuse(tracing, "te.%s: x: expected a traced value, got %s", name, describe((...)))
+        end
         return special[name](tracing, ...)
     end
     local op = core.operation(name)

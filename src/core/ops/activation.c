@@ -6,11 +6,11 @@
  */
 #include "ops.h"
 
-#define ACTIVATION (TE_OP_METHOD | TE_OP_FLOAT)
-#define GATED      (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
+#define ACTIVATION     (TE_OP_METHOD | TE_OP_FLOAT)
+#define GATED          (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
 #define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
-#define SITUGLU "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
-#define GELU(v)    v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
+#define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
+#define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
 
 static te_status gelu_forward(te_call *call)
 {
@@ -26,7 +26,8 @@ static te_status deinterleave_forward(te_call *call)
     int n = x->ndim;
     int64_t last = n ? x->shape[n - 1] : 0, shape[TE_MAX_DIMS];
     if (n == 0 || n + 2 > TE_MAX_DIMS || !(size >= 1) || size > (double)last || last % (2 * (int64_t)size))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension must be a multiple of 2 * size = %g, and at most %d dimensions: %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "the last dimension must be a multiple of 2 * size = %g, and at most %d dimensions: %s",
                             2 * size, TE_MAX_DIMS - 2, TE_SHAPE_TEXT(x));
     memcpy(shape, x->shape, (size_t)n * sizeof *shape);
     shape[n - 1] = last / (2 * (int64_t)size);

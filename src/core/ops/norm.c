@@ -36,7 +36,8 @@ const te_op_def te_ops_norm[] = {
     {.signature = "layer_norm_zero_centered(x, weight, bias = 0; eps: number = 1e-5)",
      .doc = "layer_norm with 1 + weight in weight's place: weight decay then pulls the factor to 1.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias"},
+     .formula =
+         "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias"},
     {.signature = "rms_norm_zero_centered(x, weight; eps: number = 1e-5)",
      .doc = "rms_norm with 1 + weight in weight's place.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,

@@ -62,7 +62,8 @@ static te_tensor *spread(te_call *call, te_tensor *kept, te_tensor *lens, int64_
     return wide;
 }
 
-/* {batch, 1, …} of {batch, …}; {1, …} when x has at most two dimensions and so is one sequence; {tokens, 1} with lengths. */
+/* {batch, 1, …} of {batch, …}; {1, …} when x has at most two dimensions and so is one sequence; {tokens, 1} with
+ * lengths. */
 static te_status mask_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *lens = call->in[1];
@@ -115,8 +116,9 @@ const te_op_def te_ops_random[] = {
      .flags = TE_OP_HIDDEN,
      .formula = "y = where(keep(p), x * scale, 0)"},
     {.signature = "stochastic_depth(x, seq_lens = nil; p: number = 0.5, training: bool = true)",
-     .doc = "Zeroes whole samples with probability p and divides the others by 1 - p: sequences of {batch, …}, of packed "
-            "{tokens, hidden} with seq_lens {batch}, or all of {tokens, hidden} (Huang et al. 2016).",
+     .doc =
+         "Zeroes whole samples with probability p and divides the others by 1 - p: sequences of {batch, …}, of packed "
+         "{tokens, hidden} with seq_lens {batch}, or all of {tokens, hidden} (Huang et al. 2016).",
      .flags = TE_OP_METHOD,
      .forward = stochastic_depth_forward},
     {.signature = "stochastic_depth_mask(x, seq_lens = nil; p: number = 0.5)",

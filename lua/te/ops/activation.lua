@@ -34,10 +34,9 @@ local ACTIVATIONS = {
     { "ScaledSiTUGLU", "scaled_situglu", declared.join(SITUGLU, INTERLEAVED), scaled = true },
 }
 
--- The fields that the engine's operation takes as attributes; nil when there are none.
-local function attributes(self, names)
+-- The fields that the engine's operation takes as attributes, put into `values`; nil when there are none.
+local function attributes(self, names, values)
     if #names == 0 then return nil end
-    local values = {}
     for i = 1, #names do values[ATTRIBUTES[names[i]] or names[i]] = self[names[i]] end
     return values
 end
@@ -54,18 +53,20 @@ local function define(name, function_name, declarations, refused)
     function class:init(opts)
         local given = declared.check("te." .. name, opts, declarations, refused)
         for _, option in ipairs(names) do self[option] = given[option] end
+        rawset(self, "_attributes", {}) -- used again by every call
     end
 
     -- `scale` where the operation takes an extra input.
     function class:op_forward(_, x, scale)
         if self.glu_interleave_size then x = te.glu_deinterleave(x, self.glu_interleave_size) end
-        if scale then return run(x, scale, attributes(self, passed_on)) end
-        return run(x, attributes(self, passed_on))
+        local values = attributes(self, passed_on, self._attributes)
+        if scale then return run(x, scale, values) end
+        return run(x, values)
     end
 
     function class:lower(g, x, scale)
         if self.glu_interleave_size then x = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size }) end
-        return g:op(function_name, { x, scale }, attributes(self, passed_on))
+        return g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
     end
 
     function class:describe()

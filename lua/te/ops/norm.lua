@@ -29,11 +29,17 @@ end
 local function init_norm(self, size, opts)
     self.normalized_shape = shape_of(self, size)
     self.eps, self.zero_centered_gamma = opts.eps, opts.zero_centered_gamma
+    rawset(self, "_attributes", {}) -- used again by every call
     self.weight = initializers.parameter(self.normalized_shape,
         initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
 end
 
 local FIELDS = { "eps", "zero_centered_gamma" }
+
+local function attributes(self)
+    self._attributes.eps = self.eps
+    return self._attributes
+end
 
 -- The engine's operation: "layer_norm", or the one that adds 1 to the weight in float32.
 local function operation(self, name) return self.zero_centered_gamma and name .. "_zero_centered" or name end
@@ -42,8 +48,8 @@ local function shape_text(shape) return "{" .. table.concat(shape, ", ") .. "}" 
 
 -- Raises unless the last sizes of x are those that the statistics run over.
 local function check_shape(self, x)
-    if not te.is_tensor(x) then return end
     local sizes = self.normalized_shape
+    if not te.is_tensor(x) or #sizes == 1 and x:dim() > 0 and x:size(-1) == sizes[1] then return end
     local fits = x:dim() >= #sizes
     for i = 1, #sizes do fits = fits and x:size(i - 1 - #sizes) == sizes[i] end
     if not fits then
@@ -82,7 +88,7 @@ end
 
 function LayerNorm:op_forward(_, x)
     check_shape(self, x)
-    local normalize, opts = te[operation(self, "layer_norm")], { eps = self.eps }
+    local normalize, opts = te[operation(self, "layer_norm")], attributes(self)
     if #self.normalized_shape == 1 then return normalize(x, self.weight, self.bias, opts) end
     return flattened(self, x, function(rows, weight, bias) return normalize(rows, weight, bias, opts) end)
 end
@@ -102,7 +108,7 @@ end
 
 function RMSNorm:op_forward(_, x)
     check_shape(self, x)
-    local normalize, opts = te[operation(self, "rms_norm")], { eps = self.eps }
+    local normalize, opts = te[operation(self, "rms_norm")], attributes(self)
     if #self.normalized_shape == 1 then return normalize(x, self.weight, opts) end
     return flattened(self, x, function(rows, weight) return normalize(rows, weight, opts) end)
 end

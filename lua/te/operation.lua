@@ -16,7 +16,8 @@
 --
 --     g:op(name, inputs, attributes)   an operation of the engine, by its name or itself (te._core.define): inputs in
 --                                      the order of its signature, false where absent, a number where it takes one;
---                                      attributes by name. Returns one value per result
+--                                      attributes by name. Returns one value per result, or nil and why it is not
+--                                      taken, which lower hands on
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none

@@ -127,6 +127,23 @@ describe("lower", function()
         assert.equal("it normalizes over several dimensions", reason)
     end)
 
+    it("hands on why an operation is not taken", function()
+        local picky = setmetatable({ refused = "" }, { __index = executor() })
+        function picky.op(_, op, inputs, attributes)
+            if op == picky.refused then return nil, "no " .. op end
+            return executor():op(op, inputs, attributes)
+        end
+        for refused, op in pairs {
+            linear = te.Linear(8, 8, { return_bias = true }), self_attention = te.MultiHeadedSelfAttention(8, 2),
+            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }), stochastic_depth_mask = te.StochasticDepth(0.5),
+        } do
+            picky.refused = refused
+            local y, reason = op:lower(picky, te.ones({ 2, 8 }))
+            assert.is_nil(y)
+            assert.equal("no " .. refused, reason)
+        end
+    end)
+
     it("is not inherited by a class or an instance that runs something else", function()
         local Doubled = te.Linear:extend("Doubled")
         assert.is_function(operation.lowering(Doubled(2, 2)))

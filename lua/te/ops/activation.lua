@@ -65,7 +65,11 @@ local function define(name, function_name, declarations, refused)
     end
 
     function class:lower(g, x, scale)
-        if self.glu_interleave_size then x = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size }) end
+        if self.glu_interleave_size then
+            local reason
+            x, reason = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size })
+            if not x then return nil, reason end
+        end
         return g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
     end
 

@@ -86,8 +86,9 @@ end
 function SelfAttention:lower(g, x)
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
-    local attended = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
-    local y
+    local attended, y
+    attended, reason = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
+    if not attended then return nil, reason end
     y, reason = operation.lower_child(self.proj, g, attended)
     if not y then return nil, "proj: " .. reason end
     return y

@@ -88,7 +88,8 @@ end
 
 function StochasticDepth:lower(g, x)
     if not self.training or self.p == 0 then return x end
-    local kept = g:op("stochastic_depth_mask", { x, g:seq_lens() }, { p = self.p })
+    local kept, reason = g:op("stochastic_depth_mask", { x, g:seq_lens() }, { p = self.p })
+    if not kept then return nil, reason end
     return g:op("stochastic_depth_apply", { x, kept }, { scale = self.p < 1 and 1 / (1 - self.p) or 0 })
 end
 

@@ -86,8 +86,9 @@ end
 
 function Linear:lower(g, x)
     local weight, bias = g:param(self, "weight"), g:param(self, "bias")
-    if self.return_bias then return g:op("linear", { x, weight, false }), bias end
-    return g:op("linear", { x, weight, bias })
+    if not self.return_bias then return g:op("linear", { x, weight, bias }) end
+    local y, reason = g:op("linear", { x, weight, false })
+    return y, y and bias or reason
 end
 
 function Linear:describe()

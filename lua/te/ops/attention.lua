@@ -122,7 +122,9 @@ end
 local DotProductAttention = BasicOperation:extend("DotProductAttention")
 DotProductAttention.pure = true
 DotProductAttention.num_extra_inputs = 2
-DotProductAttention.plan_fields = { "bottom_right", unpack(SelfAttention.plan_fields) }
+DotProductAttention.plan_fields = {
+    "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training",
+}
 
 local DOT_PRODUCT = {
     causal = { "boolean", false },

@@ -6,7 +6,7 @@ local support = require "spec.support.op_cases"
 local reference = require "spec.support.reference"
 
 local close = reference.assert_close
-local random_results = { dropout = true, uniform = true, normal = true, integers = true, bernoulli = true, multinomial = true }
+local random_results = { dropout = true, stochastic_depth = true, uniform = true, normal = true, integers = true, bernoulli = true, multinomial = true }
 
 local function call(op, args) return te[op.name](unpack(args, 1, support.count(args))) end
 

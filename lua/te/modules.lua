@@ -34,9 +34,12 @@ local operations = {
     ["te.ops.norm"] = { "LayerNorm", "RMSNorm", "L2Normalization" },
     ["te.ops.activation"] = {
         "ReLU", "GELU", "QuickGELU", "QGELU", "SReLU", "SiLU",
-        "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
+        "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU", "SiTUGLU",
+        "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU",
     },
-    ["te.ops.basic"] = { "Identity", "Reshape", "ConstantScale", "Dropout", "MakeExtraOutput", "AddExtraInput" },
+    ["te.ops.basic"] = {
+        "Identity", "Reshape", "ConstantScale", "Dropout", "StochasticDepth", "MakeExtraOutput", "AddExtraInput",
+    },
     ["te.ops.pointwise"] = { "Pointwise" },
     ["te.ops.embedding"] = { "Embedding" },
     ["te.ops.attention"] = {

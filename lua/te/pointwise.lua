@@ -58,8 +58,8 @@ function Pointwise:__tostring()
     return op and tostring(op) or "pointwise(…)"
 end
 
---- One operation from a function of up to six tensors that returns up to three. Its results have the dtype that its
---- arguments promote to; numbers may stand for tensors.
+--- One operation from a function of up to six tensors that returns one or a few. Results have the shape that the
+--- arguments broadcast to and the dtype that they promote to; numbers may stand for tensors.
 ---@param fn function
 local function pointwise(fn)
     if type(fn) ~= "function" then fail("te.pointwise: expected a function, got %s", type(fn)) end

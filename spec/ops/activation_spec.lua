@@ -1,9 +1,12 @@
 local te = require "te"
+local reference = require "spec.support.reference"
+
+local close = reference.assert_close
 
 local PAIRS = {
     ReLU = "relu", GELU = "gelu", QuickGELU = "quick_gelu", SReLU = "srelu", SiLU = "silu", GLU = "glu",
     ReGLU = "reglu", GEGLU = "geglu", QGEGLU = "qgeglu", SReGLU = "sreglu", SwiGLU = "swiglu",
-    ClampedSwiGLU = "clamped_swiglu",
+    ClampedSwiGLU = "clamped_swiglu", SiTUGLU = "situglu",
 }
 
 describe("activations", function()
@@ -33,6 +36,109 @@ describe("activations", function()
     it("gated ones activate the first half", function()
         assert.same({ { 8 } }, te.ReGLU()(te.tensor { { 2, 4 } }):totable())
         assert.same({ { 0 } }, te.ReGLU()(te.tensor { { -2, 4 } }):totable())
+    end)
+end)
+
+local function sigmoid(v) return 1 / (1 + math.exp(-v)) end
+local function clamp(v, low, high) return math.min(math.max(v, low), high) end
+local function tanh(v) return math.tanh(v) end
+
+-- f(a, b) of gated activations in plain Lua, with the defaults of their options.
+local GATED = {
+    GLU = function(a, b) return sigmoid(a) * b end,
+    GEGLU = function(a, b) return a * (0.5 + 0.5 * tanh(a * (0.79788456 + 0.03567741 * a * a))) * b end,
+    QGEGLU = function(a, b) return a * sigmoid(1.702 * a) * b end,
+    ReGLU = function(a, b) return math.max(a, 0) * b end,
+    SReGLU = function(a, b) return math.max(a, 0) ^ 2 * b end,
+    SwiGLU = function(a, b) return a * sigmoid(a) * b end,
+    ClampedSwiGLU = function(a, b)
+        local g = math.min(a, 7)
+        return g * sigmoid(1.702 * g) * (clamp(b, -7, 7) + 1)
+    end,
+    SiTUGLU = function(a, b) return 4 * tanh(a / 4) * sigmoid(a) * 25 * tanh(b / 25) end,
+}
+local SCALED = { ScaledSwiGLU = "SwiGLU", ScaledClampedQGeGLU = "ClampedSwiGLU", ScaledSiTUGLU = "SiTUGLU" }
+
+describe("gated activations", function()
+    te.manual_seed(6)
+    local x = te.randn({ 3, 8 }, { dtype = "float64" }) * 6
+    local rows, scale = x:totable(), te.tensor({ 0.5, -2, 3 }, { dtype = "float64" })
+
+    local function expected(fn, factor)
+        local result = {}
+        for i, row in ipairs(rows) do
+            result[i] = {}
+            for k = 1, 4 do result[i][k] = fn(row[k], row[4 + k]) * (factor and scale[i]:item() or 1) end
+        end
+        return result
+    end
+
+    -- The features of x stored as alternating blocks of `size`.
+    local function interleaved(size)
+        local parts = {}
+        for first = 1, 4, size do
+            parts[#parts + 1] = x:narrow(-1, first, size)
+            parts[#parts + 1] = x:narrow(-1, 4 + first, size)
+        end
+        return te.cat(parts, -1)
+    end
+
+    for name, fn in pairs(GATED) do
+        it(name .. " has its formula", function() close(expected(fn), te[name]()(x), 1e-7) end)
+    end
+
+    for name, plain in pairs(SCALED) do
+        it(name .. " multiplies every row by its scale", function()
+            close(expected(GATED[plain], true), te[name]()(x, scale), 1e-12)
+            assert.is_true(te.gradcheck(te[name](), { x / 4, scale }))
+            assert.error_matches(function() te[name]()(x) end, name .. ": takes 1 extra inputs, got 0")
+        end)
+    end
+
+    it("ScaledSReLU multiplies every row by its scale", function()
+        local y = te.ScaledSReLU()(x, scale)
+        close((te.srelu(x) * scale:unsqueeze(-1)):totable(), y)
+        assert.equal("bfloat16", te.ScaledSReLU()(x:to("bfloat16"), scale:to("float32")).dtype)
+    end)
+
+    for _, name in ipairs { "SwiGLU", "ClampedSwiGLU", "SiTUGLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU" } do
+        it(name .. " takes blocks", function()
+            local extra = name:find("^Scaled") and { scale } or {}
+            for size = 1, 4 do
+                if 4 % size == 0 then
+                    local op = te[name]({ glu_interleave_size = size })
+                    assert.same(te[name]()(x, unpack(extra)):totable(), op(interleaved(size), unpack(extra)):totable())
+                    assert.is_true(te.gradcheck(op, { interleaved(size) / 4, unpack(extra) }))
+                end
+            end
+            assert.error_matches(function() te[name]({ glu_interleave_size = 3 })(x, unpack(extra)) end, "multiple of 2 %* size = 6")
+        end)
+    end
+
+    it("have their options", function()
+        local op = te.ClampedSwiGLU({ limit = 2, alpha = 1.5, glu_linear_offset = 0.25 })
+        close(expected(function(a, b)
+            local g = math.min(a, 2)
+            return g * sigmoid(1.5 * g) * (clamp(b, -2, 2) + 0.25)
+        end), op(x))
+        assert.equal("ClampedSwiGLU(alpha=1.5, glu_linear_offset=0.25, limit=2)", tostring(op))
+        op = te.SiTUGLU({ beta1 = 2, beta2 = 3 })
+        close(expected(function(a, b) return 2 * tanh(a / 2) * sigmoid(a) * 3 * tanh(b / 3) end), op(x))
+        te.SwiGLU({ cache_quantized_input = false })
+        assert.error_matches(function() te.SwiGLU({ cache_quantized_input = true }) end,
+            "te%.SwiGLU: option cache_quantized_input: this build has no low%-precision recipes")
+        assert.error_matches(function() te.ScaledSReLU({ activation_recompute_in_mlp = true }) end,
+            "option activation_recompute_in_mlp: ")
+    end)
+
+    it("clamp gradients at their limits", function()
+        local v = te.tensor({ 8, 3, -8, 9 }, { dtype = "float64", requires_grad = true })
+        te.ClampedSwiGLU()(v):sum():backward()
+        local grad = v.grad:totable()
+        assert.equal(0, grad[1])
+        assert.is_true(grad[2] ~= 0)
+        assert.equal(0, grad[3])
+        assert.equal(0, grad[4])
     end)
 end)
 

@@ -68,6 +68,37 @@ describe("attention modules", function()
         assert.same(expected:totable(), te.DotProductAttention({ causal = true })(q, k, v):totable())
     end)
 
+    it("DotProductAttention takes a bias of the scores", function()
+        local q, k, v, bias = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 3, 5 })
+        local expected = te.matmul(te.softmax(te.matmul(q, k:transpose(-2, -1)) / 2 + bias), v)
+        local m = te.DotProductAttention({ bias = true })
+        assert.is_true(close(expected, m(q, k, v, bias):view({ 1, 2, 3, 4 })))
+        assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
+    end)
+
+    it("sees as far as its window", function()
+        local m = te.MultiHeadedSelfAttention(8, 2, { causal = false, window_left = 1, window_right = 2 })
+        local x = te.randn({ 1, 8, 8 })
+        local before = m(x):totable()[1]
+        te.no_grad(function() x[1][5]:fill_(3) end)
+        local after = m(x):totable()[1]
+        for token = 1, 8 do
+            local reached = token >= 3 and token <= 6 -- 5 is at most two ahead and one back
+            assert.equal(reached, after[token][1] ~= before[token][1], token)
+        end
+        assert.error_matches(function() te.MultiHeadedSelfAttention(8, 2, { window_right = 2 }) end,
+            "option window_right: 2, but a causal token sees none ahead")
+    end)
+
+    it("follows its fields", function()
+        local m, x = te.MultiHeadedSelfAttention(8, 2), te.randn({ 1, 3, 8 })
+        local causal = m(x)
+        m.causal = false
+        assert.is_false(close(causal, m(x)))
+        m.causal, m.scale = true, 5
+        assert.is_false(close(causal, m(x)))
+    end)
+
     it("names sizes that do not fit", function()
         assert.error_matches(function() te.MultiHeadedSelfAttention(10, 4) end,
             "hidden_size 10 must be a multiple of num_heads 4")

@@ -44,13 +44,33 @@ local CASES = {
     DotProductAttention = { function()
         return te.DotProductAttention({ causal = true, window_left = 2, scale = 0.3 })
     end, heads },
+    ["StochasticDepth of a batch"] = { function() return te.StochasticDepth(0.5) end,
+        function() return { te.randn({ 8, 3, 2 }, { requires_grad = true }) } end },
+    ["StochasticDepth of packed sequences"] = { function() return te.StochasticDepth(0.5) end, hidden,
+        function() return te.tensor({ 1, 2, 0, 3 }, { dtype = "int64" }) end },
+    ["StochasticDepth in evaluation"] = { function() return te.StochasticDepth(0.5):eval() end },
+    ["AddExtraInput of a channel"] = { function() return te.AddExtraInput({ channel = "a", in_place = true }) end,
+        function() return { te.randn({ 6, 8 }), te.randn({ 6, 8 }, { requires_grad = true }) } end },
+    ["SwiGLU of blocks"] = { function() return te.SwiGLU({ glu_interleave_size = 2 }) end },
+    ["ScaledSiTUGLU of blocks"] = { function() return te.ScaledSiTUGLU({ glu_interleave_size = 4, beta1 = 2 }) end,
+        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end },
+    ["Pointwise with a parameter"] = { function()
+        return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - p.g end)
+    end },
     ["GELU through erf"] = { function() return te.GELU({ approximate = "none" }) end },
     ["ClampedSwiGLU with options"] = { function() return te.ClampedSwiGLU({ limit = 0.5, alpha = 1.3 }) end },
 }
 for _, name in ipairs { "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU", "QGEGLU", "SReGLU", "SwiGLU",
-    "ClampedSwiGLU" } do
+    "ClampedSwiGLU", "SiTUGLU" } do
     CASES[name] = { te[name] }
 end
+for _, name in ipairs { "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU" } do
+    CASES[name] = { te[name],
+        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end }
+end
+
+-- Fields that may be nil.
+local OPTIONAL = { scale = true, window_right = true, channel = true, glu_interleave_size = true }
 
 -- Results of run(inputs) and the gradients of all that it reads.
 local function outcome(op, inputs, run)
@@ -102,6 +122,26 @@ describe("lower", function()
         y, reason = attention:lower(executor(), te.ones({ 3, 8 }))
         assert.is_nil(y)
         assert.equal("proj: its groups are known only when it runs", reason)
+        y, reason = te.LayerNorm({ 2, 4 }):lower(executor(), te.ones({ 3, 2, 4 }))
+        assert.is_nil(y)
+        assert.equal("it normalizes over several dimensions", reason)
+    end)
+
+    it("hands on why an operation is not taken", function()
+        local picky = setmetatable({ refused = "" }, { __index = executor() })
+        function picky.op(_, op, inputs, attributes)
+            if op == picky.refused then return nil, "no " .. op end
+            return executor():op(op, inputs, attributes)
+        end
+        for refused, op in pairs {
+            linear = te.Linear(8, 8, { return_bias = true }), self_attention = te.MultiHeadedSelfAttention(8, 2),
+            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }), stochastic_depth_mask = te.StochasticDepth(0.5),
+        } do
+            picky.refused = refused
+            local y, reason = op:lower(picky, te.ones({ 2, 8 }))
+            assert.is_nil(y)
+            assert.equal("no " .. refused, reason)
+        end
     end)
 
     it("is not inherited by a class or an instance that runs something else", function()
@@ -136,7 +176,7 @@ describe("lower", function()
         for name, case in pairs(CASES) do
             local op = case[1]()
             for _, field in ipairs(op.plan_fields) do
-                assert.is_true(field == "scale" or field == "window_right" or field == "qkv" or field == "proj" or op[field] ~= nil, name .. ": " .. field)
+                assert.is_true(OPTIONAL[field] or op[field] ~= nil, name .. ": " .. field)
             end
         end
     end)

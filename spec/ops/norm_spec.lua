@@ -33,7 +33,42 @@ describe("norms", function()
         assert.same({ 4 }, centered.weight.grad.shape)
     end)
 
+    it("adds 1 to gamma in float32, whatever the parameters' dtype", function()
+        local centered = te.LayerNorm(4, { zero_centered_gamma = true, params_dtype = "bfloat16", bias = false })
+        te.no_grad(function() centered.weight:fill_(2 ^ -12) end)
+        local plain = te.layer_norm(x) * (1 + 2 ^ -12)
+        assert.is_true((centered(x) - plain):abs():max():item() < 1e-6)
+    end)
+
+    it("normalizes over several dimensions", function()
+        te.manual_seed(2)
+        local deep = te.randn({ 3, 2, 5 })
+        for _, class in ipairs { te.LayerNorm, te.RMSNorm } do
+            for _, centered in ipairs { false, true } do
+                local m, flat = class({ 2, 5 }, { zero_centered_gamma = centered }), class(10, { zero_centered_gamma = centered })
+                assert.same({ 2, 5 }, m.weight.shape)
+                te.no_grad(function()
+                    m.weight:uniform_()
+                    flat.weight:copy_(m.weight:flatten())
+                end)
+                local y = m(deep)
+                assert.same({ 3, 2, 5 }, y.shape)
+                assert.same(flat(deep:view(3, 10)):view({ 3, 2, 5 }):totable(), y:totable())
+                y:sum():backward()
+                assert.same({ 2, 5 }, m.weight.grad.shape)
+            end
+        end
+        assert.equal("LayerNorm({2, 5}, eps=1e-05)", tostring(te.LayerNorm({ 2, 5 })))
+        assert.error_matches(function() te.LayerNorm({ 2, 5 })(te.ones({ 5, 2 })) end,
+            "te%.LayerNorm: the input has shape {5, 2}, its last sizes must be {2, 5}")
+        assert.error_matches(function() te.RMSNorm(4)(te.ones({ 4, 3 })) end, "its last sizes must be {4}")
+        assert.error_matches(function() te.LayerNorm({}) end, "at least one size")
+        assert.error_matches(function() te.LayerNorm({ 2, -1 }) end, "normalized_shape%[2%]: expected positive integer")
+    end)
+
     it("takes options", function()
+        te.LayerNorm(4, { sm_margin = 0 })
+        assert.error_matches(function() te.LayerNorm(4, { sm_margin = 2 }) end, "option sm_margin: kernels leave no")
         assert.is_nil(te.LayerNorm(4, { bias = false }).bias)
         assert.error_matches(function() te.LayerNorm(4, { epsilon = 1 }) end, "te%.LayerNorm: unknown option")
         assert.error_matches(function() te.LayerNorm() end, "te%.LayerNorm: size: expected positive integer, got nil")

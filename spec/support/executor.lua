@@ -22,7 +22,7 @@ function Executor:op(op, inputs, attributes)
         end
     end
     local args, n = arguments(inputs, attributes)
-    return (type(op) == "string" and te[op] or op)(unpack(args, 1, n))
+    return (type(op) == "string" and te._core.operation(op) or op)(unpack(args, 1, n))
 end
 
 function Executor:param(module, name)

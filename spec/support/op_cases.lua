@@ -11,6 +11,11 @@ local cases = {
     where = function(draw) return { te.gt(draw { 3, 4 }, 0), draw { 3, 4 }, draw { 3, 4 } }, { 2, 3 } end,
     fill = function(draw) return { draw { 3, 4 }, 2 } end,
     clamp = function(draw) return { draw { 3, 4 }, -1, 1 } end,
+    scaled_srelu = function(draw) return { draw { 3, 4 }, draw { 3 } } end,
+    scaled_swiglu = function(draw) return { draw { 3, 8 }, draw { 3 } } end,
+    scaled_clamped_swiglu = function(draw) return { draw { 3, 8 }, draw { 3 } } end,
+    scaled_situglu = function(draw) return { draw { 3, 8 }, draw { 3 } } end,
+    glu_deinterleave = function(draw) return { draw { 3, 8 }, 2 } end,
     layer_norm = function(draw) return { draw { 3, 4 }, draw { 4 }, draw { 4 } } end,
     rms_norm = function(draw) return { draw { 3, 4 }, draw { 4 } } end,
     cross_entropy = function(draw) return { draw { 3, 4 }, ids { 0, 3, 1 } }, { 1 } end,
@@ -34,6 +39,7 @@ local cases = {
         return { draw { 2, 2, 3, 4 }, draw { 2, 2, 3, 4 }, draw { 2, 2, 3, 4 }, nil, { causal = true } }
     end,
     self_attention = function(draw) return { draw { 2, 3, 12 }, nil, { heads = 2, causal = true } }, { 1 } end,
+    stochastic_depth = function(draw) return { draw { 3, 2, 4 } } end,
     uniform = function(draw) return { draw { 3, 4 } } end,
     integers = function(draw) return { draw { 3, 4 }, 1, 6 } end,
     multinomial = function(draw) return { te.abs(draw { 3, 4 }) + 0.1, 2 } end,
@@ -42,7 +48,7 @@ local cases = {
 
 -- Elements where a gradient jumps are kept away from.
 local rounding = { abs = true, sign = true, floor = true, ceil = true, round = true, trunc = true, relu = true, srelu = true,
-    reglu = true, sreglu = true }
+    reglu = true, sreglu = true, scaled_srelu = true }
 
 local support = { rounding = rounding }
 

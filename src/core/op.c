@@ -96,7 +96,9 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
         while (*at == ' ') at++;
     }
     if (op->n_inputs > TE_OP_MAX_INPUTS || op->n_attrs > TE_OP_MAX_ATTRS)
-        return te_fail(ctx, TE_ERROR_INTERNAL, "operation \"%s\": too many inputs or attributes", op->name);
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "operation \"%s\": %d inputs and %d attributes, at most %d and %d are possible", op->name,
+                       op->n_inputs, op->n_attrs, TE_OP_MAX_INPUTS, TE_OP_MAX_ATTRS);
     const char *outputs = def->outputs ? def->outputs : "y";
     while (next_word(&outputs, word, sizeof word)) {
         op->n_outputs++;

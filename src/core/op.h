@@ -141,9 +141,9 @@ te_status te_ops_open(te_context *ctx);
 void      te_ops_close(te_context *ctx);
 te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op);
 
-/* An op made at run time from texts, which are copied: it has a formula, and parameters that are tensors and numbers. NULL
- * with the reason recorded. One reference is the caller's; every recorded call holds one. Both functions leave declared
- * ops alone. */
+/* An op made at run time from texts, which are copied: it has a formula, and parameters that are tensors and numbers.
+ * NULL with the reason recorded. One reference is the caller's; every recorded call holds one. Retaining and releasing
+ * leave declared ops alone. */
 const te_op *te_op_define(te_context *ctx, const te_op_def *def);
 void         te_op_retain(const te_op *op);
 void         te_op_release(const te_op *op);

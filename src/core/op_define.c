@@ -9,14 +9,17 @@
 #include <ctype.h>
 
 typedef struct defined_op {
-    te_op       op; /* first, so that a te_op of one is a pointer to it */
-    te_op_def   def;
+    te_op op; /* first, so that a te_op of one is a pointer to it */
+    te_op_def def;
     te_context *ctx;
-    size_t      bytes;
-    char        text[];
+    size_t bytes;
+    char text[];
 } defined_op;
 
-enum { ALLOWED = TE_OP_NUMBERS | TE_OP_COMPUTE | TE_OP_BOOL | TE_OP_FLOAT | TE_OP_F32 | TE_OP_GATED | TE_OP_LASTROW | TE_OP_NOGRAD };
+enum {
+    ALLOWED = TE_OP_NUMBERS | TE_OP_COMPUTE | TE_OP_BOOL | TE_OP_FLOAT | TE_OP_F32 | TE_OP_GATED | TE_OP_LASTROW |
+              TE_OP_NOGRAD
+};
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
 
@@ -97,8 +100,8 @@ static te_status check_param(te_context *ctx, const te_op *op, int i)
                        p->name);
     for (int k = 0; k < i; k++)
         if (strcmp(op->params[k].name, p->name) == 0)
-            return te_fail(ctx, TE_ERROR_ARGUMENT, "te.define: \"%.200s\": two parameters named %s",
-                           op->def->signature, p->name);
+            return te_fail(ctx, TE_ERROR_ARGUMENT, "te.define: \"%.200s\": two parameters named %s", op->def->signature,
+                           p->name);
     return TE_OK;
 }
 
@@ -122,8 +125,9 @@ static te_status check_declaration(te_context *ctx, te_op *op, const te_op_def *
     if (status == TE_OK && !is_name(op->name))
         status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.define: \"%.200s\" has no name", def->signature);
     if (status == TE_OK && (op->n_inputs == 0 || op->n_outputs == 0 || op->n_outputs > TE_OP_MAX_OUTPUTS))
-        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.define: %s: %d inputs and %d results; at most %d and %d, at least one of each",
-                         op->name, op->n_inputs, op->n_outputs, TE_OP_MAX_INPUTS, TE_OP_MAX_OUTPUTS);
+        status = te_fail(ctx, TE_ERROR_ARGUMENT,
+                         "te.define: %s: %d inputs and %d results; at most %d and %d, at least one of each", op->name,
+                         op->n_inputs, op->n_outputs, TE_OP_MAX_INPUTS, TE_OP_MAX_OUTPUTS);
     for (int i = 0; i < op->n_params && status == TE_OK; i++) status = check_param(ctx, op, i);
     return status;
 }

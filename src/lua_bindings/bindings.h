@@ -142,8 +142,8 @@ typedef struct te_lua_reader {
 void te_lua_read_attributes(te_lua_reader *r, int index);
 /* Runs op on the n lowest values of the stack; the results are on top. Returns how many. */
 int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n);
-/* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when there
- * is none. Borrowed. */
+/* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when
+ * there is none. Borrowed. */
 const te_op *te_lua_to_operation(lua_State *L, int index);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);

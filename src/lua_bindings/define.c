@@ -3,13 +3,13 @@
  *     local mish = te._core.define("mish(x)", "y = x * tanh(log(1 + exp(x)))", {compute = true})
  *     mish(x)  mish.formula  mish.params
  *
- * Both give a userdata that is called like every other operation. It holds a reference of an operation that was defined;
- * so does every graph node of a call, hence it may be collected while gradients are still to come.
+ * Both give a userdata that is called like every other operation. It holds a reference of an operation that was
+ * defined; so does every graph node of a call, hence it may be collected while gradients are still to come.
  */
 #include "bindings.h"
 
 typedef struct te_lua_operation {
-    const void  *tag;
+    const void *tag;
     const te_op *op;
 } te_lua_operation;
 
@@ -25,7 +25,7 @@ const te_op *te_lua_to_operation(lua_State *L, int index)
 static const te_op *check_operation(lua_State *L)
 {
     const te_op *op = te_lua_to_operation(L, 1);
-    char         text[256];
+    char text[256];
     if (!op) te_lua_fail(L, "operation", "expected an operation, got %s", te_lua_describe(L, 1, text, sizeof text));
     return op;
 }
@@ -53,7 +53,7 @@ static int release_operation(lua_State *L)
 static int print_operation(lua_State *L)
 {
     const te_op *op = check_operation(L);
-    char         signature[512];
+    char signature[512];
     lua_pushstring(L, te_lua_signature(op, signature, sizeof signature));
     if (!op->def->formula) return 1;
     lua_pushfstring(L, " { %s }", op->def->formula);
@@ -61,28 +61,19 @@ static int print_operation(lua_State *L)
     return 1;
 }
 
-static const char *type_of(const te_param *p)
-{
-    switch (p->type) {
-    case TE_TYPE_TENSOR: return "tensor";
-    case TE_TYPE_NUMBER: return "number";
-    case TE_TYPE_INT: return "int";
-    case TE_TYPE_BOOL: return "bool";
-    case TE_TYPE_CHOICE: return "choice";
-    default: return "other";
-    }
-}
-
-/* A list of {name =, type =, by_name =, optional =, default =}; default is the number that stands for what is absent. */
+/* A list of {name =, type =, by_name =, optional =, default =}; default is the number that stands for what is absent.
+ */
 static void push_params(lua_State *L, const te_op *op)
 {
+    static const char *const types[] = {"tensor", "tensors", "number", "int",    "bool", "dim",   "index",
+                                        "dims",   "shape",   "dtype",  "device", "text", "choice"};
     lua_createtable(L, op->n_params, 0);
     for (int i = 0; i < op->n_params; i++) {
         const te_param *p = &op->params[i];
         lua_createtable(L, 0, 5);
         lua_pushstring(L, p->name);
         lua_setfield(L, -2, "name");
-        lua_pushstring(L, type_of(p));
+        lua_pushstring(L, types[p->type]);
         lua_setfield(L, -2, "type");
         lua_pushboolean(L, p->by_name);
         lua_setfield(L, -2, "by_name");
@@ -96,33 +87,31 @@ static void push_params(lua_State *L, const te_op *op)
     }
 }
 
-/* op.name, op.signature, op.doc, op.formula (nil when it has none), op.outputs, op.params and op.flags. */
+/* op.name, op.signature, op.doc, op.outputs, op.formula (nil when it has none), op.params; op.gated: the last dimension
+ * of the first input is halved; op.truth: the results are bool. */
 static int index_operation(lua_State *L)
 {
-    static const char *const names[] = {"name", "signature", "doc", "formula", "outputs"};
     const te_op *op = check_operation(L);
-    const char  *key = lua_tostring(L, 2);
-    char         signature[512];
-    const char  *values[] = {op->name, te_lua_signature(op, signature, sizeof signature), op->def->doc, op->def->formula,
-                             op->def->outputs ? op->def->outputs : "y"};
-    for (int i = 0; key && i < 5; i++) {
-        if (strcmp(names[i], key) != 0) continue;
-        lua_pushstring(L, values[i]);
-        return 1;
-    }
-    if (key && strcmp(key, "params") == 0) {
+    const char *key = luaL_checkstring(L, 2);
+    char signature[512];
+    if (strcmp(key, "name") == 0)
+        lua_pushstring(L, op->name);
+    else if (strcmp(key, "signature") == 0)
+        lua_pushstring(L, te_lua_signature(op, signature, sizeof signature));
+    else if (strcmp(key, "doc") == 0)
+        lua_pushstring(L, op->def->doc);
+    else if (strcmp(key, "outputs") == 0)
+        lua_pushstring(L, op->def->outputs ? op->def->outputs : "y");
+    else if (strcmp(key, "formula") == 0)
+        lua_pushstring(L, op->def->formula);
+    else if (strcmp(key, "params") == 0)
         push_params(L, op);
-        return 1;
-    }
-    if (key && strcmp(key, "gated") == 0) {
+    else if (strcmp(key, "gated") == 0)
         lua_pushboolean(L, (op->def->flags & TE_OP_GATED) != 0);
-        return 1;
-    }
-    if (key && strcmp(key, "truth") == 0) {
+    else if (strcmp(key, "truth") == 0)
         lua_pushboolean(L, (op->def->flags & TE_OP_BOOL) != 0);
-        return 1;
-    }
-    lua_pushnil(L);
+    else
+        lua_pushnil(L);
     return 1;
 }
 
@@ -135,8 +124,11 @@ static te_lua_operation *new_operation(lua_State *L)
     *u = (te_lua_operation){operation_tag, NULL};
     if (luaL_newmetatable(L, operation_tag)) {
         static const luaL_Reg metamethods[] = {
-            {"__call", call_operation},    {"__gc", release_operation}, {"__tostring", print_operation},
-            {"__index", index_operation}, {NULL, NULL},
+            {"__call", call_operation},
+            {"__gc", release_operation},
+            {"__tostring", print_operation},
+            {"__index", index_operation},
+            {NULL, NULL},
         };
         te_lua_register(te_lua_runtime(L), L, metamethods);
         lua_pushboolean(L, 0);
@@ -161,8 +153,9 @@ static bool flag(lua_State *L, const char *name)
 static int define(lua_State *L)
 {
     static const char *const known[] = {"outputs", "compute", "truth", "rows", NULL};
-    te_lua   *rt = te_lua_runtime(L);
-    te_op_def def = {.signature = luaL_checkstring(L, 1), .doc = "Defined by a script.", .formula = luaL_checkstring(L, 2)};
+    te_lua *rt = te_lua_runtime(L);
+    te_op_def def = {
+        .signature = luaL_checkstring(L, 1), .doc = "Defined by a script.", .formula = luaL_checkstring(L, 2)};
     te_lua_enter(rt, L, "define");
     lua_settop(L, 3);
     te_lua_check_options(L, 3, "define", known);
@@ -180,11 +173,12 @@ static int define(lua_State *L)
     return 1;
 }
 
-/* operation(name): an operation of the engine, also those that are building blocks of others; nil when there is none. */
+/* operation(name): an operation of the engine, also those that are building blocks of others; nil when there is none.
+ */
 static int operation(lua_State *L)
 {
-    te_lua      *rt = te_lua_runtime(L);
-    const char  *name = luaL_checkstring(L, 1);
+    te_lua *rt = te_lua_runtime(L);
+    const char *name = luaL_checkstring(L, 1);
     const te_op *op = te_op_find(rt->ctx, name);
     if (!op) return 0;
     new_operation(L)->op = op;

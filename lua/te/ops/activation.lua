@@ -1,8 +1,18 @@
---- The activations as operations: one row each. Gated ones halve the last dimension and activate the first half.
+--- The activations as operations: one row each. Gated ones halve the last dimension and activate the first half. Scaled
+-- ones take an extra input with one number for every row (the weights of experts) and multiply the row by it.
 
 local te = require "te"
+local declared = require "te.ops.declared"
 local options = require "te.options"
 local BasicOperation = require("te.operation").BasicOperation
+
+-- Gated activations that also take features stored as blocks: a's, b's, a's …
+local INTERLEAVED = { glu_interleave_size = { "size" } }
+local CLAMPED = { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, glu_linear_offset = { "number", 1 } }
+local SITUGLU = { beta1 = { "number", 4 }, beta2 = { "number", 25 } }
+
+-- Name, function of the engine, options. Engine attributes have the options' names but for these:
+local ATTRIBUTES = { glu_linear_offset = "offset" }
 
 local ACTIVATIONS = {
     { "ReLU", "relu" },
@@ -15,40 +25,59 @@ local ACTIVATIONS = {
     { "GEGLU", "geglu", also = "GeGLU" },
     { "QGEGLU", "qgeglu" },
     { "SReGLU", "sreglu" },
-    { "SwiGLU", "swiglu" },
-    { "ClampedSwiGLU", "clamped_swiglu",
-        { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, offset = { "number", 1 } } },
+    { "SwiGLU", "swiglu", INTERLEAVED },
+    { "ClampedSwiGLU", "clamped_swiglu", declared.join(CLAMPED, INTERLEAVED) },
+    { "SiTUGLU", "situglu", declared.join(SITUGLU, INTERLEAVED) },
+    { "ScaledSReLU", "scaled_srelu", scaled = true },
+    { "ScaledSwiGLU", "scaled_swiglu", INTERLEAVED, scaled = true },
+    { "ScaledClampedQGeGLU", "scaled_clamped_swiglu", declared.join(CLAMPED, INTERLEAVED), scaled = true },
+    { "ScaledSiTUGLU", "scaled_situglu", declared.join(SITUGLU, INTERLEAVED), scaled = true },
 }
 
--- The fields named by `names` as the options table of a function; nil when there are none.
-local function attributes(self, names)
+-- The fields that the engine's operation takes as attributes, put into `values`; nil when there are none.
+local function attributes(self, names, values)
     if #names == 0 then return nil end
-    local values = {}
-    for i = 1, #names do values[names[i]] = self[names[i]] end
+    for i = 1, #names do values[ATTRIBUTES[names[i]] or names[i]] = self[names[i]] end
     return values
 end
 
-local function define(name, function_name, declared)
+local function define(name, function_name, declarations, refused)
     local class = BasicOperation:extend(name)
-    local run, names = te[function_name], options.names(declared or {})
+    local run, names = te[function_name], options.names(declarations)
     class.pure, class.plan_fields = true, names
+    local passed_on = {}
+    for _, option in ipairs(names) do
+        if option ~= "glu_interleave_size" then passed_on[#passed_on + 1] = option end
+    end
 
     function class:init(opts)
-        local given = options.check("te." .. name, opts, declared or {})
+        local given = declared.check("te." .. name, opts, declarations, refused)
         for _, option in ipairs(names) do self[option] = given[option] end
+        rawset(self, "_attributes", {}) -- used again by every call
     end
 
-    if declared then
-        function class:op_forward(_, x) return run(x, attributes(self, names)) end
-    else
-        function class:op_forward(_, x) return run(x) end
+    -- `scale` where the operation takes an extra input.
+    function class:op_forward(_, x, scale)
+        if self.glu_interleave_size then x = te.glu_deinterleave(x, self.glu_interleave_size) end
+        local values = attributes(self, passed_on, self._attributes)
+        if scale then return run(x, scale, values) end
+        return run(x, values)
     end
 
-    function class:lower(g, x) return g:op(function_name, { x }, attributes(self, names)) end
+    function class:lower(g, x, scale)
+        if self.glu_interleave_size then
+            local reason
+            x, reason = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size })
+            if not x then return nil, reason end
+        end
+        return g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
+    end
 
     function class:describe()
         local parts = {}
-        for i, option in ipairs(names) do parts[i] = option .. "=" .. tostring(self[option]) end
+        for _, option in ipairs(names) do
+            if self[option] ~= nil then parts[#parts + 1] = option .. "=" .. tostring(self[option]) end
+        end
         return table.concat(parts, ", ")
     end
     return class
@@ -56,7 +85,10 @@ end
 
 local classes = {}
 for _, row in ipairs(ACTIVATIONS) do
-    classes[row[1]] = define(row[1], row[2], row[3])
-    if row.also then classes[row.also] = classes[row[1]] end
+    local class = define(row[1], row[2], row[3] or {},
+        { row.scaled and "activation_recompute_in_mlp" or "cache_quantized_input" })
+    if row.scaled then class.num_extra_inputs = 1 end
+    classes[row[1]] = class
+    if row.also then classes[row.also] = class end
 end
 return classes

@@ -86,8 +86,9 @@ end
 function SelfAttention:lower(g, x)
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
-    local attended = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
-    local y
+    local attended, y
+    attended, reason = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
+    if not attended then return nil, reason end
     y, reason = operation.lower_child(self.proj, g, attended)
     if not y then return nil, "proj: " .. reason end
     return y
@@ -121,7 +122,9 @@ end
 local DotProductAttention = BasicOperation:extend("DotProductAttention")
 DotProductAttention.pure = true
 DotProductAttention.num_extra_inputs = 2
-DotProductAttention.plan_fields = { "bottom_right", unpack(SelfAttention.plan_fields) }
+DotProductAttention.plan_fields = {
+    "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training",
+}
 
 local DOT_PRODUCT = {
     causal = { "boolean", false },
@@ -130,6 +133,7 @@ local DOT_PRODUCT = {
     window_left = { "integer", -1, min = -1 },
     window_right = { "integer", nil, min = -1 },
     bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
+    bias = { "boolean", false },         -- a third extra input is added to the scores; it gets no gradient
 }
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
@@ -137,16 +141,17 @@ function DotProductAttention:init(opts)
     opts = options.check("te.DotProductAttention", opts, DOT_PRODUCT)
     set_fields(self, opts)
     self.bottom_right = opts.bottom_right
+    if opts.bias then self.num_extra_inputs = 3 end
 end
 
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
-function DotProductAttention:op_forward(_, q, k, v)
-    return te.scaled_dot_product_attention(q, k, v, separate_attributes(self))
+function DotProductAttention:op_forward(_, q, k, v, bias)
+    return te.scaled_dot_product_attention(q, k, v, bias, separate_attributes(self))
 end
 
-function DotProductAttention:lower(g, q, k, v)
-    return g:op("scaled_dot_product_attention", { q, k, v, false }, separate_attributes(self))
+function DotProductAttention:lower(g, q, k, v, bias)
+    return g:op("scaled_dot_product_attention", { q, k, v, bias or false }, separate_attributes(self))
 end
 
 function DotProductAttention:describe() return "causal=" .. tostring(self.causal) end

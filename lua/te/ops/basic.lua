@@ -1,6 +1,7 @@
---- The small operations: Identity, Reshape, ConstantScale, Dropout, MakeExtraOutput, AddExtraInput.
+--- The small operations: Identity, Reshape, ConstantScale, Dropout, StochasticDepth, MakeExtraOutput, AddExtraInput.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local BasicOperation = require("te.operation").BasicOperation
 
@@ -17,7 +18,14 @@ Reshape.plan_fields = { "shape" }
 
 --- One size may be -1: whatever is left.
 function Reshape:init(shape)
-    self.shape = options.argument("te.Reshape", "shape", shape, { "table" })
+    options.argument("te.Reshape", "shape", shape, { "table" })
+    local unknown = 0
+    for i, size in ipairs(shape) do
+        options.argument("te.Reshape", ("shape[%d]"):format(i), size, { "integer", min = -1 })
+        if size == -1 then unknown = unknown + 1 end
+    end
+    if unknown > 1 then fail("te.Reshape: shape: %d sizes are -1, at most one can be found", unknown) end
+    self.shape = shape
 end
 
 function Reshape:op_forward(_, x) return x:reshape(self.shape) end
@@ -61,8 +69,50 @@ end
 
 function Dropout:describe() return ("p=%g"):format(self.p) end
 
+local StochasticDepth = BasicOperation:extend("StochasticDepth")
+StochasticDepth.pure = true
+StochasticDepth.takes_seq_lens = true
+StochasticDepth.plan_fields = { "p", "training" }
+
+--- Zeroes whole samples with probability p while training and scales the others by 1 / (1 - p): the sequences of
+--- {batch, …}, those of packed {tokens, hidden} with seq_lens, or all of {tokens, hidden}, one sequence. At the end of
+--- a residual branch it leaves the branch out (Huang et al. 2016).
+function StochasticDepth:init(p)
+    self.p = options.argument("te.StochasticDepth", "p", p, { "number", min = 0, max = 1 })
+end
+
+function StochasticDepth:forward(x, seq_lens)
+    if not self.training or self.p == 0 then return x end
+    return te.stochastic_depth(x, seq_lens, { p = self.p })
+end
+
+function StochasticDepth:lower(g, x)
+    if not self.training or self.p == 0 then return x end
+    local kept, reason = g:op("stochastic_depth_mask", { x, g:seq_lens() }, { p = self.p })
+    if not kept then return nil, reason end
+    return g:op("stochastic_depth_apply", { x, kept }, { scale = self.p < 1 and 1 / (1 - self.p) or 0 })
+end
+
+function StochasticDepth:describe() return ("p=%g"):format(self.p) end
+
+-- Residuals ---------------------------------------------------------------------------------------------------------
+
+-- in_place permits writing into the other operand. Nothing that a caller can see is ever written, and where nobody can
+-- see it that happens without being asked, so the option changes nothing. channel is a name: inside one container an
+-- AddExtraInput takes what the MakeExtraOutput of that name before it gave, and the caller sees neither.
+local EXTRA = { in_place = { "boolean", false }, channel = { "string" } }
+
+local function init_extra(self, opts)
+    opts = options.check("te." .. self.__name, opts, EXTRA)
+    self.in_place, self.channel = opts.in_place, opts.channel
+end
+
+local function describe(self) return self.channel and ("channel=%q"):format(self.channel) or "" end
+
 local MakeExtraOutput = BasicOperation:extend("MakeExtraOutput")
 MakeExtraOutput.num_extra_outputs = 1
+MakeExtraOutput.plan_fields = { "channel" }
+MakeExtraOutput.init, MakeExtraOutput.describe = init_extra, describe
 
 --- Returns its input twice: on to the next operation, and as an extra output.
 function MakeExtraOutput:op_forward(_, x) return x, x end
@@ -72,6 +122,8 @@ function MakeExtraOutput:lower(_, x) return x, x end
 local AddExtraInput = BasicOperation:extend("AddExtraInput")
 AddExtraInput.pure = true
 AddExtraInput.num_extra_inputs = 1
+AddExtraInput.plan_fields = { "channel" }
+AddExtraInput.init, AddExtraInput.describe = init_extra, describe
 
 function AddExtraInput:op_forward(_, x, extra) return te.add(x, extra) end
 
@@ -79,5 +131,5 @@ function AddExtraInput:lower(g, x, extra) return g:op("add", { x, extra }) end
 
 return {
     Identity = Identity, Reshape = Reshape, ConstantScale = ConstantScale, Dropout = Dropout,
-    MakeExtraOutput = MakeExtraOutput, AddExtraInput = AddExtraInput,
+    StochasticDepth = StochasticDepth, MakeExtraOutput = MakeExtraOutput, AddExtraInput = AddExtraInput,
 }

@@ -2,27 +2,30 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local declared = require "te.ops.declared"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
 local GroupedLinear = BasicOperation:extend("GroupedLinear")
 GroupedLinear.pure = true
-GroupedLinear.num_extra_inputs = 1
 
-local GROUPED = {
+local GROUPED = declared.join(declared.PLACE, {
     bias = { "boolean", true },
+    scale_bias = { "boolean", false }, -- a second extra input {rows} multiplies the bias, row by row
     init_method = { "callable" },
-    params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
-}
+})
 
 function GroupedLinear:init(num_groups, in_features, out_features, opts)
     local who = "te.GroupedLinear"
-    opts = options.check(who, opts, GROUPED)
+    opts = declared.check(who, opts, GROUPED, { "accumulate_into_main_grad", "delay_wgrad_compute",
+        "rng_state_tracker_function" })
     self.num_groups = options.argument(who, "num_groups", num_groups, { "size" })
     self.in_features = options.argument(who, "in_features", in_features, { "size" })
     self.out_features = options.argument(who, "out_features", out_features, { "size" })
+    if opts.scale_bias and not opts.bias then fail("%s: option scale_bias: there is no bias to scale", who) end
+    self.scale_bias = opts.scale_bias
+    self.num_extra_inputs = opts.scale_bias and 2 or 1
     self.weight, self.bias = {}, opts.bias and {} or nil
     for i = 1, num_groups do
         self.weight[i] = initializers.parameter({ out_features, in_features },
@@ -31,18 +34,32 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
     end
 end
 
---- split_sizes, the extra input, holds the number of rows of every group; zeros are fine.
-function GroupedLinear:op_forward(_, x, split_sizes)
+-- The sizes as a list of numbers that fit the rows of x.
+local function read_sizes(self, x, split_sizes)
     local sizes = te.is_tensor(split_sizes) and split_sizes:totable() or split_sizes
-    local total = 0
-    for _, size in ipairs(sizes) do total = total + size end
-    if #sizes ~= self.num_groups or total ~= x:size(1) then
+    if type(sizes) ~= "table" then
+        fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups,
+            type(sizes))
+    end
+    local total, least = 0, 0
+    for _, size in ipairs(sizes) do total, least = total + size, math.min(least, size) end
+    if #sizes ~= self.num_groups or total ~= x:size(1) or least < 0 then
         fail("te.GroupedLinear: split_sizes {%s} for %d groups and %d rows", table.concat(sizes, ", "),
             self.num_groups, x:size(1))
     end
+    return sizes
+end
+
+--- split_sizes, the extra input, holds the number of rows of every group; zeros are fine. scales: see scale_bias.
+function GroupedLinear:op_forward(_, x, split_sizes, scales)
     local results, first = {}, 1
-    for i, size in ipairs(sizes) do
-        results[i] = te.linear(x:narrow(1, first, size), self.weight[i], self.bias and self.bias[i])
+    for i, size in ipairs(read_sizes(self, x, split_sizes)) do
+        local rows, bias = x:narrow(1, first, size), self.bias and self.bias[i]
+        if scales then
+            results[i] = te.addcmul(te.linear(rows, self.weight[i]), scales:narrow(1, first, size):unsqueeze(-1), bias)
+        else
+            results[i] = te.linear(rows, self.weight[i], bias)
+        end
         first = first + size
     end
     return te.cat(results, 1)
@@ -51,8 +68,8 @@ end
 function GroupedLinear:lower() return nil, "its groups are known only when it runs" end
 
 function GroupedLinear:describe()
-    return ("num_groups=%d, in_features=%d, out_features=%d, bias=%s"):format(self.num_groups, self.in_features,
-        self.out_features, tostring(self.bias ~= nil))
+    return ("num_groups=%d, in_features=%d, out_features=%d, bias=%s%s"):format(self.num_groups, self.in_features,
+        self.out_features, tostring(self.bias ~= nil), self.scale_bias and ", scale_bias" or "")
 end
 
 return { GroupedLinear = GroupedLinear }

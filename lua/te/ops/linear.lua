@@ -3,18 +3,18 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
-local WEIGHT = {
-    init_method = { "callable" },
-    params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
-}
-local LINEAR = {
+local WEIGHT = declared.join(declared.PLACE, { init_method = { "callable" } })
+local LINEAR = declared.join(WEIGHT, {
     bias = { "boolean", true },
-    return_bias = { "boolean", false },
-    init_method = WEIGHT.init_method, params_dtype = WEIGHT.params_dtype, device = WEIGHT.device,
+    return_bias = { "boolean", false }, -- the bias is not added but returned, as an extra output
+})
+local REFUSED = {
+    "tensor_parallel_mode", "tensor_parallel_group", "sequence_parallel", "rng_state_tracker_function",
+    "accumulate_into_main_grad", "userbuffers_options", "delay_wgrad_compute",
 }
 
 local function check_width(self, x)
@@ -35,7 +35,7 @@ local BasicLinear = BasicOperation:extend("BasicLinear")
 BasicLinear.pure = true
 
 function BasicLinear:init(in_features, out_features, opts)
-    init_weight(self, in_features, out_features, options.check("te.BasicLinear", opts, WEIGHT))
+    init_weight(self, in_features, out_features, declared.check("te.BasicLinear", opts, WEIGHT, REFUSED))
 end
 
 function BasicLinear:op_forward(_, x)
@@ -52,8 +52,9 @@ end
 local Bias = BasicOperation:extend("Bias")
 Bias.pure = true
 
+--- Adds a vector to the last dimension; the result has the dtype that both promote to.
 function Bias:init(size, opts)
-    opts = options.check("te.Bias", opts, { params_dtype = WEIGHT.params_dtype, device = WEIGHT.device })
+    opts = declared.check("te.Bias", opts, declared.PLACE, { "tensor_parallel", "tensor_parallel_group" })
     self.size = options.argument("te.Bias", "size", size, { "size" })
     self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
 end
@@ -68,9 +69,9 @@ local Linear = BasicOperation:extend("Linear")
 Linear.pure = true
 Linear.plan_fields = { "return_bias" }
 
---- return_bias leaves the bias out and returns it as an extra output.
 function Linear:init(in_features, out_features, opts)
-    opts = options.check("te.Linear", opts, LINEAR)
+    opts = declared.check("te.Linear", opts, LINEAR, REFUSED)
+    if opts.return_bias and not opts.bias then fail("te.Linear: option return_bias: there is no bias to return") end
     init_weight(self, in_features, out_features, opts)
     if opts.bias then self.bias = initializers.parameter({ out_features }, initializers.constant(0), opts) end
     self.return_bias = opts.return_bias
@@ -85,8 +86,9 @@ end
 
 function Linear:lower(g, x)
     local weight, bias = g:param(self, "weight"), g:param(self, "bias")
-    if self.return_bias then return g:op("linear", { x, weight, false }), bias end
-    return g:op("linear", { x, weight, bias })
+    if not self.return_bias then return g:op("linear", { x, weight, bias }) end
+    local y, reason = g:op("linear", { x, weight, false })
+    return y, y and bias or reason
 end
 
 function Linear:describe()

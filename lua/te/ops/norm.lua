@@ -1,65 +1,122 @@
---- te.LayerNorm, te.RMSNorm, te.L2Normalization: over the last dimension, statistics in float32.
+--- te.LayerNorm, te.RMSNorm, te.L2Normalization: over the last dimension, or the last few, statistics in float32.
 --
 -- zero_centered_gamma stores gamma - 1: weight decay then pulls the factor to 1, not to 0.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
-local NORM = {
+local NORM = declared.join(declared.PLACE, {
     eps = { "number", 1e-5, min = 0 },
     zero_centered_gamma = { "boolean", false },
-    params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
-}
+})
 
-local function with(declared, more)
-    local all = {}
-    for name, declaration in pairs(declared) do all[name] = declaration end
-    for name, declaration in pairs(more) do all[name] = declaration end
-    return all
+-- A size or a list of sizes as a list.
+local function shape_of(self, size)
+    local who = "te." .. self.__name
+    if type(size) ~= "table" then return { options.argument(who, "size", size, { "size" }) } end
+    if #size == 0 then fail("%s: normalized_shape: at least one size is needed", who) end
+    local shape = {}
+    for i, extent in ipairs(size) do
+        shape[i] = options.argument(who, ("normalized_shape[%d]"):format(i), extent, { "size" })
+    end
+    return shape
 end
 
 local function init_norm(self, size, opts)
-    self.size = options.argument("te." .. self.__name, "size", size, { "size" })
+    self.normalized_shape = shape_of(self, size)
     self.eps, self.zero_centered_gamma = opts.eps, opts.zero_centered_gamma
-    self.weight = initializers.parameter({ size }, initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
+    rawset(self, "_attributes", {}) -- used again by every call
+    self.weight = initializers.parameter(self.normalized_shape,
+        initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
 end
 
 local FIELDS = { "eps", "zero_centered_gamma" }
 
-local function attributes(self) return { eps = self.eps, zero_centered_gamma = self.zero_centered_gamma } end
+local function attributes(self)
+    self._attributes.eps = self.eps
+    return self._attributes
+end
+
+-- The engine's operation: "layer_norm", or the one that adds 1 to the weight in float32.
+local function operation(self, name) return self.zero_centered_gamma and name .. "_zero_centered" or name end
+
+local function shape_text(shape) return "{" .. table.concat(shape, ", ") .. "}" end
+
+-- Raises unless the last sizes of x are those that the statistics run over.
+local function check_shape(self, x)
+    local sizes = self.normalized_shape
+    if not te.is_tensor(x) or #sizes == 1 and x:dim() > 0 and x:size(-1) == sizes[1] then return end
+    local fits = x:dim() >= #sizes
+    for i = 1, #sizes do fits = fits and x:size(i - 1 - #sizes) == sizes[i] end
+    if not fits then
+        fail("te.%s: the input has shape %s, its last sizes must be %s", self.__name, shape_text(x.shape),
+            shape_text(sizes))
+    end
+end
+
+-- normalize(x, weight, bias) with the last dimensions made one.
+local function flattened(self, x, normalize)
+    local n = #self.normalized_shape
+    local y = normalize(x:flatten(-n, -1), self.weight:flatten(), self.bias and self.bias:flatten())
+    return y:view(x.shape)
+end
+
+-- A description knows no shapes, so it cannot put the dimensions back.
+local SEVERAL = "it normalizes over several dimensions"
 
 local function describe(self)
-    return ("size=%d, eps=%g%s"):format(self.size, self.eps, self.zero_centered_gamma and ", zero_centered_gamma" or "")
+    local sizes = self.normalized_shape
+    return ("%s, eps=%g%s"):format(#sizes == 1 and "size=" .. sizes[1] or shape_text(sizes), self.eps,
+        self.zero_centered_gamma and ", zero_centered_gamma" or "")
 end
 
 local LayerNorm = BasicOperation:extend("LayerNorm")
 LayerNorm.pure, LayerNorm.describe, LayerNorm.plan_fields = true, describe, FIELDS
 
+--- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }).
 function LayerNorm:init(size, opts)
-    opts = options.check("te.LayerNorm", opts, with(NORM, { bias = { "boolean", true } }))
+    opts = declared.check("te.LayerNorm", opts, declared.join(NORM, { bias = { "boolean", true } }), { "sm_margin" })
     init_norm(self, size, opts)
-    if opts.bias then self.bias = initializers.parameter({ size }, initializers.constant(0), opts) end
+    if opts.bias then
+        self.bias = initializers.parameter(self.normalized_shape, initializers.constant(0), opts)
+    end
 end
 
-function LayerNorm:op_forward(_, x) return te.layer_norm(x, self.weight, self.bias, attributes(self)) end
+function LayerNorm:op_forward(_, x)
+    check_shape(self, x)
+    local normalize, opts = te[operation(self, "layer_norm")], attributes(self)
+    if #self.normalized_shape == 1 then return normalize(x, self.weight, self.bias, opts) end
+    return flattened(self, x, function(rows, weight, bias) return normalize(rows, weight, bias, opts) end)
+end
 
 function LayerNorm:lower(g, x)
-    return g:op("layer_norm", { x, g:param(self, "weight"), g:param(self, "bias") }, attributes(self))
+    if #self.normalized_shape > 1 then return nil, SEVERAL end
+    local inputs = { x, g:param(self, "weight"), g:param(self, "bias") }
+    return g:op(operation(self, "layer_norm"), inputs, { eps = self.eps })
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
 RMSNorm.pure, RMSNorm.describe, RMSNorm.plan_fields = true, describe, FIELDS
 
 function RMSNorm:init(size, opts)
-    init_norm(self, size, options.check("te.RMSNorm", opts, NORM))
+    init_norm(self, size, declared.check("te.RMSNorm", opts, NORM, { "sm_margin" }))
 end
 
-function RMSNorm:op_forward(_, x) return te.rms_norm(x, self.weight, attributes(self)) end
+function RMSNorm:op_forward(_, x)
+    check_shape(self, x)
+    local normalize, opts = te[operation(self, "rms_norm")], attributes(self)
+    if #self.normalized_shape == 1 then return normalize(x, self.weight, opts) end
+    return flattened(self, x, function(rows, weight) return normalize(rows, weight, opts) end)
+end
 
-function RMSNorm:lower(g, x) return g:op("rms_norm", { x, g:param(self, "weight") }, attributes(self)) end
+function RMSNorm:lower(g, x)
+    if #self.normalized_shape > 1 then return nil, SEVERAL end
+    return g:op(operation(self, "rms_norm"), { x, g:param(self, "weight") }, { eps = self.eps })
+end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")
 L2Normalization.pure = true

@@ -14,9 +14,9 @@ local Pointwise = BasicOperation:extend("Pointwise")
 Pointwise.pure = true
 
 local POINTWISE = {
-    params = { "table" },                       -- tensors by name: parameters of the module, fields of the last argument
-    extra_inputs = { "integer", 0, min = 0 },   -- arguments that follow x
-    name = { "string", "pointwise" },           -- in profiles and messages
+    params = { "table" },                     -- tensors by name: parameters, and fields of the function's last argument
+    extra_inputs = { "integer", 0, min = 0 }, -- arguments that follow x
+    name = { "string", "pointwise" },         -- in profiles and messages
 }
 
 -- Sorted names of parameters that may be fields of the module.

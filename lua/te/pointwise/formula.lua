@@ -12,7 +12,7 @@ local Graph = {}
 Graph.__index = Graph
 
 local function new()
-    return setmetatable({ nodes = {}, by_key = {} }, Graph)
+    return setmetatable({ nodes = {}, by_key = {}, named = {} }, Graph)
 end
 
 local function add(graph, node)
@@ -21,7 +21,10 @@ local function add(graph, node)
     return node
 end
 
-function Graph:input(name) return add(self, { name = name, parts = {} }) end
+function Graph:input(name)
+    self.named[name] = true
+    return add(self, { name = name, parts = {} })
+end
 
 --- The node of `parts`; random: never the same as another one.
 function Graph:node(parts, random)
@@ -117,15 +120,34 @@ local function count_uses(nodes, outputs)
     return uses
 end
 
-local function is_word(text) return text:find("^[%w_.]+$") end
+local function is_word(text) return text:find("^[%w_.]+$") or text:find("^%d[%d.]*e[+-]%d+$") end
 
--- Whether text needs no parentheses anywhere: a name, a number or a call.
-local function is_atom(text) return is_word(text) or text:find("^[%a_][%w_]*%b()$") end
+-- How strongly the operators of a text bind, outside its parentheses: 1 logic and comparisons, 2 sums, 3 products,
+-- 4 powers, 5 nothing to take apart.
+local function strength(text)
+    if is_word(text) then return 5 end
+    local bare = text:gsub("%b()", ""):gsub("%d[%d.]*e[+-]%d+", "")
+    if bare:find("[<>=~]") or bare:find(" and ") or bare:find(" or ") then return 1 end
+    return bare:find("[+-]") and 2 or bare:find("[*/]") and 3 or bare:find("^", 1, true) and 4 or 5
+end
 
--- Whether it stands alone between its neighbours: at an end, behind "(" or ",", before ")" or ",".
-local function is_alone(before, after)
-    return (before == nil or type(before) == "string" and before:find("[(,]%s*$"))
-        and (after == nil or type(after) == "string" and after:find("^%s*[),]"))
+-- How strong an operand must be to stand without parentheses behind and before such a character. Operators of one
+-- strength group from the left; an order of operations is never changed.
+local AT_RIGHT_OF = {
+    ["("] = 0, [","] = 0, ["<"] = 2, [">"] = 2, ["="] = 2, ["+"] = 3, ["-"] = 3, ["*"] = 4, ["/"] = 4,
+}
+local AT_LEFT_OF = {
+    [")"] = 0, [","] = 0, ["<"] = 2, [">"] = 2, ["="] = 2, ["~"] = 2, ["+"] = 2, ["-"] = 2, ["*"] = 3, ["/"] = 3,
+}
+
+-- How strong parts[i] must be between its neighbours.
+local function needed(parts, i)
+    local before, after = parts[i - 1], parts[i + 1]
+    local left = type(before) == "string" and before:match("(%S)%s*$")
+    local right = type(after) == "string" and after:match("^%s*(%S)")
+    local sign = left == "-" and (before:find("[(,*/^<>=+-]%s*%-%s*$") or i == 2 and before:find("^%s*%-"))
+    return math.max(before == nil and 0 or sign and 5 or AT_RIGHT_OF[left] or 5,
+        after == nil and 0 or AT_LEFT_OF[right] or 5)
 end
 
 local function expression(node)
@@ -133,7 +155,7 @@ local function expression(node)
     for i, part in ipairs(node.parts) do
         if type(part) == "table" then
             local text = part.text
-            out[i] = (is_atom(text) or is_alone(node.parts[i - 1], node.parts[i + 1])) and text or "(" .. text .. ")"
+            out[i] = strength(text) >= needed(node.parts, i) and text or "(" .. text .. ")"
         else
             out[i] = part
         end

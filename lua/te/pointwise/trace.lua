@@ -1,7 +1,8 @@
 --- Tracing: runs a function with symbols in place of tensors and makes an operation of what it did.
 --
--- Functions of the engine hand a call with a symbol among its arguments to `__te_operation` of the symbol's metatable; so
--- do methods and operators. The formula of the operation is put over the nodes of its arguments (te.pointwise.formula).
+-- Functions of the engine hand a call with a symbol among its arguments to `__te_operation` of the symbol's metatable;
+-- so do methods and operators. The formula of the operation is put over the nodes of its arguments
+-- (te.pointwise.formula).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -126,7 +127,8 @@ local casts = { float32 = "y = to_f32(x)", bfloat16 = "y = to_bf16(x)", float16 
 
 function special.cast(tracing, x, dtype)
     if not casts[dtype] then
-        refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s", tostring(dtype))
+        refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s",
+            tostring(dtype))
     end
     return unary(tracing, casts[dtype], x)
 end
@@ -134,7 +136,8 @@ end
 function special.detach(tracing) refuse(tracing, "te.detach: part of a formula cannot be left out of its gradient") end
 
 -- Along the last dimension, which they keep.
-for name, formula in pairs { sum = "y = rowsum(x)", mean = "y = rowmean(x)", max = "y = rowmax(x)", min = "y = rowmin(x)" } do
+for _, name in ipairs { "sum", "mean", "max", "min" } do
+    local formula = ("y = row%s(x)"):format(name)
     special[name] = function(tracing, x, dim, keepdim)
         if type(dim) == "table" and not getmetatable(dim) then
             if dim.dim or dim.keepdim then dim, keepdim = dim.dim, dim.keepdim else dim = dim[1] end
@@ -162,9 +165,13 @@ function Symbol.__te_operation(name, ...)
         local value = select(i, ...)
         if is_symbol(value) then tracing = value._tracing break end
     end
-    if tracing.over then fail("te.%s: a value that te.pointwise traced is no tensor; it cannot leave its function", name) end
+    if tracing.over then
+        fail("te.%s: a value that te.pointwise traced is no tensor; it cannot leave its function", name)
+    end
     if special[name] then
-        if not is_symbol((...)) then refuse(tracing, "te.%s: x: expected a traced value, got %s", name, describe((...))) end
+        if not is_symbol((...)) then
+            refuse(tracing, "te.%s: x: expected a traced value, got %s", name, describe((...)))
+        end
         return special[name](tracing, ...)
     end
     local op = core.operation(name)
@@ -230,19 +237,14 @@ local function location(fn)
     return info and ("function at %s:%d"):format(info.short_src, info.linedefined) or "function"
 end
 
-local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true, y = true }
+local RESERVED = { ["and"] = true, ["or"] = true, inf = true, nan = true, pi = true, n = true }
 
--- Names for n inputs: those of the function's parameters where they are known and fit.
-local function input_names(fn, n)
-    local names, taken = {}, {}
-    for i = 1, n do
-        local name = debug and debug.getlocal(fn, i)
-        local fits = name and #name < 20 and name:find("^[%a][%w_]*$") and not RESERVED[name] and not taken[name]
-            and not name:find("^[ty]%d*$")
-        names[i] = fits and name or "x" .. i
-        taken[names[i]] = true
-    end
-    return names
+-- `name` where it can stand in a formula and is not taken yet, else `otherwise`.
+local function choose_name(taken, name, otherwise)
+    local fits = name and #name < 20 and name:find("^%a[%w_]*$") and not name:find("^[ty]%d+$") and not RESERVED[name]
+    local chosen = fits and not taken[name] and name or otherwise
+    taken[chosen] = true
+    return chosen
 end
 
 -- The nodes of what the function returned.
@@ -270,26 +272,28 @@ end
 local function trace(who, fn, n, opts)
     opts = opts or {}
     local tracing = { who = who, where = location(fn), graph = new_graph() }
-    local inputs, parameters = input_names(fn, n), opts.params and {}
-    local arguments = {}
-    for i, name in ipairs(inputs) do arguments[i] = symbol(tracing, tracing.graph:input(name)) end
-    for _, name in ipairs(opts.params or {}) do
-        inputs[#inputs + 1] = "p_" .. name
-        parameters[name] = symbol(tracing, tracing.graph:input("p_" .. name))
+    local inputs, taken, arguments, parameters = {}, {}, {}, opts.params and {}
+    local function input(name, otherwise)
+        inputs[#inputs + 1] = choose_name(taken, name, otherwise)
+        return symbol(tracing, tracing.graph:input(inputs[#inputs]))
     end
+    for i = 1, n do arguments[i] = input(debug and debug.getlocal(fn, i), "x" .. i) end
+    for _, name in ipairs(opts.params or {}) do parameters[name] = input(name, "p_" .. name) end
     arguments[n + 1] = parameters
-    local returned = { n = 0 }
+    local returned = {}
     local function keep(ok, ...)
         tracing.over = true
         if not ok then explain(tracing, (...)) end
         returned.nodes, returned.truth = results(tracing, ...)
     end
-    keep(pcall(fn, unpack(arguments, 1, n + 1)))
-    local outputs = { "y" }
+    keep(pcall(fn, unpack(arguments, 1, parameters and n + 1 or n)))
+    local outputs = { tracing.graph.named.y and "result" or "y" }
     for i = 1, #returned.nodes > 1 and #returned.nodes or 0 do outputs[i] = "y" .. i end
-    return core.define(("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
+    local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
         tracing.graph:write(returned.nodes, outputs),
         { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
+    if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
+    return op
 end
 
 return setmetatable({ is_symbol = is_symbol }, { __call = function(_, ...) return trace(...) end })

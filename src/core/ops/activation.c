@@ -1,18 +1,47 @@
 /* activation.c - activation functions. A new one is a row here: formula, gradient, binding, help and test follow.
  *
  * max(x, 0) passes no gradient at 0, clamp passes it at both bounds (see program.h). Gated activations split the last
- * dimension in halves a and b and activate the first.
+ * dimension in halves a and b and activate the first. Scaled ones multiply each row by a number of its own, such as
+ * the weight of an expert.
  */
 #include "ops.h"
 
-#define ACTIVATION (TE_OP_METHOD | TE_OP_FLOAT)
-#define GATED      (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
-#define GELU(v)    v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
+#define ACTIVATION     (TE_OP_METHOD | TE_OP_FLOAT)
+#define GATED          (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
+#define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
+#define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
+#define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
 
 static te_status gelu_resolve(te_call *call, te_delegate *to)
 {
     to->name = call->attr[0].number == 0 ? "gelu_tanh" : "gelu_erf";
     return TE_OK;
+}
+
+/* {.., 2 h} -> {.., h / size, 2, size} -> {.., 2, h / size, size} -> {.., 2 h}. */
+static te_status deinterleave_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    double size = call->attr[0].number;
+    int n = x->ndim;
+    int64_t last = n ? x->shape[n - 1] : 0, shape[TE_MAX_DIMS];
+    if (n == 0 || n + 2 > TE_MAX_DIMS || !(size >= 1) || size > (double)last || last % (2 * (int64_t)size))
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "the last dimension must be a multiple of 2 * size = %g, and at most %d dimensions: %s",
+                            2 * size, TE_MAX_DIMS - 2, TE_SHAPE_TEXT(x));
+    memcpy(shape, x->shape, (size_t)n * sizeof *shape);
+    shape[n - 1] = last / (2 * (int64_t)size);
+    shape[n] = 2;
+    shape[n + 1] = (int64_t)size;
+    te_arg split[2] = {TE_A_TENSOR(x), TE_A_INTS(shape, n + 2)};
+    te_tensor *blocks = te_op_call(call->ctx, "reshape", 2, split);
+    te_arg swap[3] = {TE_A_TENSOR(blocks), TE_A_NUMBER(-3), TE_A_NUMBER(-2)};
+    te_tensor *halves = blocks ? te_op_call(call->ctx, "transpose", 3, swap) : NULL;
+    te_arg join[2] = {TE_A_TENSOR(halves), TE_A_INTS(x->shape, n)};
+    te_tensor *y = halves ? te_op_call(call->ctx, "reshape", 2, join) : NULL;
+    te_tensor_release(blocks);
+    te_tensor_release(halves);
+    return te_call_result(call, y);
 }
 
 const te_op_def te_ops_activation[] = {
@@ -58,6 +87,37 @@ const te_op_def te_ops_activation[] = {
     {.signature = "clamped_swiglu(x; limit: number = 7, alpha: number = 1.702, offset: number = 1)",
      .doc = "g sigmoid(alpha g) (clamp(b, -limit, limit) + offset) with g = min(a, limit).",
      .flags = GATED,
-     .formula = "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"},
+     .formula = CLAMPED_SWIGLU},
+    {.signature = "situglu(x; beta1: number = 4, beta2: number = 25)",
+     .doc = "beta1 tanh(a / beta1) sigmoid(a) beta2 tanh(b / beta2).",
+     .flags = GATED,
+     .formula = "y = " SITUGLU},
+
+    {.signature = "scaled_srelu(x, scale)",
+     .doc = "srelu(x) times scale, one number for every row of x.",
+     .flags = TE_OP_FLOAT,
+     .rows = "scale",
+     .formula = "r = max(x, 0); y = r * r * scale"},
+    {.signature = "scaled_swiglu(x, scale)",
+     .doc = "swiglu(x) times scale, one number for every row of x.",
+     .flags = TE_OP_FLOAT | TE_OP_GATED,
+     .rows = "scale",
+     .formula = "y = a * sigmoid(a) * b * scale"},
+    {.signature = "scaled_clamped_swiglu(x, scale; limit: number = 7, alpha: number = 1.702, offset: number = 1)",
+     .doc = "clamped_swiglu(x) times scale, one number for every row of x.",
+     .flags = TE_OP_FLOAT | TE_OP_GATED,
+     .rows = "scale",
+     .formula = CLAMPED_SWIGLU " * scale"},
+    {.signature = "scaled_situglu(x, scale; beta1: number = 4, beta2: number = 25)",
+     .doc = "situglu(x) times scale, one number for every row of x.",
+     .flags = TE_OP_FLOAT | TE_OP_GATED,
+     .rows = "scale",
+     .formula = "y = " SITUGLU " * scale"},
+
+    {.signature = "glu_deinterleave(x, size: int)",
+     .doc = "Features stored as blocks a0 b0 a1 b1 … of `size` in the order a0 a1 … b0 b1 …, as gated activations take "
+            "them.",
+     .flags = TE_OP_METHOD,
+     .forward = deinterleave_forward},
     {0},
 };

@@ -24,17 +24,24 @@ static te_status softmax_forward(te_call *call) { return along_dim(call, "softma
 static te_status log_softmax_forward(te_call *call) { return along_dim(call, "log_softmax_row"); }
 
 const te_op_def te_ops_norm[] = {
-    {.signature = "layer_norm(x, weight = 1, bias = 0; eps: number = 1e-5, zero_centered_gamma: bool = false)",
+    {.signature = "layer_norm(x, weight = 1, bias = 0; eps: number = 1e-5)",
      .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var biased (Ba et al. 2016). weight "
-            "and bias: that dimension's size. zero_centered_gamma: 1 + weight stands for weight.",
+            "and bias: that dimension's size.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); "
-                "y = d * rstd * (weight + zero_centered_gamma) + bias"},
-    {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5, zero_centered_gamma: bool = false)",
-     .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). "
-            "zero_centered_gamma: 1 + weight stands for weight.",
+     .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias"},
+    {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5)",
+     .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (weight + zero_centered_gamma)"},
+     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
+    {.signature = "layer_norm_zero_centered(x, weight, bias = 0; eps: number = 1e-5)",
+     .doc = "layer_norm with 1 + weight in weight's place: weight decay then pulls the factor to 1.",
+     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
+     .formula =
+         "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias"},
+    {.signature = "rms_norm_zero_centered(x, weight; eps: number = 1e-5)",
+     .doc = "rms_norm with 1 + weight in weight's place.",
+     .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
+     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (1 + weight)"},
     {.signature = "l2_normalize(x; eps: number = 1e-6)",
      .doc = "x / sqrt(sum(x^2) + eps) over the last dimension.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,

@@ -11,6 +11,98 @@ static te_status dropout_resolve(te_call *call, te_delegate *to)
     return TE_OK;
 }
 
+/* --- stochastic depth --------------------------------------------------------------------------------------------- */
+
+/* {n}, true with probability 1 - p. */
+static te_tensor *draw_kept(te_call *call, int64_t n, double p)
+{
+    te_tensor *kept = te_tensor_new(call->ctx, call->in[0]->storage->device, TE_BOOL, 1, &n);
+    const te_op *draw = te_op_find(call->ctx, "kept");
+    te_arg args[] = {TE_A_TENSOR(kept), TE_A_NUMBER(p)};
+    if (kept && draw && te_op_run_inplace(call->ctx, draw, args, 2) == TE_OK) return kept;
+    te_tensor_release(kept);
+    return NULL;
+}
+
+/* The number of its sequence for every token. */
+static te_status number_tokens(te_call *call, te_tensor *lens, int64_t tokens, int64_t *lengths, int64_t *ids)
+{
+    int64_t n = 0;
+    te_status status = te_tensor_read(lens, TE_I64, lengths);
+    for (int64_t i = 0; i < lens->shape[0] && status == TE_OK; i++) {
+        if (lengths[i] < 0 || lengths[i] > tokens - n)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",
+                                (long long)i + 1, (long long)lengths[i], (long long)tokens);
+        for (int64_t k = 0; k < lengths[i]; k++) ids[n++] = i;
+    }
+    if (status == TE_OK && n != tokens)
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens add up to %lld of %lld tokens", (long long)n,
+                              (long long)tokens);
+    return status;
+}
+
+/* {tokens} from {sequences}. */
+static te_tensor *spread(te_call *call, te_tensor *kept, te_tensor *lens, int64_t tokens)
+{
+    const te_mem *mem = &call->ctx->mem;
+    size_t bytes = (size_t)(lens->shape[0] + tokens) * sizeof(int64_t);
+    int64_t *numbers = te_mem_alloc(mem, bytes);
+    if (!numbers) {
+        te_fail_memory(call->ctx, call->op->name);
+        return NULL;
+    }
+    te_tensor *ids = NULL, *wide = NULL;
+    if (number_tokens(call, lens, tokens, numbers, numbers + lens->shape[0]) == TE_OK)
+        ids = te_tensor_new(call->ctx, kept->storage->device, TE_I64, 1, &tokens);
+    te_arg args[] = {TE_A_TENSOR(kept), TE_A_NUMBER(0), TE_A_TENSOR(ids)};
+    if (ids && te_tensor_write(ids, TE_I64, numbers + lens->shape[0]) == TE_OK)
+        wide = te_op_call(call->ctx, "index_select", 3, args);
+    te_tensor_release(ids);
+    te_mem_free(mem, numbers, bytes);
+    return wide;
+}
+
+/* {batch, 1, …} of {batch, …}; {1, …} when x has at most two dimensions and so is one sequence; {tokens, 1} with
+ * lengths. */
+static te_status mask_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *lens = call->in[1];
+    double p = call->attr[0].number;
+    if (!(p >= 0 && p <= 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "p must lie in [0, 1], not %g", p);
+    if (lens && (lens->ndim != 1 || x->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "seq_lens must be {batch} of int32 or int64 beside {tokens, hidden}, not %s beside %s",
+                            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(x));
+    int64_t shape[TE_MAX_DIMS], n = lens ? lens->shape[0] : x->ndim > 2 ? x->shape[0] : 1;
+    te_tensor *kept = draw_kept(call, n, p);
+    if (kept && lens) {
+        te_tensor *wide = spread(call, kept, lens, x->shape[0]);
+        te_tensor_release(kept);
+        kept = wide;
+    }
+    if (!kept) return call->ctx->status;
+    for (int i = 0; i < x->ndim; i++) shape[i] = i ? 1 : kept->shape[0];
+    te_arg args[] = {TE_A_TENSOR(kept), TE_A_INTS(shape, x->ndim)};
+    te_tensor *mask = te_op_call(call->ctx, "view", 2, args);
+    te_tensor_release(kept);
+    return te_call_result(call, mask);
+}
+
+static te_status stochastic_depth_forward(te_call *call)
+{
+    double p = call->attr[0].number;
+    te_tensor *x = call->in[0];
+    if (p == 0 || call->attr[1].number == 0) return te_call_result(call, te_tensor_retain(x));
+    te_arg draw[] = {TE_A_TENSOR(x), TE_A_ABSENT, TE_A_NUMBER(p)};
+    if (call->in[1]) draw[1] = TE_A_TENSOR(call->in[1]);
+    te_tensor *kept = te_op_call(call->ctx, "stochastic_depth_mask", 3, draw);
+    if (!kept) return call->ctx->status;
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_TENSOR(kept), TE_A_NUMBER(p < 1 ? 1 / (1 - p) : 0)};
+    te_status status = te_call_delegate(call, "stochastic_depth_apply", 3, args);
+    te_tensor_release(kept);
+    return status;
+}
+
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)
 
 const te_op_def te_ops_random[] = {
@@ -23,6 +115,24 @@ const te_op_def te_ops_random[] = {
      .doc = "Dropout with the scale given.",
      .flags = TE_OP_HIDDEN,
      .formula = "y = where(keep(p), x * scale, 0)"},
+    {.signature = "stochastic_depth(x, seq_lens = nil; p: number = 0.5, training: bool = true)",
+     .doc =
+         "Zeroes whole samples with probability p and divides the others by 1 - p: sequences of {batch, …}, of packed "
+         "{tokens, hidden} with seq_lens {batch}, or all of {tokens, hidden} (Huang et al. 2016).",
+     .flags = TE_OP_METHOD,
+     .forward = stochastic_depth_forward},
+    {.signature = "stochastic_depth_mask(x, seq_lens = nil; p: number = 0.5)",
+     .doc = "Which rows of x stochastic depth keeps.",
+     .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .forward = mask_forward},
+    {.signature = "stochastic_depth_apply(x, kept; scale: number = 2)",
+     .doc = "x times scale where kept, else 0.",
+     .flags = TE_OP_HIDDEN,
+     .formula = "y = where(kept, x * scale, 0)"},
+    {.signature = "kept(x; p: number = 0.5)",
+     .doc = "0 with probability p, else 1, in x's shape.",
+     .flags = TE_OP_HIDDEN | TE_OP_INPLACE | TE_OP_NOGRAD,
+     .formula = "y = keep(p)"},
     {.signature = "uniform(x; low: number = 0, high: number = 1)",
      .doc = "Uniform numbers in [low, high) in x's shape.",
      .flags = DRAW,

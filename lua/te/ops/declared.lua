@@ -1,0 +1,50 @@
+--- Options of operations: those that are declared, and those of other systems that could not act here. The latter are
+--- taken when they ask for nothing (nil, false, 0) and refused with the reason otherwise.
+
+local fail = require "te.fail"
+local options = require "te.options"
+
+local PARALLEL = "this build has no communication between processes"
+
+local REFUSED = {
+    tensor_parallel = PARALLEL, tensor_parallel_mode = PARALLEL, tensor_parallel_group = PARALLEL,
+    sequence_parallel = PARALLEL, userbuffers_options = PARALLEL, rng_state_tracker_function = PARALLEL,
+    accumulate_into_main_grad = "weight gradients accumulate in the parameter's grad",
+    delay_wgrad_compute = "weight gradients are computed in backward",
+    sm_margin = "kernels leave no multiprocessors aside",
+    cache_quantized_input = "this build has no low-precision recipes",
+    activation_recompute_in_mlp = "what is recomputed follows from the plan",
+}
+
+local declared = {}
+
+--- Checks an options table as te.options does.
+---@param who string
+---@param given table|nil
+---@param declarations table
+---@param refused string[]|nil  names of options that the operation has elsewhere
+---@return table
+function declared.check(who, given, declarations, refused)
+    if type(given) ~= "table" or not refused then return options.check(who, given, declarations) end
+    local own = {}
+    for name, value in pairs(given) do own[name] = value end
+    for _, name in ipairs(refused) do
+        local value = own[name]
+        if value and value ~= 0 then fail("%s: option %s: %s", who, name, REFUSED[name]) end
+        own[name] = nil
+    end
+    return options.check(who, own, declarations)
+end
+
+--- The declarations of `first` with those of `second`.
+function declared.join(first, second)
+    local all = {}
+    for name, declaration in pairs(first) do all[name] = declaration end
+    for name, declaration in pairs(second) do all[name] = declaration end
+    return all
+end
+
+--- Where and in which dtype parameters are made.
+declared.PLACE = { params_dtype = { "string", "float32" }, device = { "string", "cpu" } }
+
+return declared

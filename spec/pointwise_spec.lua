@@ -1,0 +1,344 @@
+--- Traced functions: the same bits as the function on plain tensors, gradients by differences, and every way in which a
+--- function cannot be traced.
+
+local te = require "te"
+local operation = require "te.operation"
+local executor = require "spec.support.executor"
+local reference = require "spec.support.reference"
+
+local close = reference.assert_close
+
+local function draw(shape, opts) return te.rand(shape, opts) * 2 - 1 end
+
+-- Functions of one to three tensors; every one also runs on plain tensors.
+local FUNCTIONS = {
+    mish = function(x) return x * te.tanh(te.log(1 + te.exp(x))) end,
+    operators = function(x, y) return (x - 2 * y) / (3 + x ^ 2) - -y end,
+    order = function(x, y) return x - (y - (x - y)) + x * (y * x) - (x / (y + 3)) * y end,
+    methods = function(x) return x:exp():sqrt() + x:sigmoid() * x:abs() + x:neg():square() end,
+    choice = function(x, y) return te.where(te.lt(x, 0), y * 0.1, x:clamp(-0.5, 0.5)) end,
+    comparisons = function(x, y)
+        return te.where(te.ge(x, y), x, te.where(te.ne(y, 0.25), te.maximum(x, y), te.minimum(x, 2)))
+    end,
+    masks = function(x, y) return te.masked_fill(x, te.gt(y, 0), -3) + te.lerp(x, y, 0.25) end,
+    activations = function(x) return te.gelu(x) + te.gelu(x, { approximate = "none" }) * te.silu(x) - te.srelu(x) end,
+    shared = function(x, y)
+        local a = te.exp(x) * y
+        local b = a * a + te.exp(x)
+        return b * a - b
+    end,
+    loop = function(x)
+        local y = x
+        for i = 1, 12 do y = y * x / i + 1 end
+        return y
+    end,
+    three = function(x, y, z) return te.addcmul(x, y, z, { value = 0.5 }) + te.addcdiv(x, y, te.exp(z)) end,
+    rows = function(x)
+        local d = x - te.mean(x, -1, true)
+        return d * te.rsqrt(te.mean(d * d, -1, true) + 1e-5)
+    end,
+    extremes = function(x, y) return (x - te.min(x, -1, true)) / (te.max(x, -1, true) + 2) + te.sum(y, -1, true) end,
+    softmax = function(x) return te.softmax(x) * te.log_softmax(x, -1) end,
+    norm = function(x, y) return te.layer_norm(x * y, nil, nil, { eps = 0.1 }) + te.l2_normalize(y) end,
+    far = function(x) return x * 1e-30 * 1e30 + math.huge * te.maximum(x, 0.5) * 0 + 1 / 3 end,
+}
+
+-- Where gradients jump, or where the derivative of the plain function is a different (but also right) one.
+local WITHOUT_DIFFERENCES = { far = true }
+
+local function count(fn) return debug.getinfo(fn, "u").nparams end
+
+describe("te.pointwise", function()
+    before_each(function() te.manual_seed(9) end)
+
+    for name, fn in pairs(FUNCTIONS) do
+        local function inputs(dtype, wanted)
+            local list = {}
+            for i = 1, count(fn) do list[i] = draw({ 3, 5 }, { dtype = dtype, requires_grad = false }) end
+            for _, t in ipairs(list) do t.requires_grad = wanted or false end
+            return list
+        end
+
+        it("gives what the function gives: " .. name, function()
+            for _, dtype in ipairs { "float64", "float32" } do
+                local given = inputs(dtype)
+                close(fn(unpack(given)):totable(), te.pointwise(fn)(unpack(given)), dtype == "float64" and 1e-14 or 1e-6)
+            end
+        end)
+
+        if not WITHOUT_DIFFERENCES[name] then
+            it("has the gradient that differences give: " .. name, function()
+                assert.is_true(te.gradcheck(te.pointwise(fn), inputs("float64")))
+            end)
+        end
+    end
+
+    it("computes in one pass what plain tensors compute in several, to the same bits", function()
+        local names = { "operators", "methods", "choice", "shared", "loop", "order" }
+        for _, name in ipairs(names) do
+            local fn, given = FUNCTIONS[name], {}
+            for i = 1, count(fn) do given[i] = draw({ 40, 33 }) end
+            assert.equal(0, te.ne(fn(unpack(given)), te.pointwise(fn)(unpack(given))):to("float32"):sum():item(), name)
+        end
+    end)
+
+    it("agrees for random functions", function()
+        local unary = { "exp", "tanh", "sigmoid", "abs", "neg", "square", "relu", "sin" }
+        local binary = { "add", "sub", "mul", "maximum", "minimum" }
+        local function program(choices, x, y)
+            local values = { x, y }
+            for _, choice in ipairs(choices) do
+                local a, b = values[choice.a], values[choice.b]
+                local v = choice.unary and te[choice.op](a) or te[choice.op](a, choice.number or b)
+                values[#values + 1] = te.tanh(v)
+            end
+            return values[#values] + values[math.ceil(#values / 2)] - x * y
+        end
+        math.randomseed(4)
+        for _ = 1, 60 do
+            local choices = {}
+            for i = 1, math.random(3, 14) do
+                local is_unary = math.random() < 0.4
+                local list = is_unary and unary or binary
+                choices[i] = { unary = is_unary, op = list[math.random(#list)], a = math.random(i + 1), b = math.random(i + 1),
+                    number = math.random() < 0.3 and math.random() - 0.5 or nil }
+            end
+            local function fn(x, y) return program(choices, x, y) end
+            local x, y = draw({ 7, 9 }), draw({ 9 })
+            assert.same(fn(x, y):totable(), te.pointwise(fn)(x, y):totable())
+            x.requires_grad, y.requires_grad = true, true
+            fn(x, y):sum():backward()
+            local dx, dy = x.grad, y.grad
+            x.grad, y.grad = nil, nil
+            te.pointwise(fn)(x, y):sum():backward()
+            close(dx:totable(), x.grad, 1e-5)
+            close(dy:totable(), y.grad, 1e-5)
+        end
+    end)
+
+    it("broadcasts, takes numbers and promotes like plain tensors", function()
+        local f = te.pointwise(function(x, y) return x * y + 1 end)
+        local x, row, column = draw({ 3, 4 }), draw({ 4 }), draw({ 3, 1 })
+        assert.same((x * row + 1):totable(), f(x, row):totable())
+        assert.same((column * row + 1):totable(), f(column, row):totable())
+        assert.same((x * 3 + 1):totable(), f(x, 3):totable())
+        assert.same((3 * x + 1):totable(), f(3, x):totable())
+        assert.equal("float32", f(x:to("bfloat16"), row).dtype)
+        assert.equal("bfloat16", f(x:to("bfloat16"), 2).dtype)
+        assert.error_matches(function() f(x, draw({ 5 })) end, "te%.pointwise: shapes do not broadcast: {3, 4} and {5}")
+        assert.error_matches(function() f(x, "y") end, "te%.pointwise: y: expected a tensor or number")
+    end)
+
+    it("returns several results", function()
+        local f = te.pointwise(function(x, y) return x + y, x * y, te.gt(x, y) end)
+        local x, y = draw({ 2, 3 }, { dtype = "float64" }), draw({ 2, 3 }, { dtype = "float64" })
+        local sum, product, larger = f(x, y)
+        assert.same((x + y):totable(), sum:totable())
+        assert.same((x * y):totable(), product:totable())
+        assert.same(te.gt(x, y):to("float64"):totable(), larger:totable())
+        assert.equal("bool", te.pointwise(function(a) return te.gt(a, 0) end)(x).dtype)
+        assert.is_true(te.gradcheck(function(a, b)
+            local p, q = f(a, b)
+            return p * q
+        end, { x, y }))
+    end)
+
+    it("drops and rounds where the function says so", function()
+        local x = te.ones({ 4000 })
+        te.manual_seed(1)
+        local dropped = te.pointwise(function(a) return te.dropout(a, { p = 0.25 }) + 0 * a end)(x)
+        te.manual_seed(1)
+        assert.same(te.dropout(x, { p = 0.25 }):totable(), dropped:totable())
+        local y = draw({ 50 })
+        local rounded = te.pointwise(function(a) return a:to("bfloat16") * 3 end)(y)
+        assert.same((y:to("bfloat16"):to("float32") * 3):totable(), rounded:totable())
+    end)
+
+    it("shows its formula", function()
+        local f = te.pointwise(function(x, y) return 0.5 * x + te.tanh(y) end)
+        assert.equal("pointwise(x, y) { result = 0.5 * x + tanh(y) }", tostring(f))
+        assert.equal("result = 0.5 * x + tanh(y)", f.formula)
+        local shared = te.pointwise(function(x)
+            local e = te.exp(x)
+            return (e - 1) / (e + 1)
+        end)
+        assert.equal("t1 = exp(x); y = (t1 - 1) / (t1 + 1)", shared.formula)
+    end)
+
+    it("names inputs and parameters as the function does, as far as a formula can", function()
+        local function fn(n, t1, ...) return n + t1 + (...) end
+        local x = te.ones({ 1 })
+        local f = te.pointwise(fn)
+        f(x, x, x)
+        assert.equal("y = x1 + x2 + x3", f.formula)
+        assert.equal("y = x * slope + p_x", te.Pointwise({ params = { slope = te.ones({ 1 }), x = te.ones({ 1 }) } },
+            function(x, p) return x * p.slope + p.x end).formula)
+    end)
+
+    it("traces a function once for each number of arguments", function()
+        local runs = 0
+        local function fn(...)
+            runs = runs + 1
+            local sum = 0
+            for i = 1, select("#", ...) do sum = sum + select(i, ...) end
+            return sum
+        end
+        local f, g = te.pointwise(fn), te.pointwise(fn)
+        local x = te.tensor { 1, 2 }
+        assert.same({ 2, 4 }, f(x, x):totable())
+        assert.same({ 2, 4 }, g(x, x):totable())
+        assert.equal(1, runs)
+        assert.same({ 3, 6 }, f(x, x, x):totable())
+        assert.equal(2, runs)
+    end)
+
+    it("may be used inside another one", function()
+        local square = te.pointwise(function(x) return x * x end)
+        local f = te.pointwise(function(x, y) return square(x + y) - square(y) end)
+        local x, y = draw({ 6 }), draw({ 6 })
+        assert.same(((x + y) * (x + y) - y * y):totable(), f(x, y):totable())
+    end)
+
+    it("goes when nobody holds it, after the gradients that need it", function()
+        local x = te.tensor({ 1, 2, 3 }, { requires_grad = true })
+        local y = te.pointwise(function(a) return a * a * a end)(x)
+        collectgarbage()
+        collectgarbage()
+        y:sum():backward()
+        assert.same({ 3, 12, 27 }, x.grad:totable())
+        for i = 1, 300 do
+            local z = te.pointwise(function(a) return a * i end)(x)
+            if i % 100 == 0 then assert.same({ i, 2 * i, 3 * i }, z:totable()) end
+        end
+        collectgarbage()
+    end)
+
+    local refused = {
+        ["if on a value"] = { function(x) if x < x * 2 then return x end return -x end, "decides nothing; use te%.where" },
+        ["comparison with a number"] = { function(x) if x > 0 then return x end return -x end,
+            "attempt to compare .*%(while te%.pointwise traces function at .*pointwise_spec.lua:%d+; .*te%.where" },
+        equality = { function(x) return x == x * 1 and x or -x end, "use te%.where with te%.eq" },
+        ["conversion to text"] = { function(x) return x * #tostring(x) end, "a traced value is no text" },
+        concatenation = { function(x) return x .. "" end, "a traced value is no text" },
+        ["functions of math"] = { function(x) return math.exp(x) end, "use te%.exp, te%.sqrt" },
+        ["a tensor from outside"] = { function(x) return x * te.ones({ 3 }) end, "a tensor {3} from outside; make it an argument" },
+        ["a tensor from outside on the left"] = { function(x) return te.ones({ 3 }) - x end, "a tensor {3} from outside" },
+        ["a number as result"] = { function() return 1 end, "result 1 is a number" },
+        ["a tensor as result"] = { function() return te.ones({ 3 }) end, "result 1 is a tensor {3}" },
+        ["no result"] = { function() end, "returned nothing" },
+        ["a shape"] = { function(x) return x * x.shape[1] end, "a traced value has no shape" },
+        ["writing in place"] = { function(x) return x:add_(1) end, "te%.add_: a traced value cannot be written in place" },
+        ["other kinds of operations"] = { function(x) return te.matmul(x, x) end, "te%.matmul is not computed element by element" },
+        ["gated operations"] = { function(x) return te.swiglu(x) end, "te%.swiglu is not computed element by element" },
+        ["sums of everything"] = { function(x) return x - x:mean() end, "te%.mean: only along the last dimension, keeping it" },
+        ["one value per row as result"] = { function(x) return te.sum(x, -1, true) end, "one value per row" },
+        ["functions of tensors written in Lua"] = { function(x) return x:chunk(2)[1] end, "takes tensors, not traced values" },
+        ["unknown options"] = { function(x) return te.clamp(x, { mix = 1 }) end, 'unknown option "mix", did you mean "max"' },
+        ["arguments that are too much"] = { function(x) return te.exp(x, 2) end, "te%.exp: argument 2 is too much" },
+        ["arguments that are missing"] = { function(x) return te.maximum(x) end, "te%.maximum: argument other is missing" },
+        ["attributes that are traced"] = { function(x) return te.clamp(x, x) end, "te%.clamp: min: expected a number, got a traced value" },
+        detaching = { function(x) return x:detach() * x end, "te%.detach" },
+        errors = { function() error("my own") end, "my own %(while te%.pointwise traces" },
+    }
+    for what, case in pairs(refused) do
+        it("refuses " .. what, function()
+            assert.error_matches(function() te.pointwise(case[1])(te.ones({ 3 })) end, case[2])
+        end)
+    end
+
+    it("names the line of the function", function()
+        local line = debug.getinfo(1, "l").currentline + 1
+        local f = te.pointwise(function(x) return 1 + x:view(3) end)
+        local _, problem = pcall(f, te.ones({ 3 }))
+        assert.is_truthy(problem:find("pointwise_spec.lua:" .. line .. ": .*function at .*:" .. line), problem)
+    end)
+
+    it("refuses symbols outside their function", function()
+        local kept
+        local f = te.pointwise(function(x)
+            kept = x
+            return x * 1
+        end)
+        f(te.ones({ 1 }))
+        assert.error_matches(function() return kept * 2 end, "it cannot leave its function")
+        assert.error_matches(function() te.pointwise(function(x) return x + kept end)(te.ones({ 1 })) end,
+            "a value of another function")
+    end)
+
+    it("takes functions only, of as many tensors as an operation can have", function()
+        assert.error_matches(function() te.pointwise(3) end, "te%.pointwise: expected a function, got number")
+        local x = te.ones({ 2 })
+        local f = te.pointwise(function(a, b, c, d, e, g, h) return a + b + c + d + e + g + (h or 0) end)
+        assert.same({ 6, 6 }, f(x, x, x, x, x, x):totable())
+        assert.error_matches(function() f(x, x, x, x, x, x, x) end, "7 inputs and 0 attributes, at most 6")
+    end)
+end)
+
+describe("te.Pointwise", function()
+    before_each(function() te.manual_seed(2) end)
+
+    local function mish(x) return x * te.tanh(te.log(1 + te.exp(x))) end
+
+    it("is a module", function()
+        local m = te.Pointwise(mish)
+        local x = draw({ 2, 3 })
+        assert.same(mish(x):totable(), m(x):totable())
+        assert.is_true(te.is(m, te.BasicOperation))
+        assert.equal("Pointwise(y = x * tanh(log(1 + exp(x))))", tostring(m))
+        assert.equal(te.Pointwise, te.ops.Pointwise)
+        assert.same((x:square() * 2):totable(),
+            te.Sequential(te.Pointwise(function(v) return v * v end), te.ConstantScale(2))(x):totable())
+    end)
+
+    it("has parameters", function()
+        local g, b = draw({ 4 }, { dtype = "float64" }), te.full({}, 0.5, { dtype = "float64" })
+        local m = te.Pointwise({ params = { g = g, b = b } }, function(x, p) return te.sigmoid(x) * p.g + p.b end)
+        assert.equal(2, #m:parameters())
+        assert.same({ "b", "g" }, (function()
+            local names = {}
+            for name in m:named_parameters() do names[#names + 1] = name end
+            return names
+        end)())
+        local x = draw({ 3, 4 }, { dtype = "float64" })
+        close((te.sigmoid(x) * g + b):totable(), m(x))
+        assert.is_true(te.gradcheck(function(v, first, second)
+            m.g, m.b = first, second
+            return m(v)
+        end, { x, g:detach(), b:detach() }))
+    end)
+
+    it("keeps the dtype of x, or that of te.autocast", function()
+        local m = te.Pointwise({ params = { g = te.ones({ 4 }) } }, function(x, p) return x * p.g end)
+        assert.equal("bfloat16", m(te.ones({ 2, 4 }, { dtype = "bfloat16" })).dtype)
+        assert.equal("float32", m(te.ones({ 2, 4 })).dtype)
+        te.autocast({ dtype = "bfloat16" }, function() assert.equal("bfloat16", m(te.ones({ 2, 4 })).dtype) end)
+    end)
+
+    it("takes extra inputs and makes extra outputs", function()
+        local m = te.Pointwise({ extra_inputs = 1 }, function(x, e) return x + e, x * e end)
+        local y, extra = te.Sequential(m, te.ConstantScale(2))(te.tensor { 3 }, te.tensor { 5 })
+        assert.equal(16, y:item())
+        assert.equal(15, extra:item())
+    end)
+
+    it("describes itself to the fuser", function()
+        local m = te.Pointwise({ params = { g = draw({ 4 }) }, extra_inputs = 1 }, function(x, e, p) return x * p.g - e end)
+        local x, e = draw({ 2, 4 }), draw({ 2, 4 })
+        assert.same(m(x, e):totable(), operation.lowering(m)(m, executor(), x, e):totable())
+    end)
+
+    it("can be extended", function()
+        local Scaled = te.Pointwise:extend("Scaled")
+        function Scaled:init(n) te.Pointwise.init(self, { params = { s = te.ones({ n }) } }, function(x, p) return x * p.s end) end
+        assert.same({ 1, 2 }, Scaled(2)(te.tensor { 1, 2 }):totable())
+    end)
+
+    it("finds mistakes when it is made", function()
+        assert.error_matches(function() te.Pointwise(function(x) return x.shape end) end, "te%.Pointwise: function at .* no shape")
+        assert.error_matches(function() te.Pointwise({ param = {} }, mish) end, 'unknown option "param", did you mean "params"')
+        assert.error_matches(function() te.Pointwise({ params = { g = 1 } }, mish) end, "params%.g: expected a tensor, got number")
+        assert.error_matches(function() te.Pointwise({ params = { forward = te.ones({ 1 }) } }, mish) end,
+            "params%.forward: the name is taken")
+        assert.error_matches(function() te.Pointwise({}) end, "expected a function, got nil")
+    end)
+end)

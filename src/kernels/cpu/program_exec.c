@@ -7,7 +7,18 @@
 
 static void run_steps(te_walker *w, int first, int last)
 {
-    for (int s = first; s < last; s++) te_walker_step(w, &w->plan->steps[s]);
+    size_t strip = w->blocks->strip, n = w->tile_rows * w->tile_columns;
+    bool   chains = strip > 0 && n >= strip;
+    for (int s = first; s < last;) {
+        const te_step *step = &w->plan->steps[s];
+        if (chains && step->chain_end) {
+            te_walker_chain(w, s);
+            s = step->chain_end;
+        } else {
+            te_walker_step(w, step);
+            s++;
+        }
+    }
 }
 
 /* Slots whose memory moves with the tile, except those of loads. */

@@ -276,6 +276,7 @@ void te_plan_free(const te_mem *mem, te_plan *plan)
     te_mem_free(mem, plan->slots, plan->slot_capacity * sizeof *plan->slots);
     te_mem_free(mem, plan->passes, plan->pass_capacity * sizeof *plan->passes);
     te_mem_free(mem, plan->direct, plan->direct_capacity * sizeof *plan->direct);
+    te_mem_free(mem, plan->links, plan->link_capacity * sizeof *plan->links);
     te_mem_free(mem, plan, sizeof *plan);
 }
 

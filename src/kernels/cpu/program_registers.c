@@ -130,8 +130,10 @@ void te_maker_finish_pass(te_maker *m, te_pass *pass)
     bool    *busy = te_mem_alloc(m->mem, slots * sizeof *busy);
     if (numbers && busy) {
         join_pairs(m, pass, numbers, numbers + slots);
+        te_maker_order_steps(m, pass, busy);
         assign_registers(m, pass, numbers, busy);
         find_direct(m, pass);
+        te_maker_link_steps(m, pass);
     } else {
         m->failed = true;
     }

@@ -145,6 +145,20 @@ static inline void run_op(te_walker *w, const te_step *step, size_t n)
     w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
 }
 
+/* Whole strips by the links, what is left of the tile by the block functions. */
+void te_walker_chain(te_walker *w, int first)
+{
+    const te_step *steps = w->plan->steps;
+    size_t         n = w->tile_rows * w->tile_columns, left = n % w->blocks->strip, skip = (n - left) * w->blocks->size;
+    w->blocks->chain(&w->plan->links[steps[first].chain], w->slot, n - left);
+    for (int s = first; left && s < steps[first].chain_end; s++) {
+        const char *arg[3] = {NULL, NULL, NULL};
+        for (int k = 0; k < 3; k++)
+            if (steps[s].arg[k] >= 0) arg[k] = w->slot[steps[s].arg[k]] + (steps[s].scalars >> k & 1 ? 0 : skip);
+        w->blocks->op[steps[s].op][steps[s].scalars](w->slot[steps[s].dst] + skip, arg[0], arg[1], arg[2], left);
+    }
+}
+
 void te_walker_step(te_walker *w, const te_step *step)
 {
     char  **slot = w->slot;

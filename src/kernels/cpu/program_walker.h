@@ -33,8 +33,9 @@ static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
 size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
 void   te_walker_bind(te_walker *w);
 
-/* program_steps.c: one step on the tile at hand. */
+/* program_steps.c, on the tile at hand: one step, and the chain that begins with step `first`. */
 void te_walker_step(te_walker *w, const te_step *step);
+void te_walker_chain(te_walker *w, int first);
 
 /* program_join.c: where the parts of column sums lie, per output, per row chunk; and of sums and amaxes, per chunk. */
 char   *te_job_column_part(const te_job *job, char *parts, int output, int64_t row_chunk);

@@ -244,6 +244,9 @@ static double get_value(const void *src) { return (double)*(const te_real *)src;
 #include "program_blocks_fold.h"
 #if TE_REAL_IS_F32
 #include "program_chain_links.h"
+#define TE_STORE_BF16 store_flat_bf16
+#else
+#define TE_STORE_BF16 store_bf16
 #endif
 
 /* --- the table -------------------------------------------------------------------------------------------------- */
@@ -272,7 +275,7 @@ const te_blocks TE_BLOCKS_TABLE = {
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
              [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_bool, [TE_F8E4M3] = load_f8e4m3,
              [TE_F8E5M2] = load_f8e5m2},
-    .store = {[TE_F32] = store_f32, [TE_BF16] = store_bf16, [TE_F16] = store_f16, [TE_F64] = store_f64,
+    .store = {[TE_F32] = store_f32, [TE_BF16] = TE_STORE_BF16, [TE_F16] = store_f16, [TE_F64] = store_f64,
               [TE_I64] = store_i64, [TE_I32] = store_i32, [TE_U8] = store_u8, [TE_BOOL] = store_bool,
               [TE_F8E4M3] = store_f8e4m3, [TE_F8E5M2] = store_f8e5m2},
     .set = set_value,

@@ -107,13 +107,50 @@ static void link_run(te_maker *m, int first, int end)
     add_link(m, (te_link){.run = TE_LINK_END, .arg = {-1, -1, -1}});
 }
 
+/* --- bfloat16 --------------------------------------------------------------------------------------------------- */
+
+static int uses_of(const te_step *step, int32_t slot)
+{
+    return (step->arg[0] == slot) + (step->arg[1] == slot) + (step->arg[2] == slot);
+}
+
+/* Whether steps of [from, end) read the slot only as links that take bfloat16. */
+static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end)
+{
+    int linked = from; /* steps before are links */
+    for (int s = from; s < end; s++) {
+        if (plan->steps[s].chain_end) linked = plan->steps[s].chain_end;
+        if (uses_of(&plan->steps[s], slot) && (s >= linked || !te_link_takes_halves(plan->steps[s].op))) return false;
+    }
+    return plan->slots[slot].kind == TE_SLOT_REGISTER;
+}
+
+static void find_halves(te_maker *m, const te_pass *pass)
+{
+    te_plan *plan = m->plan;
+    int      linked = pass->body;
+    for (int s = pass->body; s < pass->end; s++) {
+        te_step *step = &plan->steps[s];
+        if (step->chain_end) linked = step->chain_end;
+        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end);
+        for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
+            te_direct *direct = &plan->direct[o];
+            if (direct->step != s) continue;
+            int uses = 0;
+            for (int later = s + 1; later < pass->end; later++) uses += uses_of(&plan->steps[later], step->dst);
+            direct->half_ok = uses == 1;
+        }
+    }
+}
+
 void te_maker_link_steps(te_maker *m, const te_pass *pass)
 {
     const te_plan *plan = m->plan;
     for (int s = pass->body; s < pass->end && !m->failed;) {
         int end = s;
         while (end < pass->end && has_link(&plan->steps[end]) && 2 * (end - s) + 2 < TE_CHAIN_MAX) end++;
-        if (end > s + 1) link_run(m, s, end);
+        if (end > s) link_run(m, s, end);
         s = end > s ? end : s + 1;
     }
+    find_halves(m, pass);
 }

@@ -12,7 +12,9 @@
  *                                                  acc = acc * rate …
  *
  * A link says where each argument is: acc, a block of elements, or one number. There is a function for every operation
- * and every such combination, so a chain decides nothing while it runs. Elements behind the last whole strip of a tile
+ * and every such combination, so a chain decides nothing while it runs. Where a tensor of bfloat16 is an argument of
+ * operations with at most two, it need not be loaded first: the block is the tensor itself (HALF). Likewise KEEP_HALF
+ * rounds acc to a tensor of bfloat16. Elements behind the last whole strip of a tile
  * are done by the operations' block functions; the bits are the same.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_CHAIN_H
@@ -20,9 +22,10 @@
 
 #include "program_blocks.h"
 
-typedef enum te_link_from { TE_FROM_ACC, TE_FROM_BLOCK, TE_FROM_NUMBER, TE_FROM_COUNT } te_link_from;
+typedef enum te_link_from { TE_FROM_ACC, TE_FROM_BLOCK, TE_FROM_NUMBER, TE_FROM_HALF, TE_FROM_COUNT } te_link_from;
 
-/* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. */
+/* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. Whether a block is of bfloat16
+ * becomes known when it runs. */
 typedef struct te_link {
     uint16_t run;    /* which function: TE_LINK_OF, TE_LINK_KEEP or TE_LINK_END */
     uint8_t  number; /* bit i: argument i is a number */
@@ -32,6 +35,7 @@ typedef struct te_link {
 enum {
     TE_LINK_END,
     TE_LINK_KEEP,
+    TE_LINK_KEEP_HALF,
     TE_LINK_OPS,
     TE_LINK_WAYS = TE_FROM_COUNT * TE_FROM_COUNT * TE_FROM_COUNT, /* of taking three arguments */
     TE_LINK_COUNT = TE_LINK_OPS + TE_BLOCK_OPS * TE_LINK_WAYS,
@@ -40,5 +44,8 @@ enum {
 
 /* The function of an operation or pair; arguments that it does not have count as acc. */
 #define TE_LINK_OF(op, a, b, c) (TE_LINK_OPS + (op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
+
+/* Whether an operation may have blocks of bfloat16 for arguments. */
+static inline bool te_link_takes_halves(int op) { return op < TE_BLOCK_PAIRS && op != TE_PW_WHERE; }
 
 #endif

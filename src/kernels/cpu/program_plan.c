@@ -307,7 +307,7 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
     }
     if (!m.failed &&
         grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
-        for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){-1, -1};
+        for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){.slot = -1, .step = -1};
         find_needed(&m);
         find_levels(&m);
         if (kind == TE_PLAN_PASSES) find_kept(&m);

@@ -46,6 +46,7 @@ typedef struct te_step {
     int32_t number;
     int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products */
     int32_t last_use;    /* the last step of the pass that reads dst */
+    bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
     int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
 } te_step;
 
@@ -67,6 +68,7 @@ typedef struct te_pass {
  * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
+    bool    half_ok;    /* a link makes the value and nothing else reads it: the output may be of bfloat16 */
 } te_direct;
 
 typedef struct te_plan {

@@ -14,7 +14,9 @@ typedef struct te_walker {
     te_bound_operand *operands; /* inputs, then outputs */
     char            **row;      /* per operand: its first element in the row at hand */
     char            **slot;     /* per slot: where its values are */
+    bool             *half;     /* per slot: that is a tensor of bfloat16 */
     int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
+    char             *registers;
     te_fold          *folds, *sums;
     char             *spare;    /* one more register, for what accumulates */
     char             *kept, *constants;
@@ -25,6 +27,17 @@ typedef struct te_walker {
     int64_t           row_chunk;
     char             *parts;
 } te_walker;
+
+/* Whether chains run on the tile at hand. */
+static inline bool te_walker_chains(const te_walker *w)
+{
+    return w->blocks->strip > 0 && w->tile_rows * w->tile_columns >= w->blocks->strip;
+}
+
+static inline char *te_walker_register(const te_walker *w, int32_t slot)
+{
+    return w->registers + (size_t)w->plan->slots[slot].index * w->register_bytes;
+}
 
 static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
 

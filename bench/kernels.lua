@@ -15,6 +15,7 @@ local command_line = te.train.command_line {
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
     { "bandwidth", "number", 0, min = 0, help = "of this machine in GB/s; 0: unknown" },
     { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
+    { "only", "string", "", help = "part of the names of the kernels to measure" },
 }
 
 local ROWS, WIDTH = 8192, 3072
@@ -96,10 +97,12 @@ end
 local function print_cases(o, dtype, elements, cases)
     for _, case in ipairs(cases) do
         local name, bytes, fn = unpack(case)
-        local seconds = measure.best(fn, o.seconds)
-        local rate = bytes * elements / seconds * 1e-9
-        print(("%-24s %-9s %9.2f ms %8.1f GB/s %s"):format(name, dtype, seconds * 1e3, rate,
-            o.bandwidth > 0 and ("%5.0f%%"):format(100 * rate / o.bandwidth) or ""))
+        if name:find(o.only, 1, true) then
+            local seconds = measure.best(fn, o.seconds)
+            local rate = bytes * elements / seconds * 1e-9
+            print(("%-24s %-9s %9.2f ms %8.1f GB/s %s"):format(name, dtype, seconds * 1e3, rate,
+                o.bandwidth > 0 and ("%5.0f%%"):format(100 * rate / o.bandwidth) or ""))
+        end
     end
     collectgarbage()
 end

@@ -123,6 +123,7 @@ static void add_bias(problem *p, te_dtype dtype, bool per_batch, bool per_head, 
 
 typedef struct reference {
     double *out, *lse, *dq, *dk, *dv;
+    double *out_size, *dq_size, *dk_size, *dv_size; /* the same sums over the sizes of their terms */
 } reference;
 
 static bool sees(const te_attention *a, int64_t i, int64_t j)
@@ -170,6 +171,12 @@ static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, 
     return sum != 0;
 }
 
+static void add_term(double *sum, double *size, double term)
+{
+    *sum += term;
+    *size += fabs(term);
+}
+
 /* Backward is told what forward rounded: the gradients here take `out` as it is. */
 static reference reference_run(const te_attention_grad *g)
 {
@@ -177,6 +184,8 @@ static reference reference_run(const te_attention_grad *g)
     int64_t B = a->q.shape[0], H = a->q.shape[1], KH = a->k.shape[1], M = a->q.shape[2], N = a->k.shape[2],
             D = a->q.shape[3], E = a->v.shape[3];
     reference r = {calloc((size_t)(B * H * M * E + 1), 8), calloc((size_t)(B * H * M + 1), 8),
+                   calloc((size_t)(B * H * M * D + 1), 8), calloc((size_t)(B * KH * N * D + 1), 8),
+                   calloc((size_t)(B * KH * N * E + 1), 8), calloc((size_t)(B * H * M * E + 1), 8),
                    calloc((size_t)(B * H * M * D + 1), 8), calloc((size_t)(B * KH * N * D + 1), 8),
                    calloc((size_t)(B * KH * N * E + 1), 8)};
     double *p = calloc((size_t)N + 1, 8), *z = calloc((size_t)N + 1, 8);
@@ -188,19 +197,22 @@ static reference reference_run(const te_attention_grad *g)
                 double total = 0;
                 for (int64_t j = 0; any && j < N; j++)
                     for (int64_t e = 0; p[j] != 0 && e < E; e++)
-                        r.out[row * E + e] += p[j] * z[j] * at4(&a->v, b, kv, j, e);
+                        add_term(&r.out[row * E + e], &r.out_size[row * E + e],
+                                 p[j] * z[j] * at4(&a->v, b, kv, j, e));
                 for (int64_t e = 0; any && e < E; e++) total += at4(&g->dout, b, h, i, e) * at4(&a->out, b, h, i, e);
                 for (int64_t j = 0; any && j < N; j++) {
                     double dp = 0;
                     if (p[j] == 0) continue;
                     for (int64_t e = 0; e < E; e++) {
                         dp += at4(&g->dout, b, h, i, e) * at4(&a->v, b, kv, j, e);
-                        r.dv[((b * KH + kv) * N + j) * E + e] += p[j] * z[j] * at4(&g->dout, b, h, i, e);
+                        int64_t at = ((b * KH + kv) * N + j) * E + e;
+                        add_term(&r.dv[at], &r.dv_size[at], p[j] * z[j] * at4(&g->dout, b, h, i, e));
                     }
                     double ds = p[j] * (z[j] * dp - total) * a->scale;
                     for (int64_t d = 0; d < D; d++) {
-                        r.dq[row * D + d] += ds * at4(&a->k, b, kv, j, d);
-                        r.dk[((b * KH + kv) * N + j) * D + d] += ds * at4(&a->q, b, h, i, d);
+                        int64_t at = ((b * KH + kv) * N + j) * D + d;
+                        add_term(&r.dq[row * D + d], &r.dq_size[row * D + d], ds * at4(&a->k, b, kv, j, d));
+                        add_term(&r.dk[at], &r.dk_size[at], ds * at4(&a->q, b, h, i, d));
                     }
                 }
             }
@@ -212,6 +224,7 @@ static reference reference_run(const te_attention_grad *g)
 static void reference_free(reference *r)
 {
     free(r->out), free(r->lse), free(r->dq), free(r->dk), free(r->dv);
+    free(r->out_size), free(r->dq_size), free(r->dk_size), free(r->dv_size);
 }
 
 /* --- comparing -------------------------------------------------------------------------------------------------- */
@@ -233,7 +246,9 @@ static double largest_of(const double *x, int64_t n)
     return m;
 }
 
-static void compare(const char *what, const te_view *got, const double *expected)
+/* Where weights are rounded to bfloat16 before they are multiplied, each term of a sum may be off by 2^-9 of its size:
+ * `sizes` are the sums of those. */
+static void compare(const char *what, const te_view *got, const double *expected, const double *sizes)
 {
     int64_t n = 0, bad = 0;
     double largest = largest_of(expected, te_view_numel(got));
@@ -242,8 +257,10 @@ static void compare(const char *what, const te_view *got, const double *expected
             for (int64_t i = 0; i < got->shape[2]; i++)
                 for (int64_t d = 0; d < got->shape[3]; d++, n++) {
                     double x = at4(got, b, h, i, d), y = expected[n];
+                    double terms = sizes && isfinite(sizes[n]) ? 0x1p-9 * sizes[n] : 0;
                     bool same =
-                        isnan(y) ? isnan(x) : !isnan(x) && (x == y || fabs(x - y) <= tolerance(got->dtype, y, largest));
+                        isnan(y) ? isnan(x)
+                                 : !isnan(x) && (x == y || fabs(x - y) <= tolerance(got->dtype, y, largest) + terms);
                     if (same) continue;
                     CHECK_MSG(bad++ > 2, "%s[%d, %d, %d, %d] is %.9g, not %.9g (largest %g)", what, (int)b, (int)h,
                               (int)i, (int)d, x, y, largest);
@@ -262,10 +279,28 @@ static void compare_lse(const te_view *lse, const double *expected)
 
 /* --- running ---------------------------------------------------------------------------------------------------- */
 
-static void run_on(problem *p, te_cpu_isa isa, int threads)
+/* What kernels are chosen by: instruction sets, and behind them the best one with products of bfloat16. */
+static int mode_count(void)
+{
+    te_exec exec = test_exec_open(1);
+    int     count = (int)te_cpu(&exec)->isa + 1 + te_cpu(&exec)->has_bf16;
+    test_exec_close(&exec);
+    return count;
+}
+
+static int best_mode(void) { return mode_count() - 1; }
+
+static const char *mode_name(int mode)
+{
+    return mode > (int)te_cpu_isa_detect() ? "avx512bf16" : te_cpu_isa_name((te_cpu_isa)mode);
+}
+
+static void run_on(problem *p, int mode, int threads)
 {
     te_exec exec = test_exec_open(threads);
-    te_cpu(&exec)->isa = isa;
+    bool    pairs = mode > (int)te_cpu_isa_detect();
+    te_cpu(&exec)->isa = pairs ? te_cpu_isa_detect() : (te_cpu_isa)mode;
+    te_cpu(&exec)->has_bf16 = pairs;
     te_status status = te_cpu_attention(&exec, &p->g.forward);
     CHECK_MSG(status == TE_OK, "forward: %s", exec.message);
     status = te_cpu_attention_backward(&exec, &p->g);
@@ -288,23 +323,27 @@ static void check_problem(const char *name, problem *p)
 {
     te_attention *a = &p->g.forward;
     te_view *results[5] = {&a->out, &a->lse, &p->g.dq, &p->g.dk, &p->g.dv};
-    run_on(p, te_cpu_isa_detect(), 1);
-    reference r = reference_run(&p->g);
+    reference r = {0};
     int before = test_failures;
-    for (int isa = 0; isa <= (int)te_cpu_isa_detect(); isa++) {
+    for (int mode = 0; mode < mode_count(); mode++) {
         void *copies[5];
-        run_on(p, (te_cpu_isa)isa, 1);
-        compare("out", &a->out, r.out);
+        run_on(p, mode, 1);
+        if (mode == 0 || mode > (int)te_cpu_isa_detect()) { /* the others have the same `out` */
+            reference_free(&r);
+            r = reference_run(&p->g);
+        }
+        bool pairs = mode > (int)te_cpu_isa_detect() && a->q.dtype == TE_BF16;
+        compare("out", &a->out, r.out, pairs ? r.out_size : NULL);
         compare_lse(&a->lse, r.lse);
-        compare("dq", &p->g.dq, r.dq);
-        compare("dk", &p->g.dk, r.dk);
-        compare("dv", &p->g.dv, r.dv);
+        compare("dq", &p->g.dq, r.dq, pairs ? r.dq_size : NULL);
+        compare("dk", &p->g.dk, r.dk, pairs ? r.dk_size : NULL);
+        compare("dv", &p->g.dv, r.dv, pairs ? r.dv_size : NULL);
         for (int i = 0; i < 5; i++) {
             copies[i] = malloc(view_bytes(results[i]) + 1);
             memcpy(copies[i], results[i]->data, view_bytes(results[i]));
         }
         for (int threads = 2; threads <= 3; threads++) {
-            run_on(p, (te_cpu_isa)isa, threads);
+            run_on(p, mode, threads);
             for (int i = 0; i < 5; i++)
                 CHECK_MSG(memcmp(copies[i], results[i]->data, view_bytes(results[i])) == 0,
                           "result %d differs with %d threads", i, threads);
@@ -313,7 +352,7 @@ static void check_problem(const char *name, problem *p)
         if (test_failures > before) {
             fprintf(stderr,
                     "  in %s on %s: batch %d heads %d/%d seq %d/%d dim %d/%d window %d/%d%s dropout %g dtype %d\n",
-                    name, te_cpu_isa_name((te_cpu_isa)isa), (int)a->q.shape[0], (int)a->q.shape[1], (int)a->k.shape[1],
+                    name, mode_name(mode), (int)a->q.shape[0], (int)a->q.shape[1], (int)a->k.shape[1],
                     (int)a->q.shape[2], (int)a->k.shape[2], (int)a->q.shape[3], (int)a->v.shape[3], (int)a->window_left,
                     (int)a->window_right, a->bottom_right ? " bottom right" : "", a->dropout, (int)a->q.dtype);
             break;
@@ -409,18 +448,18 @@ static void set4(const te_view *v, int64_t b, int64_t h, int64_t i, int64_t d, d
 }
 
 /* What is not visible must not matter, however bad it is; what is visible and NaN must show. */
-static void test_hostile(void)
+static void test_hostile(te_dtype dtype)
 {
     uint64_t seed = 31;
     shape s = {1, 2, 2, 100, 100, 16, 16};
     for (int what = 0; what < 4; what++) {
-        problem p = problem_new(TE_F32, s, &seed);
+        problem p = problem_new(dtype, s, &seed);
         te_attention *a = &p.g.forward;
         a->window_right = 0;
         double bad = what % 2 ? INFINITY : NAN;
         const te_view *victims[2] = {&a->k, &a->v};
         set4(victims[what / 2], 0, 1, 70, 3, bad);
-        run_on(&p, te_cpu_isa_detect(), 2);
+        run_on(&p, best_mode(), 2);
         for (int64_t i = 0; i < 100; i++) {
             bool clean_out = isfinite(at4(&a->out, 0, 1, i, 3)), clean_dq = isfinite(at4(&p.g.dq, 0, 1, i, 0));
             if (i >= 70 && victims[what / 2] == &a->k && bad == INFINITY)
@@ -432,11 +471,11 @@ static void test_hostile(void)
         problem_free(&p);
     }
     /* a query that is NaN spoils what it sees, and nothing else */
-    problem p = problem_new(TE_F32, s, &seed);
+    problem p = problem_new(dtype, s, &seed);
     te_attention *a = &p.g.forward;
     a->window_right = 0;
     set4(&a->q, 0, 0, 20, 5, NAN);
-    run_on(&p, te_cpu_isa_detect(), 2);
+    run_on(&p, best_mode(), 2);
     for (int64_t j = 0; j < 100; j++) {
         CHECK_MSG(isnan(at4(&p.g.dk, 0, 0, j, 5)) == (j <= 20), "dk row %d", (int)j);
         CHECK_MSG(isnan(at4(&p.g.dv, 0, 0, j, 5)) == (j <= 20), "dv row %d", (int)j);
@@ -480,7 +519,7 @@ static void test_finite_differences(void)
     te_attention *a = &p.g.forward;
     a->dropout = 0.25;
     a->window_right = 2;
-    run_on(&p, te_cpu_isa_detect(), 1);
+    run_on(&p, best_mode(), 1);
     const te_view *inputs[3] = {&a->q, &a->k, &a->v}, *grads[3] = {&p.g.dq, &p.g.dk, &p.g.dv};
     for (int which = 0; which < 3; which++)
         for (int n = 0; n < 25; n++) {
@@ -519,7 +558,7 @@ static void test_dropout_mean(void)
         a->dropout = probabilities[n];
         for (int64_t h = 0; h < 4; h++)
             for (int64_t j = 0; j < 128; j++) set4(&a->v, 0, h, j, 0, 1);
-        run_on(&p, te_cpu_isa_detect(), 2);
+        run_on(&p, best_mode(), 2);
         double sum = 0, rows = 4 * 128, entries = rows * 128;
         for (int64_t h = 0; h < 4; h++)
             for (int64_t i = 0; i < 128; i++) sum += at4(&a->out, 0, h, i, 0);
@@ -587,7 +626,8 @@ int main(void)
     test_shapes();
     test_empty();
     test_packed();
-    test_hostile();
+    test_hostile(TE_F32);
+    test_hostile(TE_BF16);
     test_extreme_scores();
     test_finite_differences();
     test_dropout_mean();

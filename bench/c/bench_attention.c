@@ -1,6 +1,6 @@
 /* bench_attention.c - attention forward and backward on training shapes, causal, q, k and v as views of one projection.
  *
- *      bench_attention [threads [seconds per case]]
+ *      bench_attention [threads [seconds per case [number of the only shape, from 1 [dtype]]]]
  *
  * Prints the best and the median time, the arithmetic rate (masked entries not counted) and its share of the rate at
  * which this machine multiplies and adds float32 vectors.
@@ -12,6 +12,7 @@
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 static double now(void)
@@ -173,9 +174,11 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double peak = measure_peak(te_cpu(&exec)->isa, threads);
     printf("%s, %d threads, float32 peak %.1f GFLOP/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), threads, peak * 1e-9);
+    size_t only = argc > 3 ? (size_t)atoi(argv[3]) : 0;
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            run_case(&exec, dtypes[d], shapes[i], seconds, peak);
+            if ((only == 0 || only == i + 1) && (argc < 5 || strcmp(argv[4], te_dtype_name(dtypes[d])) == 0))
+                run_case(&exec, dtypes[d], shapes[i], seconds, peak);
     te_backend_cpu.device_close(&exec);
     return 0;
 }

@@ -91,6 +91,14 @@ WIDEST static void hand_add(void *const *out, void *const *in, int64_t begin, in
     _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) y[i] = a[i] + b[i];
 }
 
+WIDEST static void hand_add_bf16(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const uint16_t *a = in[0], *b = in[1];
+    uint16_t       *y = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) y[i] =
+        te_f32_to_bf16(te_bf16_to_f32(a[i]) + te_bf16_to_f32(b[i]));
+}
+
 WIDEST static void hand_adamw(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
 {
     float       *p = out[0], *m = out[1], *v = out[2];
@@ -109,6 +117,7 @@ static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64
 
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
+    {"add bf16", "y = a + b", {"a:b", "b:b"}, {"y:b"}, {NULL}, {0}, hand_add_bf16},
     {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
      {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},

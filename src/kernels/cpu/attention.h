@@ -19,7 +19,9 @@
  * must not get through by 0 * inf, so a block that is partly masked and holds such numbers is multiplied row by row,
  * each row over its exact range.
  *
- * The loops are templates over the arithmetic (float, double), compiled per instruction set in isa/attention_blocks.c.
+ * The loops are templates over the arithmetic (float, double, float with products of bfloat16), compiled per instruction
+ * set in isa/attention_blocks.c. With products of bfloat16, weights and their gradients are rounded before they are
+ * multiplied, sums are float32.
  */
 #ifndef TE_KERNELS_CPU_ATTENTION_H
 #define TE_KERNELS_CPU_ATTENTION_H
@@ -65,6 +67,7 @@ typedef struct te_attention_blocks {
 } te_attention_blocks;
 
 extern const te_attention_blocks te_attention_f32_portable, te_attention_f32_avx2, te_attention_f32_avx512;
+extern const te_attention_blocks te_attention_bf16_avx512bf16; /* all operands but lse and bias are bfloat16 */
 extern const te_attention_blocks te_attention_f64_portable, te_attention_f64_avx2, te_attention_f64_avx512;
 
 /* attention.c. Packed extents before the first sequence and behind the last one count as sequences that see nothing, so

@@ -53,7 +53,7 @@ static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *
 {
     const te_attention *a = &g->forward;
     *p = (backward_plan){.g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
-    p->blocks = te_attention_blocks_of(exec, a->q.dtype);
+    p->blocks = te_attention_blocks_of(exec, a->q.dtype == TE_BF16 ? g->dout.dtype : a->q.dtype);
     for (int64_t i = 0; i < p->seqs; i++) {
         te_attention_seq s = te_attention_seq_at(a, i);
         if (s.n_q > p->longest_q) p->longest_q = s.n_q;

@@ -5,7 +5,7 @@
  *
  *      dv = (P Z)^T do        dP = do v^T        dS = P (Z dP - D)        dq = scale dS k        dk = scale dS^T q
  *
- * A task visits its blocks of keys, and for each the blocks of queries that see it. q is scaled when it is loaded, so
+ * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is loaded,
  * dk needs no further factor; dq gets it when it is written.
  */
 
@@ -13,10 +13,14 @@ typedef struct T(backward_state) {
     const te_attention_grad *g;
     const te_attention_keys *keys;
     int64_t head, dim, dim_v;  /* padded */
-    REAL   *k, *v;             /* [keys, dim], [keys, dim_v] */
-    REAL   *k_packed, *v_packed; /* [dim, keys], [dim_v, keys] */
-    REAL   *q, *dout;          /* [queries, dim] scaled, [queries, dim_v] */
+    int64_t width, width_v;    /* of rows as loaded */
+    REAL   *k, *v;             /* [keys, width], [keys, width_v] */
+    REAL   *k_across, *v_across; /* [width, keys], [width_v, keys] */
+    REAL   *q, *dout;          /* [queries, width], [queries, width_v] */
+    REAL   *k_place, *q_place, *dout_place;             /* room for rows packed for the right side */
+    const REAL *k_right, *q_right, *dout_right;         /* and where they are */
     REAL   *p, *ds;            /* [queries, keys] */
+    REAL   *halves, *p_pairs, *ds_pairs;                /* room for them rounded */
     REAL   *lse, *d;           /* [n_q]; of one head */
     REAL   *dk, *dv;           /* keys from `base` on */
     int64_t base;
@@ -32,16 +36,24 @@ static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad 
     s->dim_v = te_attention_pad(a->v.shape[3]);
     queries = te_attention_pad(queries);
     keys = te_attention_pad(keys);
+    s->width = T(rows_width)(a->q.shape[3]);
+    s->width_v = T(rows_width)(a->v.shape[3]);
     enum { BLOCK = TE_ATTENTION_KEYS };
     int64_t at = 0;
-    s->k = T(carve)(base, &at, BLOCK * s->dim);
-    s->v = T(carve)(base, &at, BLOCK * s->dim_v);
-    s->k_packed = T(carve)(base, &at, BLOCK * s->dim);
-    s->v_packed = T(carve)(base, &at, BLOCK * s->dim_v);
-    s->q = T(carve)(base, &at, BLOCK * s->dim);
-    s->dout = T(carve)(base, &at, BLOCK * s->dim_v);
+    s->k = T(carve)(base, &at, BLOCK * s->width);
+    s->v = T(carve)(base, &at, BLOCK * s->width_v);
+    s->k_across = T(carve)(base, &at, BLOCK * s->width);
+    s->v_across = T(carve)(base, &at, BLOCK * s->width_v);
+    s->q = T(carve)(base, &at, BLOCK * s->width);
+    s->dout = T(carve)(base, &at, BLOCK * s->width_v);
+    s->k_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim));
+    s->q_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim));
+    s->dout_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim_v));
     s->p = T(carve)(base, &at, BLOCK * BLOCK);
     s->ds = T(carve)(base, &at, BLOCK * BLOCK);
+    s->halves = T(carve)(base, &at, T(right_size)(BLOCK, BLOCK));
+    s->p_pairs = T(carve)(base, &at, T(right_size)(BLOCK, BLOCK));
+    s->ds_pairs = T(carve)(base, &at, T(right_size)(BLOCK, BLOCK));
     s->lse = T(carve)(base, &at, queries);
     s->d = T(carve)(base, &at, queries);
     s->dk = T(carve)(base, &at, keys * s->dim);
@@ -83,6 +95,7 @@ static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64
     const te_attention_seq *seq = &s->keys->seq;
     REAL d = s->d[query];
     if (s->lse[query] == -(REAL)INFINITY) low = high = TE_ATTENTION_KEYS;
+    T(scale_scores)(p + range.column, range.columns, T(late_scale)(a));
     if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
     REAL *p0 = p + range.column, *ds0 = ds + range.column;
     T(exp_row)(p0, range.columns, s->lse[query]);
@@ -111,15 +124,19 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
         T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
         if (range.low >= range.high) continue;
         REAL *p = s->p + at * KEYS, *ds = s->ds + at * KEYS;
-        T(gemm)(rows, p + range.column, KEYS, s->q + at * s->dim, s->dim, s->k_packed + range.column, KEYS,
-                range.columns, a->q.shape[3], false);
-        T(gemm)(rows, ds + range.column, KEYS, s->dout + at * s->dim_v, s->dim_v, s->v_packed + range.column, KEYS,
-                range.columns, a->v.shape[3], false);
+        T(multiply_scores)(rows, p, range, s->q + at * s->width, s->k_across, a->q.shape[3]);
+        T(multiply_scores)(rows, ds, range, s->dout + at * s->width_v, s->v_across, a->v.shape[3]);
         for (int r = 0; r < rows; r++)
             T(backward_row)(s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r],
                             ranges->high[at + r], range);
-        T(gemm)(rows, s->dq + (query + at) * s->dim, s->dim, ds + range.low, KEYS, s->k + range.low * s->dim, s->dim,
-                s->dim, range.high - range.low, true);
+        REAL *dq = s->dq + (query + at) * s->dim;
+        if (exact) {
+            T(add_exactly)(dq, s->dim, ds, 1, range.low, range.high, s->k_right);
+        } else {
+            T(add_weighted)(rows, dq, s->dim, ds, s->halves, range, s->k_right);
+            T(pair_weights)(s->p_pairs + at / 2 * KEYS, p, rows, range);
+            T(pair_weights)(s->ds_pairs + at / 2 * KEYS, ds, rows, range);
+        }
     }
 }
 
@@ -135,10 +152,14 @@ static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, i
         while (first < end && (ranges->low[end - 1] >= key + rows || ranges->low[end - 1] >= ranges->high[end - 1]))
             end--;
         if (first == end) continue;
-        T(gemm_transposed)(rows, dv + key * s->dim_v, s->dim_v, s->p + first * KEYS + key, s->dout + first * s->dim_v,
-                           s->dim_v, s->dim_v, end - first);
-        T(gemm_transposed)(rows, dk + key * s->dim, s->dim, s->ds + first * KEYS + key, s->q + first * s->dim, s->dim,
-                           s->dim, end - first);
+        REAL *dk_row = dk + key * s->dim, *dv_row = dv + key * s->dim_v;
+        if (exact) {
+            T(add_exactly)(dv_row, s->dim_v, s->p + key, KEYS, first, end, s->dout_right);
+            T(add_exactly)(dk_row, s->dim, s->ds + key, KEYS, first, end, s->q_right);
+        } else {
+            T(add_transposed)(rows, dv_row, s->dim_v, s->p, s->p_pairs, key, first, end, s->dout_right);
+            T(add_transposed)(rows, dk_row, s->dim, s->ds, s->ds_pairs, key, first, end, s->q_right);
+        }
     }
 }
 
@@ -147,13 +168,15 @@ static void T(load_queries)(T(backward_state) *s, int64_t query, int queries)
 {
     const te_attention *a = &s->g->forward;
     const te_attention_seq *seq = &s->keys->seq;
-    T(load_tile)(s->q, s->dim, &a->q, seq->batch, s->head, seq->q_start + query, queries, (REAL)a->scale);
-    T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + query, queries, 1);
+    T(load_rows)(s->q, &a->q, seq->batch, s->head, seq->q_start + query, queries, T(load_scale)(a));
+    T(load_rows)(s->dout, &s->g->dout, seq->batch, s->head, seq->q_start + query, queries, 1);
     for (int i = 0; i < queries; i++) {
         if (s->lse[query + i] != -(REAL)INFINITY) continue;
-        memset(s->q + i * s->dim, 0, (size_t)s->dim * sizeof(REAL));
-        memset(s->dout + i * s->dim_v, 0, (size_t)s->dim_v * sizeof(REAL));
+        memset(s->q + i * s->width, 0, (size_t)s->width * sizeof(REAL));
+        memset(s->dout + i * s->width_v, 0, (size_t)s->width_v * sizeof(REAL));
     }
+    s->q_right = T(pack_right)(s->q_place, s->q, s->dim, queries);
+    s->dout_right = T(pack_right)(s->dout_place, s->dout, s->dim_v, queries);
 }
 
 /* Keys key … key + n against all queries of the head that see them. */
@@ -161,11 +184,12 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
 {
     const te_attention *a = &s->g->forward;
     const te_attention_seq *seq = &s->keys->seq;
-    T(load_tile)(s->k, s->dim, &a->k, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
-    T(load_tile)(s->v, s->dim_v, &a->v, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
-    T(transpose_tile)(s->k_packed, s->k, s->dim, n);
-    T(transpose_tile)(s->v_packed, s->v, s->dim_v, n);
-    bool keys_finite = T(tile_finite)(s->k, n * s->dim);
+    T(load_rows)(s->k, &a->k, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
+    T(load_rows)(s->v, &a->v, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
+    T(transpose_tile)(s->k_across, s->k, s->width, n);
+    T(transpose_tile)(s->v_across, s->v, s->width_v, n);
+    s->k_right = T(pack_right)(s->k_place, s->k, s->dim, n);
+    bool keys_finite = T(tile_finite)(s->k, n * s->width);
     REAL *dk = s->dk + (key - s->base) * s->dim, *dv = s->dv + (key - s->base) * s->dim_v;
     int64_t query = te_attention_first_query(seq, key) & -TE_ATTENTION_KEYS, end = te_attention_end_query(seq, key + n);
     for (; query < end; query += TE_ATTENTION_KEYS) {
@@ -173,8 +197,8 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
         int queries = (int)(seq->n_q - query < TE_ATTENTION_KEYS ? seq->n_q - query : TE_ATTENTION_KEYS);
         T(load_queries)(s, query, queries);
         find_ranges(&ranges, seq, query, queries, key, n);
-        bool exact = !ranges.whole && !(keys_finite && T(tile_finite)(s->q, queries * s->dim) &&
-                                        T(tile_finite)(s->dout, queries * s->dim_v));
+        bool exact = !ranges.whole && !(keys_finite && T(tile_finite)(s->q, queries * s->width) &&
+                                        T(tile_finite)(s->dout, queries * s->width_v));
         T(backward_scores)(s, &ranges, query, queries, key, exact);
         T(backward_keys)(s, &ranges, queries, dk, dv, n, exact);
     }
@@ -216,7 +240,8 @@ static void T(backward_head)(T(backward_state) *s, int64_t index, int64_t group)
         if (index == 0) memset(dv, 0, (size_t)(n * s->dim_v) * sizeof(REAL));
         T(backward_chunk)(s, chunk, end);
         if (index + 1 < group) continue;
-        T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dk, s->dim, 1);
+        T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dk, s->dim,
+                      T(late_scale)(&g->forward));
         T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dv, s->dim_v, 1);
     }
     if (!keys->dq_part)

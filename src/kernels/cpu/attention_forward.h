@@ -1,6 +1,6 @@
 /* attention_forward.h - out and lse of some queries of one head (a template; see attention_loops.h).
  *
- * Per block of keys: k is packed transposed, v is packed; then tiles of queries go from scores to weights to weighted
+ * Per block of keys: k is packed transposed, v for the right side; then tiles of queries go from scores to weights to weighted
  * values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where
  * masks cut through it, tiles are low, so that little is computed in vain.
  */
@@ -10,10 +10,11 @@ typedef struct T(forward_state) {
     const te_attention     *a;
     const te_attention_seq *seq;
     int64_t head, dim, dim_v; /* padded */
-    REAL   *q;                /* [queries, dim], times the scale */
-    REAL   *k, *k_packed;     /* [keys, dim], [dim, keys] */
-    REAL   *v;                /* [keys, dim_v] */
-    REAL   *scores;           /* [tile, keys] */
+    int64_t width, width_v;   /* of rows as loaded */
+    REAL   *q;                /* [queries, width] */
+    REAL   *k, *k_across;     /* [keys, width], [width, keys] */
+    REAL   *v, *v_place;      /* rows, and room for them packed */
+    REAL   *scores, *halves;  /* [tile, keys], and room for them rounded */
     REAL   *out;              /* [queries, dim_v], not yet divided by the sum */
     REAL   *sum;              /* [queries, lanes]: sums of weights, in as many parts */
     REAL   *top;              /* [queries]: maximum score so far */
@@ -25,13 +26,18 @@ static int64_t T(forward_layout)(T(forward_state) *s, const te_attention *a, int
     s->a = a;
     s->dim = te_attention_pad(a->q.shape[3]);
     s->dim_v = te_attention_pad(a->v.shape[3]);
+    s->width = T(rows_width)(a->q.shape[3]);
+    s->width_v = T(rows_width)(a->v.shape[3]);
     queries = te_attention_pad(queries);
+    enum { KEYS = TE_ATTENTION_KEYS };
     int64_t at = 0;
-    s->q = T(carve)(base, &at, queries * s->dim);
-    s->k = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
-    s->k_packed = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim);
-    s->v = T(carve)(base, &at, TE_ATTENTION_KEYS * s->dim_v);
-    s->scores = T(carve)(base, &at, TE_ATTENTION_KEYS * TE_ATTENTION_KEYS);
+    s->q = T(carve)(base, &at, queries * s->width);
+    s->k = T(carve)(base, &at, KEYS * s->width);
+    s->k_across = T(carve)(base, &at, KEYS * s->width);
+    s->v = T(carve)(base, &at, KEYS * s->width_v);
+    s->v_place = T(carve)(base, &at, T(right_size)(KEYS, s->dim_v));
+    s->scores = T(carve)(base, &at, KEYS * KEYS);
+    s->halves = T(carve)(base, &at, T(right_size)(KEYS, KEYS));
     s->out = T(carve)(base, &at, queries * s->dim_v);
     s->sum = T(carve)(base, &at, queries * TE_ATTENTION_LANES);
     s->top = T(carve)(base, &at, queries);
@@ -65,17 +71,17 @@ static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t r
 /* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
  * sequence. */
 static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t query, int64_t key,
-                            const block_ranges *ranges, int at, bool exact)
+                            const block_ranges *ranges, int at, const REAL *v, bool exact)
 {
     T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
     if (range.low >= range.high) return;
     REAL *scores = s->scores;
     float keep[TE_ATTENTION_KEYS];
-    T(gemm)(rows, scores + range.column, TE_ATTENTION_KEYS, s->q + row * s->dim, s->dim, s->k_packed + range.column,
-            TE_ATTENTION_KEYS, range.columns, s->a->q.shape[3], false);
+    T(multiply_scores)(rows, scores, range, s->q + row * s->width, s->k_across, s->a->q.shape[3]);
     for (int r = 0; r < rows; r++) {
         REAL *p = scores + r * TE_ATTENTION_KEYS;
         int low = ranges->low[at + r], high = ranges->high[at + r];
+        T(scale_scores)(p + range.column, range.columns, T(late_scale)(s->a));
         if (te_view_present(&s->a->bias)) T(add_bias)(p, s->a, s->seq, s->head, query + r, key, low, high);
         T(fill_outside)(p, range, low, high, -(REAL)INFINITY);
         T(softmax_row)(s, p + range.column, range.columns, row + r);
@@ -83,13 +89,9 @@ static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t 
             dropout_row(s->a, s->seq, s->head, query + r, key + range.column, range.columns, keep);
             T(drop)(p + range.column, keep, range.columns, s->a->dropout);
         }
-        if (exact && low < high)
-            T(gemm)(1, s->out + (row + r) * s->dim_v, s->dim_v, p + low, TE_ATTENTION_KEYS, s->v + low * s->dim_v,
-                    s->dim_v, s->dim_v, high - low, true);
+        if (exact) T(add_exactly)(s->out + (row + r) * s->dim_v, s->dim_v, p, 1, low, high, v);
     }
-    if (!exact)
-        T(gemm)(rows, s->out + row * s->dim_v, s->dim_v, scores + range.low, TE_ATTENTION_KEYS,
-                s->v + range.low * s->dim_v, s->dim_v, s->dim_v, range.high - range.low, true);
+    if (!exact) T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
 }
 
 /* All queries of the task against keys key … key + n of the sequence. */
@@ -98,10 +100,11 @@ static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, in
     const te_attention *a = s->a;
     const te_attention_seq *seq = s->seq;
     int64_t kv_head = s->head / (a->q.shape[1] / a->k.shape[1]);
-    T(load_tile)(s->k, s->dim, &a->k, seq->batch, kv_head, seq->kv_start + key, n, 1);
-    T(load_tile)(s->v, s->dim_v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
-    T(transpose_tile)(s->k_packed, s->k, s->dim, n);
-    bool finite = T(tile_finite)(s->v, n * s->dim_v);
+    T(load_rows)(s->k, &a->k, seq->batch, kv_head, seq->kv_start + key, n, 1);
+    T(load_rows)(s->v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
+    T(transpose_tile)(s->k_across, s->k, s->width, n);
+    const REAL *v = T(pack_right)(s->v_place, s->v, s->dim_v, n);
+    bool finite = T(tile_finite)(s->v, n * s->width_v);
     for (int64_t query = first; query < end; query += TE_ATTENTION_KEYS) {
         block_ranges ranges;
         int queries = (int)(end - query < TE_ATTENTION_KEYS ? end - query : TE_ATTENTION_KEYS);
@@ -109,7 +112,8 @@ static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, in
         int tile = ranges.whole ? TE_ATTENTION_KEYS : TE_ATTENTION_TILE;
         for (int at = 0; at < queries; at += tile) {
             int rows = queries - at < tile ? queries - at : tile;
-            T(forward_tile)(s, query - first + at, rows, query + at, key, &ranges, at, !finite && !ranges.whole);
+            T(forward_tile)(s, query - first + at, rows, query + at, key, &ranges, at, v,
+                            !finite && !ranges.whole);
         }
     }
 }
@@ -146,7 +150,7 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
     T(forward_layout)(&s, a, end - first, scratch);
     s.seq = seq;
     s.head = head;
-    T(load_tile)(s.q, s.dim, &a->q, seq->batch, head, seq->q_start + first, end - first, (REAL)a->scale);
+    T(load_rows)(s.q, &a->q, seq->batch, head, seq->q_start + first, end - first, T(load_scale)(a));
     memset(s.out, 0, (size_t)((end - first) * s.dim_v) * sizeof(REAL));
     memset(s.sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
     for (int64_t i = 0; i < end - first; i++) s.top[i] = -(REAL)INFINITY;

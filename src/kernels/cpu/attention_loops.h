@@ -4,11 +4,22 @@
  *      REAL, T(name)               float or double, and the suffix of what is defined here
  *      REAL_EXP, REAL_LOG          exponential, logarithm
  *      REAL_NAME                   name of the exported table
- *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it
+ *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it; V_DOT is the step of products
+ *      PAIRS                       defined: products are of pairs of bfloat16
  *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
  *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
  */
+#ifdef PAIRS
+typedef uint16_t half_in_pair __attribute__((may_alias));
+#endif
+
 #include "attention_tile.h"
+
+#ifdef PAIRS
+#include "attention_pairs.h"
+#else
+#include "attention_products.h"
+#endif
 
 #include "attention_forward.h"
 
@@ -33,7 +44,8 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_SET
 #undef V_LOAD
 #undef V_STORE
-#undef V_FMA
+#undef V_DOT
+#undef PAIRS
 #undef V_MAX
 #undef V_TOP
 #undef V_SUM

@@ -5,7 +5,8 @@
  *      c[m, n] (+)= sum over k of a(m, k) b[k, n]
  *
  * with b and c read along their rows by vectors and a(m, k) at a[m * a_row + k * a_k] broadcast, so that a may be used
- * transposed for free. Each element of c is one chain of fused multiply-adds in order of k, whatever the blocking.
+ * transposed for free. Each element of c is one chain of V_DOT, a fused multiply-add or one of pairs, in order of k,
+ * whatever the blocking.
  */
 
 /* `rows` and `vectors` are constants wherever this is inlined: the sums live in registers. */
@@ -25,7 +26,7 @@ ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const
         for (int r = 0; r < rows; r++) {
             VECTOR left = V_SET(a[r * a_row + i * a_k]);
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) sum[r][v] = V_FMA(left, right[v], sum[r][v]);
+            for (int v = 0; v < vectors; v++) sum[r][v] = V_DOT(left, right[v], sum[r][v]);
         }
     }
 #pragma GCC unroll 8
@@ -62,13 +63,6 @@ static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row,
                     int64_t n, int64_t k, bool accumulate)
 {
     T(any_gemm)(m, c, c_row, a, a_row, 1, b, b_row, n, k, accumulate);
-}
-
-/* c += a^T b, a[k, m] a tile of scores with TE_ATTENTION_KEYS columns. */
-static void T(gemm_transposed)(int m, REAL *c, int64_t c_row, const REAL *a, const REAL *b, int64_t b_row, int64_t n,
-                               int64_t k)
-{
-    T(any_gemm)(m, c, c_row, a, 1, TE_ATTENTION_KEYS, b, b_row, n, k, true);
 }
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
@@ -145,6 +139,16 @@ static void T(transpose_tile)(REAL *restrict out, REAL *restrict tile, int64_t w
 #endif
 }
 
+#ifdef PAIRS
+/* Whether all halves of a tile are finite. */
+static bool T(tile_finite)(const REAL *tile, int64_t n)
+{
+    const half_in_pair *half = (const half_in_pair *)tile;
+    uint16_t bad = 0;
+    for (int64_t i = 0; i < 2 * n; i++) bad |= (half[i] & 0x7f80u) == 0x7f80u;
+    return !bad;
+}
+#else
 /* Whether all of a tile is finite: x * 0 is 0 for finite x alone. */
 static bool T(tile_finite)(const REAL *tile, int64_t n)
 {
@@ -155,6 +159,7 @@ static bool T(tile_finite)(const REAL *tile, int64_t n)
     for (int j = 0; j < 16; j++) sum += lane[j];
     return sum == 0;
 }
+#endif
 
 /* --- scores ----------------------------------------------------------------------------------------------------- */
 

@@ -39,11 +39,12 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
     w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
     w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
+    w->half = (bool *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->half));
     w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
     w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
     w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
     char *scalars = base + take(&at, (size_t)p->n_insns * sizeof(double));
-    char *registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
+    w->registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
     w->spare = base + take(&at, w->register_bytes);
     w->kept = base + take(&at, (size_t)plan->n_kept * w->kept_bytes);
     size_t constants = at;
@@ -51,10 +52,11 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     if (!base) return at;
     w->constants = base + constants;
     for (int i = 0; i < plan->n_slots; i++) {
+        w->half[i] = false;
         size_t index = (size_t)plan->slots[i].index;
         switch (plan->slots[i].kind) {
         case TE_SLOT_SCALAR: w->slot[i] = scalars + index * sizeof(double); break;
-        case TE_SLOT_REGISTER: w->slot[i] = registers + index * w->register_bytes; break;
+        case TE_SLOT_REGISTER: w->slot[i] = te_walker_register(w, i); break;
         default: w->slot[i] = w->kept + index * w->kept_bytes;
         }
     }
@@ -131,11 +133,12 @@ static bool direct_allowed(const te_walker *w, int output)
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    if (made < 0 || !out->present || !out->in_place || out->accumulate) return false;
+    bool half = w->blocks->strip > 0 && plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16;
+    if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *step = &plan->steps[s];
-        if (step->kind == TE_STEP_LOAD && step->last_use > made && w->operands[step->operand].in_place &&
-            w->operands[step->operand].base == out->base)
+        if (step->kind == TE_STEP_LOAD && step->last_use > made && w->operands[step->operand].base == out->base &&
+            (step->half_ok || w->operands[step->operand].in_place))
             return false;
     }
     return true;

@@ -21,7 +21,11 @@ typedef enum te_pair_second {
     TE_SECOND_COUNT
 } te_pair_second;
 
-enum { TE_BLOCK_PAIRS = TE_PW_COUNT, TE_BLOCK_OPS = TE_BLOCK_PAIRS + TE_FIRST_COUNT * TE_SECOND_COUNT };
+enum {
+    TE_BLOCK_PAIRS = TE_PW_COUNT,
+    TE_BLOCK_PAIR_COUNT = TE_FIRST_COUNT * TE_SECOND_COUNT,
+    TE_BLOCK_OPS = TE_BLOCK_PAIRS + TE_BLOCK_PAIR_COUNT
+};
 
 static inline int te_block_pair(te_pair_first first, te_pair_second second)
 {
@@ -58,6 +62,8 @@ typedef struct te_block_random {
     const void *p;         /* KEEP: drop probabilities, one per element */
 } te_block_random;
 
+struct te_link;
+
 typedef struct te_blocks {
     size_t         size; /* bytes of a value */
     te_block_op    op[TE_BLOCK_OPS][8];
@@ -76,6 +82,10 @@ typedef struct te_blocks {
     void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns);
     void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
                          size_t columns); /* sums[j] += each row's [j] */
+
+    size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
+    /* n elements, a multiple of strip; half[i]: slot i is a block of bfloat16. */
+    void (*chain)(const struct te_link *links, char *const *slot, const bool *half, size_t n);
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

@@ -13,55 +13,49 @@
 #include <string.h>
 
 #define TE_EACH _Pragma("omp simd") for (size_t i = 0; i < n; i++)
+#define TE_ONE  static inline __attribute__((always_inline)) te_real
 
 /* --- operations ------------------------------------------------------------------------------------------------- */
 
+/* one_name is the operation on an element, op_name on a block. */
 #define TE_UNARY(name, expression)                                                                   \
+    TE_ONE one_##name(te_real x) { return expression; }                                              \
     static void op_##name(void *dst, const void *pa, const void *pb, const void *pc, size_t n)       \
     {                                                                                                \
         te_real       *d = dst;                                                                      \
         const te_real *a = pa;                                                                       \
         (void)pb, (void)pc;                                                                          \
-        TE_EACH                                                                                      \
-        {                                                                                            \
-            te_real x = a[i];                                                                        \
-            d[i] = expression;                                                                       \
-        }                                                                                            \
+        TE_EACH d[i] = one_##name(a[i]);                                                             \
     }
 
 /* One function per set of arguments that are single numbers. */
 #define TE_NUMBER(x, p) te_real x = *p;
 
-#define TE_BINARY_VARIANT(name, suffix, numbers, x_is, y_is, expression)                                    \
+#define TE_BINARY_VARIANT(name, suffix, numbers, x, y)                                                      \
     static void op_##name##_##suffix(void *dst, const void *pa, const void *pb, const void *pc, size_t n)   \
     {                                                                                                       \
         te_real       *d = dst;                                                                             \
         const te_real *a = pa, *b = pb;                                                                     \
         (void)pc;                                                                                           \
         numbers                                                                                             \
-        TE_EACH                                                                                             \
-        {                                                                                                   \
-            te_real x = x_is, y = y_is;                                                                     \
-            d[i] = expression;                                                                              \
-        }                                                                                                   \
+        TE_EACH d[i] = one_##name(x, y);                                                                    \
     }
 
 #define TE_BINARY(name, expression)                                               \
-    TE_BINARY_VARIANT(name, 0, , a[i], b[i], expression)                          \
-    TE_BINARY_VARIANT(name, 1, TE_NUMBER(a0, a), a0, b[i], expression)            \
-    TE_BINARY_VARIANT(name, 2, TE_NUMBER(b0, b), a[i], b0, expression)
+    TE_ONE one_##name(te_real x, te_real y) { return expression; }                \
+    TE_BINARY_VARIANT(name, 0, , a[i], b[i])                                      \
+    TE_BINARY_VARIANT(name, 1, TE_NUMBER(a0, a), a0, b[i])                        \
+    TE_BINARY_VARIANT(name, 2, TE_NUMBER(b0, b), a[i], b0)
 
-#define TE_WHERE_VARIANT(suffix, numbers, x_is, y_is, z_is)                                            \
+TE_ONE one_where(te_real x, te_real y, te_real z) { return x != 0 ? y : z; }
+
+#define TE_WHERE_VARIANT(suffix, numbers, x, y, z)                                                     \
     static void op_where_##suffix(void *dst, const void *pa, const void *pb, const void *pc, size_t n) \
     {                                                                                                  \
         te_real       *d = dst;                                                                        \
         const te_real *a = pa, *b = pb, *c = pc;                                                       \
         numbers                                                                                        \
-        TE_EACH                                                                                        \
-        {                                                                                              \
-            te_real x = x_is, y = y_is, z = z_is;                                                      \
-            d[i] = x != 0 ? y : z;                                                                     \
-        }                                                                                              \
+        TE_EACH d[i] = one_where(x, y, z);                                                             \
     }
 
 TE_UNARY(neg, -x)
@@ -144,7 +138,8 @@ TE_PAIR(mul_sub, TE_TIMES, TE_MINUS)
 TE_PAIR(mul_from, TE_TIMES, TE_FROM)
 TE_PAIR(mul_mul, TE_TIMES, TE_TIMES)
 
-TE_BINARY_VARIANT(pow, 0, , a[i], b[i], TE_REAL_FN(pow)(x, y))
+TE_ONE one_pow(te_real x, te_real y) { return TE_REAL_FN(pow)(x, y); }
+TE_BINARY_VARIANT(pow, 0, , a[i], b[i])
 
 /* One of the arguments a number: spread, since compilers that know an argument not to change leave the loop scalar. */
 static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
@@ -247,6 +242,12 @@ static double get_value(const void *src) { return (double)*(const te_real *)src;
 
 #include "program_blocks_random.h"
 #include "program_blocks_fold.h"
+#if TE_REAL_IS_F32
+#include "program_chain_links.h"
+#define TE_STORE_BF16 store_flat_bf16
+#else
+#define TE_STORE_BF16 store_bf16
+#endif
 
 /* --- the table -------------------------------------------------------------------------------------------------- */
 
@@ -274,7 +275,7 @@ const te_blocks TE_BLOCKS_TABLE = {
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
              [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_bool, [TE_F8E4M3] = load_f8e4m3,
              [TE_F8E5M2] = load_f8e5m2},
-    .store = {[TE_F32] = store_f32, [TE_BF16] = store_bf16, [TE_F16] = store_f16, [TE_F64] = store_f64,
+    .store = {[TE_F32] = store_f32, [TE_BF16] = TE_STORE_BF16, [TE_F16] = store_f16, [TE_F64] = store_f64,
               [TE_I64] = store_i64, [TE_I32] = store_i32, [TE_U8] = store_u8, [TE_BOOL] = store_bool,
               [TE_F8E4M3] = store_f8e4m3, [TE_F8E5M2] = store_f8e5m2},
     .set = set_value,
@@ -287,4 +288,8 @@ const te_blocks TE_BLOCKS_TABLE = {
     .fold_finish = fold_finish,
     .fold_rows = fold_rows,
     .fold_columns = fold_columns,
+#if TE_REAL_IS_F32
+    .strip = STRIP,
+    .chain = run_chain,
+#endif
 };

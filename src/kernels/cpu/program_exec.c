@@ -5,9 +5,27 @@
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
+/* A chain of one operation is worth while where it saves a conversion. */
+static bool saves_conversion(const te_walker *w, const te_step *step)
+{
+    bool half = w->half[step->dst];
+    for (int k = 0; k < 3; k++) half = half || (step->arg[k] >= 0 && w->half[step->arg[k]]);
+    return half;
+}
+
 static void run_steps(te_walker *w, int first, int last)
 {
-    for (int s = first; s < last; s++) te_walker_step(w, &w->plan->steps[s]);
+    bool chains = te_walker_chains(w);
+    for (int s = first; s < last;) {
+        const te_step *step = &w->plan->steps[s];
+        if (chains && step->chain_end && (step->chain_end > s + 1 || saves_conversion(w, step))) {
+            te_walker_chain(w, s);
+            s = step->chain_end;
+        } else {
+            te_walker_step(w, step);
+            s++;
+        }
+    }
 }
 
 /* Slots whose memory moves with the tile, except those of loads. */
@@ -15,8 +33,13 @@ static void point_slots(te_walker *w)
 {
     const te_job *job = w->job;
     for (int o = 0; o < job->program->n_outputs; o++) {
-        int index = job->program->n_inputs + o;
-        if (w->direct[o] >= 0) w->slot[w->direct[o]] = te_walker_tile(w, &w->operands[index], index);
+        int     index = job->program->n_inputs + o;
+        int32_t slot = w->direct[o];
+        if (slot < 0) continue;
+        bool in_place = w->operands[index].in_place;
+        w->half[slot] = !in_place && te_walker_chains(w);
+        w->slot[slot] = in_place || w->half[slot] ? te_walker_tile(w, &w->operands[index], index)
+                                                  : te_walker_register(w, slot);
     }
     for (int i = 0; w->plan->n_kept && i < w->plan->n_slots; i++)
         if (w->plan->slots[i].kind == TE_SLOT_KEPT)

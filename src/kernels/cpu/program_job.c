@@ -3,16 +3,8 @@
 
 #include "../dtype.h"
 
-/* Registers of a tile should fit L1 with room to spare; where a whole row must fit in a tile, L2 does. With many
- * operands, as an optimizer has, tiles are short: the arithmetic on one then hides behind the hardware's fetching ahead
- * for the next, which goes but a few lines ahead on each of them. */
-enum {
-    TILE_BYTES = 24 << 10,
-    MANY_OPERANDS = 6,
-    MANY_TILE_BYTES = 6 << 10,
-    ROW_BYTES = 64 << 10,
-    KEPT_BYTES = 512 << 10
-};
+/* Registers of a tile should fit L1 with room to spare; where a whole row must fit in a tile, L2 does. */
+enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
 /* --- shape ------------------------------------------------------------------------------------------------------ */
@@ -67,10 +59,9 @@ static void merge_dimensions(te_job *job)
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
 /* Elements of a tile whose registers fill that much: a multiple of TILE_MIN. */
-static int64_t tile_elements(const te_program *program, const te_plan *plan, size_t size)
+static int64_t tile_elements(const te_plan *plan, size_t size)
 {
-    size_t  bytes = program->n_inputs + program->n_outputs >= MANY_OPERANDS ? MANY_TILE_BYTES : TILE_BYTES;
-    int64_t n = (int64_t)(bytes / ((size_t)(plan->n_registers + 1) * size)) / TILE_MIN * TILE_MIN;
+    int64_t n = (int64_t)(TILE_BYTES / ((size_t)(plan->n_registers + 1) * size)) / TILE_MIN * TILE_MIN;
     return n < TILE_MIN ? TILE_MIN : n > TILE_MAX ? TILE_MAX : n;
 }
 
@@ -94,13 +85,13 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     job->tile_rows = 1;
     if (job->columns <= SHORT_ROW && job->rows > 1) {
         if (!use_plan(exec, program, job, TE_PLAN_ROWS)) return false;
-        job->tile_rows = tile_elements(program, job->plan, size) / (job->columns ? job->columns : 1);
+        job->tile_rows = tile_elements(job->plan, size) / (job->columns ? job->columns : 1);
         job->tile_columns = job->columns;
         if (job->tile_rows >= 2) return true;
         job->tile_rows = 1;
     }
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
-    job->tile_columns = tile_elements(program, job->plan, size);
+    job->tile_columns = tile_elements(job->plan, size);
     if (job->columns <= job->tile_columns) job->tile_columns = job->columns;
     if (!job->compiled->reduces_rows || job->columns == job->tile_columns) return true;
     if ((size_t)(job->plan->n_registers + 1) * size * (size_t)job->columns <= ROW_BYTES) {
@@ -111,7 +102,7 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     if ((size_t)job->plan->n_kept * size * (size_t)job->columns > KEPT_BYTES &&
         !use_plan(exec, program, job, TE_PLAN_REPEAT))
         return false;
-    job->tile_columns = power_of_two_below(tile_elements(program, job->plan, size));
+    job->tile_columns = power_of_two_below(tile_elements(job->plan, size));
     return true;
 }
 

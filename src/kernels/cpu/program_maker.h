@@ -41,4 +41,11 @@ void     te_plan_free(const te_mem *mem, te_plan *plan);
  * registers, outputs the step that may write them directly. */
 void te_maker_finish_pass(te_maker *m, te_pass *pass);
 
+/* program_chain.c. Before slots get registers: brings operations next to those whose result they use. `pending` has one
+ * entry per slot. */
+void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending);
+
+/* Afterwards: makes the links of neighbouring operations. */
+void te_maker_link_steps(te_maker *m, const te_pass *pass);
+
 #endif

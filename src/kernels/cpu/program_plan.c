@@ -276,6 +276,7 @@ void te_plan_free(const te_mem *mem, te_plan *plan)
     te_mem_free(mem, plan->slots, plan->slot_capacity * sizeof *plan->slots);
     te_mem_free(mem, plan->passes, plan->pass_capacity * sizeof *plan->passes);
     te_mem_free(mem, plan->direct, plan->direct_capacity * sizeof *plan->direct);
+    te_mem_free(mem, plan->links, plan->link_capacity * sizeof *plan->links);
     te_mem_free(mem, plan, sizeof *plan);
 }
 
@@ -306,7 +307,7 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
     }
     if (!m.failed &&
         grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
-        for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){-1, -1};
+        for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){.slot = -1, .step = -1};
         find_needed(&m);
         find_levels(&m);
         if (kind == TE_PLAN_PASSES) find_kept(&m);

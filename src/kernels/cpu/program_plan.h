@@ -18,7 +18,7 @@
 #ifndef TE_KERNELS_CPU_PROGRAM_PLAN_H
 #define TE_KERNELS_CPU_PROGRAM_PLAN_H
 
-#include "program_blocks.h"
+#include "program_chain.h"
 
 typedef enum te_plan_kind { TE_PLAN_ROW, TE_PLAN_ROWS, TE_PLAN_PASSES, TE_PLAN_REPEAT, TE_PLAN_COUNT } te_plan_kind;
 
@@ -46,6 +46,8 @@ typedef struct te_step {
     int32_t number;
     int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products */
     int32_t last_use;    /* the last step of the pass that reads dst */
+    bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
+    int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
 } te_step;
 
 /* What backs a slot. The first n_insns slots are scalars, one per instruction: there UNIFORM values live, and ROW
@@ -66,6 +68,7 @@ typedef struct te_pass {
  * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
+    bool    half_ok;    /* a link makes the value and nothing else reads it: the output may be of bfloat16 */
 } te_direct;
 
 typedef struct te_plan {
@@ -73,8 +76,9 @@ typedef struct te_plan {
     te_slot   *slots;
     te_pass   *passes;
     te_direct *direct; /* per output */
-    size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity;
-    int        n_steps, n_slots, n_passes;
+    te_link   *links;
+    size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity, link_capacity;
+    int        n_steps, n_slots, n_passes, n_links;
     int        n_registers, n_kept, n_row_folds;
 } te_plan;
 

@@ -113,7 +113,7 @@ static void find_direct(te_maker *m, const te_pass *pass)
         for (int d = pass->body; d < s; d++) {
             const te_step *def = &plan->steps[d];
             if (def->dst == store->arg[0] && def->kind == TE_STEP_OP)
-                plan->direct[store->operand - p->n_inputs] = (te_direct){def->dst, d};
+                plan->direct[store->operand - p->n_inputs] = (te_direct){.slot = def->dst, .step = d};
         }
         for (int o = 0; o < store->operand - p->n_inputs; o++)
             if (plan->direct[o].step >= 0 && plan->direct[o].slot == store->arg[0])
@@ -130,8 +130,10 @@ void te_maker_finish_pass(te_maker *m, te_pass *pass)
     bool    *busy = te_mem_alloc(m->mem, slots * sizeof *busy);
     if (numbers && busy) {
         join_pairs(m, pass, numbers, numbers + slots);
+        te_maker_order_steps(m, pass, busy);
         assign_registers(m, pass, numbers, busy);
         find_direct(m, pass);
+        te_maker_link_steps(m, pass);
     } else {
         m->failed = true;
     }

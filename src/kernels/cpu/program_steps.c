@@ -44,7 +44,8 @@ static void step_store(te_walker *w, const te_step *step)
     if (!out->present) return;
     char       *dst = te_walker_tile(w, out, step->operand);
     const char *value = w->slot[step->arg[0]];
-    if (w->direct[step->operand - w->job->program->n_inputs] == step->arg[0]) return; /* made in place */
+    bool        direct = w->direct[step->operand - w->job->program->n_inputs] == step->arg[0];
+    if (direct && (out->in_place || w->half[step->arg[0]])) return;
     size_t n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -107,9 +108,14 @@ static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
     char             *src = te_walker_tile(w, in, step->operand);
-    if (in->in_place) {
+    bool              half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
+    w->half[step->dst] = half && te_walker_chains(w);
+    if (in->in_place || w->half[step->dst]) {
         w->slot[step->dst] = src;
-    } else if (!in->constant || in->loaded < w->tile_rows) {
+        return;
+    }
+    if (half) w->slot[step->dst] = te_walker_register(w, step->dst);
+    if (!in->constant || in->loaded < w->tile_rows) {
         load_tile(w, w->slot[step->dst], in, src);
         in->loaded = w->tile_rows;
     }
@@ -143,6 +149,34 @@ static inline void run_op(te_walker *w, const te_step *step, size_t n)
     const char  *a = slot[step->arg[0]];
     const char  *b = step->arg[1] >= 0 ? slot[step->arg[1]] : NULL, *c = step->arg[2] >= 0 ? slot[step->arg[2]] : NULL;
     w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
+}
+
+/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register. */
+static const char *rest_of(const te_walker *w, const te_step *step, int k, size_t skip, size_t n)
+{
+    int32_t slot = step->arg[k];
+    if (slot < 0) return NULL;
+    if (step->scalars >> k & 1) return w->slot[slot];
+    if (!w->half[slot]) return w->slot[slot] + skip * w->blocks->size;
+    char *values = te_walker_register(w, slot) + skip * w->blocks->size;
+    w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
+    return values;
+}
+
+/* Whole strips by the links, what is left of the tile by the block functions. */
+void te_walker_chain(te_walker *w, int first)
+{
+    const te_blocks *blocks = w->blocks;
+    const te_step   *step = &w->plan->steps[first], *end = &w->plan->steps[step->chain_end];
+    size_t           n = w->tile_rows * w->tile_columns, left = n % blocks->strip, skip = n - left;
+    blocks->chain(&w->plan->links[step->chain], w->slot, w->half, skip);
+    for (; left && step < end; step++) {
+        bool  half = w->half[step->dst];
+        char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;
+        blocks->op[step->op][step->scalars](dst, rest_of(w, step, 0, skip, left), rest_of(w, step, 1, skip, left),
+                                            rest_of(w, step, 2, skip, left), left);
+        if (half) blocks->store[TE_BF16](w->slot[step->dst] + 2 * skip, 1, dst, left);
+    }
 }
 
 void te_walker_step(te_walker *w, const te_step *step)

@@ -14,7 +14,9 @@ typedef struct te_walker {
     te_bound_operand *operands; /* inputs, then outputs */
     char            **row;      /* per operand: its first element in the row at hand */
     char            **slot;     /* per slot: where its values are */
+    bool             *half;     /* per slot: that is a tensor of bfloat16 */
     int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
+    char             *registers;
     te_fold          *folds, *sums;
     char             *spare;    /* one more register, for what accumulates */
     char             *kept, *constants;
@@ -26,6 +28,17 @@ typedef struct te_walker {
     char             *parts;
 } te_walker;
 
+/* Whether chains run on the tile at hand. */
+static inline bool te_walker_chains(const te_walker *w)
+{
+    return w->blocks->strip > 0 && w->tile_rows * w->tile_columns >= w->blocks->strip;
+}
+
+static inline char *te_walker_register(const te_walker *w, int32_t slot)
+{
+    return w->registers + (size_t)w->plan->slots[slot].index * w->register_bytes;
+}
+
 static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 /* program_bind.c: lays the te_walker's arrays out in a workspace and binds them to the run; returns the bytes that it
@@ -33,8 +46,9 @@ static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
 size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
 void   te_walker_bind(te_walker *w);
 
-/* program_steps.c: one step on the tile at hand. */
+/* program_steps.c, on the tile at hand: one step, and the chain that begins with step `first`. */
 void te_walker_step(te_walker *w, const te_step *step);
+void te_walker_chain(te_walker *w, int first);
 
 /* program_join.c: where the parts of column sums lie, per output, per row chunk; and of sums and amaxes, per chunk. */
 char   *te_job_column_part(const te_job *job, char *parts, int output, int64_t row_chunk);

@@ -1,4 +1,5 @@
-/* attention_blocks.c - vectors of this instruction set, and the attention loops over them in float and in double. */
+/* attention_blocks.c - vectors of this instruction set, and the attention loops over them in float and in double; where
+ * there are products of bfloat16 pairs, the loops with those instead. */
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/transpose.h"
 
@@ -68,6 +69,29 @@ static inline float exp_of_score(float x)
     return x < -87.0f ? 0.0f : result;
 }
 
+/* --- bfloat16 --------------------------------------------------------------------------------------------------- */
+
+#if defined(TE_ISA_avx512bf16)
+#define REAL              float
+#define T(name)           name##_bf16
+#define PAIRS             1
+#define REAL_EXP          exp_of_score
+#define REAL_LOG          te_log
+#define REAL_NAME         te_attention_bf16
+#define VECTOR            __m512
+#define VLEN              16
+#define V_SET(x)          _mm512_set1_ps(x)
+#define V_LOAD(p)         _mm512_loadu_ps(p)
+#define V_STORE(p, x)     _mm512_storeu_ps(p, x)
+#define V_DOT(a, b, c)    _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define V_MAX(a, b)       _mm512_max_ps(a, b)
+#define V_TOP(a)          _mm512_reduce_max_ps(a)
+#define V_SUM(a)          _mm512_reduce_add_ps(a)
+#define TRANSPOSE_BLOCK   te_transpose_block
+#define MICRO_ROWS        8
+#include "kernels/cpu/attention_loops.h"
+#else
+
 /* --- float ------------------------------------------------------------------------------------------------------ */
 
 #define REAL      float
@@ -81,7 +105,7 @@ static inline float exp_of_score(float x)
 #define V_SET(x)          _mm512_set1_ps(x)
 #define V_LOAD(p)         _mm512_loadu_ps(p)
 #define V_STORE(p, x)     _mm512_storeu_ps(p, x)
-#define V_FMA(a, b, c)    _mm512_fmadd_ps(a, b, c)
+#define V_DOT(a, b, c)    _mm512_fmadd_ps(a, b, c)
 #define V_MAX(a, b)       _mm512_max_ps(a, b)
 #define V_TOP(a)          _mm512_reduce_max_ps(a)
 #define V_SUM(a)          _mm512_reduce_add_ps(a)
@@ -107,7 +131,7 @@ static inline float sum_of_f32(__m256 a)
 #define V_SET(x)          _mm256_set1_ps(x)
 #define V_LOAD(p)         _mm256_loadu_ps(p)
 #define V_STORE(p, x)     _mm256_storeu_ps(p, x)
-#define V_FMA(a, b, c)    _mm256_fmadd_ps(a, b, c)
+#define V_DOT(a, b, c)    _mm256_fmadd_ps(a, b, c)
 #define V_MAX(a, b)       _mm256_max_ps(a, b)
 #define V_TOP(a)          top_of_f32(a)
 #define V_SUM(a)          sum_of_f32(a)
@@ -131,7 +155,7 @@ static inline float top_of_f32(portable_f32 a)
 #define V_SET(x)          ((portable_f32){(x), (x), (x), (x)})
 #define V_LOAD(p)         (*(const portable_f32 *)(p))
 #define V_STORE(p, x)     (*(portable_f32 *)(p) = (x))
-#define V_FMA(a, b, c)    ((a) * (b) + (c))
+#define V_DOT(a, b, c)    ((a) * (b) + (c))
 #define V_MAX(a, b)       max_f32(a, b)
 #define V_TOP(a)          top_of_f32(a)
 #define V_SUM(a)          (((a)[0] + (a)[2]) + ((a)[1] + (a)[3]))
@@ -152,7 +176,7 @@ static inline float top_of_f32(portable_f32 a)
 #define V_SET(x)          _mm512_set1_pd(x)
 #define V_LOAD(p)         _mm512_loadu_pd(p)
 #define V_STORE(p, x)     _mm512_storeu_pd(p, x)
-#define V_FMA(a, b, c)    _mm512_fmadd_pd(a, b, c)
+#define V_DOT(a, b, c)    _mm512_fmadd_pd(a, b, c)
 #define V_MAX(a, b)       _mm512_max_pd(a, b)
 #define V_TOP(a)          _mm512_reduce_max_pd(a)
 #define V_SUM(a)          _mm512_reduce_add_pd(a)
@@ -175,7 +199,7 @@ static inline double sum_of_f64(__m256d a)
 #define V_SET(x)          _mm256_set1_pd(x)
 #define V_LOAD(p)         _mm256_loadu_pd(p)
 #define V_STORE(p, x)     _mm256_storeu_pd(p, x)
-#define V_FMA(a, b, c)    _mm256_fmadd_pd(a, b, c)
+#define V_DOT(a, b, c)    _mm256_fmadd_pd(a, b, c)
 #define V_MAX(a, b)       _mm256_max_pd(a, b)
 #define V_TOP(a)          top_of_f64(a)
 #define V_SUM(a)          sum_of_f64(a)
@@ -192,10 +216,11 @@ static inline portable_f64 max_f64(portable_f64 a, portable_f64 b)
 #define V_SET(x)          ((portable_f64){(x), (x)})
 #define V_LOAD(p)         (*(const portable_f64 *)(p))
 #define V_STORE(p, x)     (*(portable_f64 *)(p) = (x))
-#define V_FMA(a, b, c)    ((a) * (b) + (c))
+#define V_DOT(a, b, c)    ((a) * (b) + (c))
 #define V_MAX(a, b)       max_f64(a, b)
 #define V_TOP(a)          ((a)[0] > (a)[1] ? (a)[0] : (a)[1])
 #define V_SUM(a)          ((a)[0] + (a)[1])
 #define MICRO_ROWS        4
 #endif
 #include "kernels/cpu/attention_loops.h"
+#endif

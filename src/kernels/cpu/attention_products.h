@@ -1,0 +1,79 @@
+/* attention_products.h - products of tiles whose numbers all are of the arithmetic's own type (a template; see
+ * attention_loops.h). attention_pairs.h has the same words for products of bfloat16.
+ *
+ * Rows of an operand are loaded as *rows*, which stand left in scores = rows across; `across` are another operand's rows
+ * transposed. Weighted sums of rows are products with those rows on the right, packed as *right*: here they are the rows
+ * themselves.
+ */
+
+/* Elements that a loaded row takes, and that packing rows for the right side takes in addition. */
+static inline int64_t T(rows_width)(int64_t dim) { return te_attention_pad(dim); }
+
+static inline int64_t T(right_size)(int64_t rows, int64_t dim)
+{
+    (void)rows, (void)dim;
+    return 0;
+}
+
+/* The scale of scores is applied to q when it is loaded; what is left for scores and dk. */
+static inline REAL T(load_scale)(const te_attention *a) { return (REAL)a->scale; }
+
+static inline REAL T(late_scale)(const te_attention *a)
+{
+    (void)a;
+    return 1;
+}
+
+static inline void T(scale_scores)(REAL *p, int n, REAL scale) { (void)p, (void)n, (void)scale; }
+
+static inline void T(load_rows)(REAL *rows, const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t n,
+                                REAL scale)
+{
+    T(load_tile)(rows, te_attention_pad(v->shape[3]), v, batch, head, first, n, scale);
+}
+
+/* n rows of `dim` columns for the right side, in `place` where they need one. */
+static inline REAL *T(pack_right)(REAL *place, REAL *rows, int64_t dim, int n)
+{
+    (void)place, (void)dim, (void)n;
+    return rows;
+}
+
+/* Rows of scores, columns of the range. */
+static void T(multiply_scores)(int m, REAL *scores, T(tile_range) range, const REAL *rows, const REAL *across,
+                               int64_t dim)
+{
+    T(gemm)(m, scores + range.column, TE_ATTENTION_KEYS, rows, te_attention_pad(dim), across + range.column,
+            TE_ATTENTION_KEYS, range.columns, dim, false);
+}
+
+/* sums[m, dim] += weights[m, range] right[range, dim]. `halves` is room for the weights in another form. */
+static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, REAL *halves, T(tile_range) range,
+                            const REAL *right)
+{
+    (void)halves;
+    T(gemm)(m, sums, dim, weights + range.low, TE_ATTENTION_KEYS, right + range.low * dim, dim, dim,
+            range.high - range.low, true);
+}
+
+/* A tile's weights in the form that add_transposed wants. */
+static inline void T(pair_weights)(REAL *pairs, const REAL *weights, int m, T(tile_range) range)
+{
+    (void)pairs, (void)weights, (void)m, (void)range;
+}
+
+/* sums[m, dim] += weights[first … end, key … key + m]^T right[first … end, dim]. */
+static void T(add_transposed)(int m, REAL *sums, int64_t dim, const REAL *weights, const REAL *pairs, int key,
+                              int first, int end, const REAL *right)
+{
+    (void)pairs;
+    T(any_gemm)(m, sums, dim, weights + first * TE_ATTENTION_KEYS + key, 1, TE_ATTENTION_KEYS, right + first * dim, dim,
+                dim, end - first, true);
+}
+
+/* sums[dim] += weights[i * step] right[i, dim] for i = first … end and no other row, whatever stands there. */
+static void T(add_exactly)(REAL *sums, int64_t dim, const REAL *weights, int64_t step, int first, int end,
+                           const REAL *right)
+{
+    T(any_gemm)(1, sums, dim, weights + first * step, 0, step, right + first * dim, dim, dim, end - first, true);
+}

@@ -1,0 +1,51 @@
+/* program_chain.h - runs of operations whose results pass from one to the next in vector registers.
+ *
+ * Run block by block, an operation reads its arguments from L1 and writes its result there, which costs more than most
+ * operations themselves. So neighbouring operations of a plan form a chain: a list of links that is walked once per
+ * *strip*, four vectors of elements. Each link is a short function that finds the result of the one before, acc, in
+ * vector registers, leaves its own there and calls the next one as the last thing it does, which compilers turn into a
+ * jump. What is needed later than by the next link is written to its slot by a KEEP.
+ *
+ *      m2 = m * beta1 + g * fresh                  acc = g * fresh
+ *      p2 = p - m2 * rate / (sqrt(v2) + eps)       acc = m * beta1 + acc        a pair; both operations round
+ *                                                  KEEP m2
+ *                                                  acc = acc * rate …
+ *
+ * A link says where each argument is: acc, a block of elements, or one number. There is a function for every operation
+ * and every such combination, so a chain decides nothing while it runs. Where a tensor of bfloat16 is an argument of
+ * operations with at most two, it need not be loaded first: the block is the tensor itself (HALF). Likewise KEEP_HALF
+ * rounds acc to a tensor of bfloat16. Elements behind the last whole strip of a tile
+ * are done by the operations' block functions; the bits are the same.
+ */
+#ifndef TE_KERNELS_CPU_PROGRAM_CHAIN_H
+#define TE_KERNELS_CPU_PROGRAM_CHAIN_H
+
+#include "program_blocks.h"
+
+typedef enum te_link_from { TE_FROM_ACC, TE_FROM_BLOCK, TE_FROM_NUMBER, TE_FROM_HALF, TE_FROM_COUNT } te_link_from;
+
+/* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. Whether a block is of bfloat16
+ * becomes known when it runs. */
+typedef struct te_link {
+    uint16_t run;    /* which function: TE_LINK_OF, TE_LINK_KEEP or TE_LINK_END */
+    uint8_t  number; /* bit i: argument i is a number */
+    int32_t  arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes */
+} te_link;
+
+enum {
+    TE_LINK_END,
+    TE_LINK_KEEP,
+    TE_LINK_KEEP_HALF,
+    TE_LINK_OPS,
+    TE_LINK_WAYS = TE_FROM_COUNT * TE_FROM_COUNT * TE_FROM_COUNT, /* of taking three arguments */
+    TE_LINK_COUNT = TE_LINK_OPS + TE_BLOCK_OPS * TE_LINK_WAYS,
+    TE_CHAIN_MAX = 48 /* links of a chain */
+};
+
+/* The function of an operation or pair; arguments that it does not have count as acc. */
+#define TE_LINK_OF(op, a, b, c) (TE_LINK_OPS + (op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
+
+/* Whether an operation may have blocks of bfloat16 for arguments. */
+static inline bool te_link_takes_halves(int op) { return op < TE_BLOCK_PAIRS && op != TE_PW_WHERE; }
+
+#endif

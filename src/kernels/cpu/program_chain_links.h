@@ -1,0 +1,291 @@
+/* program_chain_links.h - the functions that chains are made of, see program_chain.h. A part of program_blocks_body.h,
+ * for float32 alone.
+ *
+ * A strip is four vectors of the machine: enough to hide the latency of one operation behind the others, and as many as
+ * calling conventions pass in registers. What an operation does to an element is the expression that its block function
+ * has; a loop over one vector's worth of it becomes straight vector code.
+ */
+#include "program_chain.h"
+
+#if defined(TE_ISA_avx512)
+#include <immintrin.h>
+enum { LANES = 16 };
+#elif defined(TE_ISA_avx2)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+enum { STRIP = 4 * LANES };
+
+typedef te_real te_strip_part __attribute__((vector_size(LANES * sizeof(te_real))));
+typedef te_real te_strip_memory
+    __attribute__((vector_size(LANES * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
+
+typedef uint16_t te_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
+typedef uint32_t te_strip_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+static inline __attribute__((always_inline)) te_strip_part load_halves(const uint16_t *at)
+{
+    te_halves halves;
+    memcpy(&halves, at, sizeof halves);
+    return (te_strip_part)(__builtin_convertvector(halves, te_strip_bits) << 16);
+}
+
+/* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand: the
+ * upper halves are picked from what te_f32_to_bf16 has before its shift. */
+static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_strip_part x, te_strip_part y)
+{
+#if defined(TE_ISA_avx512)
+    const __m512i pick = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                          23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512i bits[2] = {_mm512_castps_si512(x), _mm512_castps_si512(y)};
+    for (int i = 0; i < 2; i++) {
+        __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(bits[i]), _mm512_castsi512_ps(bits[i]), _CMP_UNORD_Q);
+        __m512i   odd = _mm512_and_si512(_mm512_srli_epi32(bits[i], 16), _mm512_set1_epi32(1));
+        __m512i   rounded = _mm512_add_epi32(_mm512_add_epi32(bits[i], odd), _mm512_set1_epi32(0x7fff));
+        bits[i] = _mm512_mask_or_epi32(rounded, nan, bits[i], _mm512_set1_epi32(0x400000));
+    }
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(bits[0], pick, bits[1]));
+#else
+    te_real  values[2 * LANES];
+    uint16_t halves[2 * LANES];
+    memcpy(values, &x, sizeof x), memcpy(values + LANES, &y, sizeof y);
+    _Pragma("omp simd") for (int i = 0; i < 2 * LANES; i++) halves[i] = te_f32_to_bf16(values[i]);
+    memcpy(to, halves, sizeof halves);
+#endif
+}
+
+/* The block function behind those of program_blocks_body.h. */
+static void store_flat_bf16(void *dst, int64_t stride, const void *src, size_t n)
+{
+    uint16_t      *d = dst;
+    const te_real *s = src;
+    size_t         whole = stride == 1 ? n / (2 * LANES) * (2 * LANES) : 0;
+    for (size_t i = 0; i < whole; i += 2 * LANES)
+        store_halves(d + i, *(const te_strip_memory *)(s + i), *(const te_strip_memory *)(s + i + LANES));
+    if (n > whole) store_bf16(d + whole, stride, s + whole, n - whole);
+}
+
+/* A link while its chain runs over a tile: its function, and per argument an address or a number. */
+typedef struct te_bound_link te_bound_link;
+
+#define LINK_PARAMETERS \
+    te_strip_part a0, te_strip_part a1, te_strip_part a2, te_strip_part a3, const te_bound_link *link, size_t at
+
+struct te_bound_link {
+    void (*run)(LINK_PARAMETERS);
+    union {
+        char   *block;
+        te_real number;
+    } arg[3];
+};
+
+#define NEXT_LINK link[1].run(a0, a1, a2, a3, link + 1, at)
+
+/* x0 … x3: argument k. */
+#define FROM_ACC(x, k) te_strip_part x##0 = a0, x##1 = a1, x##2 = a2, x##3 = a3;
+#define FROM_BLOCK(x, k)                                                                     \
+    const te_strip_memory *x##_at = (const te_strip_memory *)(link->arg[k].block + at);      \
+    te_strip_part x##0 = x##_at[0], x##1 = x##_at[1], x##2 = x##_at[2], x##3 = x##_at[3];
+#define FROM_NUMBER(x, k)                                                                    \
+    te_strip_part x##0 = link->arg[k].number - (te_strip_part){0}, x##1 = x##0, x##2 = x##0, x##3 = x##0;
+
+#define FROM_HALF(x, k)                                                                      \
+    const uint16_t *x##_at = (const uint16_t *)(link->arg[k].block + at / 2);                \
+    te_strip_part x##0 = load_halves(x##_at), x##1 = load_halves(x##_at + LANES),            \
+                  x##2 = load_halves(x##_at + 2 * LANES), x##3 = load_halves(x##_at + 3 * LANES);
+
+/* --- functions of a vector ---------------------------------------------------------------------------------------- */
+
+#define TE_LANES _Pragma("omp simd") for (int i = 0; i < LANES; i++)
+#define TE_PART  static inline __attribute__((always_inline)) te_strip_part
+
+#define VECTOR_1(name)                                                           \
+    TE_PART part_##name(te_strip_part x)                                         \
+    {                                                                            \
+        te_real a[LANES];                                                        \
+        memcpy(a, &x, sizeof a);                                                 \
+        TE_LANES a[i] = one_##name(a[i]);                                        \
+        memcpy(&x, a, sizeof a);                                                 \
+        return x;                                                                \
+    }
+
+#define VECTOR_2(name)                                                           \
+    TE_PART part_##name(te_strip_part x, te_strip_part y)                        \
+    {                                                                            \
+        te_real a[LANES], b[LANES];                                              \
+        memcpy(a, &x, sizeof a);                                                 \
+        memcpy(b, &y, sizeof b);                                                 \
+        TE_LANES a[i] = one_##name(a[i], b[i]);                                  \
+        memcpy(&x, a, sizeof a);                                                 \
+        return x;                                                                \
+    }
+
+#define VECTOR_3(name)                                                           \
+    TE_PART part_##name(te_strip_part x, te_strip_part y, te_strip_part z)                    \
+    {                                                                            \
+        te_real a[LANES], b[LANES], c[LANES];                                    \
+        memcpy(a, &x, sizeof a);                                                 \
+        memcpy(b, &y, sizeof b);                                                 \
+        memcpy(c, &z, sizeof c);                                                 \
+        TE_LANES a[i] = one_##name(a[i], b[i], c[i]);                            \
+        memcpy(&x, a, sizeof a);                                                 \
+        return x;                                                                \
+    }
+
+/* --- links -------------------------------------------------------------------------------------------------------- */
+
+#define LINK_1(name, A)                                                                       \
+    static void link_##name##_##A(LINK_PARAMETERS)                                            \
+    {                                                                                         \
+        FROM_##A(x, 0)                                                                        \
+        a0 = part_##name(x0), a1 = part_##name(x1), a2 = part_##name(x2), a3 = part_##name(x3); \
+        NEXT_LINK;                                                                            \
+    }
+
+#define LINK_2(name, A, B)                                                                    \
+    static void link_##name##_##A##_##B(LINK_PARAMETERS)                                      \
+    {                                                                                         \
+        FROM_##A(x, 0) FROM_##B(y, 1)                                                         \
+        a0 = part_##name(x0, y0), a1 = part_##name(x1, y1);                                   \
+        a2 = part_##name(x2, y2), a3 = part_##name(x3, y3);                                   \
+        NEXT_LINK;                                                                            \
+    }
+
+#define LINK_3(name, A, B, C)                                                                 \
+    static void link_##name##_##A##_##B##_##C(LINK_PARAMETERS)                                \
+    {                                                                                         \
+        FROM_##A(x, 0) FROM_##B(y, 1) FROM_##C(z, 2)                                          \
+        a0 = part_##name(x0, y0, z0), a1 = part_##name(x1, y1, z1);                           \
+        a2 = part_##name(x2, y2, z2), a3 = part_##name(x3, y3, z3);                           \
+        NEXT_LINK;                                                                            \
+    }
+
+#define LINKS_1(name) VECTOR_1(name) LINK_1(name, ACC) LINK_1(name, BLOCK) LINK_1(name, HALF)
+/* Two numbers do not meet: the result would be a number. */
+#define LINKS_2(name)                                                                         \
+    VECTOR_2(name)                                                                            \
+    LINK_2(name, ACC, ACC) LINK_2(name, ACC, BLOCK) LINK_2(name, ACC, NUMBER)                 \
+    LINK_2(name, BLOCK, ACC) LINK_2(name, BLOCK, BLOCK) LINK_2(name, BLOCK, NUMBER)           \
+    LINK_2(name, NUMBER, ACC) LINK_2(name, NUMBER, BLOCK)                                     \
+    LINK_2(name, ACC, HALF) LINK_2(name, BLOCK, HALF) LINK_2(name, NUMBER, HALF)              \
+    LINK_2(name, HALF, ACC) LINK_2(name, HALF, BLOCK) LINK_2(name, HALF, NUMBER) LINK_2(name, HALF, HALF)
+#define LINKS_3_OF(name, A, B) LINK_3(name, A, B, ACC) LINK_3(name, A, B, BLOCK) LINK_3(name, A, B, NUMBER)
+#define LINKS_3(name)                                                                         \
+    LINKS_3_OF(name, ACC, ACC) LINKS_3_OF(name, ACC, BLOCK) LINKS_3_OF(name, ACC, NUMBER)     \
+    LINKS_3_OF(name, BLOCK, ACC) LINKS_3_OF(name, BLOCK, BLOCK) LINKS_3_OF(name, BLOCK, NUMBER) \
+    LINKS_3_OF(name, NUMBER, ACC) LINKS_3_OF(name, NUMBER, BLOCK) LINKS_3_OF(name, NUMBER, NUMBER)
+
+/* (x first y) second z. */
+#define LINKS_PAIR(name, first, second)                                                       \
+    TE_PART part_##name(te_strip_part x, te_strip_part y, te_strip_part z)                    \
+    {                                                                                         \
+        te_strip_part t = first(x, y);                                                        \
+        return second(t, z);                                                                  \
+    }                                                                                         \
+    LINKS_3(name)
+
+/* clang-format off */
+LINKS_1(neg) LINKS_1(abs) LINKS_1(sign) LINKS_1(floor) LINKS_1(ceil) LINKS_1(round) LINKS_1(trunc)
+LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1(sigmoid) LINKS_1(erf)
+LINKS_1(isnan) LINKS_1(isfinite) LINKS_1(to_bf16) LINKS_1(to_f16) LINKS_1(to_f32)
+LINKS_2(add) LINKS_2(sub) LINKS_2(mul) LINKS_2(div) LINKS_2(min) LINKS_2(max)
+LINKS_2(lt) LINKS_2(le) LINKS_2(eq) LINKS_2(ne)
+VECTOR_3(where) LINKS_3(where)
+LINKS_PAIR(add_add, TE_PLUS, TE_PLUS) LINKS_PAIR(add_sub, TE_PLUS, TE_MINUS)
+LINKS_PAIR(add_from, TE_PLUS, TE_FROM) LINKS_PAIR(add_mul, TE_PLUS, TE_TIMES)
+LINKS_PAIR(sub_add, TE_MINUS, TE_PLUS) LINKS_PAIR(sub_sub, TE_MINUS, TE_MINUS)
+LINKS_PAIR(sub_from, TE_MINUS, TE_FROM) LINKS_PAIR(sub_mul, TE_MINUS, TE_TIMES)
+LINKS_PAIR(mul_add, TE_TIMES, TE_PLUS) LINKS_PAIR(mul_sub, TE_TIMES, TE_MINUS)
+LINKS_PAIR(mul_from, TE_TIMES, TE_FROM) LINKS_PAIR(mul_mul, TE_TIMES, TE_TIMES)
+/* clang-format on */
+
+static void link_keep(LINK_PARAMETERS)
+{
+    te_strip_memory *to = (te_strip_memory *)(link->arg[0].block + at);
+    to[0] = a0, to[1] = a1, to[2] = a2, to[3] = a3;
+    NEXT_LINK;
+}
+
+static void link_keep_half(LINK_PARAMETERS)
+{
+    uint16_t *to = (uint16_t *)(link->arg[0].block + at / 2);
+    store_halves(to, a0, a1);
+    store_halves(to + 2 * LANES, a2, a3);
+    NEXT_LINK;
+}
+
+static void link_end(LINK_PARAMETERS)
+{
+    (void)a0, (void)a1, (void)a2, (void)a3, (void)link, (void)at;
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+#define WAY(op, name, A, B, C, suffix) [TE_LINK_OF(op, TE_FROM_##A, TE_FROM_##B, TE_FROM_##C)] = link_##name##suffix
+#define WAYS_1(op, name)                                                                               \
+    WAY(op, name, ACC, ACC, ACC, _ACC), WAY(op, name, BLOCK, ACC, ACC, _BLOCK), WAY(op, name, HALF, ACC, ACC, _HALF)
+#define WAYS_2(op, name)                                                                               \
+    WAY(op, name, ACC, ACC, ACC, _ACC_ACC), WAY(op, name, ACC, BLOCK, ACC, _ACC_BLOCK),                \
+        WAY(op, name, ACC, NUMBER, ACC, _ACC_NUMBER), WAY(op, name, BLOCK, ACC, ACC, _BLOCK_ACC),      \
+        WAY(op, name, BLOCK, BLOCK, ACC, _BLOCK_BLOCK), WAY(op, name, BLOCK, NUMBER, ACC, _BLOCK_NUMBER), \
+        WAY(op, name, NUMBER, ACC, ACC, _NUMBER_ACC), WAY(op, name, NUMBER, BLOCK, ACC, _NUMBER_BLOCK), \
+        WAY(op, name, ACC, HALF, ACC, _ACC_HALF), WAY(op, name, BLOCK, HALF, ACC, _BLOCK_HALF),        \
+        WAY(op, name, NUMBER, HALF, ACC, _NUMBER_HALF), WAY(op, name, HALF, ACC, ACC, _HALF_ACC),      \
+        WAY(op, name, HALF, BLOCK, ACC, _HALF_BLOCK), WAY(op, name, HALF, NUMBER, ACC, _HALF_NUMBER),  \
+        WAY(op, name, HALF, HALF, ACC, _HALF_HALF)
+#define WAYS_3_OF(op, name, A, B)                                                                      \
+    WAY(op, name, A, B, ACC, _##A##_##B##_ACC), WAY(op, name, A, B, BLOCK, _##A##_##B##_BLOCK),        \
+        WAY(op, name, A, B, NUMBER, _##A##_##B##_NUMBER)
+#define WAYS_3(op, name)                                                                               \
+    WAYS_3_OF(op, name, ACC, ACC), WAYS_3_OF(op, name, ACC, BLOCK), WAYS_3_OF(op, name, ACC, NUMBER),  \
+        WAYS_3_OF(op, name, BLOCK, ACC), WAYS_3_OF(op, name, BLOCK, BLOCK),                            \
+        WAYS_3_OF(op, name, BLOCK, NUMBER), WAYS_3_OF(op, name, NUMBER, ACC),                          \
+        WAYS_3_OF(op, name, NUMBER, BLOCK), WAYS_3_OF(op, name, NUMBER, NUMBER)
+
+#define ROW_1(NAME, name)              WAYS_1(TE_PW_##NAME, name)
+#define ROW_2(NAME, name)              WAYS_2(TE_PW_##NAME, name)
+#define ROW_PAIR(FIRST, SECOND, name)                                                                  \
+    WAYS_3(TE_BLOCK_PAIRS + TE_FIRST_##FIRST * TE_SECOND_COUNT + TE_SECOND_##SECOND, name)
+
+static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
+    [TE_LINK_END] = link_end, [TE_LINK_KEEP] = link_keep, [TE_LINK_KEEP_HALF] = link_keep_half,
+    ROW_1(NEG, neg), ROW_1(ABS, abs), ROW_1(SIGN, sign), ROW_1(FLOOR, floor), ROW_1(CEIL, ceil), ROW_1(ROUND, round),
+    ROW_1(TRUNC, trunc), ROW_1(SQRT, sqrt), ROW_1(RSQRT, rsqrt), ROW_1(RECIP, recip), ROW_1(EXP, exp), ROW_1(LOG, log),
+    ROW_1(TANH, tanh), ROW_1(SIGMOID, sigmoid), ROW_1(ERF, erf), ROW_1(ISNAN, isnan), ROW_1(ISFINITE, isfinite),
+    ROW_1(TO_BF16, to_bf16), ROW_1(TO_F16, to_f16), ROW_1(TO_F32, to_f32),
+    ROW_2(ADD, add), ROW_2(SUB, sub), ROW_2(MUL, mul), ROW_2(DIV, div), ROW_2(MIN, min), ROW_2(MAX, max),
+    ROW_2(LT, lt), ROW_2(LE, le), ROW_2(EQ, eq), ROW_2(NE, ne), WAYS_3(TE_PW_WHERE, where),
+    ROW_PAIR(ADD, ADD, add_add), ROW_PAIR(ADD, SUB, add_sub), ROW_PAIR(ADD, FROM, add_from),
+    ROW_PAIR(ADD, MUL, add_mul), ROW_PAIR(SUB, ADD, sub_add), ROW_PAIR(SUB, SUB, sub_sub),
+    ROW_PAIR(SUB, FROM, sub_from), ROW_PAIR(SUB, MUL, sub_mul), ROW_PAIR(MUL, ADD, mul_add),
+    ROW_PAIR(MUL, SUB, mul_sub), ROW_PAIR(MUL, FROM, mul_from), ROW_PAIR(MUL, MUL, mul_mul),
+};
+
+/* Where the arguments of a link are at this tile. */
+static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const bool *half)
+{
+    int run = link->run;
+    for (int k = 0, way = 1; k < 3; k++, way *= TE_FROM_COUNT) {
+        int32_t arg = link->arg[k];
+        if (arg < 0) continue;
+        if (link->number >> k & 1) {
+            bound->arg[k].number = *(const te_real *)slot[arg];
+            continue;
+        }
+        bound->arg[k].block = slot[arg];
+        if (!half[arg]) continue;
+        run += run == TE_LINK_KEEP ? TE_LINK_KEEP_HALF - TE_LINK_KEEP : (TE_FROM_HALF - TE_FROM_BLOCK) * way;
+    }
+    bound->run = link_runs[run];
+}
+
+static void run_chain(const te_link *links, char *const *slot, const bool *half, size_t n)
+{
+    te_bound_link bound[TE_CHAIN_MAX];
+    te_strip_part none = {0};
+    int           count = 0;
+    do bind_link(&bound[count], &links[count], slot, half);
+    while (links[count++].run != TE_LINK_END);
+    for (size_t i = 0; i < n; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
+}

@@ -38,6 +38,11 @@ file(GLOB TE_EXECUTABLE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/tetrai
 add_executable(tetrain_executable ${TE_EXECUTABLE_SOURCES})
 set_target_properties(tetrain_executable PROPERTIES OUTPUT_NAME tetrain)
 target_link_libraries(tetrain_executable PRIVATE tetrain_static)
+if(EDIT_INCLUDE_DIR AND EDIT_LIBRARY)
+  target_include_directories(tetrain_executable SYSTEM PRIVATE ${EDIT_INCLUDE_DIR})
+  target_link_libraries(tetrain_executable PRIVATE ${EDIT_LIBRARY})
+  target_compile_definitions(tetrain_executable PRIVATE TETRAIN_WITH_EDIT=1)
+endif()
 
 include(GNUInstallDirs)
 install(TARGETS tetrain_executable tetrain_shared tetrain_static)

@@ -146,6 +146,7 @@ extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
+extern const luaL_Reg te_lua_process_functions[];  /* system.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */
 extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 

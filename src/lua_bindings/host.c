@@ -96,6 +96,30 @@ static void open_restricted(lua_State *L)
     lua_setglobal(L, "print");
 }
 
+static int do_nothing(lua_State *L)
+{
+    (void)L;
+    return 0;
+}
+
+static void replace_field(lua_State *L, const char *library, const char *name, lua_CFunction function)
+{
+    lua_getglobal(L, library);
+    if (lua_istable(L, -1)) {
+        lua_pushcfunction(L, function);
+        lua_setfield(L, -2, name);
+    }
+    lua_pop(L, 1);
+}
+
+/* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
+static void stay_interpreted(lua_State *L)
+{
+    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
+    replace_field(L, "jit", "on", do_nothing);
+    replace_field(L, "debug", "sethook", do_nothing);
+}
+
 static int collect(lua_State *L)
 {
     lua_gc(L, LUA_GCCOLLECT, 0);
@@ -117,12 +141,13 @@ static int open_state(lua_State *L)
 {
     tetrain *host = lua_touserdata(L, 1);
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
-    host->interpreted = restricted || host->options.lua_memory_limit || host->options.instruction_limit || host->options.realloc;
+    host->interpreted = (host->options.flags & (TETRAIN_RESTRICTED | TETRAIN_INTERPRETED)) || host->options.lua_memory_limit ||
+                        host->options.instruction_limit || host->options.realloc;
     if (restricted)
         open_restricted(L);
     else
         luaL_openlibs(L);
-    if (host->interpreted) luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
+    if (host->interpreted) stay_interpreted(L);
     te_lua_text_only(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;

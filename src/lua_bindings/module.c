@@ -88,6 +88,7 @@ static void open_core(te_lua *rt, lua_State *L)
     lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
     lua_setfield(L, -2, "tensor_metatable");
     if (!rt->restricted) {
+        te_lua_register(rt, L, te_lua_process_functions);
         te_lua_register(rt, L, te_lua_file_functions);
         te_lua_register(rt, L, te_lua_token_functions);
     }

@@ -28,6 +28,7 @@ typedef struct te_lua {
     int                tensor_meta, methods; /* registry references */
     size_t             collect_at; /* bytes of live tensors at which the collector runs next */
     bool               restricted; /* no files */
+    int                threads;    /* at the start */
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */

@@ -64,7 +64,7 @@ static bool readable(char *path, size_t size, const char *folder, const char *mi
 /* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. */
 static const char *find_script(const char *name, char *path, size_t size)
 {
-    static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/scripts/", "/../share/tetrain/scripts/"};
+    static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/tetrain/scripts/"};
     char                     folder[3072];
     if (!name || strchr(name, '/') || access(name, R_OK) == 0) return name;
     ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);

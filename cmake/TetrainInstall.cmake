@@ -68,8 +68,10 @@ install(DIRECTORY docs examples TYPE DOC)
 find_program(LDOC ldoc)
 if(LDOC)
   add_custom_target(api_docs
-    COMMAND ${LDOC} -c ${CMAKE_SOURCE_DIR}/docs/config.ld -d ${CMAKE_BINARY_DIR}/api ${CMAKE_SOURCE_DIR}/lua/te
-    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/docs COMMENT "Pages in ${CMAKE_BINARY_DIR}/api")
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/api_source
+    COMMAND tetrain_executable -e "io.write(require('te.tools.api_source')())" > ${CMAKE_BINARY_DIR}/api_source/te.lua
+    COMMAND ${LDOC} -c ${CMAKE_SOURCE_DIR}/docs/config.ld -d ${CMAKE_BINARY_DIR}/api ${CMAKE_BINARY_DIR}/api_source
+    WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}/docs VERBATIM COMMENT "Pages in ${CMAKE_BINARY_DIR}/api")
 endif()
 
 set(CPACK_GENERATOR DEB)

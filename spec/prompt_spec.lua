@@ -206,10 +206,15 @@ describe("the prompt on a terminal", function()
         type_text "garbage("
         wait_for "garbage("
         type_text "\3"
-        wait_for "(Ctrl-C again or Ctrl-D ends)"
         type_text "6 * 7\r"
         wait_for "42"
+        type_text "\3"
+        wait_for "(Ctrl-C again or Ctrl-D ends)"
         local shown = #read(screen)
+        type_text "x"
+        wait_for("x", shown)
+        type_text "\3" -- only clears the line
+        wait_for("\n\27[?2004h> ", shown)
         type_text "\3"
         wait_for("(Ctrl-C again", shown)
         type_text "\3"

@@ -6,12 +6,11 @@
  */
 #include "line_editor.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -23,12 +22,13 @@ enum { HISTORY_LINES = 2000, AHEAD = 16, LATE_MS = 30 };
 
 struct line_editor {
     line_editor_options options;
-    bool                terminal, pasting;
+    bool                terminal, editing, pasting;
     char               *text; /* the line that was read */
     size_t              size, capacity;
     unsigned char       ahead[AHEAD]; /* bytes read but not yet taken */
     int                 n_ahead;
     const char         *prompt;
+    sigset_t            open_signals; /* blocked while waiting: all that were before */
 #ifdef TETRAIN_WITH_EDIT
     EditLine *edit;
     History  *history;
@@ -39,12 +39,19 @@ static volatile sig_atomic_t signalled; /* the number of the signal that arrived
 
 static void on_signal(int number) { signalled = number; }
 
-static void take_signals(void)
+/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed between a
+ * look at `signalled` and the next wait. before receives the signals that were blocked. */
+static void take_signals(sigset_t *before)
 {
     struct sigaction action = {.sa_handler = on_signal};
+    sigset_t         ours;
     signalled = 0;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGINT);
+    sigaddset(&ours, SIGTERM);
+    sigprocmask(SIG_BLOCK, &ours, before);
 }
 
 static bool keep(line_editor *e, const char *text, size_t size)
@@ -75,21 +82,43 @@ static line_result read_plain(line_editor *e)
     return good ? LINE_READ : ended();
 }
 
+/* A line of a terminal that cannot be edited beyond what the system does. */
+static line_result read_shown(line_editor *e)
+{
+    fputs(e->prompt, stdout);
+    fflush(stdout);
+    e->size = 0;
+    line_result result = read_plain(e);
+    if (result != LINE_READ) fputc('\n', stdout);
+    return result;
+}
+
 #ifdef TETRAIN_WITH_EDIT
+
+/* Waits for a key or a signal; false for a signal, or when nothing came in time (ms, negative: no limit). */
+static bool wait_for_key(const line_editor *e, int ms)
+{
+    struct timespec limit = {.tv_nsec = ms * 1000000L};
+    fd_set          input;
+    sigset_t        closed;
+    FD_ZERO(&input);
+    FD_SET(STDIN_FILENO, &input);
+    bool key = pselect(STDIN_FILENO + 1, &input, NULL, NULL, ms < 0 ? NULL : &limit, &e->open_signals) > 0;
+    sigprocmask(SIG_SETMASK, &e->open_signals, &closed); /* a signal goes before the keys that were typed after it */
+    sigprocmask(SIG_SETMASK, &closed, NULL);
+    return key && !signalled;
+}
 
 /* Reads until n bytes are ahead; those after the first only as long as they come at once. False at the end of input and
  * after a signal when not even one is there. */
 static bool look_ahead(line_editor *e, int n)
 {
     while (e->n_ahead < n) {
-        struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
-        if (e->n_ahead > 0 && poll(&input, 1, LATE_MS) <= 0) return true;
-        ssize_t got = read(STDIN_FILENO, e->ahead + e->n_ahead, 1);
-        if (got == 1) {
-            e->n_ahead++;
-        } else if (got == 0 || errno != EINTR || signalled) {
-            return e->n_ahead > 0;
-        }
+        bool key = wait_for_key(e, e->n_ahead > 0 ? LATE_MS : -1);
+        if (!key && (signalled || e->n_ahead > 0)) return e->n_ahead > 0;
+        if (!key) continue; /* a signal of somebody else's */
+        if (read(STDIN_FILENO, e->ahead + e->n_ahead, 1) != 1) return e->n_ahead > 0;
+        e->n_ahead++;
     }
     return true;
 }
@@ -118,7 +147,7 @@ static const char paste_begin[] = "\033[200~", paste_end[] = "\033[201~";
 static bool next_byte(line_editor *e, unsigned char *byte)
 {
     for (;;) {
-        if (!look_ahead(e, 1)) return false;
+        if (!look_ahead(e, 1) || signalled) return false;
         if (e->ahead[0] == '\033' && take_mark(e, e->pasting ? paste_end : paste_begin)) {
             e->pasting = !e->pasting;
             continue;
@@ -214,10 +243,13 @@ static void tell_terminal(const char *text)
 static line_result read_edited(line_editor *e)
 {
     int n = 0;
+    el_resize(e->edit);
     tell_terminal("\033[?2004h"); /* bracket pastes */
     const char *line = el_gets(e->edit, &n);
     tell_terminal("\033[?2004l");
     if (!line || n <= 0) {
+        const LineInfo *typed = el_line(e->edit);
+        e->size = (size_t)(typed->lastchar - typed->buffer);
         e->pasting = false;
         el_reset(e->edit);
         tell_terminal("\n");
@@ -239,17 +271,10 @@ static void close_edit(line_editor *e)
 static bool open_edit(line_editor *e)
 {
     (void)e;
-    return true;
+    return false;
 }
 
-static line_result read_edited(line_editor *e)
-{
-    fputs(e->prompt, stdout);
-    fflush(stdout);
-    line_result result = read_plain(e);
-    if (result != LINE_READ) fputc('\n', stdout);
-    return result;
-}
+static line_result read_edited(line_editor *e) { return read_plain(e); }
 
 static void close_edit(line_editor *e) { (void)e; }
 
@@ -261,10 +286,7 @@ line_editor *line_editor_open(const line_editor_options *options)
     if (!e) return NULL;
     e->options = *options;
     e->terminal = isatty(STDIN_FILENO);
-    if (e->terminal && !open_edit(e)) {
-        line_editor_close(e);
-        return NULL;
-    }
+    e->editing = e->terminal && open_edit(e);
     return e;
 }
 
@@ -279,9 +301,11 @@ bool line_editor_on_terminal(const line_editor *e) { return e->terminal; }
 
 line_result line_editor_read(line_editor *e, const char *prompt, const char **line, size_t *size)
 {
-    take_signals();
+    take_signals(&e->open_signals);
     e->prompt = prompt;
-    line_result result = e->terminal ? read_edited(e) : read_plain(e);
+    if (!e->editing) sigprocmask(SIG_SETMASK, &e->open_signals, NULL);
+    line_result result = e->editing ? read_edited(e) : e->terminal ? read_shown(e) : read_plain(e);
+    sigprocmask(SIG_SETMASK, &e->open_signals, NULL);
     *line = e->text;
     *size = e->size;
     return result;

@@ -25,7 +25,7 @@ typedef struct line_editor_options {
 typedef enum line_result {
     LINE_READ,
     LINE_PASTED,      /* read, and the paste it came with goes on: not to be run yet */
-    LINE_INTERRUPTED, /* Ctrl-C: what was typed is dropped */
+    LINE_INTERRUPTED, /* Ctrl-C: what was typed is dropped, size says how much that was */
     LINE_END
 } line_result;
 

@@ -95,8 +95,9 @@ static int loop(session *s, void (*catch_signals)(void))
         line_result result = line_editor_read(s->editor, s->size ? ">> " : "> ", &line, &size);
         if (result == LINE_END) break;
         if (result == LINE_INTERRUPTED) {
-            if (interrupted) return 130;
-            interrupted = s->size == 0;
+            bool empty = s->size == 0 && size == 0;
+            if (interrupted && empty) return 130;
+            interrupted = empty;
             if (interrupted) printf("(Ctrl-C again or Ctrl-D ends)\n");
             s->size = 0;
             continue;

@@ -5,6 +5,10 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS C)
 
+# Line editing at the prompt, in the executable alone; without it the prompt is a plain one.
+find_path(EDIT_INCLUDE_DIR histedit.h)
+find_library(EDIT_LIBRARY edit)
+
 if(TE_WITH_ONEDNN)
   find_path(DNNL_INCLUDE_DIR dnnl.h REQUIRED)
   find_library(DNNL_LIBRARY dnnl REQUIRED)

@@ -1,13 +1,20 @@
-# The Lua library as C source: run with -P, ROOT being the folder above te/ and OUTPUT the file to write; included, it
-# declares the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c.
+# The Lua library as C source, with the training and generation scripts as the tools te.tools.train and te.tools.generate.
+# Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares the rule that makes
+# ${CMAKE_BINARY_DIR}/lua_sources.c.
 if(CMAKE_SCRIPT_MODE_FILE)
-  file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/te/*.lua)
+  file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
+  set(tool_train scripts/train_gpt.lua)
+  set(tool_generate scripts/generate.lua)
   set(arrays "")
   set(rows "")
   set(n 0)
-  foreach(file IN LISTS files)
-    file(READ ${ROOT}/${file} hex HEX)
+  foreach(file IN LISTS files ITEMS te/tools/train.lua te/tools/generate.lua)
+    set(path lua/${file})
+    if(file MATCHES "^te/tools/(train|generate)\\.lua$")
+      set(path ${tool_${CMAKE_MATCH_1}})
+    endif()
+    file(READ ${ROOT}/${path} hex HEX)
     string(LENGTH "${hex}" length)
     math(EXPR length "${length} / 2")
     string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
@@ -23,7 +30,8 @@ else()
   file(GLOB_RECURSE TE_LUA_FILES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/lua/te/*.lua)
   set(TE_LUA_SOURCES_C ${CMAKE_BINARY_DIR}/lua_sources.c)
   add_custom_command(OUTPUT ${TE_LUA_SOURCES_C}
-    COMMAND ${CMAKE_COMMAND} -DROOT=${CMAKE_SOURCE_DIR}/lua -DOUTPUT=${TE_LUA_SOURCES_C} -P ${CMAKE_CURRENT_LIST_FILE}
-    DEPENDS ${TE_LUA_FILES} ${CMAKE_CURRENT_LIST_FILE}
+    COMMAND ${CMAKE_COMMAND} -DROOT=${CMAKE_SOURCE_DIR} -DOUTPUT=${TE_LUA_SOURCES_C} -P ${CMAKE_CURRENT_LIST_FILE}
+    DEPENDS ${TE_LUA_FILES} ${CMAKE_SOURCE_DIR}/scripts/train_gpt.lua ${CMAKE_SOURCE_DIR}/scripts/generate.lua
+      ${CMAKE_CURRENT_LIST_FILE}
     COMMENT "Embedding the Lua library")
 endif()

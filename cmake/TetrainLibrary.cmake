@@ -38,7 +38,7 @@ target_link_libraries(tetrain_static PUBLIC te_objects)
 
 # Only what the public headers mark with TE_API is visible.
 add_library(tetrain_shared SHARED ${TE_ALL_OBJECTS})
-set_target_properties(tetrain_shared PROPERTIES OUTPUT_NAME tetrain VERSION ${PROJECT_VERSION} SOVERSION 0)
+set_target_properties(tetrain_shared PROPERTIES OUTPUT_NAME tetrain)
 target_link_libraries(tetrain_shared PUBLIC te_objects)
 add_library(tetrain::tetrain ALIAS tetrain_shared)
 
@@ -46,8 +46,8 @@ file(GLOB TE_EXECUTABLE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/tetrai
 add_executable(tetrain_executable ${TE_EXECUTABLE_SOURCES})
 set_target_properties(tetrain_executable PROPERTIES OUTPUT_NAME tetrain)
 target_link_libraries(tetrain_executable PRIVATE tetrain_static)
-
-include(GNUInstallDirs)
-install(TARGETS tetrain_executable tetrain_shared tetrain_static)
-install(DIRECTORY include/tetrain TYPE INCLUDE)
-install(DIRECTORY scripts TYPE DATA FILES_MATCHING PATTERN "*.lua")
+if(EDIT_INCLUDE_DIR AND EDIT_LIBRARY)
+  target_include_directories(tetrain_executable SYSTEM PRIVATE ${EDIT_INCLUDE_DIR})
+  target_link_libraries(tetrain_executable PRIVATE ${EDIT_LIBRARY})
+  target_compile_definitions(tetrain_executable PRIVATE TETRAIN_WITH_EDIT=1)
+endif()

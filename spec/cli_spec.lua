@@ -50,13 +50,74 @@ describe("tetrain", function()
         assert.is_truthy(run("--help"):find("--threads", 1, true))
     end)
 
-    it("ends with 2 for a wrong command line", function()
-        for _, wrong in ipairs { "--no-such-option", "-x", "--threads=x", "--threads", "--seed=-1", "-e" } do
-            local _, err, status = run(wrong)
+    it("ends with 2 for a wrong command line, naming the option and the value", function()
+        for wrong, message in pairs {
+            ["--no-such-option"] = 'unknown option "--no-such-option"',
+            ["--thread=2"] = 'unknown option "--thread=2"; did you mean --threads?',
+            ["--sed 1"] = 'unknown option "--sed"; did you mean --seed?',
+            ["--Version"] = 'unknown option "--Version"; did you mean --version?',
+            ["-x"] = 'unknown option "-x"', ["-ix"] = 'unknown option "-ix"',
+            ["--threads=x"] = '--threads: "x" is no whole number up to 1024',
+            ["--threads=2000"] = '--threads: "2000" is no whole number up to 1024',
+            ["--threads=2.5"] = '--threads: "2.5" is no whole number', ["--threads="] = '--threads: "" is no whole number',
+            ["--threads"] = "--threads needs a value", ["--seed=-1"] = '--seed: "-1" is no whole number',
+            ["--seed=99999999999999999999"] = '--seed: "99999999999999999999" is no whole number', ["-e"] = "-e needs a value", ["-l"] = "-l needs a value",
+            ["--mem-limit=lots"] = '--mem-limit: "lots" is no size like 512M or 8G', ["--mem-limit=0"] = '"0" is no size',
+            ["--mem-limit=1GB"] = '"1GB" is no size', ["--mem-limit=99999999999T"] = "is no size",
+            ["--version=3"] = "--version takes no value", ["--device"] = "--device needs a value",
+        } do
+            local out, err, status = run(wrong)
             assert.equal(2, status, wrong)
-            assert.is_truthy(err:find("tetrain: ", 1, true))
+            assert.equal("", out)
+            assert.is_truthy(err:find("tetrain: " .. message, 1, true) or err:find(message, 1, true), wrong .. ": " .. err)
+            assert.is_truthy(err:find('Try "tetrain --help".', 1, true))
         end
     end)
+
+    it("hands everything after the script to it", function()
+        local path = script("print(table.concat(arg, ' ')) print(select('#', ...))")
+        assert.equal("--threads -e - --help --seed=1\n5\n", (run(path .. " --threads -e - --help --seed=1")))
+        assert.equal("-x\n1\n", (run("--threads 1 -- " .. path .. " -x")))
+    end)
+
+    it("keeps tensors within --mem-limit", function()
+        local code = [[-e 'local te = require "te" te.zeros(2^20)']]
+        local _, _, status = run("--mem-limit 16M " .. code)
+        assert.equal(0, status)
+        local _, err
+        _, err, status = run("--mem-limit=1M " .. code)
+        assert.equal(1, status)
+        assert.is_truthy(err:find("out of memory", 1, true), err)
+    end)
+
+    it("makes manual page and completion from the table that parses", function()
+        local help, man, completion = run "--help", run "--man", run "--completion"
+        local n = 0
+        for option in help:gmatch "\n  (%-%-?[%a-]+)" do
+            n = n + 1
+            assert.is_truthy(man:find("\\fB" .. option:gsub("%-", "\\-") .. "\\fR", 1, true), option)
+            assert.is_truthy(completion:find(option, 1, true), option)
+        end
+        assert.is_true(n >= 10)
+        for _, tool in ipairs { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" } do
+            assert.is_truthy(help:find("\n  " .. tool .. " ", 1, true) and man:find("\\fB" .. tool .. "\\fR", 1, true))
+        end
+        local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; echo "${COMPREPLY[@]}"']]
+        assert.equal("--threads\n", (shell(complete:format(TETRAIN, "tetrain --th", 1))))
+        assert.equal("generate\n", (shell(complete:format(TETRAIN, "tetrain --seed 1 gener", 3))))
+        assert.equal("--steps\n", (shell(complete:format(TETRAIN, TETRAIN .. " train --step", 2))))
+    end)
+
+    it("gives a hint where the cause is known", function()
+        local path = script("local te = require 'te'\nte.zeros(2)\nLinear(2, 3)")
+        local _, err = run(path)
+        assert.is_truthy(err:find("hint: there is te.Linear", 1, true), err)
+        _, err = run(path:sub(1, -6) .. "x.lua")
+        assert.is_truthy(err:find("hint: did you mean " .. path, 1, true), err)
+        _, err = run "trian"
+        assert.is_truthy(err:find("tetrain train", 1, true), err)
+    end)
+
 
     it("ends with 1 when a script fails, with a traceback of Lua functions", function()
         local _, err, status = run(script("local function f() error('oops') end\nlocal function g() f() return 1 end\ng()"))
@@ -109,15 +170,6 @@ describe("tetrain", function()
         local out, _, status = run "train_gpt.lua --help"
         assert.equal(0, status)
         assert.is_truthy(out:find("--preset", 1, true))
-    end)
-
-    it("has a prompt", function()
-        local out, err, status = run("-i", "1 + 1\nx = 5\nfor i = 1, 2 do\nprint(i * x)\nend\nnil + 1\nte.zeros(2)\n")
-        assert.equal(0, status)
-        for _, expected in ipairs { "> 2\n", "5\n10\n", "float32 tensor {2}\n{0, 0}\n" } do
-            assert.is_truthy(out:find(expected, 1, true), out)
-        end
-        assert.is_truthy(err:find("attempt to perform arithmetic on a nil value", 1, true))
     end)
 
     it("takes no bytecode", function()

@@ -28,6 +28,7 @@ typedef struct te_lua {
     int                tensor_meta, methods; /* registry references */
     size_t             collect_at; /* bytes of live tensors at which the collector runs next */
     bool               restricted; /* no files */
+    int                threads;    /* at the start */
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */
@@ -165,6 +166,7 @@ extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
+extern const luaL_Reg te_lua_process_functions[];  /* system.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */
 extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 

@@ -6,6 +6,7 @@
 #include "host.h"
 
 #include <luajit.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -96,6 +97,66 @@ static void open_restricted(lua_State *L)
     lua_setglobal(L, "print");
 }
 
+static int do_nothing(lua_State *L)
+{
+    (void)L;
+    return 0;
+}
+
+static void replace_field(lua_State *L, const char *library, const char *name, lua_CFunction function)
+{
+    lua_getglobal(L, library);
+    if (lua_istable(L, -1)) {
+        lua_pushcfunction(L, function);
+        lua_setfield(L, -2, name);
+    }
+    lua_pop(L, 1);
+}
+
+/* The original function, called from C; upvalue 1. */
+static int call_original(lua_State *L)
+{
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_insert(L, 1);
+    lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+    return lua_gettop(L);
+}
+
+/* LuaJIT's fast functions that make strings leave the stack's top unset when the allocation fails, and unwinding then crashes.
+ * Called by way of C they find it set. */
+static void shield_fast_functions(lua_State *L)
+{
+    static const char *const names[] = {"sub", "char", "lower", "upper", "reverse", NULL};
+    lua_getglobal(L, "tostring");
+    lua_pushcclosure(L, call_original, 1);
+    lua_setglobal(L, "tostring");
+    lua_getglobal(L, "string");
+    for (int i = 0; names[i]; i++) {
+        lua_getfield(L, -1, names[i]);
+        lua_pushcclosure(L, call_original, 1);
+        lua_setfield(L, -2, names[i]);
+    }
+    lua_pop(L, 1);
+}
+
+/* The heap may fail: the collector keeps closer to what is live, since a full heap is no reason for LuaJIT to collect. */
+static void expect_failures(lua_State *L)
+{
+    enum { PAUSE = 110, STEP = 400 };
+    shield_fast_functions(L);
+    lua_gc(L, LUA_GCSETPAUSE, PAUSE);
+    lua_gc(L, LUA_GCSETSTEPMUL, STEP);
+}
+
+/* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
+static void stay_interpreted(lua_State *L)
+{
+    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
+    replace_field(L, "jit", "on", do_nothing);
+    replace_field(L, "debug", "sethook", do_nothing);
+    tetrain_guard_handlers(L);
+}
+
 static int collect(lua_State *L)
 {
     lua_gc(L, LUA_GCCOLLECT, 0);
@@ -117,18 +178,22 @@ static int open_state(lua_State *L)
 {
     tetrain *host = lua_touserdata(L, 1);
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
-    host->interpreted = restricted || host->options.lua_memory_limit || host->options.instruction_limit || host->options.realloc;
+    host->interpreted = (host->options.flags & (TETRAIN_RESTRICTED | TETRAIN_INTERPRETED)) || host->options.lua_memory_limit ||
+                        host->options.instruction_limit || host->options.realloc;
     if (restricted)
         open_restricted(L);
     else
         luaL_openlibs(L);
-    if (host->interpreted) luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
+    if (host->interpreted) stay_interpreted(L);
+    if (host->arena) expect_failures(L);
     te_lua_text_only(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
     lua_pushcfunction(L, collect);
     host->collect_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    lua_pushboolean(L, 1);
+    host->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
     return 0;
 }
 
@@ -185,14 +250,6 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
     return status;
 }
 
-/* Turns the error value at 1 into text. */
-static int error_text(lua_State *L)
-{
-    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring")) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
-    lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
-    return 1;
-}
-
 /* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this text. */
 static const char heap_exhausted[] = "not enough memory";
 
@@ -209,21 +266,59 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
                                                : TETRAIN_ERROR_SCRIPT;
 }
 
-/* Keeps the message of the error value on top, which is popped. */
+/* Turns the error value at 1 into text. */
+static int error_text(lua_State *L)
+{
+    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring")) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+    lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
+    return 1;
+}
+
+/* Keeps the message of the error value that is kept in the registry; the tetrain is a light userdata at 1. */
+static int describe_error(lua_State *L)
+{
+    tetrain *host = lua_touserdata(L, 1);
+    lua_pushcfunction(L, error_text);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, host->error_ref);
+    lua_call(L, 1, 1);
+    snprintf(host->error, sizeof host->error, "%s", lua_tostring(L, -1));
+    return 0;
+}
+
+/* Keeps the message of the error value on top. Nothing here allocates outside a protected call. */
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (lua_isnil(L, -1)) return tetrain_fail(host, status_of(host, failure, ""), "%s", ""); /* error(): silent on purpose */
-    if (!lua_isstring(L, -1)) {
-        lua_pushcfunction(L, error_text);
-        lua_insert(L, -2);
-        if (lua_pcall(L, 1, 1, 0) != 0) {
-            lua_pop(L, 1);
-            lua_pushliteral(L, "(error value that cannot be described)");
-        }
+    if (lua_type(L, -1) == LUA_TNIL) return tetrain_fail(host, status_of(host, failure, ""), "%s", ""); /* error(): silent on purpose */
+    if (lua_type(L, -1) == LUA_TSTRING) {
+        const char *message = lua_tostring(L, -1);
+        return tetrain_fail(host, status_of(host, failure, message), "%s", message);
     }
-    const char *message = lua_tostring(L, -1);
-    return tetrain_fail(host, status_of(host, failure, message), "%s", message);
+    lua_rawseti(L, LUA_REGISTRYINDEX, host->error_ref);
+    if (lua_cpcall(L, describe_error, host) != 0) tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
+    return status_of(host, failure, host->error);
+}
+
+/* What `require` puts in the place of a module that it is loading: a light userdata, which Debian's LuaJIT shows as a number
+ * next to zero. */
+static bool is_unfinished(lua_State *L, int index)
+{
+    if (lua_islightuserdata(L, index)) return true;
+    return lua_type(L, index) == LUA_TNUMBER && fpclassify(lua_tonumber(L, index)) == FP_SUBNORMAL;
+}
+
+/* Modules whose loading failed can be required again. */
+static int forget_unfinished(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+    if (!lua_istable(L, -1)) return 0;
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+        if (!is_unfinished(L, -1)) continue;
+        lua_pushvalue(L, -2);
+        lua_pushnil(L);
+        lua_rawset(L, -5);
+    }
+    return 0;
 }
 
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
@@ -234,12 +329,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     host->error[0] = 0;
     host->rt->status = TE_OK;
     if (!lua_checkstack(L, LUA_MINSTACK)) return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
+    if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0) lua_pop(L, 1); /* now, when there may be memory again */
     tetrain_start_limits(host);
     host->failure = 0;
     int failure = lua_cpcall(L, function, argument);
     if (host->failure) failure = host->failure;
     if (failure == LUA_ERRMEM) collect_protected(host);
     if (failure) status = take_error(host, failure);
+    host->failed = failure != 0;
     tetrain_stop_limits(host);
     host->rt->L = NULL;
     lua_settop(L, top);

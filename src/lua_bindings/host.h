@@ -6,6 +6,8 @@
 
 #include "tetrain/tetrain.h"
 
+#include <stdatomic.h>
+
 struct tetrain {
     tetrain_options options;
     te_mem          mem;
@@ -18,8 +20,10 @@ struct tetrain {
     size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
     int             collect_ref; /* registry: a function that collects */
+    int             error_ref;   /* registry: room for an error value */
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time one */
-    volatile int    interrupted;
+    bool            failed;      /* the last call did */
+    atomic_int      interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
     char            error[8192];
@@ -32,5 +36,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
 /* limits.c: around every call into Lua. */
 void tetrain_start_limits(tetrain *host);
 void tetrain_stop_limits(tetrain *host);
+/* Replaces xpcall, see limits.c. */
+void tetrain_guard_handlers(lua_State *L);
 
 #endif

@@ -3,6 +3,9 @@
  * Both raise from a hook, again at every instruction until the call of the host has ended, so that pcall cannot keep a
  * script alive. Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all
  * compiled code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
+ *
+ * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler that
+ * never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that stop.
  */
 #include "host.h"
 
@@ -21,6 +24,37 @@ static void stop_hook(lua_State *L, lua_Debug *frame)
     host->limit_reached = true;
     lua_sethook(L, stop_hook, LUA_MASKCOUNT, 1);
     luaL_error(L, "instruction limit of %f reached", (double)host->options.instruction_limit);
+}
+
+/* The handler of guarded_xpcall; upvalue 1 is the script's. */
+static int call_handler(lua_State *L)
+{
+    tetrain *host = te_lua_attached(L)->host;
+    if (host->limit_reached || host->interrupted) return 1; /* the message */
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_insert(L, 1);
+    lua_call(L, lua_gettop(L) - 1, 1);
+    return 1;
+}
+
+static int guard_handler(lua_State *L)
+{
+    lua_settop(L, 1);
+    lua_pushcclosure(L, call_handler, 1);
+    return 1;
+}
+
+/* In Lua, and with tail calls, so that coroutines can yield across it. */
+static const char guarded_xpcall[] = "local xpcall, guard = ...\n"
+                                     "return function(f, handler, ...) return xpcall(f, guard(handler), ...) end";
+
+void tetrain_guard_handlers(lua_State *L)
+{
+    if (luaL_loadbuffer(L, guarded_xpcall, sizeof guarded_xpcall - 1, "=tetrain") != 0) lua_error(L);
+    lua_getglobal(L, "xpcall");
+    lua_pushcfunction(L, guard_handler);
+    lua_call(L, 2, 1);
+    lua_setglobal(L, "xpcall");
 }
 
 void te_lua_leave_jit(te_lua *rt, lua_State *L)

@@ -68,6 +68,7 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     rt->ctx = options->ctx ? options->ctx : te_context_open(NULL);
     rt->link = rt->ctx ? te_mem_alloc(&rt->ctx->mem, sizeof *rt->link) : NULL;
     if (!rt->link) luaL_error(L, "te: out of host memory");
+    rt->threads = te_context_threads(rt->ctx);
     *rt->link = (te_lua_link){.mem = rt->ctx->mem, .rt = rt, .refs = 1};
     lua_setfield(L, LUA_REGISTRYINDEX, registry_key);
     return rt;
@@ -90,6 +91,7 @@ static void open_core(te_lua *rt, lua_State *L)
     lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
     lua_setfield(L, -2, "tensor_metatable");
     if (!rt->restricted) {
+        te_lua_register(rt, L, te_lua_process_functions);
         te_lua_register(rt, L, te_lua_file_functions);
         te_lua_register(rt, L, te_lua_token_functions);
     }
@@ -104,10 +106,10 @@ static te_lua *attach_foreign(lua_State *L)
     return rt;
 }
 
-int luaopen_te(lua_State *L)
+/* Fills and returns the library's table; the runtime is a light userdata at 1. */
+static int open_library(lua_State *L)
 {
-    te_lua *rt = te_lua_attached(L);
-    if (!rt) rt = attach_foreign(L);
+    te_lua *rt = lua_touserdata(L, 1);
     lua_settop(L, 0);
     lua_newtable(L);
     te_lua_open_tensor(rt, L);
@@ -126,4 +128,31 @@ int luaopen_te(lua_State *L)
     lua_call(L, 1, 0);
     lua_settop(L, 1);
     return 1;
+}
+
+/* Takes `te` and its modules back out: they belong to a table that was not finished. */
+static void forget_library(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+    for (lua_pushnil(L); lua_istable(L, -2) && lua_next(L, -2); lua_pop(L, 1)) {
+        const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
+        if (strcmp(name, "te") != 0 && strncmp(name, "te.", 3) != 0) continue;
+        lua_pushvalue(L, -2);
+        lua_pushnil(L);
+        lua_rawset(L, -5);
+    }
+    lua_pop(L, 1);
+}
+
+int luaopen_te(lua_State *L)
+{
+    te_lua *rt = te_lua_attached(L);
+    if (!rt) rt = attach_foreign(L);
+    lua_settop(L, 0);
+    lua_pushcfunction(L, te_lua_remember);
+    lua_pushcfunction(L, open_library);
+    lua_pushlightuserdata(L, rt);
+    if (lua_pcall(L, 1, 1, 1) == 0) return 1;
+    forget_library(L); /* so that the next require begins anew */
+    return lua_error(L);
 }

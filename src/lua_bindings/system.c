@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/cpu.h"
 
+#include <luajit.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -18,13 +19,19 @@ static int system_clock(lua_State *L)
     return 1;
 }
 
+/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once. */
 static int system_sleep(lua_State *L)
 {
-    double seconds = luaL_checknumber(L, 1);
-    if (!(seconds > 0)) return 0;
-    if (seconds > 1e6) seconds = 1e6;
-    struct timespec wait = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    nanosleep(&wait, NULL); /* a signal cuts it short, which is wanted */
+    enum { NAP_NS = 20000000 };
+    te_lua *rt = te_lua_runtime(L);
+    double  seconds = luaL_checknumber(L, 1);
+    for (double left = seconds < 1e6 ? seconds : 1e6; left > 0; left -= NAP_NS * 1e-9) {
+        struct timespec nap = {.tv_nsec = left * 1e9 < NAP_NS ? (long)(left * 1e9) : NAP_NS};
+        te_lua_enter(rt, L, "sleep");
+        te_status status = te_context_poll(rt->ctx);
+        if (status != TE_OK) return te_lua_raise(rt, L, "sleep", status);
+        if (nanosleep(&nap, NULL) != 0) break;
+    }
     return 0;
 }
 
@@ -99,8 +106,39 @@ static int executable(lua_State *L)
     return 1;
 }
 
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define COMPILER "GCC " __VERSION__
+#else
+#define COMPILER "an unknown compiler"
+#endif
+
+static void set_text(lua_State *L, const char *name, const char *text)
+{
+    lua_pushstring(L, text);
+    lua_setfield(L, -2, name);
+}
+
+/* build_info(): what this library was built with. */
+static int build_info(lua_State *L)
+{
+    lua_createtable(L, 0, 3);
+    set_text(L, "compiler", COMPILER);
+    set_text(L, "lua", LUAJIT_VERSION);
+#if TE_WITH_ONEDNN
+    set_text(L, "matrix_products", "oneDNN and our own");
+#else
+    set_text(L, "matrix_products", "our own (built without oneDNN)");
+#endif
+    return 1;
+}
+
 const luaL_Reg te_lua_system_functions[] = {
-    {"clock", system_clock}, {"sleep", system_sleep},       {"isatty", system_isatty},         {"terminal_width", terminal_width},
-    {"rss", system_rss},     {"peak_rss", system_peak_rss}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info},
-    {"executable", executable}, {NULL, NULL},
+    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"build_info", build_info}, {NULL, NULL},
+};
+
+const luaL_Reg te_lua_process_functions[] = {
+    {"sleep", system_sleep}, {"isatty", system_isatty}, {"terminal_width", terminal_width}, {"rss", system_rss},
+    {"peak_rss", system_peak_rss}, {"executable", executable}, {NULL, NULL},
 };

@@ -1,49 +1,80 @@
-/* command_line.c - reading the command line. Options end at the script, at `-` and at `--`; `--name value` and
- * `--name=value` mean the same. */
+/* command_line.c - reading the command line. Options end at the script, at `-` and at `--`; what follows is the script's.
+ * `--name value` and `--name=value` mean the same, `-e CODE` and `-eCODE` too. */
 #include "command_line.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char help[] =
-    "usage: tetrain [options] [script [arguments]]\n"
-    "\n"
-    "  script           a Lua file; also the name of one of tetrain's own, like train_gpt.lua\n"
-    "  -                run standard input\n"
-    "  -e CODE          run CODE first\n"
-    "  -l MODULE        require MODULE first\n"
-    "  -i               prompt after the script; also without script or code on a terminal\n"
-    "  --device NAME    where new tensors are made: cpu, cuda, cuda:N (default: cpu)\n"
-    "  --threads N      CPU threads (default: all cores)\n"
-    "  --seed N         seed of the random numbers (default: 0)\n"
-    "  --version        print the version\n"
-    "  --help           print this\n"
-    "\n"
-    "Exit status: 0, 1 when the script fails, 2 for a wrong command line, or what the script passes to os.exit.\n";
+enum { EXIT_WRONG = 2, NOT_DONE = -1 };
+
+const option_row command_line_options[] = {
+    {OPTION_EXECUTE, "-e", "CODE", "run CODE first"},
+    {OPTION_REQUIRE, "-l", "MODULE", "require MODULE first; a global of its name holds it"},
+    {OPTION_INTERACTIVE, "-i", NULL, "prompt after the script; also without script or code on a terminal"},
+    {OPTION_DEVICE, "--device", "NAME", "where new tensors are made: cpu, cuda, cuda:N (default: cpu)"},
+    {OPTION_THREADS, "--threads", "N", "CPU threads (default: all cores)"},
+    {OPTION_SEED, "--seed", "N", "seed of the random numbers (default: 0)"},
+    {OPTION_MEM_LIMIT, "--mem-limit", "SIZE", "most memory for tensors, as in 512M or 8G (default: no limit)"},
+    {OPTION_MAN, "--man", NULL, "print the manual page"},
+    {OPTION_COMPLETION, "--completion", NULL, "print the completion script for bash"},
+    {OPTION_VERSION, "--version", NULL, "print the version"},
+    {OPTION_HELP, "--help", NULL, "print this"},
+    {OPTION_HELP, NULL, NULL, NULL},
+};
+
+const tool_row command_line_tools[] = {
+    {"repl", "", "the prompt"},
+    {"train", "[options]", "train a GPT on text"},
+    {"generate", "[options]", "continue a text with a trained model"},
+    {"inspect", "FILE...", "list the tensors and metadata of safetensors files"},
+    {"plan", "SCRIPT [arguments]", "print how the model that SCRIPT returns will run"},
+    {"bench", "[options]", "measure the engine's kernels beside what the machine allows"},
+    {"doctor", "", "say what was found on this machine, and why something is off"},
+    {"plot", "RUN...", "draw loss, throughput and gradient norm of training runs"},
+    {NULL, NULL, NULL},
+};
 
 static int usage_error(const char *format, const char *what)
 {
     fputs("tetrain: ", stderr);
     fprintf(stderr, format, what);
     fputs("\nTry \"tetrain --help\".\n", stderr);
-    return 2;
+    return EXIT_WRONG;
 }
 
-/* The value of option argv[*i] when it is `name`: behind '=' or the next argument. *missing when there is none. */
-static const char *value_of(int argc, char **argv, int *i, const char *name, bool *missing)
+/* How many letters differ, counting a missing or additional one as all that follow it. */
+static int difference(const char *a, const char *b)
 {
-    size_t n = strlen(name);
-    *missing = false;
-    if (strncmp(argv[*i], name, n) != 0) return NULL;
-    if (argv[*i][n] == '=') return argv[*i] + n + 1;
-    if (argv[*i][n]) return NULL;
-    if (*i + 1 < argc) return argv[++*i];
-    *missing = true;
-    return NULL;
+    int n = 0;
+    for (; *a && *b; a++, b++) {
+        if (*a == *b) continue;
+        if (a[1] == *b && a[0] != b[1]) a++;
+        else if (b[1] == *a) b++;
+        n++;
+    }
+    return n + (int)strlen(a) + (int)strlen(b);
+}
+
+static int unknown_option(const char *word)
+{
+    const char *nearest = NULL;
+    size_t      length = strcspn(word, "=");
+    int         least = 3;
+    char        name[64];
+    snprintf(name, sizeof name, "%.*s", (int)length, word);
+    for (const option_row *row = command_line_options; row->spelling; row++) {
+        bool beginning = length > 3 && strncmp(row->spelling, name, length) == 0;
+        int  d = beginning ? 0 : difference(name, row->spelling);
+        if (strlen(row->spelling) < 3 || d >= least) continue;
+        least = d;
+        nearest = row->spelling;
+    }
+    if (!nearest) return usage_error("unknown option \"%s\"", word);
+    char format[128];
+    snprintf(format, sizeof format, "unknown option \"%%s\"; did you mean %s?", nearest);
+    return usage_error(format, word);
 }
 
 static bool parse_number(const char *text, unsigned long long most, unsigned long long *number)
@@ -54,47 +85,84 @@ static bool parse_number(const char *text, unsigned long long most, unsigned lon
     return *text >= '0' && *text <= '9' && !*end && !errno && *number <= most;
 }
 
-static int parse_long_option(command_line *line, int argc, char **argv, int *i)
+/* "512M": a whole number with K, M, G or T, in steps of 1024. */
+static bool parse_size(const char *text, size_t *bytes)
 {
-    static const char *const names[] = {"--device", "--threads", "--seed"};
-    unsigned long long       number;
-    if (strcmp(argv[*i], "--help") == 0) return fputs(help, stdout), 0;
-    if (strcmp(argv[*i], "--version") == 0) return printf("tetrain %s\n", tetrain_version()), 0;
-    for (int k = 0; k < 3; k++) {
-        bool        missing;
-        const char *value = value_of(argc, argv, i, names[k], &missing);
-        if (missing) return usage_error("%s needs a value", names[k]);
-        if (!value) continue;
-        if (k == 0) {
-            line->device = value;
-            return -1;
-        }
-        if (!parse_number(value, k == 1 ? 1024 : (1ull << 53), &number))
-            return usage_error(k == 1 ? "--threads: \"%s\" is no whole number up to 1024" : "--seed: \"%s\" is no whole number up to 2^53", value);
-        if (k == 1) {
-            line->threads = (int)number;
-        } else {
-            line->seed = number;
-            line->seed_given = true;
-        }
-        return -1;
-    }
-    return usage_error("unknown option \"%s\"", argv[*i]);
+    static const char  units[] = "KMGT";
+    unsigned long long number;
+    char               digits[32];
+    size_t             n = strspn(text, "0123456789");
+    const char        *unit = text[n] ? strchr(units, text[n]) : NULL;
+    if (n == 0 || n >= sizeof digits || (text[n] && (!unit || text[n + 1]))) return false;
+    memcpy(digits, text, n);
+    digits[n] = 0;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (!parse_number(digits, SIZE_MAX >> shift, &number) || number == 0) return false;
+    *bytes = (size_t)number << shift;
+    return true;
 }
 
-/* -e CODE, -eCODE, -l MODULE, -lMODULE, -i */
-static int parse_short_option(command_line *line, int argc, char **argv, int *i)
+static int add_action(command_line *line, const option_row *row, const char *value)
 {
-    const char *option = argv[*i];
-    if (strcmp(option, "-i") == 0) {
-        line->interactive = true;
-        return -1;
+    if (line->n_actions == MAX_ACTIONS) return usage_error("too many -e and -l options: \"%s\"", value);
+    line->actions[line->n_actions++] = (action){row->id == OPTION_EXECUTE ? ACTION_EXECUTE : ACTION_REQUIRE, value};
+    return NOT_DONE;
+}
+
+static int apply(command_line *line, const option_row *row, const char *value)
+{
+    unsigned long long number;
+    switch (row->id) {
+    case OPTION_EXECUTE:
+    case OPTION_REQUIRE: return add_action(line, row, value);
+    case OPTION_INTERACTIVE: line->interactive = true; return NOT_DONE;
+    case OPTION_DEVICE: line->device = value; return NOT_DONE;
+    case OPTION_THREADS:
+        if (!parse_number(value, 1024, &number)) return usage_error("--threads: \"%s\" is no whole number up to 1024", value);
+        line->threads = (int)number;
+        return NOT_DONE;
+    case OPTION_SEED:
+        if (!parse_number(value, 1ull << 53, &number)) return usage_error("--seed: \"%s\" is no whole number up to 2^53", value);
+        line->seed = number;
+        line->seed_given = true;
+        return NOT_DONE;
+    case OPTION_MEM_LIMIT:
+        if (!parse_size(value, &line->mem_limit)) return usage_error("--mem-limit: \"%s\" is no size like 512M or 8G", value);
+        return NOT_DONE;
+    case OPTION_MAN: manual_print_man(stdout); return 0;
+    case OPTION_COMPLETION: manual_print_completion(stdout); return 0;
+    case OPTION_VERSION: printf("tetrain %s\n", tetrain_version()); return 0;
+    case OPTION_HELP: manual_print_help(stdout); return 0;
     }
-    if (option[1] != 'e' && option[1] != 'l') return usage_error("unknown option \"%s\"", option);
-    if (line->n_actions == MAX_ACTIONS) return usage_error("too many -e and -l options: \"%s\"", option);
-    if (!option[2] && *i + 1 == argc) return usage_error("%s needs a value", option);
-    line->actions[line->n_actions++] = (action){option[1] == 'e' ? ACTION_EXECUTE : ACTION_REQUIRE, option[2] ? option + 2 : argv[++*i]};
-    return -1;
+    return NOT_DONE;
+}
+
+/* Whether `word` spells the option; *attached is then the value within the word, NULL when there is none. */
+static bool spells(const char *word, const option_row *row, const char **attached)
+{
+    size_t n = strlen(row->spelling);
+    *attached = NULL;
+    if (strncmp(word, row->spelling, n) != 0) return false;
+    if (!word[n]) return true;
+    bool is_long = word[1] == '-';
+    if (is_long && word[n] != '=') return false;
+    *attached = word + n + is_long;
+    return is_long || row->value != NULL;
+}
+
+static int parse_option(command_line *line, int argc, char **argv, int *i)
+{
+    const char *value;
+    for (const option_row *row = command_line_options; row->spelling; row++) {
+        if (!spells(argv[*i], row, &value)) continue;
+        if (!row->value && value) return usage_error("%s takes no value", row->spelling);
+        if (row->value && !value) {
+            if (*i + 1 == argc) return usage_error("%s needs a value", row->spelling);
+            value = argv[++*i];
+        }
+        return apply(line, row, value);
+    }
+    return unknown_option(argv[*i]);
 }
 
 static void take_script(command_line *line, int argc, char **argv, int i)
@@ -103,6 +171,8 @@ static void take_script(command_line *line, int argc, char **argv, int i)
     line->script = strcmp(argv[i], "-") == 0 ? NULL : argv[i];
     line->argc = argc - i - 1;
     line->argv = (const char *const *)(argv + i + 1);
+    for (const tool_row *row = command_line_tools; row->name; row++)
+        if (strcmp(argv[i], row->name) == 0) line->tool = row;
 }
 
 int command_line_parse(command_line *line, int argc, char **argv)
@@ -114,8 +184,8 @@ int command_line_parse(command_line *line, int argc, char **argv)
             i++;
             break;
         }
-        int code = argv[i][1] == '-' ? parse_long_option(line, argc, argv, &i) : parse_short_option(line, argc, argv, &i);
-        if (code >= 0) return code;
+        int code = parse_option(line, argc, argv, &i);
+        if (code != NOT_DONE) return code;
     }
     if (i < argc) {
         take_script(line, argc, argv, i);
@@ -123,5 +193,5 @@ int command_line_parse(command_line *line, int argc, char **argv)
         line->interactive = isatty(STDIN_FILENO);
         line->run_script = !line->interactive;
     }
-    return -1;
+    return NOT_DONE;
 }

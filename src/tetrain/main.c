@@ -1,11 +1,16 @@
-/* main.c - the executable: command line, script runner and a plain prompt, over the public headers alone.
+/* main.c - the executable: command line, script runner, tools and prompt, over the public headers alone.
  *
  *     tetrain [options] [script [arguments]]
+ *     tetrain [options] TOOL [arguments]
+ *
+ * Tools are Lua files of the embedded library (te.tools.NAME); the prompt is the one that C runs, since every line must be
+ * a call of its own for an interrupt to end that line alone.
  *
  * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 130 after an interrupt that a script did not handle;
  * or what the script passes to os.exit.
  */
 #include "command_line.h"
+#include "lua_call.h"
 #include "prompt.h"
 
 #include <signal.h>
@@ -38,7 +43,12 @@ static int report(tetrain_status status)
 {
     if (status == TETRAIN_OK) return 0;
     const char *message = tetrain_error(running);
+    lua_texts   hint;
     if (*message) fprintf(stderr, "tetrain: %s\n", message);
+    if (status != TETRAIN_ERROR_INTERRUPTED && lua_call_text(running, "te.tools.hint", "text", message, strlen(message), &hint)) {
+        if (hint.first) fprintf(stderr, "hint: %s\n", hint.first);
+        lua_texts_free(&hint);
+    }
     return status == TETRAIN_ERROR_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_SCRIPT;
 }
 
@@ -54,7 +64,7 @@ static bool readable(char *path, size_t size, const char *folder, const char *mi
 /* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. */
 static const char *find_script(const char *name, char *path, size_t size)
 {
-    static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/scripts/", "/../share/tetrain/scripts/"};
+    static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/tetrain/scripts/"};
     char                     folder[3072];
     if (!name || strchr(name, '/') || access(name, R_OK) == 0) return name;
     ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
@@ -87,9 +97,25 @@ static int run_actions(const command_line *line)
     return code;
 }
 
+static int run_tool(const command_line *line)
+{
+    if (strcmp(line->tool->name, "repl") == 0 && line->argc == 0) return prompt_run(running, catch_signals);
+    if (!lua_set_arguments(running, line->tool->name, line->argc, line->argv)) {
+        fprintf(stderr, "tetrain: out of memory\n");
+        return EXIT_SCRIPT;
+    }
+    return report(run_text("require('te.tools').run(arg)", "=tetrain"));
+}
+
+static int run_script(const command_line *line)
+{
+    char        path[4096];
+    const char *script = line->script ? find_script(line->script, path, sizeof path) : NULL;
+    return report(tetrain_run_file(running, script, line->argc, line->argv));
+}
+
 static int run(const command_line *line)
 {
-    char            path[4096];
     te_memory_stats stats;
     if (line->device && te_context_memory(tetrain_context(running), line->device, &stats) != TE_OK) {
         fprintf(stderr, "tetrain: %s\n", te_context_error(tetrain_context(running)));
@@ -99,10 +125,7 @@ static int run(const command_line *line)
     catch_signals();
     int code = report(run_text(prelude, "=tetrain"));
     if (code == 0) code = run_actions(line);
-    if (code == 0 && line->run_script) {
-        const char *script = line->script ? find_script(line->script, path, sizeof path) : NULL;
-        code = report(tetrain_run_file(running, script, line->argc, line->argv));
-    }
+    if (code == 0 && line->run_script) code = line->tool ? run_tool(line) : run_script(line);
     if (code == 0 && line->interactive) code = prompt_run(running, catch_signals);
     return code;
 }
@@ -112,7 +135,9 @@ int main(int argc, char **argv)
     command_line line;
     int          code = command_line_parse(&line, argc, argv);
     if (code >= 0) return code;
-    tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads};
+    bool            prompt = line.interactive || (line.tool && strcmp(line.tool->name, "repl") == 0);
+    tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads,
+                               .tensor_memory_limit = line.mem_limit, .flags = prompt ? TETRAIN_INTERPRETED : 0};
     running = tetrain_open(&options);
     if (!running) {
         fprintf(stderr, "tetrain: out of memory\n");

@@ -1,105 +1,134 @@
-/* prompt.c - a plain prompt: an expression is printed, a statement is run, an unfinished one asks for more lines.
+/* prompt.c - the prompt: reads lines until they make a chunk, and has te.tools.repl run it.
  *
- * `te` is loaded. Globals persist from line to line; an error or an interrupt ends the line, not the session.
+ * Every chunk is a call of the host interface, so that Ctrl-C ends this chunk and nothing else; what is typed, shown and
+ * completed is decided in Lua. Piped input gets no prompt and no echo.
  */
 #include "prompt.h"
 
+#include "line_editor.h"
+#include "lua_call.h"
+
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Runs `text`, which the line before this defines: as an expression first, else as a statement. Sets _MORE when the text is
- * the beginning of something. */
-static const char evaluate[] = "_MORE = nil\n"
-                               "local chunk, problem = loadstring('return ' .. text, '=prompt')\n"
-                               "if not chunk then chunk, problem = loadstring(text, '=prompt') end\n"
-                               "if not chunk and problem:find(\"near '<eof>'$\") then _MORE = true return end\n"
-                               "if not chunk then error(problem, 0) end\n"
-                               "local function show(...) if select('#', ...) > 0 then print(...) end end\n"
-                               "show(chunk())\n";
+static const char module[] = "te.tools.repl";
 
-typedef struct text_buffer {
-    char  *text;
-    size_t size, capacity;
-} text_buffer;
+typedef struct session {
+    tetrain     *rt;
+    line_editor *editor;
+    char        *text; /* the lines so far */
+    size_t       size, capacity;
+} session;
 
-static bool append(text_buffer *b, const char *text, size_t size)
+static bool append(session *s, const char *text, size_t size)
 {
-    if (b->size + size + 1 > b->capacity) {
-        size_t capacity = 2 * (b->size + size + 1);
-        char  *p = realloc(b->text, capacity);
+    if (s->size + size + 2 > s->capacity) {
+        size_t capacity = 2 * (s->size + size + 2);
+        char  *p = realloc(s->text, capacity);
         if (!p) return false;
-        b->text = p;
-        b->capacity = capacity;
+        s->text = p;
+        s->capacity = capacity;
     }
-    memcpy(b->text + b->size, text, size);
-    b->size += size;
-    b->text[b->size] = 0;
+    memcpy(s->text + s->size, text, size);
+    s->size += size;
+    s->text[s->size++] = '\n';
+    s->text[s->size] = 0;
     return true;
 }
 
-/* One line of any length without its newline; false at the end of input. */
-static bool read_line(text_buffer *b)
+static completion complete(void *user, const char *before, size_t size)
 {
-    char piece[512];
-    b->size = 0;
-    while (fgets(piece, sizeof piece, stdin)) {
-        size_t n = strlen(piece);
-        bool   whole = n && piece[n - 1] == '\n';
-        if (!append(b, piece, n - whole)) return false;
-        if (whole) return true;
-    }
-    return b->size > 0;
+    session  *s = user;
+    lua_texts found;
+    if (!lua_call_text(s->rt, module, "complete", before, size, &found)) return (completion){NULL, NULL};
+    return (completion){found.first, found.second};
 }
 
-/* The text as a Lua string, every byte by its number, goes ahead of the chunk that evaluates it. */
-static tetrain_status run_text(tetrain *rt, const text_buffer *text)
+/* Shows what the last call left: the message without the frames of the prompt itself. */
+static void show_problem(session *s)
 {
-    text_buffer    code = {0};
-    tetrain_status status = TETRAIN_ERROR_MEMORY;
-    bool           good = append(&code, "local text = '", 14);
-    for (size_t i = 0; i < text->size && good; i++) {
-        char escape[8];
-        int  n = snprintf(escape, sizeof escape, "\\%03d", (unsigned char)text->text[i]);
-        good = append(&code, escape, (size_t)n);
-    }
-    good = good && append(&code, "'\n", 2) && append(&code, evaluate, sizeof evaluate - 1);
-    if (good) status = tetrain_run_string(rt, code.text, code.size, "=prompt");
-    free(code.text);
-    return status;
+    const char *message = tetrain_error(s->rt);
+    lua_texts   text;
+    fflush(stdout);
+    if (lua_call_text(s->rt, module, "problem", message, strlen(message), &text) && text.first) message = text.first;
+    fprintf(stderr, "%s\n", message);
+    lua_texts_free(&text);
 }
 
-/* Whether the last evaluation wants more lines. */
-static bool wants_more(tetrain *rt)
+/* Hands the lines so far over; false when they are only the beginning of something. */
+static bool hand_over(session *s)
 {
-    static const char test[] = "if not _MORE then error('no', 0) end";
-    return tetrain_run_string(rt, test, sizeof test - 1, "=prompt") == TETRAIN_OK;
+    lua_texts state;
+    bool      whole = !lua_call_text(s->rt, module, "take", s->text, s->size, &state) || !state.first;
+    lua_texts_free(&state);
+    return whole;
+}
+
+/* Runs what was handed over. */
+static void evaluate(session *s, void (*catch_signals)(void))
+{
+    static const char run[] = "require('te.tools.repl').run()";
+    catch_signals();
+    if (tetrain_run_string(s->rt, run, sizeof run - 1, "=tetrain") != TETRAIN_OK) show_problem(s);
+    fflush(stdout);
+    s->size = 0;
+}
+
+static const char *history_file(char *path, size_t size)
+{
+    const char *given = getenv("TETRAIN_HISTORY"), *home = getenv("HOME");
+    if (given) return *given ? given : NULL;
+    if (!home || !*home) return NULL;
+    snprintf(path, size, "%s/.tetrain_history", home);
+    return path;
+}
+
+/* Returns the exit status: 0 at the end of input, 130 after Ctrl-C twice at an empty line. */
+static int loop(session *s, void (*catch_signals)(void))
+{
+    bool interrupted = false;
+    for (;;) {
+        const char *line;
+        size_t      size;
+        line_result result = line_editor_read(s->editor, s->size ? ">> " : "> ", &line, &size);
+        if (result == LINE_END) break;
+        if (result == LINE_INTERRUPTED) {
+            bool empty = s->size == 0 && size == 0;
+            if (interrupted && empty) return 130;
+            interrupted = empty;
+            if (interrupted) printf("(Ctrl-C again or Ctrl-D ends)\n");
+            s->size = 0;
+            continue;
+        }
+        interrupted = false;
+        if (!append(s, line, size)) return 1;
+        if (result == LINE_READ && hand_over(s)) evaluate(s, catch_signals);
+    }
+    if (s->size) evaluate(s, catch_signals); /* what the end of input cut off says so itself */
+    return 0;
 }
 
 int prompt_run(tetrain *rt, void (*catch_signals)(void))
 {
-    static const char load[] = "te = require 'te'";
-    text_buffer       line = {0}, text = {0};
-    if (tetrain_run_string(rt, load, sizeof load - 1, "=prompt") != TETRAIN_OK) {
+    static const char   load[] = "te = require 'te' require 'te.tools.repl'";
+    char                path[4096];
+    session             s = {.rt = rt};
+    line_editor_options options = {.history = history_file(path, sizeof path), .complete = complete, .user = &s};
+    if (tetrain_run_string(rt, load, sizeof load - 1, "=tetrain") != TETRAIN_OK) {
         fprintf(stderr, "tetrain: %s\n", tetrain_error(rt));
         return 1;
     }
-    printf("tetrain %s\n", tetrain_version());
-    for (;;) {
-        fputs(text.size ? ">> " : "> ", stdout);
-        fflush(stdout);
-        catch_signals();
-        if (!read_line(&line)) break;
-        if (!append(&text, line.text ? line.text : "", line.size) || !append(&text, "\n", 1)) break;
-        tetrain_status status = run_text(rt, &text);
-        if (status != TETRAIN_OK)
-            fprintf(stderr, "%s\n", tetrain_error(rt));
-        else if (wants_more(rt))
-            continue;
-        text.size = 0;
+    setlocale(LC_CTYPE, "");
+    s.editor = line_editor_open(&options);
+    if (!s.editor) {
+        fprintf(stderr, "tetrain: out of memory\n");
+        return 1;
     }
-    fputc('\n', stdout);
-    free(line.text);
-    free(text.text);
-    return 0;
+    if (line_editor_on_terminal(s.editor)) printf("tetrain %s  ?name explains, :help lists what the prompt can do\n", tetrain_version());
+    int code = loop(&s, catch_signals);
+    line_editor_close(s.editor);
+    free(s.text);
+    return code;
 }

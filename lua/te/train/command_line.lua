@@ -9,6 +9,8 @@
 --
 -- --key=value and --key value are the same, - and _ too. A boolean stands alone (--resume) or takes true or false.
 -- With presets there is an option --preset: its values stand between the defaults and what the command line says.
+-- Words that are no options are an error unless arguments = { "FILE", help = "…", min = 1, max = 1 } is declared; they
+-- are o.arguments then. With rest = true everything from the first of them on is: the words of somebody else's script.
 
 local fail = require "te.fail"
 local options = require "te.options"
@@ -24,8 +26,10 @@ local function usage(self, message)
 end
 
 local function new(declared)
-    local self = setmetatable({ script = declared.script, about = declared.about, rows = {}, by_key = {},
-        presets = declared.presets }, CommandLine)
+    local tool = type(arg) == "table" and arg[0] -- "train" for a script that was embedded as a tool
+    local embedded = tool and not tool:find("[./]") and tool ~= "-"
+    local self = setmetatable({ script = embedded and tool or declared.script, about = declared.about, rows = {}, by_key = {},
+        presets = declared.presets, arguments = declared.arguments }, CommandLine)
     for i, row in ipairs(declared) do self.rows[i] = row end
     if self.presets then
         table.insert(self.rows, 1, { "preset", "string", choices = options.names(self.presets),
@@ -62,31 +66,54 @@ local function find(self, name)
     usage(self, ("unknown option --%s%s"):format(name, near and (", did you mean --%s?"):format(near) or ""))
 end
 
--- Options that the words give, by key.
+local function check_arguments(self, found)
+    local declared = self.arguments
+    if #found < (declared.min or 0) then usage(self, ("%s is missing"):format(declared[1])) end
+    if #found > (declared.max or math.huge) then
+        usage(self, ("unexpected argument %q"):format(found[declared.max + 1]))
+    end
+end
+
+-- The option at position i as key and value, and the position behind it.
+local function read_option(self, words, i)
+    local name, value = words[i]:match("^%-%-([^=]+)=(.*)$")
+    local option = find(self, name or words[i]:match("^%-%-(.+)$"))
+    if value == nil then
+        local following = words[i + 1]
+        if option.check[1] == "boolean" and following ~= "true" and following ~= "false" then
+            value = "true"
+        elseif following == nil then
+            usage(self, ("--%s: expected %s"):format(option.name, options.describe(option.check)))
+        else
+            value, i = following, i + 1
+        end
+    end
+    return key_of(option.name), convert(self, option, value), i + 1
+end
+
+-- Options that the words give, by key, and the words that are no options.
 local function read(self, words)
-    local given, i = {}, 1
+    local given, found, i = {}, {}, 1
     while words[i] do
         local word = words[i]
         if word == "--help" or word == "-h" then
             io.stdout:write(self:help())
             run.fail(run.exit.ok)
+        elseif word:find("^%-%-.") then
+            local key, value
+            key, value, i = read_option(self, words, i)
+            given[key] = value
+        elseif not self.arguments then
+            usage(self, ("unexpected argument %q"):format(word))
+        else
+            local last = self.arguments.rest and #words or i
+            for k = i, last do found[#found + 1] = words[k] end
+            i = last + 1
         end
-        local name, value = word:match("^%-%-([^=]+)=(.*)$")
-        name = name or word:match("^%-%-(.+)$")
-        if not name then usage(self, ("unexpected argument %q"):format(word)) end
-        local option = find(self, name)
-        if value == nil then
-            local following = words[i + 1]
-            if option.check[1] == "boolean" and following ~= "true" and following ~= "false" then
-                value = "true"
-            elseif following == nil then
-                usage(self, ("--%s: expected %s"):format(option.name, options.describe(option.check)))
-            else
-                value, i = following, i + 1
-            end
-        end
-        given[key_of(option.name)] = convert(self, option, value)
-        i = i + 1
+    end
+    if self.arguments then
+        check_arguments(self, found)
+        given.arguments = found
     end
     return given
 end
@@ -135,7 +162,8 @@ end
 
 --- The text of --help.
 function CommandLine:help()
-    local lines = { ("usage: tetrain %s [--option=value …]\n"):format(self.script), self.about, "" }
+    local words = self.arguments and " " .. self.arguments[1] or ""
+    local lines = { ("usage: tetrain %s [--option=value …]%s\n"):format(self.script, words), self.about, "" }
     for _, row in ipairs(self.rows) do
         if row.section then lines[#lines + 1] = "\n" .. row.section end
         local default = value_text(row[3])

@@ -1,0 +1,107 @@
+--- te.tools.help: what a name or value is, for ?name and help(x) at the prompt.
+
+local te = require "te"
+local reference = require "te.tools.reference"
+
+local help = {}
+
+local function parameter_lines(entry)
+    local lines = {}
+    for _, p in ipairs(entry.params) do
+        if p.doc and p.doc ~= "" then lines[#lines + 1] = ("  %s (%s): %s"):format(p.name, p.type, p.doc) end
+    end
+    return lines
+end
+
+local function describe(entry)
+    local lines = { entry.signature }
+    if entry.doc ~= "" then lines[#lines + 1] = entry.doc end
+    for _, line in ipairs(parameter_lines(entry)) do lines[#lines + 1] = line end
+    if #entry.results > 0 and entry.kind ~= "operation" then lines[#lines + 1] = "  returns " .. table.concat(entry.results, ", ") end
+    return table.concat(lines, "\n")
+end
+
+-- "te.optim.AdamW" as a value; the names on the way are those of tables.
+local function resolve(path)
+    local value = _G
+    for name in path:gmatch "[^.:]+" do
+        if type(value) ~= "table" then return nil end
+        local ok, found = pcall(function(t, key) return t[key] end, value, name)
+        value = ok and found or nil
+    end
+    return value
+end
+
+local function names_of(entries)
+    local names = {}
+    for _, entry in ipairs(entries) do names[#names + 1] = entry.name end
+    return names
+end
+
+local function of_lua_function(fn)
+    local known = reference.of_function(fn)
+    if not known then return "a function written in C" end
+    local names = {}
+    for i, p in ipairs(known.params) do names[i] = p.name end
+    known.signature = ("function(%s)  %s:%d"):format(table.concat(names, ", "), known.file, known.line)
+    return describe(known)
+end
+
+local function of_instance(value)
+    local mt = getmetatable(value)
+    local text = tostring(value)
+    return mt and mt.__name and ("an instance of %s\n%s"):format(mt.__name, text) or text
+end
+
+-- The entry of `te` that holds this very value.
+local function entry_holding(value)
+    for _, entry in ipairs(reference.entries()) do
+        if rawget(te, entry.name) == value then return entry end
+    end
+end
+
+local function of_value(value)
+    if te.is_tensor(value) then
+        return tostring(value):match "^[^\n]*" .. "\nMethods: " .. table.concat(names_of(reference.methods()), " ")
+    end
+    local entry = (type(value) == "function" or type(value) == "table") and entry_holding(value)
+    if entry then return describe(entry) end
+    if type(value) == "function" then return of_lua_function(value) end
+    if type(value) == "table" then return of_instance(value) end
+    return require("te.tools.show")(value)
+end
+
+local overview = [[
+te.NAME: ?NAME explains each of them.
+]]
+
+local function all()
+    local kinds, order = {}, { "operation", "function", "class", "module" }
+    for _, entry in ipairs(reference.entries()) do
+        kinds[entry.kind] = kinds[entry.kind] or {}
+        table.insert(kinds[entry.kind], entry.name)
+    end
+    local lines = { overview }
+    for _, kind in ipairs(order) do lines[#lines + 1] = ("%s: %s\n"):format(kind, table.concat(kinds[kind] or {}, " ")) end
+    return (table.concat(lines, "\n"):gsub("%s+$", ""))
+end
+
+--- Text about a value, or about what a string names: an operation, a function, a class, a global, a method of tensors.
+---@param what any
+---@return string
+function help.text(what)
+    if what == nil or what == "" then return all() end
+    if type(what) ~= "string" then return of_value(what) end
+    local entry = reference.find((what:gsub("^te%.", "")))
+    if entry then return describe(entry) end
+    local value = resolve(what)
+    if value ~= nil then return of_value(value) end
+    local method = what:match "^[%w_]*:?([%w_]+)$"
+    for _, candidate in ipairs(reference.methods()) do
+        if candidate.name == method then return describe(candidate) end
+    end
+    local near = te._core.nearest(what:gsub("^te%.", ""), names_of(reference.entries()))
+    error(("nothing is known of %q%s"):format(what, near and ("; did you mean %s?"):format(near) or ""), 0)
+end
+
+return help

@@ -1,0 +1,53 @@
+--- te.tools.hint: one more sentence for messages whose cause is often the same.
+
+local te = require "te"
+
+local hint = {}
+
+-- The file in the same folder whose name is nearest.
+local function near_file(path)
+    local folder, name = path:match "^(.*/)([^/]*)$"
+    folder, name = folder or "", name or path
+    local ok, names = pcall(te._core.list_dir, folder == "" and "." or folder)
+    local near = ok and te._core.nearest(name, names)
+    return near and ("did you mean %s%s?"):format(folder, near)
+end
+
+local TOOLS = { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" }
+
+-- Rows of { pattern, sentence or function of the captures }; the first that fits is taken.
+local rows = {
+    { "cannot open ([^\n]-): No such file", function(path)
+        local tool = te._core.nearest(path, TOOLS)
+        return near_file(path) or tool and ("there is a tool called %s: tetrain %s"):format(tool, tool)
+    end },
+    { "global 'te' %(a nil value%)", "a script begins with: local te = require \"te\"" },
+    { "global '([%w_]+)' %(a nil value%)", function(name)
+        local names = {}
+        for known in pairs(_G) do names[#names + 1] = tostring(known) end
+        local near = te._core.nearest(name, names)
+        local there = rawget(te, name) ~= nil or require("te.modules")[name]
+        return there and ("there is te.%s"):format(name) or near and near ~= name and ("did you mean %s?"):format(near)
+    end },
+    { "module '(te[%w_.]*)' not found", "the library's modules are reached through te: te.optim, te.models" },
+    { "out of memory", "smaller batches, te.checkpoint or te.no_grad need less; :mem and te.memory_stats() say what is in use" },
+    { "stack overflow", "a function calls itself without end" },
+    { "unexpected symbol near '!'", "Lua writes ~= for not equal and `not x` for negation" },
+    { "'=' expected near '%+?%-?='", "Lua has no += and ++; write x = x + 1" },
+}
+
+--- The sentence for a message; nil when there is nothing to add.
+---@param message string
+---@return string|nil
+function hint.text(message)
+    for _, row in ipairs(rows) do
+        local found = { message:find(row[1]) }
+        if found[1] then
+            local sentence = row[2]
+            if type(sentence) == "function" then sentence = sentence(unpack(found, 3)) end
+            return sentence or nil
+        end
+    end
+end
+
+return hint

@@ -1,0 +1,155 @@
+--- The tools of the executable: what they print, draw and refuse.
+
+local te = require "te"
+
+local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
+local folder
+
+local function write(name, text)
+    local path = folder .. "/" .. name
+    local file = assert(io.open(path, "wb"))
+    file:write(text)
+    file:close()
+    return path
+end
+
+local function read(path)
+    local file = assert(io.open(path, "rb"))
+    local text = file:read "*a"
+    file:close()
+    return text
+end
+
+-- Output, errors and exit status of a command line.
+local function run(arguments)
+    local out, err = folder .. "/out", folder .. "/err"
+    local status = os.execute(("'%s' %s >%s 2>%s </dev/null"):format(TETRAIN, arguments, out, err))
+    return read(out), read(err), status > 255 and status / 256 or status
+end
+
+describe("tetrain", function()
+    before_each(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+    end)
+    after_each(function() os.execute("rm -rf " .. folder) end)
+
+    it("says what every tool does", function()
+        for _, tool in ipairs { "train", "generate", "inspect", "plan", "bench", "doctor", "plot" } do
+            local out, err, status = run(tool .. " --help")
+            assert.equal(0, status, err)
+            assert.is_truthy(out:find("usage: tetrain " .. tool, 1, true), out)
+            _, err, status = run(tool .. " --no-such-option")
+            assert.equal(2, status)
+            assert.is_truthy(err:find(tool .. ": unknown option --no-such-option", 1, true), err)
+        end
+    end)
+
+    it("inspects safetensors files", function()
+        local path = folder .. "/m.safetensors"
+        te.save(path, { weight = te.tensor { { 1, 2, 3 }, { 4, 5, 6 } }, ids = te.tensor({ 7 }, { dtype = "int64" }) },
+            { about = ("long "):rep(40), step = "3" })
+        local out, err, status = run("inspect " .. path)
+        assert.equal(0, status, err)
+        assert.is_truthy(out:find(path .. ": 2 tensors, 7 elements, 32 B\n", 1, true), out)
+        assert.is_truthy(out:find("  weight  float32   {2, 3}  24 B\n", 1, true), out)
+        assert.is_truthy(out:find("  ids     int64     {1}  8 B\n", 1, true), out)
+        assert.is_truthy(out:find("  step = 3\n", 1, true) and out:find("(200 characters)", 1, true))
+        out = run("inspect --values " .. path)
+        assert.is_truthy(out:find("mean 3.5  std 1.708  min 1  max 6", 1, true), out)
+    end)
+
+    it("refuses damaged and missing files", function()
+        local path = write("bad.safetensors", "\255\255\255\255\255\255\255\127{}")
+        local _, err, status = run("inspect " .. path)
+        assert.equal(74, status)
+        assert.is_truthy(err:find(path, 1, true), err)
+        _, err, status = run("inspect " .. folder .. "/none")
+        assert.equal(74, status)
+        assert.is_truthy(err:find(folder .. "/none: cannot open: No such file or directory", 1, true), err)
+        _, err, status = run "inspect"
+        assert.equal(2, status)
+        assert.is_truthy(err:find("FILE... is missing", 1, true), err)
+    end)
+
+    it("draws runs", function()
+        local lines = {}
+        for step = 1, 50 do
+            lines[step] = ('{"step":%d,"loss":%.4f,"lr":0.001,"grad_norm":%.3f,"ms":2.5,"tokens_per_s":%d}'):format(step, 4 / step, 1 + step / 50, 1000 + step)
+        end
+        te._core.mkdir(folder .. "/a")
+        te._core.mkdir(folder .. "/b")
+        write("a/metrics.jsonl", table.concat(lines, "\n") .. "\n")
+        write("b/metrics.jsonl", table.concat(lines, "\n", 1, 20) .. '\n{"step":21,"lo') -- cut off
+        local out, err, status = run(("plot %s/a %s/b"):format(folder, folder))
+        assert.equal(0, status, err)
+        for _, part in ipairs { "loss\n", "tokens/s\n", "gradient norm\n", "* a: 50 steps, last loss 0.0800", "+ b: 20 steps" } do
+            assert.is_truthy(out:find(part, 1, true), part)
+        end
+        local svg = read(folder .. "/a/plot.svg")
+        local _, curves = svg:gsub("<polyline", "")
+        assert.equal(6, curves)
+        assert.is_truthy(svg:find "^<svg " and svg:find "</svg>%s*$")
+        -- the first loss is the highest point of its panel, the last the lowest: y counts downwards
+        local first, last = svg:match 'points="[%d.]+,([%d.]+) .- [%d.]+,([%d.]+)"/>'
+        assert.is_true(tonumber(first) < tonumber(last))
+        local only = run(("plot --terminal=false --svg=%s/x.svg %s/a"):format(folder, folder))
+        assert.equal(folder .. "/x.svg\n", only)
+        _, err, status = run(("plot %s"):format(folder))
+        assert.equal(74, status)
+        assert.is_truthy(err:find("metrics.jsonl: No such file", 1, true), err)
+    end)
+
+    it("examines the machine", function()
+        local out, err, status = run "doctor"
+        assert.equal(0, status, out .. err)
+        for _, name in ipairs { "tetrain ", "processor ", "kernels ", "products ", "training ", "files ", "cuda " } do
+            assert.is_truthy(out:find("\n" .. name, 1, true) or out:find("^" .. name), name)
+        end
+        assert.is_truthy(out:find "nothing is off\n$")
+    end)
+
+    it("measures kernels", function()
+        local out, err, status = run "bench --rows=64 --width=64 --seconds=0.001 --threads=1"
+        assert.equal(0, status, err)
+        for _, name in ipairs { "copy", "gelu", "layer_norm", "linear", "attention" } do
+            assert.is_truthy(out:find("\n" .. name .. "[^\n]+ms +[%d.]+ G"), name)
+        end
+    end)
+
+    it("plans what a script returns, or says why not", function()
+        local cases = {
+            ["return 3"] = "plan: expected a model, got number",
+            ["local te = require 'te' return te.ones(2)"] = "plan: expected a model, got a tensor",
+            ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] = "plan: a Linear has no plan",
+            [""] = "returns nothing; it should return a model and its inputs", ["local x ="] = "unexpected symbol near '<eof>'",
+        }
+        for text, message in pairs(cases) do
+            local path = write("script.lua", text)
+            local _, err, status = run("plan " .. path)
+            assert.equal(1, status, text)
+            assert.is_truthy(err:find(message, 1, true), err)
+        end
+        local path = write("model.lua", [[
+            local te = require "te"
+            assert(arg[0]:find "model%.lua$" and arg[1] == "--width" and select("#", ...) == 2)
+            local model = te.Sequential(te.Linear(4, 4), te.GELU())
+            if not model.explain then function model:explain(x) return "stand-in for " .. x.shape[1] end end
+            return model, te.ones { 2, 4 }]])
+        local out, err, status = run("plan " .. path .. " --width 4")
+        assert.equal(0, status, err)
+        assert.is_truthy(#out > 10)
+    end)
+
+    it("trains and generates", function()
+        local data = write("text.txt", ("the quick brown fox jumps over the lazy dog\n"):rep(60))
+        local out, err, status = run(("train --data=%s --out=%s/run --steps=2 --n-layer=1 --n-embd=16 --n-head=2 --block=16 --eval-batches=1 --sample-tokens=0")
+            :format(data, folder))
+        assert.equal(0, status, err)
+        assert.is_truthy(out:find("step 2", 1, true))
+        out, err, status = run(("generate --out=%s/run --tokens=5 --prompt=the"):format(folder))
+        assert.equal(0, status, err)
+        assert.equal(9, #out)
+    end)
+end)

@@ -1,0 +1,101 @@
+/* manual.c - help, manual page and shell completion, all from the tables of command_line.c. */
+#include "command_line.h"
+
+#include <string.h>
+
+static const char exit_statuses[] =
+    "0; 1 when the script fails; 2 for a wrong command line; 130 after an interrupt; or what the script passes to os.exit.";
+
+static void print_row(FILE *out, const char *name, const char *value, const char *help)
+{
+    char left[64];
+    snprintf(left, sizeof left, "%s%s%s", name, value && *value ? " " : "", value ? value : "");
+    fprintf(out, "  %-24s %s\n", left, help);
+}
+
+void manual_print_help(FILE *out)
+{
+    fputs("usage: tetrain [options] [script [arguments]]\n"
+          "       tetrain [options] TOOL [arguments]\n\n", out);
+    print_row(out, "script", NULL, "a Lua file; also the name of one of tetrain's own, like train_gpt.lua");
+    print_row(out, "-", NULL, "run standard input");
+    for (const option_row *row = command_line_options; row->spelling; row++) print_row(out, row->spelling, row->value, row->help);
+    fputs("\nTools (\"tetrain TOOL --help\" says more; a file of such a name is run as ./NAME)\n", out);
+    for (const tool_row *row = command_line_tools; row->name; row++) print_row(out, row->name, row->arguments, row->help);
+    fprintf(out, "\nExit status: %s\n", exit_statuses);
+}
+
+/* In the notation of man pages a hyphen is a hyphen only behind a backslash. */
+static void put_roff(FILE *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '-' || *text == '\\') fputc('\\', out);
+        fputc(*text, out);
+    }
+}
+
+static void put_entry(FILE *out, const char *name, const char *value, const char *help)
+{
+    fputs(".TP\n\\fB", out);
+    put_roff(out, name);
+    fputs("\\fR", out);
+    if (value && *value) {
+        fputs(" \\fI", out);
+        put_roff(out, value);
+        fputs("\\fR", out);
+    }
+    fputc('\n', out);
+    put_roff(out, help);
+    fputc('\n', out);
+}
+
+void manual_print_man(FILE *out)
+{
+    fprintf(out, ".TH TETRAIN 1 \"\" \"tetrain %s\" \"User Commands\"\n", tetrain_version());
+    fputs(".SH NAME\ntetrain \\- train and run Transformers, scripted in Lua\n"
+          ".SH SYNOPSIS\n.B tetrain\n[options] [script [arguments]]\n.br\n.B tetrain\n[options] \\fITOOL\\fR [arguments]\n"
+          ".SH DESCRIPTION\nRuns a Lua script with the library \\fBte\\fR at hand. Everything after the script goes to it untouched, as the\n"
+          "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those installed.\n"
+          ".SH OPTIONS\n", out);
+    for (const option_row *row = command_line_options; row->spelling; row++) put_entry(out, row->spelling, row->value, row->help);
+    fputs(".SH TOOLS\n", out);
+    for (const tool_row *row = command_line_tools; row->name; row++) put_entry(out, row->name, row->arguments, row->help);
+    fputs(".SH ENVIRONMENT\n", out);
+    put_entry(out, "TE_CPU_ISA", NULL, "highest instruction set of the CPU kernels: portable, avx2 or avx512");
+    put_entry(out, "TETRAIN_HISTORY", NULL, "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
+    fputs(".SH EXIT STATUS\n", out);
+    put_roff(out, exit_statuses);
+    fputc('\n', out);
+}
+
+void manual_print_completion(FILE *out)
+{
+    fputs("_tetrain() {\n"
+          "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} i tool=\n"
+          "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
+          "        case ${COMP_WORDS[i]} in\n"
+          "        ", out);
+    const char *separator = "";
+    for (const option_row *row = command_line_options; row->spelling; row++) {
+        if (!row->value) continue;
+        fprintf(out, "%s%s", separator, row->spelling);
+        separator = "|";
+    }
+    fputs(") ((i++)) ;;\n        -*) ;;\n        *) tool=${COMP_WORDS[i]}; break ;;\n        esac\n    done\n"
+          "    local names\n    case $tool in\n    \"\") names='", out);
+    for (const option_row *row = command_line_options; row->spelling; row++) fprintf(out, "%s ", row->spelling);
+    for (const tool_row *row = command_line_tools; row->name; row++) fprintf(out, "%s ", row->name);
+    fputs("' ;;\n    ", out);
+    separator = "";
+    for (const tool_row *row = command_line_tools; row->name; row++) {
+        fprintf(out, "%s%s", separator, row->name);
+        separator = "|";
+    }
+    fputs(") names=$(\"${COMP_WORDS[0]}\" \"$tool\" --help 2>/dev/null | grep -o -- '^ *--[a-z][a-z0-9-]*') ;;\n"
+          "    esac\n"
+          "    case $before in --device) names='cpu cuda' ;; esac\n"
+          "    COMPREPLY=($(compgen -W \"$names\" -- \"$word\"))\n"
+          "    [[ $word == -* ]] || COMPREPLY+=($(compgen -f -- \"$word\"))\n"
+          "}\n"
+          "complete -o filenames -F _tetrain tetrain\n", out);
+}

@@ -1,0 +1,251 @@
+/* test_host.c - the host interface where it meets the host: memory without copies, interrupts of every kind of script, opening
+ * and closing without end, restricted scripts, and the library in a Lua state of the host's own.
+ *
+ *     test_host [N]      opens, trains and closes N times
+ */
+#include "test.h"
+
+#include "tetrain/tetrain.h"
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+#include <pthread.h>
+#include <unistd.h>
+
+static tetrain_status run(tetrain *rt, const char *code) { return tetrain_run_string(rt, code, strlen(code), "=test"); }
+
+static bool says(tetrain *rt, const char *part) { return strstr(tetrain_error(rt), part) != NULL; }
+
+/* --- memory of the host ------------------------------------------------------------------------------------------- */
+
+static void count_deletion(void *user) { ++*(int *)user; }
+
+static void test_no_copies(void)
+{
+    tetrain    *rt = tetrain_open(NULL);
+    te_context *ctx = tetrain_context(rt);
+    float       numbers[6] = {1, 2, 3, 4, 5, 6};
+    int         deleted = 0;
+    te_tensor  *t = te_tensor_from_data(ctx, numbers, TE_F32, 2, (int64_t[]){2, 3}, count_deletion, &deleted), *out;
+    CHECK(te_tensor_data(t) == numbers);
+    CHECK(tetrain_set_tensor(rt, "t", t) == TETRAIN_OK);
+    CHECK(run(rt, "t:mul_(10) function same(x) return x:view(6) end") == TETRAIN_OK && numbers[5] == 60); /* the script writes here */
+    numbers[0] = 7;
+    CHECK(run(rt, "assert(t[1][1]:item() == 7)") == TETRAIN_OK); /* and reads what the host writes */
+    CHECK(tetrain_call(rt, "same", &t, 1, &out, 1) == TETRAIN_OK && te_tensor_data(out) == numbers);
+    te_tensor_release(out);
+    te_tensor_release(t);
+    CHECK(deleted == 0); /* Lua holds it */
+    CHECK(tetrain_set_tensor(rt, "t", NULL) == TETRAIN_OK && run(rt, "assert(t == nil) collectgarbage() collectgarbage()") == TETRAIN_OK);
+    CHECK(deleted == 1);
+    CHECK(run(rt, "r = require('te').tensor {1, 2, 3, 4}") == TETRAIN_OK);
+    out = tetrain_get_tensor(rt, "r");
+    float *data = out ? te_tensor_data(out) : NULL;
+    CHECK(data && data[3] == 4);
+    tetrain_close(rt);
+    CHECK(data && data[0] == 1); /* held by the host */
+    te_tensor_release(out);
+}
+
+static void test_arguments(void)
+{
+    tetrain   *rt = tetrain_open(NULL);
+    te_tensor *in[2] = {NULL, te_tensor_full(tetrain_context(rt), TE_F64, 0, NULL, 2)}, *out[2];
+    CHECK(run(rt, "function f(a, b) assert(a == nil) return b, b * 2 end") == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "f", in, 2, out, 2) == TETRAIN_OK && *(double *)te_tensor_data(out[1]) == 4);
+    te_tensor_release(out[0]);
+    te_tensor_release(out[1]);
+    CHECK(tetrain_call(rt, "f", in + 1, 1, out, 2) == TETRAIN_ERROR_SCRIPT && !out[0] && !out[1]);
+    CHECK_MSG(says(rt, "test:1: assertion failed!\nstack traceback:\n\ttest:1:"), "%s", tetrain_error(rt));
+    CHECK(tetrain_call(rt, "", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT && tetrain_call(rt, "..", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT);
+    CHECK(tetrain_run_file(rt, "/", 0, NULL) != TETRAIN_OK && *tetrain_error(rt));
+    CHECK(tetrain_run_string(rt, "\033LJ", 3, "=b") == TETRAIN_ERROR_SCRIPT);
+    te_tensor_release(in[1]);
+    tetrain_close(rt);
+    tetrain_options smaller = {.struct_size = offsetof(tetrain_options, threads), .threads = -77}; /* an older host: the rest is not read */
+    rt = tetrain_open(&smaller);
+    CHECK(rt && run(rt, "assert(require('te').get_num_threads() >= 1)") == TETRAIN_OK);
+    tetrain_close(rt);
+}
+
+/* --- interrupts --------------------------------------------------------------------------------------------------- */
+
+static void *interrupt_later(void *rt)
+{
+    usleep(30000);
+    tetrain_interrupt(rt);
+    return NULL;
+}
+
+static void test_interrupts(void)
+{
+    static const char *const loops[] = {
+        "while true do end",
+        "while true do pcall(function() while true do end end) end",
+        "local function f() return f() end f()",
+        "local co = coroutine.wrap(function() while true do pcall(coroutine.yield) end end) while true do co() end",
+        "xpcall(function() while true do end end, function() while true do end end)",
+        "local co = coroutine.wrap(function() xpcall(coroutine.yield, print) while true do end end) co() co()",
+        "repeat xpcall(function() error('x') end, function() while true do end end) until false",
+        "local t = setmetatable({}, {__index = function() while true do end end}) local _ = t.x",
+        "local te = require 'te' te._core.sleep(1000)",
+        "local te = require 'te' local x = te.ones(64, 64) while true do te.no_grad(function() te.matmul(x, x) end) end",
+        "local te = require 'te' te.no_grad(function() while true do end end)",
+        "for _ in function() return 1 end do string.gsub('aaa', 'a', function() while true do end end) end",
+        "if jit then jit.on() end local i = 0 while true do i = i + 1 end",
+        "if debug then debug.sethook() end while true do end",
+    };
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = TETRAIN_INTERPRETED};
+    tetrain        *rt = tetrain_open(&options);
+    for (size_t i = 0; i < sizeof loops / sizeof *loops; i++) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
+        tetrain_status status = run(rt, loops[i]);
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%s: %d, %s", loops[i], (int)status, tetrain_error(rt));
+        pthread_join(thread, NULL);
+        CHECK(run(rt, "assert(require('te').ones(1):item() == 1)") == TETRAIN_OK);
+    }
+    tetrain_interrupt(rt); /* nothing runs: the next call ends */
+    CHECK(run(rt, "while true do end") == TETRAIN_ERROR_INTERRUPTED && run(rt, "x = 1") == TETRAIN_OK);
+    tetrain_close(rt);
+}
+
+/* --- opening and closing ------------------------------------------------------------------------------------------ */
+
+static size_t resident(void)
+{
+    unsigned long pages = 0;
+    FILE         *file = fopen("/proc/self/statm", "r");
+    if (file && fscanf(file, "%*u %lu", &pages) != 1) pages = 0;
+    if (file) fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void train_once(void)
+{
+    static const char step[] = "local te = require 'te' local m = te.Sequential(te.Linear(8, 16), te.GELU(), te.Linear(16, 4))\n"
+                               "local o = te.optim.SGD(m:parameters(), {lr = 0.1}) m(te.ones{4, 8}):sum():backward() o:step()";
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK_MSG(rt && run(rt, step) == TETRAIN_OK, "%s", rt ? tetrain_error(rt) : "not opened");
+    tetrain_close(rt);
+}
+
+static void test_open_and_close(int times)
+{
+    int warm = times / 5;
+    for (int i = 0; i < warm; i++) train_once();
+    size_t before = resident();
+    for (int i = warm; i < times; i++) train_once();
+    size_t after = resident();
+    printf("resident memory %.2f MB after %d times, %.2f MB after %d\n", (double)before / (1 << 20), warm, (double)after / (1 << 20), times);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they keep freed memory aside */
+    CHECK_MSG(after < before + (4 << 20), "%zu bytes grew to %zu", before, after);
+#endif
+}
+
+/* --- restricted --------------------------------------------------------------------------------------------------- */
+
+typedef struct lines {
+    int  n;
+    char last[256];
+} lines;
+
+static void take_line(void *user, int level, const char *message)
+{
+    lines *l = user;
+    (void)level;
+    l->n++;
+    snprintf(l->last, sizeof l->last, "%s", message);
+}
+
+/* Each must fail or find nothing; what gets through sets `escaped`. */
+static const char *const escapes[] = {
+    "escaped = io or os or debug or package or ffi or jit",
+    "escaped = require('io')", "escaped = require('os').execute", "escaped = require('ffi')", "escaped = require('debug')",
+    "escaped = require('jit')", "escaped = require('package')", "escaped = require('/etc/passwd')", "escaped = require('string.buffer')",
+    "escaped = dofile or loadfile or module or newproxy or collectgarbage",
+    "escaped = getfenv(0).io", "escaped = getfenv(print).os", "escaped = getmetatable('').__index.dump", "escaped = string.dump",
+    "escaped = load('\\27LJ\\2\\8')", "escaped = loadstring('\\27LJ\\1')", "escaped = load(function() return '\\27LJ' end)",
+    "escaped = load('return io', 'x', 'b')()", "escaped = load('return os', 'x', 'bt', _G)()",
+    "escaped = rawget(require('te'), 'save')", "escaped = rawget(require('te'), 'load')", "escaped = rawget(require('te'), 'from_file')",
+    "escaped = require('te')._core.list_dir", "escaped = require('te')._core.stat", "escaped = require('te')._core.mkdir",
+    "escaped = require('te')._core.safetensors_read", "escaped = require('te')._core.safetensors_write",
+    "escaped = require('te')._core.tokens_open", "escaped = require('te')._core.executable", "escaped = require('te')._core.sleep",
+    "escaped = require('te')._core.safetensors_entries", "escaped = require('te')._core.rss", "escaped = require('te')._core.isatty",
+    "require('te').data.open {path = '/etc/passwd'} escaped = 1", "require('te').train.Metrics.open('/tmp/x', 0) escaped = 1",
+    "require('te').train.checkpoint.latest('/') escaped = 1", "require('te').train.run(function() end) escaped = 1",
+    "require('te.tools.doctor') {} escaped = 1", "require('te.tools.inspect') {'/etc/passwd'} escaped = 1",
+    "escaped = type(getmetatable(require('te').ones(1))) == 'table' and getmetatable(require('te').ones(1)).__gc",
+    "local t = require('te').ones(1) getmetatable(t).__gc = function() end escaped = 1",
+    "local m = require('te')._core.tensor_metatable m.__gc(require('te').ones(1)) m.__gc(1) m.__gc() escaped = nil",
+    "setmetatable(require('te').ones(1), {}) escaped = 1", "debug.setmetatable(1, {}) escaped = 1",
+    "for i = 1, 300 do require('te').set_num_threads(1024) end escaped = require('te').get_num_threads() > 1",
+    "local t = require('te').ones(4) escaped = t[5]", "local t = require('te').ones(4) t:release() escaped = t:item()",
+    "escaped = require('te').empty(4):view(2^53)", "escaped = require('te').ones(4):narrow(1, 3, 9)",
+    "escaped = require('te').ones(4):index_select(1, require('te').tensor({99}, {dtype = 'int64'}))",
+    "escaped = require('te').embedding(require('te').ones(4, 2), require('te').tensor({-1}, {dtype = 'int64'}))",
+    "require('te')._core.record(1, 2, 3, 4) escaped = 1", "require('te')._core.adamw_step {1} escaped = 1",
+    "require('te')._core.custom(1, 2) escaped = 1", "require('te')._core.nearest(1, {{}, {}}) escaped = nil error()",
+    "local te = require('te') te._core.tensor_methods.item(io) escaped = 1", "error(setmetatable({}, {__tostring = function() error(1) end}))",
+    "local s = ('x'):rep(1e9) escaped = s", "local s = string.format('%99999d', 1) escaped = s", "string.rep('x', -1) escaped = unpack({}, 1, 1e8)",
+    "local function f() return f() + 1 end escaped = f()", "escaped = string.gsub(('a'):rep(1e5), '.', function() return ('b'):rep(1e4) end)",
+    "local t = {} t.t = t for i = 1, 1e8 do t = setmetatable({t}, {__index = t}) end escaped = 1",
+    "coroutine.wrap(function() while true do coroutine.wrap(function() while true do end end)() end end)() escaped = 1",
+    "local co co = coroutine.create(function() coroutine.resume(co) while true do end end) coroutine.resume(co) escaped = 1",
+    "xpcall(function() while true do end end, function() while true do end end) escaped = 1",
+    "table.sort({3, 1, 2, 5, 4}, function() while true do end end) escaped = 1",
+    "setfenv(0, {}) escaped = nil error()", "setfenv(print, {}) escaped = 1",
+};
+
+static void test_restricted(void)
+{
+    lines           printed = {0};
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 8 << 20, .tensor_memory_limit = 8 << 20,
+                               .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED, .log = take_line, .user = &printed};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
+    for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
+        run(rt, "escaped = nil");
+        run(rt, escapes[i]);
+        CHECK_MSG(run(rt, "if escaped then error('escaped') end") == TETRAIN_OK, "%s: %s", escapes[i], tetrain_error(rt));
+    }
+    tetrain_close(rt);
+}
+
+/* --- a state of the host's own ------------------------------------------------------------------------------------ */
+
+static void test_foreign_state(void)
+{
+    lua_State *L = luaL_newstate();
+    luaL_openlibs(L);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, luaopen_te);
+    lua_setfield(L, -2, "te");
+    lua_settop(L, 0);
+    const char *code = "local te = require 'te'\n"
+                       "local m = te.Sequential(te.Linear(3, 4), te.GELU())\n"
+                       "m(te.ones{2, 3}):sum():backward()\n"
+                       "assert(m[1].weight.grad and te == require 'te')\n"
+                       "local co = coroutine.wrap(function() return te.sum(te.ones(5)):item() end)\n"
+                       "assert(co() == 5)\n"
+                       "local ok, message = pcall(te.matmul, te.ones(2, 3), te.ones(2, 3))\n"
+                       "assert(not ok and message:find('te.matmul', 1, true), message)\n"
+                       "kept = m";
+    int failed = luaL_loadbuffer(L, code, strlen(code), "=foreign") || lua_pcall(L, 0, 0, 0);
+    CHECK_MSG(!failed, "%s", failed ? lua_tostring(L, -1) : "");
+    lua_close(L);
+}
+
+int main(int argc, char **argv)
+{
+    test_no_copies();
+    test_arguments();
+    test_interrupts();
+    test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
+    test_restricted();
+    test_foreign_state();
+    return TEST_END();
+}

@@ -109,3 +109,21 @@ describe("te.Sequential", function()
         assert.equal("Stack(\n  (1): Add1()\n  (2): Add2()\n)", tostring(s))
     end)
 end)
+
+describe("te.Residual", function()
+    it("leaves the branches of whole sequences out while training", function()
+        te.manual_seed(11)
+        local residual = te.Residual(te.ConstantScale(3), { drop_path = 0.5 })
+        local y = residual(te.ones { 64, 2, 4 })
+        local sums = y:sum(3):sum(2)
+        local dropped, kept = 0, 0
+        for i = 1, 64 do
+            local sum = sums[i]:item()
+            if sum == 8 then dropped = dropped + 1 elseif sum == 8 * (1 + 3 / 0.5) then kept = kept + 1 end
+        end
+        assert.equal(64, dropped + kept)
+        assert.is_true(dropped > 15 and kept > 15)
+        assert.equal(64 * 8 * 4, residual:eval()(te.ones { 64, 2, 4 }):sum():item())
+        assert.error_matches(function() te.Residual(te.ReLU(), { drop_paht = 1 }) end, "did you mean")
+    end)
+end)

@@ -1,9 +1,25 @@
 --- te.Residual: x + what its modules make of x. A Sequential in every other respect.
+--
+--     te.Residual(norm, linear)                       x + linear(norm(x))
+--     te.Residual(norm, linear, { drop_path = 0.1 })  while training, the branch of a whole sequence is left out with that
+--                                                     probability and scaled up otherwise (stochastic depth, Huang et al. 2016)
 
+local te = require "te"
+local options = require "te.options"
 local Sequential = require "te.sequential"
 
 local Residual = Sequential:extend("Residual")
 
 Residual.is_residual = true
+
+function Residual:init(...)
+    local modules, n = { ... }, select("#", ...)
+    if type(modules[n]) == "table" and getmetatable(modules[n]) == nil then
+        local opts = options.check("te.Residual", modules[n], { drop_path = { "number", 0, min = 0, max = 1 } })
+        modules[n] = nil
+        if opts.drop_path > 0 then self.drop_path = te.StochasticDepth(opts.drop_path) end
+    end
+    Sequential.init(self, unpack(modules))
+end
 
 return Residual

@@ -89,6 +89,7 @@ function Walk:module(m, x, channels, parent)
     if not m.is_residual then return self:chain(m, list, x) end
     local split = self:add(flatten.split, x, {})
     local branch = self:chain(m, list, split.y)
+    if m.drop_path then branch = self:add(m.drop_path, branch, {}).y end
     return self:add(flatten.sum, branch, { split.outs[1] }).y
 end
 

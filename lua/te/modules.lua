@@ -15,6 +15,7 @@ local modules = {
     Residual = "te.residual",
     is = "te.module:is",
     set_fusion = "te.fuser:set_fusion",
+    profile = "te.profile",
     pointwise = "te.pointwise",
 
     -- libraries

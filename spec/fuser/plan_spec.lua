@@ -23,8 +23,9 @@ describe("plans", function()
     it("join chains of program operations around matrix products", function()
         local plan = te.Sequential(te.Linear(8, 16), te.GELU(), te.Dropout(0.1), te.ConstantScale(2), te.Linear(16, 8))
             :explain(input { 4, 8 })
-        assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:fused", "Linear:linear" }, names(plan.forward))
-        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient", "GELU + Dropout + ConstantScale:fused.backward",
+        assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul", "Linear:linear" }, names(plan.forward))
+        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient", 
+            "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul.backward",
             "Linear:dgrad", "Linear:wgrad" }, names(plan.backward))
     end)
 
@@ -32,10 +33,10 @@ describe("plans", function()
         local seq = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8), te.Dropout(0.1)), te.LayerNorm(8),
             te.Linear(8, 8))
         local plan = seq:explain(input { 2, 3, 8 })
-        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "Dropout + AddExtraInput + LayerNorm:fused", "Linear:linear" },
+        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "Dropout + AddExtraInput + LayerNorm:dropout_apply+add+layer_norm", "Linear:linear" },
             names(plan.forward))
         assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient",
-            "Dropout + AddExtraInput + LayerNorm:fused.backward", "Linear:dgrad", "Linear:wgrad",
+            "Dropout + AddExtraInput + LayerNorm:dropout_apply+add+layer_norm.backward", "Linear:dgrad", "Linear:wgrad",
             "LayerNorm:layer_norm.backward" }, names(plan.backward))
     end)
 

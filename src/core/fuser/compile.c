@@ -143,15 +143,26 @@ static te_status add_identities(joining *j)
     return TE_OK;
 }
 
+/* "dropout_apply+add+layer_norm": what a profile shows. */
+static void name_program(const te_fuse_plan *plan, const te_unit *unit, char *name, size_t size)
+{
+    size_t used = 0;
+    name[0] = 0;
+    for (int k = 0; k < unit->n_nodes && used < size; k++)
+        used += (size_t)snprintf(name + used, size - used, "%s%s", k ? "+" : "", plan->nodes[unit->nodes[k]].call.op->name);
+}
+
 static te_status join_unit(te_fuse_plan *plan, int position)
 {
+    char name[sizeof plan->units->gradient.forward->name - sizeof ".backward"];
     te_unit *unit = &plan->units[position];
     joining j = {.plan = plan, .unit = unit, .position = position};
     size_t bytes = (size_t)plan->n_values * (sizeof *j.mapped + sizeof *j.read);
     describe_rows(&j);
     j.mapped = te_mem_zalloc(&plan->ctx->mem, bytes);
     j.read = (bool *)(j.mapped + plan->n_values);
-    j.program = te_program_new(&plan->ctx->mem, unit->n_nodes == 1 ? plan->nodes[unit->nodes[0]].call.op->name : "fused");
+    name_program(plan, unit, name, sizeof name);
+    j.program = te_program_new(&plan->ctx->mem, name);
     te_status status = j.mapped && j.program ? TE_OK : out_of_memory(plan);
     for (int k = 0; k < unit->n_nodes && status == TE_OK; k++) status = append_node(&j, &plan->nodes[unit->nodes[k]]);
     if (status == TE_OK) status = add_results(&j);

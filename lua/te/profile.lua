@@ -1,0 +1,114 @@
+--- te.profile(fn): runs fn and returns the kernels that ran, with times, bytes and work.
+--
+--     local p = te.profile(function() model(x):sum():backward() end)
+--     print(p)                          -- by kernel: calls, time, share, rates, share of the floor
+--     p:save_trace("trace.json")        -- for chrome://tracing or ui.perfetto.dev
+--
+-- p.events lists them in order: { name, kind, device, start, seconds, bytes, flops }. The device is synchronized around
+-- each kernel, so times are those of the kernels alone. The floor of a kernel is the larger of its bytes over the measured
+-- copy bandwidth and its work over the measured peak of a matrix product; both are measured once, when first printed.
+
+local te = require "te"
+local fail = require "te.fail"
+local core = te._core
+
+local Profile = {}
+Profile.__index = Profile
+
+-- Floors ----------------------------------------------------------------------------------------------------------
+
+local rates = {}
+
+-- The best of a few runs of one kernel: bytes or operations per second.
+local function best_rate(field, fn)
+    local best = 0
+    for _ = 1, 3 do
+        for _, event in ipairs(core.profile(fn)) do
+            if event.seconds > 0 then best = math.max(best, event[field] / event.seconds) end
+        end
+    end
+    return best
+end
+
+-- Bandwidth, and the peaks of float32 and bfloat16 products, of a device.
+local function rates_of(device)
+    if not rates[device] then
+        local options = { device = device }
+        local x, y = te.zeros({ 1024, 8192 }, options), te.empty({ 1024, 8192 }, options)
+        local a = te.rand({ 768, 768 }, options)
+        local b = a:to("bfloat16")
+        rates[device] = te.no_grad(function()
+            return {
+                bandwidth = best_rate("bytes", function() te.add_(y, x) end),
+                float32 = best_rate("flops", function() te.matmul(a, a) end),
+                bfloat16 = best_rate("flops", function() te.matmul(b, b) end),
+            }
+        end)
+    end
+    return rates[device]
+end
+
+-- Seconds that a kernel would take at the device's measured rates.
+local function floor_of(entry)
+    local rate = rates_of(entry.device)
+    local by_memory = entry.bytes / rate.bandwidth
+    if entry.kind ~= "gemm" and entry.kind ~= "attention" then return by_memory end
+    local peak = entry.name:find("bfloat16") and rate.bfloat16 or rate.float32
+    return math.max(by_memory, entry.flops / peak)
+end
+
+-- Printing --------------------------------------------------------------------------------------------------------
+
+--- Events summed by kernel, the longest first: { name, kind, device, calls, seconds, bytes, flops }.
+function Profile:kernels()
+    local by_name, list = {}, {}
+    for _, event in ipairs(self.events) do
+        local key = event.device .. event.name
+        local entry = by_name[key]
+        if not entry then
+            entry = { name = event.name, kind = event.kind, device = event.device, calls = 0, seconds = 0, bytes = 0, flops = 0 }
+            by_name[key] = entry
+            list[#list + 1] = entry
+        end
+        entry.calls = entry.calls + 1
+        for _, field in ipairs { "seconds", "bytes", "flops" } do entry[field] = entry[field] + event[field] end
+    end
+    table.sort(list, function(a, b) return a.seconds > b.seconds end)
+    return list
+end
+
+function Profile:__tostring()
+    local lines = { ("%-52s %6s %10s %6s %8s %9s %6s"):format("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "floor") }
+    local total = 0
+    for _, entry in ipairs(self:kernels()) do total = total + entry.seconds end
+    for _, entry in ipairs(self:kernels()) do
+        local seconds = math.max(entry.seconds, 1e-12)
+        lines[#lines + 1] = ("%-52s %6d %10.3f %5.1f%% %8.1f %9.1f %5.0f%%"):format(entry.name:sub(1, 52), entry.calls,
+            entry.seconds * 1e3, 100 * entry.seconds / math.max(total, 1e-12), entry.bytes / seconds / 1e9,
+            entry.flops / seconds / 1e9, 100 * floor_of(entry) / seconds)
+    end
+    lines[#lines + 1] = ("%-52s %6d %10.3f"):format("kernels", #self.events, total * 1e3)
+    lines[#lines + 1] = ("%-52s %6s %10.3f"):format("everything", "", self.seconds * 1e3)
+    return table.concat(lines, "\n")
+end
+
+--- Writes the events as Chrome trace JSON, times in microseconds.
+function Profile:save_trace(path)
+    local file, message = io.open(path, "w")
+    if not file then fail("profile:save_trace: %s", message) end
+    local parts = {}
+    for i, event in ipairs(self.events) do
+        parts[i] = ('{"name": "%s", "cat": "%s", "ph": "X", "pid": 1, "tid": "%s", "ts": %.3f, "dur": %.3f, '
+            .. '"args": {"bytes": %.0f, "flops": %.0f}}'):format(event.name:gsub('[\\"]', "\\%0"), event.kind, event.device,
+            event.start * 1e6, event.seconds * 1e6, event.bytes, event.flops)
+    end
+    file:write('{"traceEvents": [\n', table.concat(parts, ",\n"), "\n]}\n")
+    file:close()
+end
+
+return function(fn)
+    if type(fn) ~= "function" then fail("te.profile: expected a function, got %s", type(fn)) end
+    local begin = core.clock()
+    local events = core.profile(fn)
+    return setmetatable({ events = events, seconds = core.clock() - begin }, Profile)
+end

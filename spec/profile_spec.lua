@@ -1,0 +1,72 @@
+local te = require "te"
+
+describe("te.profile", function()
+    local model = te.Sequential(te.LayerNorm(8), te.Linear(8, 16), te.GELU(), te.Linear(16, 8))
+
+    local function step() model(te.ones { 4, 8 }):sum():backward() end
+
+    it("lists the kernels that ran, in order, with bytes and work", function()
+        model:zero_grad()
+        step()
+        local names = {}
+        local p = te.profile(step)
+        for _, event in ipairs(p.events) do
+            names[#names + 1] = event.name
+            assert.is_true(event.seconds >= 0 and event.start >= 0 and event.bytes > 0, event.name)
+        end
+        local text = table.concat(names, " ")
+        assert.matches("layer_norm gemm 4x16x8 float32 gelu_tanh gemm 4x8x16 float32", text, 1, true)
+        for _, event in ipairs(p.events) do
+            if event.name == "gemm 4x16x8 float32" then
+                assert.equal(2 * 4 * 16 * 8, event.flops)
+                assert.equal(4 * (4 * 8 + 8 * 16 + 4 * 16 + 16), event.bytes)
+                break
+            end
+        end
+        assert.is_true(p.seconds > 0)
+        assert.matches("layer_norm.backward", tostring(p))
+    end)
+
+    it("moves the bytes that the plan counts, forward and backward", function()
+        local seq = te.Sequential(te.Residual(te.RMSNorm(32), te.Linear(32, 64), te.SwiGLU(), te.Linear(32, 32), te.Dropout(0.1)),
+            te.LayerNorm(32))
+        local x = te.randn({ 16, 32 })
+        x.requires_grad = true
+        local plan, planned, moved = seq:explain(x), {}, {}
+        for _, pass in ipairs { plan.forward, plan.backward } do
+            for _, s in ipairs(pass) do if s.kind == "program" then planned[s.kernels[1]] = s.bytes end end
+        end
+        local y, dy = nil, te.ones { 16, 32 }
+        for _, e in ipairs(te.profile(function() y = seq(x) y:backward(dy) end).events) do
+            if e.kind == "program" then moved[e.name] = e.bytes end
+        end
+        local compared = 0
+        for kernel, bytes in pairs(planned) do
+            if moved[kernel] then
+                assert.is_true(math.abs(moved[kernel] - bytes) <= 0.1 * bytes,
+                    ("%s: %g planned, %g moved"):format(kernel, bytes, moved[kernel]))
+                compared = compared + 1
+            end
+        end
+        assert.is_true(compared >= 5, "compared " .. compared)
+    end)
+
+    it("writes a trace", function()
+        local path = os.tmpname()
+        te.profile(step):save_trace(path)
+        local file = assert(io.open(path))
+        local text = file:read("*a")
+        file:close()
+        os.remove(path)
+        assert.matches('^{"traceEvents": %[\n{"name": "', text)
+        assert.matches('{"name": "layer_norm", "cat": "program", "ph": "X"', text, 1, true)
+        assert.error_matches(function() te.profile(step):save_trace("/nowhere/trace.json") end, "/nowhere/trace.json")
+    end)
+
+    it("passes errors on and can start again", function()
+        assert.error_matches(function() te.profile(function() error("inside") end) end, "inside")
+        assert.error_matches(function() te.profile(function() te.profile(step) end) end, "a profile is running already")
+        assert.is_true(#te.profile(step).events > 0)
+        assert.error_matches(function() te.profile(3) end, "expected a function")
+    end)
+end)

@@ -1,0 +1,217 @@
+/* profile.c - measuring by standing in for a device's table of functions. */
+#include "profile.h"
+
+#include <stdio.h>
+#include <time.h>
+
+typedef struct profiled_device {
+    te_device        *device;
+    const te_backend *real;
+    te_backend        table; /* the real one with the measured functions replaced */
+} profiled_device;
+
+struct te_profiler {
+    profiled_device   devices[TE_MAX_DEVICES];
+    te_profile_event *events;
+    size_t            n, capacity;
+    double            begin;
+    te_status         status;
+};
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static struct te_profiler *profiler_of(te_exec *exec) { return ((te_device *)exec->owner)->ctx->profiler; }
+
+static const te_backend *real_of(te_exec *exec)
+{
+    const te_device *device = exec->owner;
+    return device->ctx->profiler->devices[device - device->ctx->devices].real;
+}
+
+static te_profile_event begin(te_exec *exec, const char *kind)
+{
+    te_profile_event event = {.bytes = 0};
+    snprintf(event.kind, sizeof event.kind, "%s", kind);
+    snprintf(event.device, sizeof event.device, "%s", ((te_device *)exec->owner)->name);
+    real_of(exec)->synchronize(exec);
+    event.start = now();
+    return event;
+}
+
+static te_status end(te_exec *exec, te_profile_event *event, te_status status)
+{
+    struct te_profiler *p = profiler_of(exec);
+    te_status late = real_of(exec)->synchronize(exec);
+    event->seconds = now() - event->start;
+    event->start -= p->begin;
+    void *events = p->events;
+    if (te_mem_grow(exec->mem, &events, &p->capacity, p->n + 1, sizeof *p->events)) {
+        p->events = events;
+        p->events[p->n++] = *event;
+    } else {
+        p->status = TE_ERROR_MEMORY;
+    }
+    return status == TE_OK ? late : status;
+}
+
+/* --- what kernels move and compute -------------------------------------------------------------------------------- */
+
+/* Elements of an operand's memory that a run touches: broadcast ones count once. */
+static double operand_bytes(const te_operand *o, const te_run *run)
+{
+    double n = 1;
+    if (!o->data) return 0;
+    for (int i = 0; i < run->ndim; i++)
+        if (o->stride[i]) n *= (double)run->shape[i];
+    return n * (double)te_dtype_size(o->dtype) * (o->accumulate ? 2 : 1);
+}
+
+static void count_program(te_profile_event *event, const te_program *program, const te_run *run)
+{
+    double elements = 1, work = 0;
+    for (int i = 0; i < run->ndim; i++) elements *= (double)run->shape[i];
+    for (int i = 0; i < program->n_inputs; i++) event->bytes += operand_bytes(&run->inputs[i], run);
+    for (int i = 0; i < program->n_outputs; i++) event->bytes += operand_bytes(&run->outputs[i], run);
+    for (int i = 0; i < program->n_insns; i++)
+        work += program->insns[i].rate == TE_RATE_ELEM && program->insns[i].arg[0] >= 0;
+    event->flops += work * elements;
+}
+
+static double view_bytes(const te_view *v)
+{
+    return te_view_present(v) ? (double)te_view_numel(v) * (double)te_dtype_size(v->dtype) : 0;
+}
+
+static double attention_flops(const te_attention *a)
+{
+    return 4.0 * (double)a->q.shape[0] * (double)a->q.shape[1] * (double)a->q.shape[2] * (double)a->k.shape[2] *
+           (double)a->q.shape[3];
+}
+
+/* --- the stand-ins ------------------------------------------------------------------------------------------------ */
+
+static te_status program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+{
+    te_profile_event event = begin(exec, "program");
+    te_status status = real_of(exec)->program_run(exec, program, runs, n_runs);
+    snprintf(event.name, sizeof event.name, "%s", program->name);
+    for (int i = 0; i < n_runs; i++) count_program(&event, program, &runs[i]);
+    return end(exec, &event, status);
+}
+
+static te_status gemm(te_exec *exec, const te_gemm *g)
+{
+    te_profile_event event = begin(exec, "gemm");
+    te_status status = real_of(exec)->gemm(exec, g);
+    int d = g->c.ndim;
+    double m = (double)g->c.shape[d - 2], n = (double)g->c.shape[d - 1], k = (double)g->a.shape[d - 1];
+    snprintf(event.name, sizeof event.name, "gemm %.0fx%.0fx%.0f %s", m, n, k, te_dtype_name(g->a.dtype));
+    event.bytes = view_bytes(&g->a) + view_bytes(&g->b) + view_bytes(&g->c) * (g->beta == 1 ? 2 : 1) +
+                  view_bytes(&g->bias) + view_bytes(&g->aux);
+    event.flops = 2 * (double)te_view_numel(&g->c) * k;
+    return end(exec, &event, status);
+}
+
+static te_status attention(te_exec *exec, const te_attention *a)
+{
+    te_profile_event event = begin(exec, "attention");
+    te_status status = real_of(exec)->attention(exec, a);
+    snprintf(event.name, sizeof event.name, "attention");
+    event.bytes = view_bytes(&a->q) + view_bytes(&a->k) + view_bytes(&a->v) + view_bytes(&a->out);
+    event.flops = attention_flops(a);
+    return end(exec, &event, status);
+}
+
+static te_status attention_backward(te_exec *exec, const te_attention_grad *g)
+{
+    te_profile_event event = begin(exec, "attention");
+    te_status status = real_of(exec)->attention_backward(exec, g);
+    const te_attention *a = &g->forward;
+    snprintf(event.name, sizeof event.name, "attention.backward");
+    event.bytes = 2 * (view_bytes(&a->q) + view_bytes(&a->k) + view_bytes(&a->v) + view_bytes(&a->out));
+    event.flops = 2.5 * attention_flops(a);
+    return end(exec, &event, status);
+}
+
+/* The others move what they are given once. */
+#define STAND_IN(OP, PARAMETERS, ARGUMENTS, MOVED)                     \
+    static te_status OP PARAMETERS                                     \
+    {                                                                  \
+        te_profile_event event = begin(exec, "other");                 \
+        te_status status = real_of(exec)->OP ARGUMENTS;                \
+        snprintf(event.name, sizeof event.name, "%s", #OP);            \
+        event.bytes = MOVED;                                           \
+        return end(exec, &event, status);                              \
+    }
+
+STAND_IN(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src), view_bytes(dst) + view_bytes(src))
+STAND_IN(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids),
+         2 * view_bytes(out) + view_bytes(ids))
+STAND_IN(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids),
+         (exec, dtable, dy, ids), 3 * view_bytes(dy) + view_bytes(ids))
+STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
+         (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
+STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
+         (exec, dst, src, index, dim), 3 * view_bytes(src) + view_bytes(index))
+STAND_IN(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, bool largest), (exec, index, src, largest),
+         view_bytes(src) + view_bytes(index))
+STAND_IN(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
+         (exec, values, indices, src, largest), view_bytes(src) + view_bytes(values) + view_bytes(indices))
+STAND_IN(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse),
+         view_bytes(src) + view_bytes(dst))
+STAND_IN(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
+         (exec, out, src, replacement, rng), view_bytes(src) + view_bytes(out))
+
+/* --- start and stop ----------------------------------------------------------------------------------------------- */
+
+static void stand_in(profiled_device *p, te_device *device)
+{
+    p->device = device;
+    p->real = device->exec.backend;
+    p->table = *p->real;
+    p->table.program_run = program_run;
+    p->table.gemm = gemm;
+    p->table.attention = attention;
+    p->table.attention_backward = attention_backward;
+    p->table.copy = copy;
+    p->table.embedding = embedding;
+    p->table.embedding_backward = embedding_backward;
+    p->table.gather = gather;
+    p->table.scatter_add = scatter_add;
+    p->table.arg_reduce = arg_reduce;
+    p->table.topk = topk;
+    p->table.cumsum = cumsum;
+    p->table.multinomial = multinomial;
+    device->exec.backend = &p->table;
+}
+
+te_status te_profile_start(te_context *ctx)
+{
+    if (ctx->profiler) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.profile: a profile is running already");
+    struct te_profiler *p = te_mem_zalloc(&ctx->mem, sizeof *p);
+    if (!p) return te_fail_memory(ctx, "te.profile");
+    ctx->profiler = p;
+    for (int i = 0; i < TE_MAX_DEVICES; i++)
+        if (ctx->devices[i].open) stand_in(&p->devices[i], &ctx->devices[i]);
+    p->begin = now();
+    return TE_OK;
+}
+
+te_profile_event *te_profile_stop(te_context *ctx, size_t *n, size_t *capacity, te_status *status)
+{
+    struct te_profiler *p = ctx->profiler;
+    for (int i = 0; i < TE_MAX_DEVICES; i++)
+        if (p->devices[i].device) p->devices[i].device->exec.backend = p->devices[i].real;
+    te_profile_event *events = p->events;
+    *n = p->n;
+    *capacity = p->capacity;
+    *status = p->status == TE_OK ? TE_OK : te_fail_memory(ctx, "te.profile");
+    te_mem_free(&ctx->mem, p, sizeof *p);
+    ctx->profiler = NULL;
+    return events;
+}

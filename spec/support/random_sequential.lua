@@ -62,6 +62,51 @@ local PIECES = {
         list[#list + 1] = te.Sequential(unpack(inner))
         return out
     end,
+    function(m, list, w)
+        list[#list + 1] = ({ te.LayerNorm, te.RMSNorm })[m.random(2)](w, { params_dtype = m.dtype, zero_centered_gamma = true })
+        return w
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
+        list[#list + 1] = ({ te.ClampedSwiGLU, te.SiTUGLU, te.QGEGLU, te.SReGLU })[m.random(4)]()
+        return 8
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
+        list[#list + 1] = te.SwiGLU({ glu_interleave_size = 4 })
+        return 8
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.Pointwise({ params = { g = te.ones({ w }, { dtype = m.dtype }), s = te.ones({}, { dtype = m.dtype }) } },
+            function(x, p) return te.where(te.lt(x, p.s), te.tanh(x) * p.g, x - p.g) end)
+        return w
+    end,
+    function(m, list, w)
+        list[#list + 1] = te.Pointwise(function(x)
+            local d = x - te.mean(x, -1, true)
+            return d / (1 + te.max(te.abs(d), -1, true))
+        end)
+        return w
+    end,
+    function(m, list, w)
+        m.extras[#m.extras + 1] = w
+        list[#list + 1] = te.Pointwise({ extra_inputs = 1 }, function(x, e) return x * te.sigmoid(e) + 0.5 * e end)
+        return w
+    end,
+    function(m, list, w)
+        m.extras[#m.extras + 1] = 0
+        list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
+        list[#list + 1] = ({ te.ScaledSReLU, te.ScaledSwiGLU, te.ScaledSiTUGLU, te.ScaledClampedQGeGLU })[m.random(4)]()
+        return te.is(list[#list], te.ScaledSReLU) and 16 or 8
+    end,
+    function(m, list, w) list[#list + 1] = te.StochasticDepth(0.25 * m.random(3)) return w end,
+    function(m, list, w)
+        list[#list + 1] = te.MakeExtraOutput({ channel = "c" .. #list })
+        local name = "c" .. (#list - 1)
+        list[#list + 1] = te.GELU()
+        list[#list + 1] = te.AddExtraInput({ channel = name, in_place = true })
+        return w
+    end,
     function(_, list, w) list[#list + 1] = te.MakeExtraOutput() return w end,
     function(m, list, w)
         m.extras[#m.extras + 1] = w
@@ -106,7 +151,7 @@ return function(seed)
     end
     local function activation(width)
         local shape = { lead[1], lead[2] }
-        shape[#shape + 1] = width
+        if width > 0 then shape[#shape + 1] = width end
         local t = te.randn(shape, { dtype = "float32" }):to(mix.dtype):detach()
         t.requires_grad = random(4) > 1
         return t

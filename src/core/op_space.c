@@ -84,7 +84,7 @@ void te_program_params(const te_call *call, const te_program *program, unsigned 
     const te_op *op = call->op;
     int n = 0;
     for (int i = 0; i < op->n_params; i++)
-        if (op->params[i].type > TE_TYPE_TENSORS && op->params[i].type != TE_TYPE_BOOL) params[n++] = call->attr[op->params[i].slot].number;
+        if (op->params[i].type > TE_TYPE_TENSORS) params[n++] = call->attr[op->params[i].slot].number;
     for (int i = 0; i < op->n_params; i++)
         if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1))
             params[n++] = call->number[op->params[i].slot];

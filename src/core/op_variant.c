@@ -116,10 +116,10 @@ bool te_is_row_input(const te_op_def *def, const char *name)
 
 /* Names and presence in the order the formula compiler wants them. */
 typedef struct formula_names {
-    const char *inputs[TE_PROGRAM_SLOTS + TE_OP_MAX_ATTRS], *params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS], *outputs[TE_OP_MAX_OUTPUTS];
-    bool present[TE_PROGRAM_SLOTS + TE_OP_MAX_ATTRS];
-    double defaults[TE_PROGRAM_SLOTS + TE_OP_MAX_ATTRS];
-    te_rate rates[TE_PROGRAM_SLOTS + TE_OP_MAX_ATTRS];
+    const char *inputs[TE_PROGRAM_SLOTS], *params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS], *outputs[TE_OP_MAX_OUTPUTS];
+    bool present[TE_PROGRAM_SLOTS];
+    double defaults[TE_PROGRAM_SLOTS];
+    te_rate rates[TE_PROGRAM_SLOTS];
     char output_text[TE_OP_MAX_OUTPUTS][24];
     int n_inputs, n_params, n_outputs;
 } formula_names;
@@ -140,15 +140,8 @@ static void collect_names(const te_call *call, formula_names *f, unsigned presen
             f->rates[k] = te_is_row_input(op->def, p->name) ? TE_RATE_ROW : TE_RATE_ELEM;
         }
     }
-    for (int i = 0; i < op->n_params; i++) {
-        const te_param *p = &op->params[i];
-        if (p->type == TE_TYPE_BOOL) { /* a constant: each value has a variant of its own */
-            f->inputs[f->n_inputs] = p->name;
-            f->defaults[f->n_inputs++] = call->attr[p->slot].number != 0 ? 1 : -0.0;
-        } else if (p->type > TE_TYPE_TENSORS) {
-            f->params[f->n_params++] = p->name;
-        }
-    }
+    for (int i = 0; i < op->n_params; i++)
+        if (op->params[i].type > TE_TYPE_TENSORS) f->params[f->n_params++] = op->params[i].name;
     for (int i = 0; i < op->n_params; i++)
         if (op->params[i].type == TE_TYPE_TENSOR && (numbers >> op->params[i].slot & 1))
             f->params[f->n_params++] = op->params[i].name;
@@ -194,9 +187,6 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
         key |= (uint64_t)wanted[i] << (13 + i);
         if (wanted[i]) key |= (uint64_t)reduce[i] << (20 + 3 * i);
     }
-    for (int i = 0, bit = 41; i < call->op->n_params; i++)
-        if (call->op->params[i].type == TE_TYPE_BOOL)
-            key |= (uint64_t)(call->attr[call->op->params[i].slot].number != 0) << bit++;
     if (grow_cache(ctx) != TE_OK) return NULL;
     te_variant **slot = find_slot(ctx->variants->slots, ctx->variants->capacity, call->op, key);
     if (*slot) return *slot;

@@ -97,12 +97,23 @@ static int get_num_threads(lua_State *L)
     return 1;
 }
 
+/* te.devices(): their names; and, where there is no CUDA device, the reason. */
 static int devices(lua_State *L)
 {
-    lua_createtable(L, 1, 0);
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "devices");
+    int n = te_context_cuda_devices(rt->ctx);
+    lua_createtable(L, n + 1, 0);
     lua_pushliteral(L, "cpu");
     lua_rawseti(L, -2, 1);
-    return 1;
+    for (int i = 0; i < n; i++) {
+        if (i == 0) lua_pushliteral(L, "cuda");
+        else lua_pushfstring(L, "cuda:%d", i);
+        lua_rawseti(L, -2, i + 2);
+    }
+    if (n > 0) return 1;
+    lua_pushfstring(L, "cuda: %s", te_context_error(rt->ctx));
+    return 2;
 }
 
 static int is_tensor(lua_State *L)

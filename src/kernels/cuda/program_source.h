@@ -59,12 +59,14 @@ typedef struct te_cuda_operand_shape {
 typedef struct te_cuda_program_shape {
     uint8_t kind;                /* te_cuda_program_kind */
     uint8_t compute_f64, wide;   /* wide: offsets need 64 bits */
+    uint8_t rows_matter;         /* the last dimension is the row; else columns are the innermost that merged */
     uint8_t n_outer;             /* dimensions before the row, after merging */
     uint8_t vector;              /* elements per unit */
     uint8_t items;               /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
     uint8_t axis[TE_MAX_DIMS];   /* the run's dimension behind each outer one */
     uint8_t column_axis;         /* the run's dimension behind the columns; TE_MAX_DIMS: there is but one column */
     uint8_t n_operands;          /* inputs, then outputs */
+    uint8_t runs;                /* that a launch has room for */
     uint16_t lanes;              /* ROWS: threads per row */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
@@ -77,9 +79,9 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
 te_status te_cuda_program_source(const te_program *program, const te_cuda_program_shape *shape, te_text *out);
 
 /* How many of the runs from the first on one launch can serve (at least 1): those of equal shape, as far as arguments
- * fit. `shape` is the first run's. Runs must have passed te_cuda_program_shape_make. */
-int te_cuda_program_batch(te_exec *exec, const te_program *program, const te_cuda_program_shape *shape,
-                          const te_run *runs, int n_runs);
+ * fit. `shape` is the first run's, as te_cuda_program_shape_make gave it, and gets room for several where they are. */
+int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
+                          int n_runs);
 
 /* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums; 0: none. */
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,

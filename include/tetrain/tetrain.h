@@ -44,7 +44,9 @@ typedef enum tetrain_status {
 enum {
     /* No io, os, package, debug, ffi and jit libraries, no files through te; the JIT compiler is off. This limits what a
      * mistaken script can damage; it is no wall against a hostile author. */
-    TETRAIN_RESTRICTED = 1 << 0
+    TETRAIN_RESTRICTED = 1 << 0,
+    /* Where `device` is NULL, $TE_DEVICE names the default device. */
+    TETRAIN_ENVIRONMENT = 1 << 1
 };
 
 typedef struct tetrain_options {
@@ -54,7 +56,7 @@ typedef struct tetrain_options {
     size_t      lua_memory_limit;    /* bytes, 0: none. Turns the JIT compiler off */
     size_t      tensor_memory_limit; /* bytes per device, 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call, 0: none. Turns the JIT compiler off */
-    unsigned    flags;               /* TETRAIN_RESTRICTED */
+    unsigned    flags;               /* TETRAIN_RESTRICTED, TETRAIN_ENVIRONMENT */
     void      (*log)(void *user, int level, const char *message); /* what print writes in restricted runtimes; NULL: dropped */
     void       *user;
     /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C library. What

@@ -75,6 +75,15 @@ te_status te_tensor_copy_across(te_tensor *dst, te_tensor *src)
     return status;
 }
 
+te_tensor *te_tensor_on_device(te_tensor *t, te_device *device)
+{
+    if (t->storage->device == device) return te_tensor_retain(t);
+    te_tensor *there = te_tensor_new(t->ctx, device, t->dtype, t->ndim, t->shape);
+    if (!there || te_tensor_copy_across(there, t) == TE_OK) return there;
+    te_tensor_release(there);
+    return NULL;
+}
+
 /* --- host memory -------------------------------------------------------------------------------------------------- */
 
 /* Moves bytes between host memory of `dtype` and t. */

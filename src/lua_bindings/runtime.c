@@ -116,6 +116,13 @@ static int devices(lua_State *L)
     return 2;
 }
 
+/* te.get_default_device(): where tensors are made that no device is named for. */
+static int get_default_device(lua_State *L)
+{
+    lua_pushstring(L, te_lua_runtime(L)->device);
+    return 1;
+}
+
 static int is_tensor(lua_State *L)
 {
     lua_pushboolean(L, te_lua_to_tensor(L, 1) != NULL);
@@ -196,6 +203,6 @@ static int ops_list(lua_State *L)
 const luaL_Reg te_lua_runtime_functions[] = {
     {"manual_seed", manual_seed},         {"rng_state", rng_state},     {"memory_stats", memory_stats},
     {"reset_peak_memory", reset_peak_memory}, {"empty_cache", empty_cache}, {"set_num_threads", set_num_threads},
-    {"get_num_threads", get_num_threads}, {"devices", devices},         {"is_tensor", is_tensor},
+    {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device}, {"is_tensor", is_tensor},
     {"ops_list", ops_list},               {NULL, NULL},
 };

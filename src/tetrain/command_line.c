@@ -17,7 +17,7 @@ static const char help[] =
     "  -e CODE          run CODE first\n"
     "  -l MODULE        require MODULE first\n"
     "  -i               prompt after the script; also without script or code on a terminal\n"
-    "  --device NAME    where new tensors are made: cpu, cuda, cuda:N (default: cpu)\n"
+    "  --device NAME    where new tensors are made: cpu, cuda, cuda:N (default: $TE_DEVICE, or cpu)\n"
     "  --threads N      CPU threads (default: all cores)\n"
     "  --seed N         seed of the random numbers (default: 0)\n"
     "  --version        print the version\n"

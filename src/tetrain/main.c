@@ -112,7 +112,8 @@ int main(int argc, char **argv)
     command_line line;
     int          code = command_line_parse(&line, argc, argv);
     if (code >= 0) return code;
-    tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads};
+    tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads,
+                               .flags = TETRAIN_ENVIRONMENT};
     running = tetrain_open(&options);
     if (!running) {
         fprintf(stderr, "tetrain: out of memory\n");

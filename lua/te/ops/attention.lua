@@ -20,7 +20,7 @@ local SELF_ATTENTION = {
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 
 local SelfAttention = Module:extend("SelfAttention")

@@ -14,7 +14,7 @@ local GROUPED = {
     bias = { "boolean", true },
     init_method = { "callable" },
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 
 function GroupedLinear:init(num_groups, in_features, out_features, opts)

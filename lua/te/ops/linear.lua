@@ -9,7 +9,7 @@ local BasicOperation = require("te.operation").BasicOperation
 local WEIGHT = {
     init_method = { "callable" },
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 local LINEAR = {
     bias = { "boolean", true },

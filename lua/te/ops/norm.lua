@@ -11,7 +11,7 @@ local NORM = {
     eps = { "number", 1e-5, min = 0 },
     zero_centered_gamma = { "boolean", false },
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 
 local function with(declared, more)

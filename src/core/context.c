@@ -134,6 +134,7 @@ te_device *te_context_device(te_context *ctx, const char *name)
 te_block *te_device_alloc(te_device *device, size_t bytes)
 {
     te_context *ctx = device->ctx;
+    device->exec.message[0] = 0; /* a backend says there when it was not memory that was missing */
     te_block *block = te_allocator_alloc(&device->allocator, bytes);
     if (!block && ctx->reclaim && !ctx->reclaiming) {
         ctx->reclaiming = true;
@@ -141,7 +142,9 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
         ctx->reclaiming = false;
         block = te_allocator_alloc(&device->allocator, bytes);
     }
-    if (!block)
+    if (!block && device->exec.message[0])
+        te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
+    else if (!block)
         te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes,
                 device->name, device->allocator.current, device->allocator.limit);
     return block;

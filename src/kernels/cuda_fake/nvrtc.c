@@ -100,7 +100,13 @@ TE_FAKE nvrtcResult nvrtcGetCUBIN(nvrtcProgram p, char *image)
 }
 
 TE_FAKE nvrtcResult nvrtcGetPTXSize(nvrtcProgram p, size_t *size) { return nvrtcGetCUBINSize(p, size); }
-TE_FAKE nvrtcResult nvrtcGetPTX(nvrtcProgram p, char *image) { return nvrtcGetCUBIN(p, image); }
+
+TE_FAKE nvrtcResult nvrtcGetPTX(nvrtcProgram p, char *image)
+{
+    ENTER();
+    strcpy(image, p->image);
+    return NVRTC_SUCCESS;
+}
 
 TE_FAKE nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram p, size_t *size)
 {

@@ -9,7 +9,7 @@ message(STATUS "CUDA toolkit ${CUDAToolkit_VERSION}: building the CUDA module")
 
 file(GLOB TE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.c)
 list(REMOVE_ITEM TE_CUDA_SOURCES ${TE_CUDA_PROGRAM_SOURCES})
-add_library(tetrain_cuda MODULE ${TE_CUDA_SOURCES})
+add_library(tetrain_cuda MODULE ${TE_CUDA_SOURCES} ${TE_CUDA_TEXT_SOURCES})
 target_include_directories(tetrain_cuda PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
 target_include_directories(tetrain_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(tetrain_cuda PRIVATE te_cuda_program te_flags ${CMAKE_DL_LIBS} m)

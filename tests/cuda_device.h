@@ -2,7 +2,7 @@
 #ifndef TE_TEST_CUDA_DEVICE_H
 #define TE_TEST_CUDA_DEVICE_H
 
-#include "kernels/cuda/program_source.h"
+#include "kernels/cuda/kernels/hand.h"
 #include "kernels/cuda_sim/cuda_sim.h"
 #include "test.h"
 
@@ -17,7 +17,8 @@ typedef struct nvrtc_functions {
     int (*log_size)(void *program, size_t *size);
     int (*log)(void *program, char *text);
     int (*destroy)(void **program);
-    int compiled; /* sources so far */
+    int      compiled; /* different sources so far */
+    uint64_t seen[2048];
 } nvrtc_functions;
 
 static inline bool nvrtc_open(nvrtc_functions *nvrtc)
@@ -39,6 +40,17 @@ static inline bool nvrtc_open(nvrtc_functions *nvrtc)
     return nvrtc->create && nvrtc->compile && nvrtc->log_size && nvrtc->log && nvrtc->destroy;
 }
 
+/* Whether a source was compiled before; notes that it is now. */
+static inline bool nvrtc_saw(nvrtc_functions *nvrtc, const char *source)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; *source; source++) hash = (hash ^ (unsigned char)*source) * 0x100000001b3u;
+    for (int i = 0; i < nvrtc->compiled; i++)
+        if (nvrtc->seen[i] == hash) return true;
+    if (nvrtc->compiled < 2048) nvrtc->seen[nvrtc->compiled++] = hash;
+    return false;
+}
+
 /* True when the source compiles, or when there is no NVRTC. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
@@ -46,10 +58,9 @@ static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, con
     void  *program = NULL;
     static char log[1 << 18];
     size_t size = 0;
-    if (!nvrtc->create) return true;
+    if (!nvrtc->create || nvrtc_saw(nvrtc, source)) return true;
     if (nvrtc->create(&program, source, name, 0, NULL, NULL) != 0) return false;
     int result = nvrtc->compile(program, 3, options);
-    nvrtc->compiled++;
     nvrtc->log_size(program, &size);
     if (result != 0 && size <= sizeof log) nvrtc->log(program, log);
     if (result != 0) fprintf(stderr, "NVRTC on %s: %.1500s\n", name, log);
@@ -111,6 +122,38 @@ static inline te_status cuda_program_run(cuda_device *device, te_program *progra
         te_text_close(&source);
     }
     return status;
+}
+
+/* --- hand-written kernels ----------------------------------------------------------------------------------------- */
+
+static inline te_status cuda_launch_call(cuda_device *device, const te_cuda_call *call)
+{
+    te_text      source;
+    te_cuda_sim *sim = NULL;
+    te_text_open(&source, &te_mem_libc);
+    te_status status = te_cuda_kernel_source(&call->kernel, &source);
+    if (status == TE_OK && !nvrtc_accepts(&device->nvrtc, source.data, call->launch.name)) status = TE_ERROR_DEVICE;
+    if (status == TE_OK) sim = te_cuda_sim_compile(source.data, NULL, device->exec.message, sizeof device->exec.message);
+    void *params[1] = {(void *)(uintptr_t)call->launch.args};
+    if (!sim || te_cuda_sim_launch(sim, call->launch.name, call->launch.grid, call->launch.block, call->launch.shared,
+                                   params, device->exec.message, sizeof device->exec.message) != 0)
+        status = TE_ERROR_DEVICE;
+    te_cuda_sim_release(sim);
+    te_text_close(&source);
+    return status;
+}
+
+/* As a CUDA backend runs a plan. */
+static inline te_status cuda_plan_run(cuda_device *device, te_cuda_plan *plan)
+{
+    uint64_t  fault = UINT64_MAX;
+    void     *scratch = test_scratch(&device->exec, plan->scratch_bytes);
+    te_status status = TE_OK;
+    memset(scratch, 0xff, plan->scratch_bytes);
+    te_cuda_plan_bind(plan, scratch, &fault);
+    for (int i = 0; i < plan->n_calls && status == TE_OK; i++) status = cuda_launch_call(device, &plan->calls[i]);
+    free(scratch);
+    return status == TE_OK ? te_cuda_check_fault(&device->exec, &plan->check, fault) : status;
 }
 
 #endif

@@ -1,0 +1,2 @@
+/* hand_attention.c - plans of attention. */
+#include "hand_internal.h"

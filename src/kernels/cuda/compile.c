@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-enum { MAX_FUNCTIONS = 8 };
+enum { MAX_FUNCTIONS = 16 };
 
 struct te_cuda_code {
     te_hash128 key;
@@ -103,7 +103,7 @@ static te_status load_module(te_exec *exec, const char *name, const char *source
     }
     te_status status = compile_source(exec, name, source, &im);
     if (status != TE_OK) return status;
-    status = te_cuda_check(exec, d->driver.cuModuleLoadData(module, im.bytes), "loading a kernel");
+    status = te_cuda_result(exec, d->driver.cuModuleLoadData(module, im.bytes), "loading a kernel");
     if (status == TE_OK) te_disk_cache_write(&d->cache, key, ".cubin", im.bytes, im.size);
     image_free(exec, &im);
     return status;
@@ -177,7 +177,7 @@ static te_status find_function(te_exec *exec, te_cuda_code *code, const char *na
         if (strcmp(code->functions[*index].name, name) == 0) return TE_OK;
     if (code->n_functions == MAX_FUNCTIONS || strlen(name) >= sizeof code->functions[0].name)
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "kernel %s: no room in its module's table", name);
-    te_status status = te_cuda_check(
+    te_status status = te_cuda_result(
         exec, d->driver.cuModuleGetFunction(&code->functions[*index].function, code->module, name), name);
     if (status != TE_OK) return status;
     snprintf(code->functions[*index].name, sizeof code->functions[0].name, "%s", name);
@@ -196,13 +196,13 @@ te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_l
     if (launch->shared > code->functions[i].shared) {
         CUresult r = d->driver.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                   (int)launch->shared);
-        if (r != CUDA_SUCCESS) return te_cuda_check(exec, r, operation);
+        if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, operation);
         code->functions[i].shared = launch->shared;
     }
     void *params[] = {(void *)(uintptr_t)launch->args};
     const uint32_t *g = launch->grid, *b = launch->block;
     te_cuda_note(exec, operation);
-    return te_cuda_check(exec,
+    return te_cuda_result(exec,
                          d->driver.cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared, d->stream,
                                                   params, NULL),
                          operation);

@@ -48,6 +48,7 @@ typedef struct te_cuda_device {
     uint64_t n_recent;
 
     te_cuda_copier      *copier; /* copy.c */
+    struct te_cuda_hand *hand; /* kernel_ops.c */
     struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
 } te_cuda_device;
 
@@ -61,9 +62,9 @@ te_status te_cuda_synchronize(te_exec *exec);
 /* Makes the device's context the thread's: first thing in every function of the table. */
 te_status te_cuda_enter(te_exec *exec);
 /* The status of a driver call that was to do `what`. */
-te_status te_cuda_check(te_exec *exec, CUresult result, const char *what);
+te_status te_cuda_result(te_exec *exec, CUresult result, const char *what);
 /* The status of a call that waits for the device. */
-te_status te_cuda_check_wait(te_exec *exec, CUresult result);
+te_status te_cuda_waited(te_exec *exec, CUresult result);
 /* Notes that work of an operation is on its way. */
 void te_cuda_note(te_exec *exec, const char *operation);
 /* Reports on standard error under TE_TRACE=dispatch. */
@@ -90,6 +91,7 @@ te_status te_cuda_gemm(te_exec *, const te_gemm *);                             
 void      te_cuda_gemm_close(te_exec *);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
+void      te_cuda_hand_close(te_exec *);
 te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c and those below */
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);

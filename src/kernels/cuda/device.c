@@ -27,7 +27,7 @@ static const char *error_text(te_cuda_device *d, CUresult result)
     return d->driver.cuGetErrorString(result, &text) == CUDA_SUCCESS && text ? text : "no description";
 }
 
-te_status te_cuda_check(te_exec *exec, CUresult result, const char *what)
+te_status te_cuda_result(te_exec *exec, CUresult result, const char *what)
 {
     te_cuda_device *d = te_cuda(exec);
     if (result == CUDA_SUCCESS) return TE_OK;
@@ -45,7 +45,7 @@ static void list_recent(const te_cuda_device *d, char *text, size_t size)
                                  d->recent[i % TE_CUDA_RECENT]);
 }
 
-te_status te_cuda_check_wait(te_exec *exec, CUresult result)
+te_status te_cuda_waited(te_exec *exec, CUresult result)
 {
     te_cuda_device *d = te_cuda(exec);
     char recent[TE_CUDA_RECENT * (TE_CUDA_NAME + 2) + 8];
@@ -69,7 +69,7 @@ te_status te_cuda_synchronize(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
     te_status status = te_cuda_enter(exec);
-    if (status == TE_OK) status = te_cuda_check_wait(exec, d->driver.cuStreamSynchronize(d->stream));
+    if (status == TE_OK) status = te_cuda_waited(exec, d->driver.cuStreamSynchronize(d->stream));
     if (status == TE_OK) d->n_recent = 0;
     return status;
 }
@@ -77,7 +77,7 @@ te_status te_cuda_synchronize(te_exec *exec)
 te_status te_cuda_enter(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
-    return te_cuda_check(exec, d->driver.cuCtxSetCurrent(d->context), "the device's context");
+    return te_cuda_result(exec, d->driver.cuCtxSetCurrent(d->context), "the device's context");
 }
 
 void te_cuda_trace(te_exec *exec, const char *format, ...)
@@ -94,8 +94,8 @@ void te_cuda_trace(te_exec *exec, const char *format, ...)
 static te_status count_devices(te_exec *exec, te_cuda_device *d, int *count)
 {
     te_status status = te_cuda_load_driver(exec, &d->driver);
-    if (status == TE_OK) status = te_cuda_check(exec, d->driver.cuInit(0), "starting the CUDA driver");
-    if (status == TE_OK) status = te_cuda_check(exec, d->driver.cuDeviceGetCount(count), "counting CUDA devices");
+    if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuInit(0), "starting the CUDA driver");
+    if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuDeviceGetCount(count), "counting CUDA devices");
     if (status == TE_OK && *count == 0) status = te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver knows no CUDA device");
     return status;
 }
@@ -122,7 +122,7 @@ static te_status read_properties(te_exec *exec)
         r = d->driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->handle);
     if (r == CUDA_SUCCESS)
         r = d->driver.cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->handle);
-    if (r != CUDA_SUCCESS) return te_cuda_check(exec, r, "the device's properties");
+    if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "the device's properties");
     d->capability = major * 10 + minor;
     if (d->capability < OLDEST_CAPABILITY)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s has compute capability %d.%d; %d.%d is the oldest supported",
@@ -158,14 +158,14 @@ static te_status choose_target(te_exec *exec)
 static te_status open_stream(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
-    te_status status = te_cuda_check(exec, d->driver.cuDevicePrimaryCtxRetain(&d->context, d->handle), "opening the device");
+    te_status status = te_cuda_result(exec, d->driver.cuDevicePrimaryCtxRetain(&d->context, d->handle), "opening the device");
     if (status != TE_OK) {
         d->context = NULL;
         return status;
     }
     status = te_cuda_enter(exec);
     if (status == TE_OK)
-        status = te_cuda_check(exec, d->driver.cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING), "making a stream");
+        status = te_cuda_result(exec, d->driver.cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING), "making a stream");
     return status == TE_OK ? te_cuda_stages_open(exec) : status;
 }
 
@@ -200,6 +200,7 @@ void te_cuda_device_close(te_exec *exec)
         if (d->stream) d->driver.cuStreamSynchronize(d->stream);
         te_cuda_gemm_close(exec);
         te_cuda_copier_close(exec);
+        te_cuda_hand_close(exec);
         te_cuda_codes_close(exec);
         te_cuda_stages_close(exec);
         if (d->stream) d->driver.cuStreamDestroy(d->stream);

@@ -212,8 +212,12 @@ static void join_rows(batches *r, te_gemm *g)
         if (r->step[1][last] != 0 || r->step[0][last] != g->c.shape[m] * g->a.stride[m] ||
             r->step[2][last] != g->c.shape[m] * g->c.stride[m] || (aux && r->step[3][last] != g->c.shape[m] * g->aux.stride[m]))
             return;
-        g->a.shape[m] *= r->extent[last];
-        g->c.shape[m] *= r->extent[last];
+        te_view a = g->a, c = g->c;
+        a.shape[m] *= r->extent[last];
+        c.shape[m] *= r->extent[last];
+        if (!describable(&a) || !describable(&c) || row_major(&c) != row_major(&g->c)) return; /* one row had more freedom */
+        g->a = a;
+        g->c = c;
         r->n--;
     }
 }
@@ -279,7 +283,7 @@ static te_status run_finished(te_exec *exec, const te_gemm *g)
     if (g->a.shape[g->a.ndim - 1] == 0) {
         te_cuda_device *d = te_cuda(exec);
         size_t bytes = (size_t)te_view_numel(&product) * te_dtype_size(product.dtype);
-        status = te_cuda_check(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
+        status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
                                "matrix product");
     } else {
         status = run_batches(exec, &plain, NULL);

@@ -28,12 +28,12 @@ typedef struct te_cuda_product_data {
 
 enum { TE_CUDA_FINISHES = 12 };
 
-typedef struct te_cuda_plan te_cuda_plan;
+typedef struct te_cuda_gemm_plan te_cuda_gemm_plan;
 
 typedef struct te_cuda_blas {
     te_cuda_blas_library library;
     cublasLtHandle_t     handle;
-    te_cuda_plan       **plans; /* open addressing by hash of the product */
+    te_cuda_gemm_plan       **plans; /* open addressing by hash of the product */
     size_t               capacity, n_plans;
     te_program          *finish[TE_CUDA_FINISHES];
 } te_cuda_blas;

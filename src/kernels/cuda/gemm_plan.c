@@ -13,7 +13,7 @@
 enum { CANDIDATES = 8, REPEATS = 3, WORKSPACE = 32 << 20 };
 static const double worth_timing = 4e6; /* multiplications */
 
-struct te_cuda_plan {
+struct te_cuda_gemm_plan {
     te_cuda_product         product;
     te_hash128              hash;
     cublasLtMatmulDesc_t    desc;
@@ -75,7 +75,7 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
 }
 
 /* Addresses that the descriptor itself carries. */
-static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_plan *plan, const te_cuda_product_data *data)
+static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
 {
     const te_cuda_blas_library *l = &blas->library;
     cublasStatus_t r = CUBLAS_STATUS_SUCCESS;
@@ -87,7 +87,7 @@ static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_plan 
     return r;
 }
 
-static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *p, te_cuda_plan *plan)
+static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *p, te_cuda_gemm_plan *plan)
 {
     cublasStatus_t r = make_desc(blas, p, &plan->desc);
     if (r == CUBLAS_STATUS_SUCCESS)
@@ -103,7 +103,7 @@ static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te_cuda_plan *plan,
+static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                                const cublasLtMatmulAlgo_t *algorithm, const te_cuda_product_data *data, bool accumulate,
                                void *workspace, size_t workspace_bytes)
 {
@@ -117,7 +117,7 @@ static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te
 
 /* --- choosing ----------------------------------------------------------------------------------------------------- */
 
-static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_plan *plan,
+static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                                     cublasLtMatmulHeuristicResult_t found[CANDIDATES], int *n)
 {
     const te_cuda_blas_library *l = &blas->library;
@@ -142,7 +142,7 @@ static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_plan
 }
 
 /* Milliseconds of REPEATS runs; negative when the candidate fails. */
-static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cuda_plan *plan,
+static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                             const cublasLtMatmulHeuristicResult_t *candidate, const te_cuda_product_data *data,
                             void *workspace, const CUevent events[2])
 {
@@ -161,7 +161,7 @@ static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cu
 }
 
 /* Index of the fastest; 0 when they cannot be timed. */
-static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_plan *plan,
+static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                    const cublasLtMatmulHeuristicResult_t *candidates, int n, te_cuda_product_data data)
 {
     te_cuda_device *d = te_cuda(exec);
@@ -194,7 +194,7 @@ typedef struct choice {
     uint64_t             workspace;
 } choice;
 
-static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cuda_plan *plan)
+static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan)
 {
     te_cuda_device *d = te_cuda(exec);
     size_t version = blas->library.cublasLtGetVersion();
@@ -203,7 +203,7 @@ static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cud
 }
 
 /* A choice from disk, if the library still accepts it. */
-static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_plan *plan, te_hash128 key)
+static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan, te_hash128 key)
 {
     size_t length = 0;
     cublasLtMatmulHeuristicResult_t checked = {.state = CUBLAS_STATUS_SUCCESS};
@@ -220,7 +220,7 @@ static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_plan *pl
     return good;
 }
 
-static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_plan *plan, const te_cuda_product_data *data)
+static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
 {
     const te_cuda_product *p = &plan->product;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -244,7 +244,7 @@ static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_pl
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-static void free_plan(te_exec *exec, const te_cuda_blas *blas, te_cuda_plan *plan)
+static void free_plan(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan)
 {
     const te_cuda_blas_library *l = &blas->library;
     if (plan->d) l->cublasLtMatrixLayoutDestroy(plan->d);
@@ -263,7 +263,7 @@ void te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas)
     blas->capacity = blas->n_plans = 0;
 }
 
-static te_cuda_plan **find_slot(te_cuda_plan **slots, size_t capacity, te_hash128 hash)
+static te_cuda_gemm_plan **find_slot(te_cuda_gemm_plan **slots, size_t capacity, te_hash128 hash)
 {
     size_t i = (size_t)hash.a & (capacity - 1);
     while (slots[i] && (slots[i]->hash.a != hash.a || slots[i]->hash.b != hash.b)) i = (i + 1) & (capacity - 1);
@@ -274,7 +274,7 @@ static bool grow_plans(te_exec *exec, te_cuda_blas *blas)
 {
     if (2 * (blas->n_plans + 1) <= blas->capacity) return true;
     size_t capacity = blas->capacity ? 2 * blas->capacity : 64;
-    te_cuda_plan **slots = te_mem_zalloc(exec->mem, capacity * sizeof *slots);
+    te_cuda_gemm_plan **slots = te_mem_zalloc(exec->mem, capacity * sizeof *slots);
     if (!slots) return false;
     for (size_t i = 0; i < blas->capacity; i++)
         if (blas->plans[i]) *find_slot(slots, capacity, blas->plans[i]->hash) = blas->plans[i];
@@ -285,9 +285,9 @@ static bool grow_plans(te_exec *exec, te_cuda_blas *blas)
 }
 
 static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_product *p, te_hash128 hash,
-                           const te_cuda_product_data *data, te_cuda_plan **out)
+                           const te_cuda_product_data *data, te_cuda_gemm_plan **out)
 {
-    te_cuda_plan *plan = te_mem_zalloc(exec->mem, sizeof *plan);
+    te_cuda_gemm_plan *plan = te_mem_zalloc(exec->mem, sizeof *plan);
     if (!plan) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
     plan->product = *p;
     plan->hash = hash;
@@ -309,13 +309,13 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
     if (status != TE_OK) return status;
     te_hash128 hash = te_hash128_add(TE_HASH128_START, product, sizeof *product);
     if (!grow_plans(exec, blas)) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
-    te_cuda_plan **slot = find_slot(blas->plans, blas->capacity, hash);
+    te_cuda_gemm_plan **slot = find_slot(blas->plans, blas->capacity, hash);
     if (!*slot) {
         status = make_plan(exec, blas, product, hash, data, slot);
         if (status != TE_OK) return status;
         blas->n_plans++;
     }
-    const te_cuda_plan *plan = *slot;
+    const te_cuda_gemm_plan *plan = *slot;
     void *workspace = plan->workspace ? exec->scratch(exec, plan->workspace) : NULL;
     if (plan->workspace && !workspace) return TE_ERROR_MEMORY;
     te_cuda_note(exec, "matrix product");

@@ -18,7 +18,7 @@ te_status te_cuda_stages_open(te_exec *exec)
         r = d->driver.cuMemHostAlloc(&d->stage[i], TE_CUDA_STAGE_BYTES, 0);
         if (r == CUDA_SUCCESS) r = d->driver.cuEventCreate(&d->staged[i], CU_EVENT_DISABLE_TIMING);
     }
-    return te_cuda_check(exec, r, "pinned memory for copies");
+    return te_cuda_result(exec, r, "pinned memory for copies");
 }
 
 void te_cuda_stages_close(te_exec *exec)
@@ -37,7 +37,7 @@ void *te_cuda_memory_alloc(te_exec *exec, size_t bytes)
     if (te_cuda_enter(exec) != TE_OK) return NULL;
     CUresult r = d->driver.cuMemAlloc(&ptr, bytes ? bytes : 1);
     if (r == CUDA_SUCCESS) return (void *)(uintptr_t)ptr;
-    if (r != CUDA_ERROR_OUT_OF_MEMORY) te_cuda_check(exec, r, "device memory"); /* an earlier failure shows here */
+    if (r != CUDA_ERROR_OUT_OF_MEMORY) te_cuda_result(exec, r, "device memory"); /* an earlier failure shows here */
     return NULL;
 }
 
@@ -57,12 +57,12 @@ static te_status copy_up(te_exec *exec, CUdeviceptr dst, const char *src, size_t
         size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;
         int k = d->next_stage;
         d->next_stage = (k + 1) % TE_CUDA_STAGES;
-        te_status status = te_cuda_check_wait(exec, d->driver.cuEventSynchronize(d->staged[k]));
+        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[k]));
         if (status != TE_OK) return status;
         memcpy(d->stage[k], src + at, n);
         CUresult r = d->driver.cuMemcpyHtoDAsync(dst + at, d->stage[k], n, d->stream);
         if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(d->staged[k], d->stream);
-        if (r != CUDA_SUCCESS) return te_cuda_check(exec, r, "copy to the device");
+        if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy to the device");
     }
     return TE_OK;
 }
@@ -78,10 +78,10 @@ static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t byt
             size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;
             CUresult r = d->driver.cuMemcpyDtoHAsync(d->stage[i % 2], src + at, n, d->stream);
             if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(d->staged[i % 2], d->stream);
-            if (r != CUDA_SUCCESS) return te_cuda_check(exec, r, "copy from the device");
+            if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy from the device");
         }
         if (i == 0) continue;
-        te_status status = te_cuda_check_wait(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
+        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
         if (status != TE_OK) return status;
         memcpy(dst + before, d->stage[(i - 1) % 2], at < bytes ? TE_CUDA_STAGE_BYTES : bytes - before);
     }
@@ -96,7 +96,7 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
     if (status != TE_OK || bytes == 0) return status;
     if (kind == TE_COPY_HOST_TO_DEVICE) return copy_up(exec, te_cuda_address(dst), src, bytes);
     if (kind == TE_COPY_DEVICE_TO_HOST) return copy_down(exec, dst, te_cuda_address(src), bytes);
-    return te_cuda_check(exec, d->driver.cuMemcpyDtoDAsync(te_cuda_address(dst), te_cuda_address(src), bytes, d->stream),
+    return te_cuda_result(exec, d->driver.cuMemcpyDtoDAsync(te_cuda_address(dst), te_cuda_address(src), bytes, d->stream),
                          "copy on the device");
 }
 

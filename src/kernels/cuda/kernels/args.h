@@ -48,4 +48,17 @@ typedef struct te_select_args {
     uint64_t      rng[3];
 } te_select_args;
 
+/* q, k, v, out, lse, bias and gradients as in te_attention and te_attention_grad; an absent view has no data. */
+typedef struct te_attention_args {
+    te_cuda_bound  bound; /* backward: scratch holds rowsum(dout out) per query */
+    te_cuda_view   q, k, v, out, lse, bias, dout, dq, dk, dv;
+    const int32_t *cu_q, *cu_kv;
+    int64_t        n_seqs, tiles; /* tiles: blocks per head and sequence */
+    int64_t        left, right, bottom_right;
+    int64_t        lse_wide, bias_dtype;
+    double         scale, kept_scale; /* kept_scale: 1 / (1 - dropout) */
+    int64_t        dropout;           /* whether there is any */
+    uint64_t       threshold, rng[3];
+} te_attention_args;
+
 #endif

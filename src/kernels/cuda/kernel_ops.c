@@ -73,14 +73,32 @@ static te_status clear_fault(te_exec *exec, struct te_cuda_hand *hand)
                          "clearing the report of kernels");
 }
 
-static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check)
+/* The element of an index that is out of range, by its position in row-major order. */
+static te_status name_index(te_exec *exec, const te_cuda_check *check, const te_view *index, uint64_t position)
+{
+    int64_t value = 0, offset = 0, rest = (int64_t)position;
+    int32_t narrow = 0;
+    bool wide = index->dtype == TE_I64;
+    size_t size = te_dtype_size(index->dtype);
+    for (int i = index->ndim - 1; i >= 0; rest /= index->shape[i--]) offset += rest % index->shape[i] * index->stride[i];
+    te_status status = te_cuda_memory_copy(exec, wide ? (void *)&value : (void *)&narrow,
+                                           (const char *)index->data + (size_t)offset * size, size, TE_COPY_DEVICE_TO_HOST);
+    if (status != TE_OK) return status;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %lld at position %llu is outside 0 to %lld", check->operation,
+                        check->kind == TE_CUDA_CHECK_IDS ? "id" : "index", (long long)(wide ? value : narrow),
+                        (unsigned long long)position, (long long)check->bound - 1);
+}
+
+static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check, const te_view *index)
 {
     uint64_t fault;
     te_status status = te_cuda_memory_copy(exec, &fault, hand->fault, sizeof fault, TE_COPY_DEVICE_TO_HOST);
-    return status == TE_OK ? te_cuda_check_fault(exec, check, fault) : status;
+    if (status == TE_OK) status = te_cuda_check_fault(exec, check, fault);
+    return status == TE_ERROR_ARGUMENT && index ? name_index(exec, check, index, fault) : status;
 }
 
-static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operation)
+/* `index` holds what the check is about, where that is ids or indices. */
+static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operation, const te_view *index)
 {
     struct te_cuda_hand *hand;
     te_cuda_code *code;
@@ -95,56 +113,56 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
         status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
         if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);
     }
-    if (status == TE_OK && checked) status = read_fault(exec, hand, &plan->check);
+    if (status == TE_OK && checked) status = read_fault(exec, hand, &plan->check, index);
     if (scratch) exec->scratch_free(exec, scratch);
     return status;
 }
 
 /* Enters the device, makes the plan and runs it. */
-#define RUN(operation, make)                                            \
-    te_cuda_plan plan;                                                  \
-    te_status    status = te_cuda_enter(exec);                          \
-    if (status == TE_OK) status = make;                                 \
-    return status == TE_OK ? run_plan(exec, &plan, operation) : status
+#define RUN(operation, index, make)                                            \
+    te_cuda_plan plan;                                                         \
+    te_status    status = te_cuda_enter(exec);                                 \
+    if (status == TE_OK) status = make;                                        \
+    return status == TE_OK ? run_plan(exec, &plan, operation, index) : status
 
 te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
 {
-    RUN("embedding", te_cuda_plan_embedding(exec, &plan, out, table, ids));
+    RUN("embedding", ids, te_cuda_plan_embedding(exec, &plan, out, table, ids));
 }
 
 te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
 {
-    RUN("embedding.backward", te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
+    RUN("embedding.backward", ids, te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
 }
 
 te_status te_cuda_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
 {
-    RUN("gather", te_cuda_plan_gather(exec, &plan, out, src, index, dim));
+    RUN("gather", index, te_cuda_plan_gather(exec, &plan, out, src, index, dim));
 }
 
 te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
 {
-    RUN("scatter_add", te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
+    RUN("scatter_add", index, te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
 }
 
 te_status te_cuda_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
-    RUN("arg_reduce", te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));
+    RUN("arg_reduce", NULL, te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));
 }
 
 te_status te_cuda_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
 {
-    RUN("topk", te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
+    RUN("topk", NULL, te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
 }
 
 te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
-    RUN("cumsum", te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
+    RUN("cumsum", NULL, te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
 }
 
 te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
 {
-    RUN("multinomial", te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
+    RUN("multinomial", NULL, te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
@@ -198,7 +216,7 @@ te_status te_cuda_attention(te_exec *exec, const te_attention *attention)
     if (status == TE_OK) status = upload_offsets(exec, &a, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention(exec, &plan, &a);
-    if (status == TE_OK) status = run_plan(exec, &plan, "attention");
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention", NULL);
     lend_back(exec, &packed);
     return status;
 }
@@ -212,7 +230,7 @@ te_status te_cuda_attention_backward(te_exec *exec, const te_attention_grad *gra
     if (status == TE_OK) status = upload_offsets(exec, &g.forward, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention_backward(exec, &plan, &g);
-    if (status == TE_OK) status = run_plan(exec, &plan, "attention.backward");
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention.backward", NULL);
     lend_back(exec, &packed);
     return status;
 }

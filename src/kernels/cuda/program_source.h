@@ -64,7 +64,7 @@ typedef struct te_cuda_program_shape {
     uint8_t vector;              /* elements per unit */
     uint8_t items;               /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
     uint8_t axis[TE_MAX_DIMS];   /* the run's dimension behind each outer one */
-    uint8_t column_axis;         /* the run's dimension behind the columns; TE_MAX_DIMS: there is but one column */
+    uint8_t column_axis;         /* the run's dimension behind the columns */
     uint8_t n_operands;          /* inputs, then outputs */
     uint8_t runs;                /* that a launch has room for */
     uint16_t lanes;              /* ROWS: threads per row */
@@ -75,7 +75,8 @@ typedef struct te_cuda_program_shape {
 te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, const te_run *run,
                                      te_cuda_program_shape *shape);
 
-/* CUDA C for the shape, with everything it needs (no #include). TE_ERROR_MEMORY when the text's memory is exhausted. */
+/* CUDA C for the shape, with everything it needs (no #include). TE_ERROR_MEMORY when the text's memory is
+ * exhausted, TE_ERROR_INTERNAL for a program that breaks the rules of program.h; no message. */
 te_status te_cuda_program_source(const te_program *program, const te_cuda_program_shape *shape, te_text *out);
 
 /* How many of the runs from the first on one launch can serve (at least 1): those of equal shape, as far as arguments

@@ -104,7 +104,6 @@ static int64_t row_length(const te_cuda_program_shape *shape, const te_run *run)
 {
     int64_t extent = 1;
     int     before = -1;
-    if (shape->column_axis == TE_MAX_DIMS) return 1;
     for (int e = 0; e < shape->n_outer; e++)
         if (shape->axis[e] > before && shape->axis[e] < shape->column_axis) before = shape->axis[e];
     if (shape->rows_matter) return run->shape[shape->column_axis];

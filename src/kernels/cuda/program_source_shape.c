@@ -96,10 +96,9 @@ static void merge_dimensions(sketch *s)
     }
     s->columns = 1;
     shape->rows_matter = rows_matter;
-    shape->column_axis = TE_MAX_DIMS;
+    shape->column_axis = (uint8_t)last;
     if (rows_matter) {
         s->columns = s->run->shape[last];
-        shape->column_axis = (uint8_t)last;
     } else if (n > 0) {
         s->columns = extent[--n];
         shape->column_axis = shape->axis[n];
@@ -112,7 +111,7 @@ static void merge_dimensions(sketch *s)
 
 static int64_t column_stride(const sketch *s, const te_operand *operand)
 {
-    return s->columns == 1 || s->shape->column_axis == TE_MAX_DIMS ? 1 : operand->stride[s->shape->column_axis];
+    return s->columns == 1 ? 1 : operand->stride[s->shape->column_axis];
 }
 
 /* Offsets, and counters that run a grid beyond the end, fit 32 bits. */

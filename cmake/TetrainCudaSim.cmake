@@ -53,3 +53,5 @@ file(GLOB TE_CUDA_SIM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda_sim/*.c)
 add_library(te_cuda_sim STATIC ${TE_CUDA_SIM_SOURCES} ${CMAKE_BINARY_DIR}/te_cuda_sim_prelude.c)
 target_include_directories(te_cuda_sim PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(te_cuda_sim PUBLIC te_flags Threads::Threads ${CMAKE_DL_LIBS})
+
+include(TetrainCudaKernels)

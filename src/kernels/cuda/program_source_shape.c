@@ -197,7 +197,14 @@ static void share_row(sketch *s)
         items = (units + threads - 1) / threads;
         shape->lanes = (uint16_t)threads;
         shape->items = items * shape->vector <= BLOCK_HELD ? (uint8_t)items : 0;
-        if (shape->items) return;
+        if (shape->items) break;
+    }
+    /* with that many threads registers are few: smaller units where a thread then holds less */
+    while (shape->lanes == LONG_ROW && shape->items > 1 && shape->vector > 2) {
+        int64_t half = shape->vector / 2, more = (s->columns / half + LONG_ROW - 1) / LONG_ROW;
+        if (more * half >= shape->items * shape->vector) break;
+        shape->vector = (uint8_t)half;
+        shape->items = (uint8_t)more;
     }
 }
 
@@ -289,9 +296,9 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     merge_dimensions(&s);
     shape->vector = (uint8_t)unit_of(&s);
     shape->wide = is_wide(&s);
-    reach_operands(&s);
     if (shape->kind == TE_CUDA_ROWS) share_row(&s);
-    else turn_tiles(&s);
+    reach_operands(&s);
+    if (shape->kind == TE_CUDA_FLAT) turn_tiles(&s);
     if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) > TE_CUDA_ARGS / 8)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: too many operands for one CUDA kernel",
                             program->name);

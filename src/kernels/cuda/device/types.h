@@ -1,4 +1,7 @@
 /* types.h - what the shared headers expect of <stdint.h> and of kernels.h, for device code: NVRTC has no headers. */
+#if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+# include <stdint.h> /* nvcc has read it already; with the blank, embedding keeps the line */
+#else
 typedef signed char        int8_t;
 typedef unsigned char      uint8_t;
 typedef short              int16_t;
@@ -14,6 +17,7 @@ typedef decltype(sizeof(0)) size_t;
 #define INT64_MAX 9223372036854775807ll
 #define INT64_MIN (-9223372036854775807ll - 1)
 #define UINT64_MAX 18446744073709551615ull
+#endif
 
 typedef struct te_rng {
     uint64_t seed, stream, offset;

@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(256) te_multinomial(const __grid_co
         te_tree_load(a, tree, (const te_a *)a.src.data + te_offset(a.src, last, r), r);
         __syncthreads();
         for (int64_t d = threadIdx.x; d < a.k && (a.flag || threadIdx.x == 0); d += step) {
-            int64_t drawn = te_tree_find(tree, a.leaves, te_rng_word(rng, (uint64_t)(r * a.k + d)) * 0x1p-32);
+            int64_t drawn = te_tree_find(tree, a.leaves, te_unit_words<1>(rng, (uint64_t)(r * a.k + d)).e[0] * 0x1p-32);
             sample[d * a.indices.stride[last]] = drawn;
             if (!a.flag) te_tree_remove(tree, a.leaves, drawn);
         }

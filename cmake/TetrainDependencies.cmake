@@ -17,11 +17,3 @@ if(TE_WITH_ONEDNN)
   target_link_libraries(te_dnnl INTERFACE ${DNNL_LIBRARY})
   target_compile_definitions(te_dnnl INTERFACE TE_WITH_ONEDNN=1)
 endif()
-
-# The CUDA toolkit is looked for but not needed: the CPU backend is the only one so far.
-find_package(CUDAToolkit QUIET)
-if(CUDAToolkit_FOUND)
-  message(STATUS "CUDA toolkit ${CUDAToolkit_VERSION} found; this version has no CUDA backend yet")
-else()
-  message(STATUS "CUDA toolkit not found; building for the CPU")
-endif()

@@ -7,7 +7,7 @@ file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/i
 
 add_library(te_objects OBJECT ${TE_SOURCES} ${TE_LUA_SOURCES_C})
 target_include_directories(te_objects PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C Threads::Threads m)
+target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C Threads::Threads ${CMAKE_DL_LIBS} m)
 if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()

@@ -42,7 +42,7 @@ local command_line = train.command_line {
         help = "of the computation; weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
     { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
-    { "device", "string", "cpu", help = "cpu, cuda, cuda:1" },
+    { "device", "string", te.get_default_device(), help = "cpu, cuda, cuda:1" },
 
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
     { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
@@ -87,7 +87,7 @@ local function open_run(o, given, script)
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
             bias = o.bias, init_std = o.init_std }
     end
-    if o.device ~= "cpu" then run.model:to(o.device) end
+    run.model:to(o.device)
     run.parameters = run.model:parameters()
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps }
@@ -103,7 +103,7 @@ end
 
 local function loss_of(run, x, y)
     local o = run.options
-    if o.device ~= "cpu" then x, y = x:to(o.device), y:to(o.device) end
+    x, y = x:to(o.device), y:to(o.device)
     return te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
         local logits, loss = run.model(x, y)
         logits:release()

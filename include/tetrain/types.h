@@ -46,9 +46,11 @@ typedef enum te_dtype {
 #define TE_API
 #endif
 
+#ifndef __CUDACC_RTC__ /* device code wants the types alone */
 TE_API size_t      te_dtype_size(te_dtype dtype);          /* bytes of an element; 0 for a number that is no dtype */
 TE_API const char *te_dtype_name(te_dtype dtype);          /* "float32" */
 TE_API te_dtype    te_dtype_from_name(const char *name);   /* TE_DTYPE_COUNT when there is none of that name */
+#endif
 
 #ifdef __cplusplus
 }

@@ -36,10 +36,7 @@ define("to", function(x, where, device)
     else
         dtype = where -- cast says what is wrong with it
     end
-    if device and device ~= x.device then
-        local there = te.empty(x.shape, { dtype = x.dtype, device = device })
-        x = there:copy_(x)
-    end
+    if device then x = te.to_device(x, device) end
     if dtype == nil then return x end
     return te.cast(x, dtype)
 end)

@@ -44,6 +44,7 @@ local cases = {
     integers = function(draw) return { draw { 3, 4 }, 1, 6 } end,
     multinomial = function(draw) return { te.abs(draw { 3, 4 }) + 0.1, 2 } end,
     cast = function(draw) return { draw { 3, 4 }, "float64" } end,
+    to_device = function(draw) return { draw { 3, 4 }, te.get_default_device() } end,
 }
 
 -- Elements where a gradient jumps are kept away from.

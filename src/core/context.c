@@ -86,22 +86,55 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
     return device;
 }
 
+/* "cuda" and "cuda:N": N, at most TE_MAX_DEVICES - 2; -1 for anything else. */
+static int cuda_index(const char *name)
+{
+    if (strncmp(name, "cuda", 4) != 0) return -1;
+    if (!name[4]) return 0;
+    bool one_digit = name[4] == ':' && name[5] >= '0' && name[5] <= '9' && !name[6];
+    return one_digit && name[5] - '0' < TE_MAX_DEVICES - 1 ? name[5] - '0' : -1;
+}
+
+static te_device *open_cuda(te_context *ctx, int index)
+{
+    te_device *device = &ctx->devices[1 + index];
+    char name[sizeof device->name];
+    if (device->open) return device;
+    te_exec opening = {.mem = &ctx->mem};
+    snprintf(name, sizeof name, "cuda:%d", index);
+    if (index == 0) name[4] = 0;
+    te_status status = te_device_module_open(&ctx->cuda, &opening);
+    if (status == TE_OK) return open_device(ctx, device, ctx->cuda.table->backend, name, index);
+    te_fail(ctx, status, "%s: %s", name, opening.message);
+    return NULL;
+}
+
+int te_context_cuda_devices(te_context *ctx)
+{
+    te_exec opening = {.mem = &ctx->mem};
+    te_status status = te_device_module_open(&ctx->cuda, &opening);
+    int n = status == TE_OK ? ctx->cuda.table->device_count(&opening) : 0;
+    if (n == 0) te_fail(ctx, TE_ERROR_UNSUPPORTED, "%s", opening.message);
+    return n < TE_MAX_DEVICES - 1 ? n : TE_MAX_DEVICES - 1;
+}
+
 te_device *te_context_device(te_context *ctx, const char *name)
 {
     if (!name || strcmp(name, "cpu") == 0 || strcmp(name, "cpu:0") == 0) {
         te_device *cpu = &ctx->devices[0];
         return cpu->open ? cpu : open_device(ctx, cpu, &te_backend_cpu, "cpu", 0);
     }
-    if (strncmp(name, "cuda", 4) == 0)
-        te_fail(ctx, TE_ERROR_UNSUPPORTED, "device \"%s\": this build has no CUDA module", name);
-    else
-        te_fail(ctx, TE_ERROR_ARGUMENT, "device \"%s\": no such device; known are \"cpu\", \"cuda\", \"cuda:N\"", name);
+    int index = cuda_index(name);
+    if (index >= 0) return open_cuda(ctx, index);
+    te_fail(ctx, TE_ERROR_ARGUMENT, "device \"%.40s\": no such device; known are \"cpu\", \"cuda\" and \"cuda:1\" to \"cuda:%d\"",
+            name, TE_MAX_DEVICES - 2);
     return NULL;
 }
 
 te_block *te_device_alloc(te_device *device, size_t bytes)
 {
     te_context *ctx = device->ctx;
+    device->exec.message[0] = 0; /* a backend says there when it was not memory that was missing */
     te_block *block = te_allocator_alloc(&device->allocator, bytes);
     if (!block && ctx->reclaim && !ctx->reclaiming) {
         ctx->reclaiming = true;
@@ -109,7 +142,9 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
         ctx->reclaiming = false;
         block = te_allocator_alloc(&device->allocator, bytes);
     }
-    if (!block)
+    if (!block && device->exec.message[0])
+        te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
+    else if (!block)
         te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes,
                 device->name, device->allocator.current, device->allocator.limit);
     return block;
@@ -180,6 +215,7 @@ void te_context_unref(te_context *ctx)
     te_ops_close(ctx);
     te_tensor_pool_close(ctx);
     for (int i = TE_MAX_DEVICES - 1; i >= 0; i--) close_device(&ctx->devices[i]);
+    te_device_module_close(&ctx->cuda);
     te_mem_free(&mem, ctx, sizeof *ctx);
 }
 

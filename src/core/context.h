@@ -3,6 +3,7 @@
 #define TE_CORE_CONTEXT_H
 
 #include "allocator.h"
+#include "device_module.h"
 #include "kernels/kernels.h"
 #include "tetrain/te.h"
 
@@ -20,14 +21,15 @@ typedef struct te_device {
     te_context  *ctx;
     te_exec      exec;
     te_allocator allocator;
-    char         name[16]; /* "cpu", "cuda:0" */
+    char         name[16]; /* "cpu", "cuda", "cuda:1" */
     bool         open;
 } te_device;
 
 struct te_context {
     te_mem    mem;
     int       refs; /* the owner's and one per tensor, storage and node */
-    te_device devices[TE_MAX_DEVICES];
+    te_device devices[TE_MAX_DEVICES]; /* 0 is the CPU, 1 + i is cuda:i */
+    te_device_module cuda;
     size_t    tensor_memory_limit;
     int       threads;
 
@@ -67,6 +69,9 @@ void               te_context_unref(te_context *ctx);
 
 /* Opens on first use; NULL with the reason recorded. A NULL name is the default device. */
 te_device *te_context_device(te_context *ctx, const char *name);
+
+/* Number of CUDA devices that can be opened; 0 with the reason recorded. */
+int te_context_cuda_devices(te_context *ctx);
 
 /* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the request
  * fails; then NULL with the sizes recorded. */

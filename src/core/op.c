@@ -293,10 +293,10 @@ static te_status check_inputs(te_call *call)
         te_tensor *t = inputs[i];
         if (!t) continue;
         if (t->ctx != call->ctx) return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor of another runtime was given");
-        if (device && t->storage->device != device)
+        if (device && t->storage->device != device && !(call->op->def->flags & TE_OP_ACROSS))
             return te_call_fail(call, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", device->name,
                                 t->storage->device->name);
-        device = t->storage->device;
+        if (!device) device = t->storage->device;
         call->record |= call->ctx->grad_enabled && te_needs_grad(t);
     }
     if (call->op->def->flags & TE_OP_NOGRAD) call->record = false;

@@ -55,7 +55,8 @@ enum te_op_flags {
     TE_OP_GATED = 1 << 7,    /* x is split in halves along the last dimension: program inputs a and b */
     TE_OP_LASTROW = 1 << 10, /* the row is the last dimension; the space is that of the first input */
     TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
-    TE_OP_NOGRAD = 1 << 12   /* never differentiable */
+    TE_OP_NOGRAD = 1 << 12,  /* never differentiable */
+    TE_OP_ACROSS = 1 << 13   /* inputs may be on other devices than the first: they are brought to it */
 };
 
 /* Another op that a call stands for: its name (NULL: no op at all, the result is the first input) and its attributes by

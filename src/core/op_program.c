@@ -89,13 +89,16 @@ static bool overlaps_otherwise(const te_tensor *out, const te_tensor *in)
            memcmp(out->stride, in->stride, (size_t)in->ndim * sizeof *in->stride) != 0;
 }
 
-/* In place, an input that overlaps the target in another geometry is copied first. */
-static te_status unalias_inputs(te_call *call, const te_layout *l, te_tensor **copies)
+/* Inputs that cannot be read where they are: one that in place overlaps the target in another geometry, or that lies on
+ * another device. A copy takes their place. */
+static te_status replace_inputs(te_call *call, const te_layout *l, te_tensor **copies)
 {
-    for (int i = 0; call->inplace && i < l->n; i++) {
+    te_device *device = call->in[0] ? call->in[0]->storage->device : NULL;
+    for (int i = 0; i < l->n; i++) {
         te_tensor *t = call->in[l->input[i]];
-        if (!overlaps_otherwise(call->inplace, t)) continue;
-        copies[i] = te_tensor_clone_data(t);
+        bool elsewhere = device && t->storage->device != device;
+        if (!elsewhere && !(call->inplace && overlaps_otherwise(call->inplace, t))) continue;
+        copies[i] = elsewhere ? te_tensor_on_device(t, device) : te_tensor_clone_data(t);
         if (!copies[i]) return call->ctx->status;
         call->in[l->input[i]] = copies[i];
     }
@@ -206,7 +209,7 @@ te_status te_program_op_forward(te_call *call)
     call->memo[0] = (int64_t)present;
     call->memo[1] = (int64_t)numbers;
     te_tensor *copies[TE_PROGRAM_SLOTS] = {NULL};
-    status = unalias_inputs(call, &l, copies);
+    status = replace_inputs(call, &l, copies);
     if (status == TE_OK) status = bind_and_run(call, v, &l, &s, numbers);
     for (int i = 0; i < l.n; i++) te_tensor_release(copies[i]);
     return status;

@@ -71,6 +71,7 @@ te_program *te_program_clone(const te_program *program)
 static void forget_compiled(te_program *program)
 {
     if (program->compiled && program->release_compiled) program->release_compiled(program);
+    if (program->device_compiled) program->release_device_compiled(program);
     program->compiled = NULL;
     program->release_compiled = NULL;
 }

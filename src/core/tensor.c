@@ -1,4 +1,4 @@
-/* tensor.c - life of tensors and storages, shapes, copies between host and device. */
+/* tensor.c - life of tensors and storages, shapes, copies on one device. */
 #include "tensor.h"
 
 #include "autograd.h"
@@ -393,6 +393,7 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
         memcmp(shape, dst->shape, (size_t)ndim * sizeof *shape) != 0)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src),
                        TE_SHAPE_TEXT(dst));
+    if (src->storage->device != dst->storage->device) return te_tensor_copy_across(dst, src);
     te_view d = te_tensor_view(dst), s = te_tensor_view(src);
     int lead = dst->ndim - src->ndim;
     for (int i = dst->ndim - 1; i >= 0; i--) {
@@ -403,66 +404,4 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
     s.ndim = dst->ndim;
     dst->storage->version++;
     return copy_views(dst->storage->device, &d, &s);
-}
-
-te_status te_tensor_fill(te_tensor *t, double value)
-{
-    te_context *ctx = t->ctx;
-    te_view dst = te_tensor_view(t);
-    te_view src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
-    memcpy(src.shape, t->shape, sizeof src.shape);
-    t->storage->version++;
-    if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t) &&
-        t->storage->device->exec.backend->host_memory) {
-        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
-        if (bytes) memset(dst.data, 0, bytes);
-        return TE_OK;
-    }
-    if (t->storage->device->exec.backend->host_memory) return copy_views(t->storage->device, &dst, &src);
-    return te_fail(ctx, TE_ERROR_UNSUPPORTED, "fill: not available on %s", t->storage->device->name);
-}
-
-/* Moves bytes between host memory of `dtype` and t. */
-static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host)
-{
-    te_exec *exec = &t->storage->device->exec;
-    te_tensor *staged = te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape);
-    if (!staged) return t->ctx->status;
-    size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
-    te_view device_view = te_tensor_view(t), staged_view = te_tensor_view(staged);
-    te_status status;
-    if (to_host) {
-        status = exec->backend->copy(exec, &staged_view, &device_view);
-        if (status == TE_OK)
-            status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
-    } else {
-        t->storage->version++;
-        status = exec->backend->memory_copy(exec, staged_view.data, host, bytes, TE_COPY_HOST_TO_DEVICE);
-        if (status == TE_OK) status = exec->backend->copy(exec, &device_view, &staged_view);
-    }
-    if (status == TE_OK) status = exec->backend->synchronize(exec);
-    if (status != TE_OK) te_fail_exec(t->ctx, status, exec, to_host ? "read" : "write");
-    te_tensor_release(staged);
-    return status;
-}
-
-te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
-{
-    if (t->dtype == dtype && te_tensor_data(t)) {
-        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
-        if (bytes) memcpy(host, te_tensor_data(t), bytes);
-        return TE_OK;
-    }
-    return transfer(t, dtype, host, true);
-}
-
-te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
-{
-    if (t->dtype == dtype && te_tensor_data(t)) {
-        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
-        if (bytes) memcpy(te_tensor_data(t), host, bytes);
-        t->storage->version++;
-        return TE_OK;
-    }
-    return transfer(t, dtype, (void *)(uintptr_t)host, false);
 }

@@ -18,7 +18,7 @@
 
 /* Always inlined: a loop with a call in it does not vectorize. */
 #ifdef __CUDACC__
-#define TE_HD __host__ __device__ __forceinline__
+#define TE_HD __host__ __device__ __attribute__((always_inline))
 #elif defined(__GNUC__)
 #define TE_HD __attribute__((always_inline))
 #else

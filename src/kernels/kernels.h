@@ -144,6 +144,7 @@ struct te_backend {
     /* Raw memory under the caching allocator; 64-byte aligned; NULL when exhausted. */
     void *(*memory_alloc)(te_exec *exec, size_t bytes);
     void  (*memory_free)(te_exec *exec, void *ptr, size_t bytes);
+    /* Host memory given to it may be reused when it returns; what came from a device can be read then. */
     te_status (*memory_copy)(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
     te_status (*synchronize)(te_exec *exec);
 

@@ -123,9 +123,11 @@ typedef struct te_program {
     size_t             insn_capacity, output_capacity, input_capacity;
     int                n_insns, n_outputs, n_inputs, n_params, n_rngs;
 
-    /* What a backend made of the program; made at the first run, released through `release_compiled`. */
-    void *compiled;
+    /* What a backend made of the program; made at the first run, released through `release_compiled`. The CPU and an
+     * accelerator may both run it. */
+    void *compiled, *device_compiled;
     void (*release_compiled)(struct te_program *);
+    void (*release_device_compiled)(struct te_program *);
 } te_program;
 
 /* Table look-ups. */

@@ -83,7 +83,7 @@ static int make_folder(lua_State *L)
 
 /* --- safetensors: writing ----------------------------------------------------------------------------------------- */
 
-/* Contiguous CPU copies of the tensors, and the items that describe them; lives in a userdata, freed by drop_saving. */
+/* Contiguous copies of the tensors, and the items that describe them; lives in a userdata, freed by drop_saving. */
 typedef struct saving {
     int                    n;
     te_tensor            **copies;
@@ -129,6 +129,15 @@ static void read_pairs(lua_State *L, saving *s)
     s->contents.n_metadata = n;
 }
 
+/* Bytes of a contiguous tensor that the host cannot address. */
+static te_status read_tensor(void *user, int64_t offset, void *to, size_t size, te_io_error *error)
+{
+    te_tensor *t = user;
+    te_exec   *exec = &t->storage->device->exec;
+    te_status  status = exec->backend->memory_copy(exec, to, (char *)te_tensor_pointer(t) + offset, size, TE_COPY_DEVICE_TO_HOST);
+    return status == TE_OK ? TE_OK : te_io_fail(error, status, NULL, "%s", exec->message);
+}
+
 /* Replaces the borrowed tensors by contiguous ones that are held; on failure those made so far remain held. */
 static te_status hold_copies(saving *s, int *held)
 {
@@ -141,6 +150,8 @@ static te_status hold_copies(saving *s, int *held)
         item->ndim = t->ndim;
         memcpy(item->shape, t->shape, sizeof item->shape);
         item->data = te_tensor_numel(t) ? te_tensor_data(t) : item;
+        item->read = read_tensor;
+        item->user = t;
     }
     return TE_OK;
 }

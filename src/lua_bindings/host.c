@@ -5,6 +5,8 @@
  */
 #include "host.h"
 
+#include "kernels/environment.h"
+
 #include <luajit.h>
 #include <math.h>
 #include <stdio.h>
@@ -201,6 +203,7 @@ tetrain *tetrain_open(const tetrain_options *options)
 {
     tetrain_options given = {0};
     if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
+    if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
     tetrain *host = te_mem_zalloc(&mem, sizeof *host);
     if (!host) return NULL;

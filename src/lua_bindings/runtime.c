@@ -98,11 +98,29 @@ static int get_num_threads(lua_State *L)
     return 1;
 }
 
+/* te.devices(): their names; and, where there is no CUDA device, the reason. */
 static int devices(lua_State *L)
 {
-    lua_createtable(L, 1, 0);
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "devices");
+    int n = te_context_cuda_devices(rt->ctx);
+    lua_createtable(L, n + 1, 0);
     lua_pushliteral(L, "cpu");
     lua_rawseti(L, -2, 1);
+    for (int i = 0; i < n; i++) {
+        if (i == 0) lua_pushliteral(L, "cuda");
+        else lua_pushfstring(L, "cuda:%d", i);
+        lua_rawseti(L, -2, i + 2);
+    }
+    if (n > 0) return 1;
+    lua_pushfstring(L, "cuda: %s", te_context_error(rt->ctx));
+    return 2;
+}
+
+/* te.get_default_device(): where tensors are made that no device is named for. */
+static int get_default_device(lua_State *L)
+{
+    lua_pushstring(L, te_lua_runtime(L)->device);
     return 1;
 }
 
@@ -186,6 +204,6 @@ static int ops_list(lua_State *L)
 const luaL_Reg te_lua_runtime_functions[] = {
     {"manual_seed", manual_seed},         {"rng_state", rng_state},     {"memory_stats", memory_stats},
     {"reset_peak_memory", reset_peak_memory}, {"empty_cache", empty_cache}, {"set_num_threads", set_num_threads},
-    {"get_num_threads", get_num_threads}, {"devices", devices},         {"is_tensor", is_tensor},
+    {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device}, {"is_tensor", is_tensor},
     {"ops_list", ops_list},               {NULL, NULL},
 };

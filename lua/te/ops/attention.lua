@@ -21,7 +21,7 @@ local SELF_ATTENTION = {
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 
 -- What tells te.self_attention and te.scaled_dot_product_attention how to attend: fields of the modules.

@@ -45,6 +45,6 @@ function declared.join(first, second)
 end
 
 --- Where and in which dtype parameters are made.
-declared.PLACE = { params_dtype = { "string", "float32" }, device = { "string", "cpu" } }
+declared.PLACE = { params_dtype = { "string", "float32" }, device = { "string" } }
 
 return declared

@@ -11,7 +11,7 @@ Embedding.pure = true
 local EMBEDDING = {
     init_method = { "callable" },
     params_dtype = { "string", "float32" },
-    device = { "string", "cpu" },
+    device = { "string" },
 }
 
 function Embedding:init(num_embeddings, embedding_dim, opts)

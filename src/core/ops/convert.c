@@ -1,5 +1,7 @@
-/* convert.c - other dtypes. */
+/* convert.c - other dtypes, other devices. */
 #include "ops.h"
+
+#include "../autograd.h"
 
 static te_status cast_forward(te_call *call)
 {
@@ -15,11 +17,31 @@ static te_status cast_forward(te_call *call)
 
 static te_status cast_backward(te_call *call) { return te_grad_give(call, 0, te_tensor_retain(call->dout[0])); }
 
+static te_status to_device_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    te_device *device = te_context_device(call->ctx, call->attr[0].text);
+    if (!device) return call->ctx->status;
+    if (device == x->storage->device) return te_call_result(call, te_tensor_retain(x));
+    call->out[0] = te_tensor_on_device(x, device);
+    return call->out[0] ? TE_OK : call->ctx->status;
+}
+
+static te_status to_device_backward(te_call *call)
+{
+    return te_grad_give(call, 0, te_tensor_on_device(call->dout[0], te_grad_input(call, 0)->device));
+}
+
 const te_op_def te_ops_convert[] = {
     {.signature = "cast(x, dtype: dtype)",
      .doc = "x in another dtype, rounded to nearest, ties to even; x itself when it has that dtype.",
      .flags = TE_OP_METHOD,
      .forward = cast_forward,
      .backward = cast_backward},
+    {.signature = "to_device(x, device: device)",
+     .doc = "x on another device, connected to x in the graph; x itself when it is there.",
+     .flags = TE_OP_METHOD,
+     .forward = to_device_forward,
+     .backward = to_device_backward},
     {0},
 };

@@ -1,9 +1,8 @@
 /* backend.c - the CPU backend's table, its memory and the choice of instruction set. */
 #include "cpu.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "../environment.h"
+
 #include <string.h>
 
 static const char *const isa_names[TE_CPU_ISA_COUNT] = {"portable", "avx2", "avx512"};
@@ -20,19 +19,10 @@ te_cpu_isa te_cpu_isa_detect(void)
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         best = TE_CPU_AVX512;
 #endif
-    const char *wish = getenv("TE_CPU_ISA");
+    const char *wish = te_environment(TE_ENV_CPU_ISA);
     for (int i = 0; wish && i < (int)best; i++)
         if (strcmp(wish, isa_names[i]) == 0) best = (te_cpu_isa)i;
     return best;
-}
-
-te_status te_exec_fail(te_exec *exec, te_status status, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(exec->message, sizeof exec->message, format, args);
-    va_end(args);
-    return status;
 }
 
 static te_status cpu_open(te_exec *exec, int index)

@@ -1,0 +1,33 @@
+# libtetrain_cuda.so: the CUDA backend, made where the toolkit's headers are. It links no CUDA library: they are loaded
+# when a CUDA device is first used. And cuda_fake/, the libraries of a machine that has none, for tests.
+find_package(CUDAToolkit QUIET)
+if(NOT CUDAToolkit_FOUND)
+  message(STATUS "CUDA toolkit not found: building without the CUDA module")
+  return()
+endif()
+message(STATUS "CUDA toolkit ${CUDAToolkit_VERSION}: building the CUDA module")
+
+file(GLOB TE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.c)
+list(REMOVE_ITEM TE_CUDA_SOURCES ${TE_CUDA_PROGRAM_SOURCES})
+add_library(tetrain_cuda MODULE ${TE_CUDA_SOURCES} ${TE_CUDA_TEXT_SOURCES})
+target_include_directories(tetrain_cuda PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+target_include_directories(tetrain_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(tetrain_cuda PRIVATE te_cuda_program te_flags ${CMAKE_DL_LIBS} m)
+if(NOT TE_SANITIZE)
+  target_link_options(tetrain_cuda PRIVATE -Wl,--no-undefined)
+endif()
+install(TARGETS tetrain_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+if(TE_BUILD_TESTS)
+  file(GLOB TE_CUDA_FAKE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda_fake/*.c)
+  add_library(te_cuda_fake MODULE ${TE_CUDA_FAKE_SOURCES})
+  target_include_directories(te_cuda_fake PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(te_cuda_fake SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(te_cuda_fake PRIVATE te_cuda_sim te_flags ${CMAKE_DL_LIBS} m)
+  set(fake ${CMAKE_BINARY_DIR}/cuda_fake)
+  set_target_properties(te_cuda_fake PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${fake} OUTPUT_NAME te_cuda_fake)
+  foreach(name libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13)
+    add_custom_command(TARGET te_cuda_fake POST_BUILD
+      COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_FILE_NAME:te_cuda_fake> ${fake}/${name})
+  endforeach()
+endif()

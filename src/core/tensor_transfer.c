@@ -1,0 +1,132 @@
+/* tensor_transfer.c - values that cross from the host to a device, back, or between devices. */
+#include "ops/ops.h"
+#include "tensor.h"
+
+/* --- constants ---------------------------------------------------------------------------------------------------- */
+
+static const te_utility fill_program = {
+    .name = "fill", .inputs = "", .params = "value", .outputs = "y", .formula = "y = value"};
+
+/* A device makes the constant itself: the host has no address that it could read. */
+static te_status fill_on_device(te_tensor *t, double value)
+{
+    te_context *ctx = t->ctx;
+    te_exec *exec = &t->storage->device->exec;
+    te_program *program = te_utility_program(ctx, &fill_program);
+    if (!program) return ctx->status;
+    te_operand out = {.data = te_tensor_pointer(t), .dtype = t->dtype};
+    te_run run = {.ndim = t->ndim ? t->ndim : 1, .outputs = &out, .params = &value};
+    run.compute_f64 = t->dtype == TE_F64 || t->dtype == TE_I64 || t->dtype == TE_I32;
+    run.shape[0] = out.stride[0] = 1;
+    memcpy(run.shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    memcpy(out.stride, t->stride, (size_t)t->ndim * sizeof *t->stride);
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "fill");
+}
+
+te_status te_tensor_fill(te_tensor *t, double value)
+{
+    te_exec *exec = &t->storage->device->exec;
+    te_view dst = te_tensor_view(t);
+    te_view src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
+    memcpy(src.shape, t->shape, sizeof src.shape);
+    t->storage->version++;
+    if (!exec->backend->host_memory) return fill_on_device(t, value);
+    if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t)) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
+        if (bytes) memset(dst.data, 0, bytes);
+        return TE_OK;
+    }
+    te_status status = exec->backend->copy(exec, &dst, &src);
+    return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "fill");
+}
+
+/* --- between devices ---------------------------------------------------------------------------------------------- */
+
+/* The bytes of a dense tensor into a dense one on another device. Either side's earlier work has finished when they move,
+ * except that of the device which copies: its own order keeps that right. */
+static te_status move_bytes(te_tensor *dst, const te_tensor *src)
+{
+    te_exec *to = &dst->storage->device->exec, *from = &src->storage->device->exec;
+    te_exec *mover = from->backend->host_memory ? to : from;
+    te_copy_kind kind = from->backend->host_memory ? TE_COPY_HOST_TO_DEVICE
+                        : to->backend->host_memory ? TE_COPY_DEVICE_TO_HOST
+                                                   : TE_COPY_DEVICE_TO_DEVICE;
+    size_t bytes = (size_t)te_tensor_numel(src) * te_dtype_size(src->dtype);
+    te_status status = mover == from ? to->backend->synchronize(to) : TE_OK;
+    if (status != TE_OK) return te_fail_exec(dst->ctx, status, to, "copy_");
+    status = mover->backend->memory_copy(mover, te_tensor_pointer(dst), te_tensor_pointer(src), bytes, kind);
+    if (status == TE_OK && mover == from) status = mover->backend->synchronize(mover);
+    return status == TE_OK ? TE_OK : te_fail_exec(dst->ctx, status, mover, "copy_");
+}
+
+te_status te_tensor_copy_across(te_tensor *dst, te_tensor *src)
+{
+    te_tensor *dense = te_tensor_contiguous_copy(src);
+    if (!dense) return dst->ctx->status;
+    bool direct = te_tensor_contiguous(dst) && dst->dtype == src->dtype && te_same_shape(dst, src);
+    te_tensor *landed = direct ? te_tensor_retain(dst)
+                               : te_tensor_new(dst->ctx, dst->storage->device, src->dtype, src->ndim, src->shape);
+    te_status status = landed ? move_bytes(landed, dense) : dst->ctx->status;
+    if (status == TE_OK && direct) dst->storage->version++;
+    if (status == TE_OK && !direct) status = te_tensor_copy_data(dst, landed);
+    te_tensor_release(landed);
+    te_tensor_release(dense);
+    return status;
+}
+
+te_tensor *te_tensor_on_device(te_tensor *t, te_device *device)
+{
+    if (t->storage->device == device) return te_tensor_retain(t);
+    te_tensor *there = te_tensor_new(t->ctx, device, t->dtype, t->ndim, t->shape);
+    if (!there || te_tensor_copy_across(there, t) == TE_OK) return there;
+    te_tensor_release(there);
+    return NULL;
+}
+
+/* --- host memory -------------------------------------------------------------------------------------------------- */
+
+/* Moves bytes between host memory of `dtype` and t. */
+static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host)
+{
+    te_exec *exec = &t->storage->device->exec;
+    te_tensor *staged = te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape);
+    if (!staged) return t->ctx->status;
+    size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+    te_view device_view = te_tensor_view(t), staged_view = te_tensor_view(staged);
+    te_status status;
+    if (to_host) {
+        status = exec->backend->copy(exec, &staged_view, &device_view);
+        if (status == TE_OK)
+            status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
+    } else {
+        t->storage->version++;
+        status = exec->backend->memory_copy(exec, staged_view.data, host, bytes, TE_COPY_HOST_TO_DEVICE);
+        if (status == TE_OK) status = exec->backend->copy(exec, &device_view, &staged_view);
+    }
+    if (status == TE_OK) status = exec->backend->synchronize(exec);
+    if (status != TE_OK) te_fail_exec(t->ctx, status, exec, to_host ? "read" : "write");
+    te_tensor_release(staged);
+    return status;
+}
+
+te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
+{
+    if (t->dtype == dtype && te_tensor_data(t)) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+        if (bytes) memcpy(host, te_tensor_data(t), bytes);
+        return TE_OK;
+    }
+    return transfer(t, dtype, host, true);
+}
+
+te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
+{
+    if (t->dtype == dtype && te_tensor_data(t)) {
+        size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
+        if (bytes) memcpy(te_tensor_data(t), host, bytes);
+        t->storage->version++;
+        return TE_OK;
+    }
+    return transfer(t, dtype, (void *)(uintptr_t)host, false);
+}

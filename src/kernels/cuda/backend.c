@@ -1,0 +1,33 @@
+/* backend.c - the CUDA backend's table, and the entry through which libtetrain finds it. */
+#include "../module.h"
+#include "cuda_backend.h"
+
+static const te_backend backend = {
+    .name = "cuda",
+    .host_memory = false,
+    .device_open = te_cuda_device_open,
+    .device_close = te_cuda_device_close,
+    .memory_alloc = te_cuda_memory_alloc,
+    .memory_free = te_cuda_memory_free,
+    .memory_copy = te_cuda_memory_copy,
+    .synchronize = te_cuda_synchronize,
+    .program_run = te_cuda_program_run,
+    .gemm = te_cuda_gemm,
+    .attention = te_cuda_attention,
+    .attention_backward = te_cuda_attention_backward,
+    .copy = te_cuda_copy,
+    .embedding = te_cuda_embedding,
+    .embedding_backward = te_cuda_embedding_backward,
+    .gather = te_cuda_gather,
+    .scatter_add = te_cuda_scatter_add,
+    .arg_reduce = te_cuda_arg_reduce,
+    .topk = te_cuda_topk,
+    .cumsum = te_cuda_cumsum,
+    .multinomial = te_cuda_multinomial,
+};
+
+static const te_module module = {TE_MODULE_LAYOUT, &backend, te_cuda_device_count};
+
+TE_API te_module_get_function te_module_get;
+
+const te_module *te_module_get(void) { return &module; }

@@ -1,0 +1,108 @@
+/* cuda_backend.h - what the files of the CUDA backend share.
+ *
+ * Everything of a device runs on one stream of its primary context, in order. A call that fails while it is made is an
+ * error at once; what fails later on the device comes out at the next synchronization, with the names of the operations
+ * that were on their way.
+ */
+#ifndef TE_KERNELS_CUDA_BACKEND_H
+#define TE_KERNELS_CUDA_BACKEND_H
+
+#include "disk_cache.h"
+#include "libraries.h"
+#include "program_source.h"
+
+enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
+
+/* Compiled source: kept by the device until it closes. */
+typedef struct te_cuda_code te_cuda_code;
+
+/* The program of a copy, with its arrays. */
+typedef struct te_cuda_copier {
+    te_program               program;
+    te_insn                  load;
+    struct te_program_output output;
+    uint8_t                  rate;
+} te_cuda_copier;
+
+typedef struct te_cuda_device {
+    te_cuda_driver driver;
+    te_cuda_nvrtc  nvrtc;
+    CUdevice       handle;
+    CUcontext      context;
+    CUstream       stream;
+    int            index, multiprocessors, capability; /* 90 for sm_90 */
+    char           title[96];  /* "NVIDIA H200" */
+    char           target[24]; /* NVRTC's: sm_90a; compute_90 where the card is newer than NVRTC */
+    int            nvrtc_version; /* 1300 for 13.0 */
+    bool           trace_dispatch;
+
+    void   *stage[TE_CUDA_STAGES]; /* pinned memory that copies from and to the host pass through */
+    CUevent staged[TE_CUDA_STAGES];
+    int     next_stage;
+
+    te_cuda_code **codes; /* by hash of the source */
+    size_t         codes_capacity, n_codes;
+    te_disk_cache  cache;
+
+    char     recent[TE_CUDA_RECENT][TE_CUDA_NAME]; /* operations since the last synchronization, the newest n_recent */
+    uint64_t n_recent;
+
+    te_cuda_copier      *copier; /* copy.c */
+    struct te_cuda_hand *hand; /* kernel_ops.c */
+    struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
+} te_cuda_device;
+
+static inline te_cuda_device *te_cuda(te_exec *exec) { return (te_cuda_device *)exec->device; }
+
+/* device.c */
+te_status te_cuda_device_open(te_exec *exec, int index);
+void      te_cuda_device_close(te_exec *exec);
+int       te_cuda_device_count(te_exec *exec);
+te_status te_cuda_synchronize(te_exec *exec);
+/* Makes the device's context the thread's: first thing in every function of the table. */
+te_status te_cuda_enter(te_exec *exec);
+/* The status of a driver call that was to do `what`. */
+te_status te_cuda_result(te_exec *exec, CUresult result, const char *what);
+/* The status of a call that waits for the device. */
+te_status te_cuda_waited(te_exec *exec, CUresult result);
+/* Notes that work of an operation is on its way. */
+void te_cuda_note(te_exec *exec, const char *operation);
+/* Reports on standard error under TE_TRACE=dispatch. */
+void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* memory.c */
+te_status te_cuda_stages_open(te_exec *exec);
+void      te_cuda_stages_close(te_exec *exec);
+void     *te_cuda_memory_alloc(te_exec *exec, size_t bytes);
+void      te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes);
+te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
+/* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. */
+void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
+
+/* compile.c: the code of a source text, from memory, from disk or fresh from NVRTC. */
+te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, size_t length, te_cuda_code **out);
+void      te_cuda_codes_close(te_exec *exec);
+/* Starts a kernel of the code; `operation` is what messages call it. */
+te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_launch *launch, const char *operation);
+
+/* Entries of the table, by file. */
+te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
+te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
+void      te_cuda_gemm_close(te_exec *);
+te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
+void      te_cuda_copier_close(te_exec *);
+void      te_cuda_hand_close(te_exec *);
+te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c and those below */
+te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
+te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
+te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
+te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
+te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
+te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);
+te_status te_cuda_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
+te_status te_cuda_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
+te_status te_cuda_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+
+static inline CUdeviceptr te_cuda_address(const void *ptr) { return (CUdeviceptr)(uintptr_t)ptr; }
+
+#endif

@@ -1,0 +1,345 @@
+/* gemm.c - matrix products on cuBLASLt.
+ *
+ * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
+ * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride in
+ * either dimension are only described; others are copied. What no epilogue does (float64, an activation together with
+ * accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it.
+ */
+#include "gemm.h"
+
+#include "../dtype.h"
+
+#include <stdio.h>
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+static bool is_float(te_dtype t) { return t == TE_F32 || t == TE_BF16 || t == TE_F16 || t == TE_F64; }
+
+static te_status check(te_exec *exec, const te_gemm *g)
+{
+    int n = g->c.ndim;
+    bool fits = n >= 2 && g->a.ndim == n && g->b.ndim == n && g->a.shape[n - 2] == g->c.shape[n - 2] &&
+                g->b.shape[n - 1] == g->c.shape[n - 1] && g->a.shape[n - 1] == g->b.shape[n - 2];
+    for (int i = 0; fits && i < n - 2; i++) fits = g->a.shape[i] == g->c.shape[i] && g->b.shape[i] == g->c.shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: the shapes do not fit: {.., %lld, %lld} by {.., "
+                            "%lld, %lld} into {.., %lld, %lld}", (long long)g->a.shape[g->a.ndim - 2],
+                            (long long)g->a.shape[g->a.ndim - 1], (long long)g->b.shape[g->b.ndim - 2],
+                            (long long)g->b.shape[g->b.ndim - 1], (long long)g->c.shape[n - 2],
+                            (long long)g->c.shape[n - 1]);
+    if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype || (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
+                            te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
+    if (g->beta != 0 && g->beta != 1)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
+    if (te_view_present(&g->bias) && (g->bias.ndim != 1 || g->bias.shape[0] != g->c.shape[n - 1]))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: a bias of %lld for %lld columns",
+                            (long long)(g->bias.ndim ? g->bias.shape[0] : 0), (long long)g->c.shape[n - 1]);
+    if (g->a.quant || g->b.quant || g->c.quant)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: quantized operands are not supported");
+    return TE_OK;
+}
+
+/* --- dense copies ------------------------------------------------------------------------------------------------- */
+
+/* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
+static te_view dense_like(te_exec *exec, const te_view *v, te_dtype dtype)
+{
+    te_view d = *v;
+    int64_t step = 1;
+    d.dtype = dtype;
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        bool repeats = i < v->ndim - 2 && v->stride[i] == 0;
+        d.stride[i] = repeats ? 0 : step;
+        if (!repeats) step *= v->shape[i];
+    }
+    d.data = exec->scratch(exec, (size_t)step * te_dtype_size(dtype));
+    return d;
+}
+
+static te_status copy_once(te_exec *exec, const te_view *dst, const te_view *src)
+{
+    te_view d = *dst, s = *src;
+    for (int i = 0; i < d.ndim; i++)
+        if (d.stride[i] == 0 && i < d.ndim - 2) d.shape[i] = s.shape[i] = 1;
+    return te_cuda_copy(exec, &d, &s);
+}
+
+/* Whether the matrix in the last two dimensions can be described: a unit stride and room between its lines. */
+static bool describable(const te_view *v)
+{
+    int64_t rows = v->shape[v->ndim - 2], columns = v->shape[v->ndim - 1], rs = v->stride[v->ndim - 2],
+            cs = v->stride[v->ndim - 1];
+    bool by_rows = (cs == 1 || columns == 1) && (rs >= columns || rows == 1);
+    bool by_columns = (rs == 1 || rows == 1) && (cs >= rows || columns == 1);
+    return by_rows || by_columns;
+}
+
+/* The operand itself, or a dense copy whose memory is returned in *lent. */
+static te_status describable_operand(te_exec *exec, te_view *v, void **lent)
+{
+    *lent = NULL;
+    if (describable(v)) return TE_OK;
+    te_view dense = dense_like(exec, v, v->dtype);
+    if (!dense.data) return TE_ERROR_MEMORY;
+    *lent = dense.data;
+    te_status status = copy_once(exec, &dense, v);
+    *v = dense;
+    return status;
+}
+
+/* --- the column-major form ---------------------------------------------------------------------------------------- */
+
+/* As a column-major matrix of rows x columns: the distance of its lines, and whether they are its rows. */
+static int64_t line_distance(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int32_t *transposed)
+{
+    bool by_columns = (row_stride == 1 || rows == 1) && (column_stride >= rows || columns == 1);
+    *transposed = !by_columns;
+    int64_t length = by_columns ? rows : columns, distance = by_columns ? column_stride : row_stride;
+    int64_t lines = by_columns ? columns : rows;
+    return lines == 1 || distance < length ? (length > 0 ? length : 1) : distance;
+}
+
+static int32_t alignment(const void *ptr)
+{
+    uintptr_t low = (uintptr_t)ptr & (~(uintptr_t)ptr + 1);
+    return low == 0 || low > 256 ? 256 : (int32_t)low;
+}
+
+/* Whether c^T (true) or c itself is cuBLASLt's result. */
+static bool row_major(const te_view *c)
+{
+    int64_t columns = c->shape[c->ndim - 1];
+    return (c->stride[c->ndim - 1] == 1 || columns == 1) && (c->stride[c->ndim - 2] >= columns || c->shape[c->ndim - 2] == 1);
+}
+
+static void describe_matrices(te_cuda_product *p, const te_gemm *g)
+{
+    int m = g->c.ndim - 2, n = m + 1;
+    const te_view *a = &g->a, *b = &g->b, *c = &g->c;
+    int32_t ignored;
+    p->inner = a->shape[n];
+    if (row_major(c)) {
+        p->rows = c->shape[n];
+        p->columns = c->shape[m];
+        p->ld_a = line_distance(p->rows, p->inner, b->stride[n], b->stride[m], &p->transposed_a);
+        p->ld_b = line_distance(p->inner, p->columns, a->stride[n], a->stride[m], &p->transposed_b);
+        p->ld_d = line_distance(p->rows, p->columns, 1, c->stride[m], &ignored);
+        if (te_view_present(&g->aux)) p->ld_aux = g->aux.stride[m];
+    } else {
+        p->rows = c->shape[m];
+        p->columns = c->shape[n];
+        p->ld_a = line_distance(p->rows, p->inner, a->stride[m], a->stride[n], &p->transposed_a);
+        p->ld_b = line_distance(p->inner, p->columns, b->stride[m], b->stride[n], &p->transposed_b);
+        p->ld_d = line_distance(p->rows, p->columns, c->stride[m], c->stride[n], &ignored);
+    }
+}
+
+/* --- epilogues ---------------------------------------------------------------------------------------------------- */
+
+/* Why cuBLASLt cannot write c as it is asked for; NULL when it can. */
+static const char *decline_direct(const te_gemm *g)
+{
+    int m = g->c.ndim - 2;
+    bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux), acts = g->activation != TE_ACT_NONE;
+    bool tail = bias || aux || acts;
+    bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
+                    g->aux.dtype == g->c.dtype;
+    if (g->a.shape[m + 1] == 0) return "the sum is empty";
+    if (!describable(&g->c)) return "the result has no unit stride";
+    if (tail && !row_major(&g->c)) return "the result is column-major and has a bias or an activation";
+    if (tail && g->c.dtype == TE_F64) return "float64 with a bias or an activation";
+    if (acts && g->beta != 0) return "an activation together with accumulation";
+    if (aux && g->activation != TE_ACT_GELU) return "the argument of the activation is wanted";
+    if (aux && (!aux_fits || g->c.ndim > 2)) return "the argument's layout";
+    return NULL;
+}
+
+static int32_t epilogue_of(const te_gemm *g)
+{
+    bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux);
+    if (g->activation == TE_ACT_RELU) return bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    if (g->activation == TE_ACT_GELU && aux) return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    if (g->activation == TE_ACT_GELU) return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* The bias dense and in c's dtype. */
+static te_status bias_of(te_exec *exec, const te_gemm *g, const void **bias, void **lent)
+{
+    *lent = NULL;
+    *bias = g->bias.data;
+    if (!te_view_present(&g->bias)) return TE_OK;
+    if (g->bias.dtype == g->c.dtype && (g->bias.stride[0] == 1 || g->bias.shape[0] == 1)) return TE_OK;
+    te_view dense = g->bias;
+    dense.dtype = g->c.dtype;
+    dense.stride[0] = 1;
+    dense.data = *lent = exec->scratch(exec, (size_t)dense.shape[0] * te_dtype_size(dense.dtype));
+    *bias = dense.data;
+    return dense.data ? te_cuda_copy(exec, &dense, &g->bias) : TE_ERROR_MEMORY;
+}
+
+/* --- batches ------------------------------------------------------------------------------------------------------ */
+
+/* Batch dimensions, joined where all operands step evenly from one into the next; outermost first. */
+typedef struct batches {
+    int     n;
+    int64_t extent[TE_MAX_DIMS], step[4][TE_MAX_DIMS]; /* of a, b, c, aux */
+} batches;
+
+static batches batches_of(const te_gemm *g)
+{
+    batches r = {.n = 0};
+    const te_view *views[4] = {&g->a, &g->b, &g->c, &g->aux};
+    for (int i = 0; i < g->c.ndim - 2; i++) {
+        if (g->c.shape[i] == 1) continue;
+        bool joins = r.n > 0;
+        for (int k = 0; k < 4 && joins; k++) joins = r.step[k][r.n - 1] == g->c.shape[i] * views[k]->stride[i];
+        if (!joins) r.extent[r.n++] = 1;
+        r.extent[r.n - 1] *= g->c.shape[i];
+        for (int k = 0; k < 4; k++) r.step[k][r.n - 1] = views[k]->stride[i];
+    }
+    return r;
+}
+
+/* Products with one b whose rows follow one another are one tall product. */
+static void join_rows(batches *r, te_gemm *g)
+{
+    int m = g->c.ndim - 2;
+    while (r->n > 0) {
+        int last = r->n - 1;
+        bool aux = te_view_present(&g->aux);
+        if (r->step[1][last] != 0 || r->step[0][last] != g->c.shape[m] * g->a.stride[m] ||
+            r->step[2][last] != g->c.shape[m] * g->c.stride[m] || (aux && r->step[3][last] != g->c.shape[m] * g->aux.stride[m]))
+            return;
+        te_view a = g->a, c = g->c;
+        a.shape[m] *= r->extent[last];
+        c.shape[m] *= r->extent[last];
+        if (!describable(&a) || !describable(&c) || row_major(&c) != row_major(&g->c)) return; /* one row had more freedom */
+        g->a = a;
+        g->c = c;
+        r->n--;
+    }
+}
+
+/* The last batch dimension is cuBLASLt's; the ones before it are walked here. */
+static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
+{
+    batches r = batches_of(g);
+    join_rows(&r, g);
+    bool swap = row_major(&g->c);
+    te_cuda_product p;
+    memset(&p, 0, sizeof p);
+    describe_matrices(&p, g);
+    int last = r.n - 1, first = swap ? 1 : 0;
+    p.batch = r.n ? r.extent[last] : 1;
+    p.step_a = r.n ? r.step[first][last] : 0;
+    p.step_b = r.n ? r.step[1 - first][last] : 0;
+    p.step_d = r.n ? r.step[2][last] : 0;
+    p.input = g->a.dtype;
+    p.output = g->c.dtype;
+    p.epilogue = epilogue_of(g);
+    p.accumulate = g->beta != 0;
+    int64_t products = 1;
+    for (int i = 0; i < last; i++) products *= r.extent[i];
+    te_status status = TE_OK;
+    for (int64_t k = 0; k < products && status == TE_OK; k++) {
+        int64_t at[4] = {0}, rest = k;
+        for (int i = last - 1; i >= 0; i--) {
+            for (int o = 0; o < 4; o++) at[o] += rest % r.extent[i] * r.step[o][i];
+            rest /= r.extent[i];
+        }
+        int64_t in = (int64_t)te_dtype_size(g->a.dtype), out = (int64_t)te_dtype_size(g->c.dtype);
+        char *a = (char *)g->a.data + at[0] * in, *b = (char *)g->b.data + at[1] * in, *c = (char *)g->c.data + at[2] * out;
+        te_cuda_product_data data = {.a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data,
+                                     .alpha = g->alpha};
+        p.align_a = alignment(data.a);
+        p.align_b = alignment(data.b);
+        p.align_d = alignment(data.d);
+        status = te_cuda_product_run(exec, &p, &data);
+    }
+    return status;
+}
+
+static te_status run_direct(te_exec *exec, te_gemm *g)
+{
+    const void *bias;
+    void *lent;
+    te_status status = bias_of(exec, g, &bias, &lent);
+    if (status == TE_OK) status = run_batches(exec, g, bias);
+    if (lent) exec->scratch_free(exec, lent);
+    return status;
+}
+
+/* The product alone, dense and in the accumulator's dtype; then one pass that does the rest. */
+static te_status run_finished(te_exec *exec, const te_gemm *g)
+{
+    te_view product = g->c;
+    for (int i = 0; i < product.ndim; i++) product.stride[i] = 1; /* no dimension repeats */
+    product = dense_like(exec, &product, g->c.dtype == TE_F64 ? TE_F64 : TE_F32);
+    if (!product.data) return TE_ERROR_MEMORY;
+    te_gemm plain = {.a = g->a, .b = g->b, .c = product, .alpha = g->alpha};
+    te_status status;
+    if (g->a.shape[g->a.ndim - 1] == 0) {
+        te_cuda_device *d = te_cuda(exec);
+        size_t bytes = (size_t)te_view_numel(&product) * te_dtype_size(product.dtype);
+        status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
+                               "matrix product");
+    } else {
+        status = run_batches(exec, &plain, NULL);
+    }
+    if (status == TE_OK) status = te_cuda_gemm_finish(exec, g, &product);
+    exec->scratch_free(exec, product.data);
+    return status;
+}
+
+te_status te_cuda_gemm(te_exec *exec, const te_gemm *gemm)
+{
+    te_gemm g = *gemm;
+    void *lent_a = NULL, *lent_b = NULL;
+    te_status status = te_cuda_enter(exec);
+    if (status == TE_OK) status = check(exec, gemm);
+    if (status != TE_OK || te_view_numel(&g.c) == 0) return status;
+    const char *reason = decline_direct(&g);
+    if (reason) te_cuda_trace(exec, "dispatch: matrix product in two passes: %s\n", reason);
+    if (g.a.shape[g.a.ndim - 1] > 0) {
+        status = describable_operand(exec, &g.a, &lent_a);
+        if (status == TE_OK) status = describable_operand(exec, &g.b, &lent_b);
+    }
+    if (status == TE_OK) status = reason ? run_finished(exec, &g) : run_direct(exec, &g);
+    if (lent_a) exec->scratch_free(exec, lent_a);
+    if (lent_b) exec->scratch_free(exec, lent_b);
+    return status;
+}
+
+/* --- state -------------------------------------------------------------------------------------------------------- */
+
+te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **out)
+{
+    te_cuda_device *d = te_cuda(exec);
+    if ((*out = d->blas)) return TE_OK;
+    te_cuda_blas *blas = te_mem_zalloc(exec->mem, sizeof *blas);
+    if (!blas) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
+    te_status status = te_cuda_load_blas(exec, &blas->library);
+    if (status == TE_OK) {
+        cublasStatus_t r = blas->library.cublasLtCreate(&blas->handle);
+        if (r != CUBLAS_STATUS_SUCCESS)
+            status = te_exec_fail(exec, TE_ERROR_DEVICE, "cuBLASLt: %s", blas->library.cublasLtGetStatusName(r));
+    }
+    if (status == TE_OK)
+        *out = d->blas = blas;
+    else
+        te_mem_free(exec->mem, blas, sizeof *blas);
+    return status;
+}
+
+void te_cuda_gemm_close(te_exec *exec)
+{
+    te_cuda_blas *blas = te_cuda(exec)->blas;
+    if (!blas) return;
+    te_cuda_plans_close(exec, blas);
+    te_cuda_finishes_close(exec, blas);
+    blas->library.cublasLtDestroy(blas->handle);
+    te_mem_free(exec->mem, blas, sizeof *blas);
+    te_cuda(exec)->blas = NULL;
+}

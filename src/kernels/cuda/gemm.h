@@ -1,0 +1,51 @@
+/* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
+ * gemm_finish.c does what its epilogues lack. */
+#ifndef TE_KERNELS_CUDA_GEMM_H
+#define TE_KERNELS_CUDA_GEMM_H
+
+#include "cuda_backend.h"
+
+/* D = op(A) op(B), column-major, `batch` times: everything that the choice of an algorithm depends on. Plain bytes
+ * without holes, zeroed before it is filled, since it is also the key of a plan. */
+typedef struct te_cuda_product {
+    int64_t rows, columns, inner, batch;
+    int64_t ld_a, ld_b, ld_d, ld_aux;
+    int64_t step_a, step_b, step_d, step_aux; /* from batch to batch, elements */
+    int32_t input, output;                    /* te_dtype */
+    int32_t transposed_a, transposed_b;
+    int32_t epilogue;                         /* cublasLtEpilogue_t */
+    int32_t accumulate;
+    int32_t align_a, align_b, align_d, tf32;  /* bytes that the addresses are known to be multiples of, at most 256 */
+} te_cuda_product;
+
+typedef struct te_cuda_product_data {
+    const void *a, *b;
+    void       *d;
+    const void *bias; /* in the dtype of D, one per row */
+    void       *aux;
+    double      alpha;
+} te_cuda_product_data;
+
+enum { TE_CUDA_FINISHES = 12 };
+
+typedef struct te_cuda_gemm_plan te_cuda_gemm_plan;
+
+typedef struct te_cuda_blas {
+    te_cuda_blas_library library;
+    cublasLtHandle_t     handle;
+    te_cuda_gemm_plan       **plans; /* open addressing by hash of the product */
+    size_t               capacity, n_plans;
+    te_program          *finish[TE_CUDA_FINISHES];
+} te_cuda_blas;
+
+/* The library and its handle, from the first use on. */
+te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
+
+te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
+void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
+
+/* c = act(product + bias) + beta c, aux = product + bias, for a dense product of the shape of c. */
+te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *gemm, const te_view *product);
+void      te_cuda_finishes_close(te_exec *exec, te_cuda_blas *blas);
+
+#endif

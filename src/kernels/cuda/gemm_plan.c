@@ -1,0 +1,327 @@
+/* gemm_plan.c - algorithms of cuBLASLt, chosen by measuring.
+ *
+ * For each product (shape, layout, types, epilogue) the library's heuristic names candidates; they are timed once on the
+ * operands at hand, and the winner is kept in memory and on disk. A product that adds to its result is timed on a copy's
+ * memory. Small products take the first candidate: measuring would cost more than it can win.
+ */
+#include "gemm.h"
+
+#include "../dtype.h"
+
+#include <stdio.h>
+
+enum { CANDIDATES = 8, REPEATS = 3, WORKSPACE = 32 << 20 };
+static const double worth_timing = 4e6; /* multiplications */
+
+struct te_cuda_gemm_plan {
+    te_cuda_product         product;
+    te_hash128              hash;
+    cublasLtMatmulDesc_t    desc;
+    cublasLtMatrixLayout_t  a, b, d;
+    cublasLtMatmulAlgo_t    algorithm;
+    size_t                  workspace;
+};
+
+static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus_t r, const te_cuda_product *p)
+{
+    return te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product {%lld, %lld} by {%lld, %lld}, %lld times: cuBLASLt: %s",
+                        (long long)p->rows, (long long)p->inner, (long long)p->inner, (long long)p->columns,
+                        (long long)p->batch, blas->library.cublasLtGetStatusName(r));
+}
+
+/* --- description -------------------------------------------------------------------------------------------------- */
+
+static cudaDataType_t data_type(int32_t dtype)
+{
+    return dtype == TE_F64 ? CUDA_R_64F : dtype == TE_BF16 ? CUDA_R_16BF : dtype == TE_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+static cublasStatus_t make_layout(const te_cuda_blas *blas, cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows,
+                                  int64_t columns, int64_t ld, int64_t batch, int64_t step)
+{
+    int32_t count = (int32_t)batch;
+    const te_cuda_blas_library *l = &blas->library;
+    cublasStatus_t r = l->cublasLtMatrixLayoutCreate(out, data_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (r == CUBLAS_STATUS_SUCCESS && batch > 1)
+        r = l->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count);
+    if (r == CUBLAS_STATUS_SUCCESS && batch > 1)
+        r = l->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+    return r;
+}
+
+static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product *p, cublasLtMatmulDesc_t *out)
+{
+    const te_cuda_blas_library *l = &blas->library;
+    bool f64 = p->input == TE_F64;
+    cublasComputeType_t compute = f64 ? CUBLAS_COMPUTE_64F : p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p->epilogue;
+    cublasStatus_t r = l->cublasLtMatmulDescCreate(out, compute, f64 ? CUDA_R_64F : CUDA_R_32F);
+    struct {
+        cublasLtMatmulDescAttributes_t name;
+        const void *value;
+        size_t size;
+        bool   wanted;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a, true},
+        {CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b, true},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, true},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->ld_aux, sizeof p->ld_aux, p->ld_aux > 0},
+    };
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes && r == CUBLAS_STATUS_SUCCESS; i++)
+        if (attributes[i].wanted)
+            r = l->cublasLtMatmulDescSetAttribute(*out, attributes[i].name, attributes[i].value, attributes[i].size);
+    return r;
+}
+
+/* Addresses that the descriptor itself carries. */
+static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
+{
+    const te_cuda_blas_library *l = &blas->library;
+    cublasStatus_t r = CUBLAS_STATUS_SUCCESS;
+    if (data->bias)
+        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias, sizeof data->bias);
+    if (r == CUBLAS_STATUS_SUCCESS && data->aux && plan->product.ld_aux > 0)
+        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &data->aux,
+                                              sizeof data->aux);
+    return r;
+}
+
+static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *p, te_cuda_gemm_plan *plan)
+{
+    cublasStatus_t r = make_desc(blas, p, &plan->desc);
+    if (r == CUBLAS_STATUS_SUCCESS)
+        r = make_layout(blas, &plan->a, p->input, p->transposed_a ? p->inner : p->rows, p->transposed_a ? p->rows : p->inner,
+                        p->ld_a, p->batch, p->step_a);
+    if (r == CUBLAS_STATUS_SUCCESS)
+        r = make_layout(blas, &plan->b, p->input, p->transposed_b ? p->columns : p->inner,
+                        p->transposed_b ? p->inner : p->columns, p->ld_b, p->batch, p->step_b);
+    if (r == CUBLAS_STATUS_SUCCESS)
+        r = make_layout(blas, &plan->d, p->output, p->rows, p->columns, p->ld_d, p->batch, p->step_d);
+    return r;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                               const cublasLtMatmulAlgo_t *algorithm, const te_cuda_product_data *data, bool accumulate,
+                               void *workspace, size_t workspace_bytes)
+{
+    float alpha = (float)data->alpha, beta = accumulate;
+    double alpha64 = data->alpha, beta64 = accumulate;
+    bool f64 = plan->product.input == TE_F64;
+    return blas->library.cublasLtMatmul(blas->handle, plan->desc, f64 ? (void *)&alpha64 : (void *)&alpha, data->a, plan->a,
+                                        data->b, plan->b, f64 ? (void *)&beta64 : (void *)&beta, data->d, plan->d, data->d,
+                                        plan->d, algorithm, workspace, workspace_bytes, te_cuda(exec)->stream);
+}
+
+/* --- choosing ----------------------------------------------------------------------------------------------------- */
+
+static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                                    cublasLtMatmulHeuristicResult_t found[CANDIDATES], int *n)
+{
+    const te_cuda_blas_library *l = &blas->library;
+    const te_cuda_product *p = &plan->product;
+    cublasLtMatmulPreference_t preference;
+    uint64_t workspace = WORKSPACE;
+    uint32_t aligned[3] = {(uint32_t)p->align_a, (uint32_t)p->align_b, (uint32_t)p->align_d};
+    const cublasLtMatmulPreferenceAttributes_t names[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasStatus_t r = l->cublasLtMatmulPreferenceCreate(&preference);
+    if (r != CUBLAS_STATUS_SUCCESS) return r;
+    r = l->cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                sizeof workspace);
+    for (int i = 0; i < 4 && r == CUBLAS_STATUS_SUCCESS; i++)
+        r = l->cublasLtMatmulPreferenceSetAttribute(preference, names[i], &aligned[i < 2 ? i : 2], sizeof aligned[0]);
+    if (r == CUBLAS_STATUS_SUCCESS)
+        r = l->cublasLtMatmulAlgoGetHeuristic(blas->handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference,
+                                              CANDIDATES, found, n);
+    l->cublasLtMatmulPreferenceDestroy(preference);
+    return r == CUBLAS_STATUS_SUCCESS && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : r;
+}
+
+/* Milliseconds of REPEATS runs; negative when the candidate fails. */
+static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                            const cublasLtMatmulHeuristicResult_t *candidate, const te_cuda_product_data *data,
+                            void *workspace, const CUevent events[2])
+{
+    te_cuda_device *d = te_cuda(exec);
+    float ms = -1;
+    CUresult r = CUDA_SUCCESS;
+    for (int i = 0; i <= REPEATS && r == CUDA_SUCCESS; i++) { /* the first run is not counted */
+        if (i == 1) r = d->driver.cuEventRecord(events[0], d->stream);
+        if (multiply(exec, blas, plan, &candidate->algo, data, false, workspace, candidate->workspaceSize) != CUBLAS_STATUS_SUCCESS)
+            return -1;
+    }
+    if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(events[1], d->stream);
+    if (r == CUDA_SUCCESS) r = d->driver.cuEventSynchronize(events[1]);
+    if (r == CUDA_SUCCESS) r = d->driver.cuEventElapsedTime(&ms, events[0], events[1]);
+    return r == CUDA_SUCCESS ? ms : -1;
+}
+
+/* Index of the fastest; 0 when they cannot be timed. */
+static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                   const cublasLtMatmulHeuristicResult_t *candidates, int n, te_cuda_product_data data)
+{
+    te_cuda_device *d = te_cuda(exec);
+    const te_cuda_product *p = &plan->product;
+    CUevent events[2] = {NULL, NULL};
+    int best = 0;
+    float best_ms = -1;
+    int64_t span = (p->columns - 1) * p->ld_d + p->rows + (p->batch - 1) * p->step_d;
+    void *result = p->accumulate ? exec->scratch(exec, (size_t)span * te_dtype_size((te_dtype)p->output)) : data.d;
+    void *workspace = result ? exec->scratch(exec, WORKSPACE) : NULL;
+    bool ready = workspace && d->driver.cuEventCreate(&events[0], CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
+                 d->driver.cuEventCreate(&events[1], CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+    data.d = result;
+    for (int i = 0; ready && i < n; i++) {
+        if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        float ms = time_candidate(exec, blas, plan, &candidates[i], &data, workspace, events);
+        if (ms < 0 || (best_ms >= 0 && ms >= best_ms)) continue;
+        best = i;
+        best_ms = ms;
+    }
+    for (int i = 0; i < 2; i++)
+        if (events[i]) d->driver.cuEventDestroy(events[i]);
+    if (workspace) exec->scratch_free(exec, workspace);
+    if (result && p->accumulate) exec->scratch_free(exec, result);
+    return best;
+}
+
+typedef struct choice {
+    cublasLtMatmulAlgo_t algorithm;
+    uint64_t             workspace;
+} choice;
+
+static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan)
+{
+    te_cuda_device *d = te_cuda(exec);
+    size_t version = blas->library.cublasLtGetVersion();
+    te_hash128 key = te_hash128_add(plan->hash, d->title, strlen(d->title));
+    return te_hash128_add(key, &version, sizeof version);
+}
+
+/* A choice from disk, if the library still accepts it. */
+static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan, te_hash128 key)
+{
+    size_t length = 0;
+    cublasLtMatmulHeuristicResult_t checked = {.state = CUBLAS_STATUS_SUCCESS};
+    choice *kept = te_disk_cache_read(&te_cuda(exec)->cache, key, ".gemm", &length);
+    bool good = kept && length == sizeof *kept &&
+                blas->library.cublasLtMatmulAlgoCheck(blas->handle, plan->desc, plan->a, plan->b, plan->d, plan->d,
+                                                      &kept->algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
+                checked.workspaceSize <= WORKSPACE;
+    if (good) {
+        plan->algorithm = kept->algorithm;
+        plan->workspace = checked.workspaceSize;
+    }
+    if (kept) te_mem_free(exec->mem, kept, length);
+    return good;
+}
+
+static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
+{
+    const te_cuda_product *p = &plan->product;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int n = 0, best = 0;
+    double work = (double)p->rows * (double)p->columns * (double)p->inner * (double)p->batch;
+    te_hash128 key = disk_key(exec, blas, plan);
+    bool timed = work >= worth_timing;
+    if (timed && remembered(exec, blas, plan, key)) return CUBLAS_STATUS_SUCCESS;
+    cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
+    if (r != CUBLAS_STATUS_SUCCESS) return r;
+    if (timed && n > 1) best = fastest(exec, blas, plan, found, n, *data);
+    plan->algorithm = found[best].algo;
+    plan->workspace = found[best].workspaceSize;
+    choice kept = {.workspace = plan->workspace};
+    kept.algorithm = plan->algorithm;
+    if (timed) te_disk_cache_write(&te_cuda(exec)->cache, key, ".gemm", &kept, sizeof kept);
+    te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: candidate %d of %d\n", (long long)p->rows,
+                  (long long)p->columns, (long long)p->inner, (long long)p->batch, best + 1, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* --- plans -------------------------------------------------------------------------------------------------------- */
+
+static void free_plan(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan)
+{
+    const te_cuda_blas_library *l = &blas->library;
+    if (plan->d) l->cublasLtMatrixLayoutDestroy(plan->d);
+    if (plan->b) l->cublasLtMatrixLayoutDestroy(plan->b);
+    if (plan->a) l->cublasLtMatrixLayoutDestroy(plan->a);
+    if (plan->desc) l->cublasLtMatmulDescDestroy(plan->desc);
+    te_mem_free(exec->mem, plan, sizeof *plan);
+}
+
+void te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas)
+{
+    for (size_t i = 0; i < blas->capacity; i++)
+        if (blas->plans[i]) free_plan(exec, blas, blas->plans[i]);
+    te_mem_free(exec->mem, blas->plans, blas->capacity * sizeof *blas->plans);
+    blas->plans = NULL;
+    blas->capacity = blas->n_plans = 0;
+}
+
+static te_cuda_gemm_plan **find_slot(te_cuda_gemm_plan **slots, size_t capacity, te_hash128 hash)
+{
+    size_t i = (size_t)hash.a & (capacity - 1);
+    while (slots[i] && (slots[i]->hash.a != hash.a || slots[i]->hash.b != hash.b)) i = (i + 1) & (capacity - 1);
+    return &slots[i];
+}
+
+static bool grow_plans(te_exec *exec, te_cuda_blas *blas)
+{
+    if (2 * (blas->n_plans + 1) <= blas->capacity) return true;
+    size_t capacity = blas->capacity ? 2 * blas->capacity : 64;
+    te_cuda_gemm_plan **slots = te_mem_zalloc(exec->mem, capacity * sizeof *slots);
+    if (!slots) return false;
+    for (size_t i = 0; i < blas->capacity; i++)
+        if (blas->plans[i]) *find_slot(slots, capacity, blas->plans[i]->hash) = blas->plans[i];
+    te_mem_free(exec->mem, blas->plans, blas->capacity * sizeof *slots);
+    blas->plans = slots;
+    blas->capacity = capacity;
+    return true;
+}
+
+static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_product *p, te_hash128 hash,
+                           const te_cuda_product_data *data, te_cuda_gemm_plan **out)
+{
+    te_cuda_gemm_plan *plan = te_mem_zalloc(exec->mem, sizeof *plan);
+    if (!plan) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
+    plan->product = *p;
+    plan->hash = hash;
+    cublasStatus_t r = describe(blas, p, plan);
+    if (r == CUBLAS_STATUS_SUCCESS) r = set_pointers(blas, plan, data);
+    if (r == CUBLAS_STATUS_SUCCESS) r = choose(exec, blas, plan, data);
+    if (r != CUBLAS_STATUS_SUCCESS) {
+        free_plan(exec, blas, plan);
+        return fail_blas(exec, blas, r, p);
+    }
+    *out = plan;
+    return TE_OK;
+}
+
+te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data)
+{
+    te_cuda_blas *blas;
+    te_status status = te_cuda_blas_open(exec, &blas);
+    if (status != TE_OK) return status;
+    te_hash128 hash = te_hash128_add(TE_HASH128_START, product, sizeof *product);
+    if (!grow_plans(exec, blas)) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
+    te_cuda_gemm_plan **slot = find_slot(blas->plans, blas->capacity, hash);
+    if (!*slot) {
+        status = make_plan(exec, blas, product, hash, data, slot);
+        if (status != TE_OK) return status;
+        blas->n_plans++;
+    }
+    const te_cuda_gemm_plan *plan = *slot;
+    void *workspace = plan->workspace ? exec->scratch(exec, plan->workspace) : NULL;
+    if (plan->workspace && !workspace) return TE_ERROR_MEMORY;
+    te_cuda_note(exec, "matrix product");
+    cublasStatus_t r = set_pointers(blas, plan, data);
+    if (r == CUBLAS_STATUS_SUCCESS)
+        r = multiply(exec, blas, plan, &plan->algorithm, data, product->accumulate, workspace, plan->workspace);
+    if (workspace) exec->scratch_free(exec, workspace);
+    return r == CUBLAS_STATUS_SUCCESS ? TE_OK : fail_blas(exec, blas, r, product);
+}

@@ -1,0 +1,236 @@
+/* kernel_ops.c - operations by hand-written kernels: a plan is made, its memory lent, its kernels launched.
+ *
+ * Ids and weights are checked on the device while they are used; the host reads the verdict at once, so that a wrong one is
+ * an error of the call that was given it.
+ */
+#include "cuda_backend.h"
+#include "kernels/hand.h"
+
+struct te_cuda_hand {
+    uint64_t *fault; /* on the device */
+    size_t    n, capacity;
+    struct hand_code {
+        te_cuda_kernel kernel;
+        te_cuda_code  *code;
+    } *codes;
+};
+
+static te_status open_hand(te_exec *exec, struct te_cuda_hand **out)
+{
+    te_cuda_device *d = te_cuda(exec);
+    if ((*out = d->hand)) return TE_OK;
+    struct te_cuda_hand *hand = te_mem_zalloc(exec->mem, sizeof *hand);
+    if (!hand) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of host memory for kernels");
+    *out = d->hand = hand;
+    return TE_OK;
+}
+
+void te_cuda_hand_close(te_exec *exec)
+{
+    struct te_cuda_hand *hand = te_cuda(exec)->hand;
+    if (!hand) return;
+    te_cuda_memory_free(exec, hand->fault, sizeof *hand->fault);
+    te_mem_free(exec->mem, hand->codes, hand->capacity * sizeof *hand->codes);
+    te_mem_free(exec->mem, hand, sizeof *hand);
+    te_cuda(exec)->hand = NULL;
+}
+
+static te_status compile_kernel(te_exec *exec, const te_cuda_kernel *kernel, const char *operation, te_cuda_code **code)
+{
+    te_text source;
+    te_text_open(&source, exec->mem);
+    te_status status = te_cuda_kernel_source(kernel, &source);
+    if (status == TE_OK)
+        status = te_cuda_compile(exec, operation, source.data, source.length, code);
+    else
+        te_exec_fail(exec, status, "%s: out of host memory for its source", operation);
+    te_text_close(&source);
+    return status;
+}
+
+static te_status find_kernel(te_exec *exec, struct te_cuda_hand *hand, const te_cuda_kernel *kernel, const char *operation,
+                             te_cuda_code **code)
+{
+    for (size_t i = 0; i < hand->n; i++) {
+        if (memcmp(&hand->codes[i].kernel, kernel, sizeof *kernel) != 0) continue;
+        *code = hand->codes[i].code;
+        return TE_OK;
+    }
+    if (!te_mem_grow(exec->mem, (void **)&hand->codes, &hand->capacity, hand->n + 1, sizeof *hand->codes))
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", operation);
+    te_status status = compile_kernel(exec, kernel, operation, code);
+    if (status == TE_OK) hand->codes[hand->n++] = (struct hand_code){*kernel, *code};
+    return status;
+}
+
+/* The word in which kernels report, set to "none". */
+static te_status clear_fault(te_exec *exec, struct te_cuda_hand *hand)
+{
+    te_cuda_device *d = te_cuda(exec);
+    if (!hand->fault && !(hand->fault = te_cuda_memory_alloc(exec, sizeof *hand->fault)))
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
+    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(hand->fault), 0xff, sizeof *hand->fault, d->stream),
+                         "clearing the report of kernels");
+}
+
+/* The element of an index that is out of range, by its position in row-major order. */
+static te_status name_index(te_exec *exec, const te_cuda_check *check, const te_view *index, uint64_t position)
+{
+    int64_t value = 0, offset = 0, rest = (int64_t)position;
+    int32_t narrow = 0;
+    bool wide = index->dtype == TE_I64;
+    size_t size = te_dtype_size(index->dtype);
+    for (int i = index->ndim - 1; i >= 0; rest /= index->shape[i--]) offset += rest % index->shape[i] * index->stride[i];
+    te_status status = te_cuda_memory_copy(exec, wide ? (void *)&value : (void *)&narrow,
+                                           (const char *)index->data + (size_t)offset * size, size, TE_COPY_DEVICE_TO_HOST);
+    if (status != TE_OK) return status;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %lld at position %llu is outside 0 to %lld", check->operation,
+                        check->kind == TE_CUDA_CHECK_IDS ? "id" : "index", (long long)(wide ? value : narrow),
+                        (unsigned long long)position, (long long)check->bound - 1);
+}
+
+static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check, const te_view *index)
+{
+    uint64_t fault;
+    te_status status = te_cuda_memory_copy(exec, &fault, hand->fault, sizeof fault, TE_COPY_DEVICE_TO_HOST);
+    if (status == TE_OK) status = te_cuda_check_fault(exec, check, fault);
+    return status == TE_ERROR_ARGUMENT && index ? name_index(exec, check, index, fault) : status;
+}
+
+/* `index` holds what the check is about, where that is ids or indices. */
+static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operation, const te_view *index)
+{
+    struct te_cuda_hand *hand;
+    te_cuda_code *code;
+    te_status status = plan->n_calls ? open_hand(exec, &hand) : TE_OK;
+    if (status != TE_OK || plan->n_calls == 0) return status;
+    bool checked = plan->check.kind != TE_CUDA_CHECK_NONE;
+    void *scratch = plan->scratch_bytes ? exec->scratch(exec, plan->scratch_bytes) : NULL;
+    if (plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
+    if (checked) status = clear_fault(exec, hand);
+    te_cuda_plan_bind(plan, scratch, hand->fault);
+    for (int i = 0; i < plan->n_calls && status == TE_OK; i++) {
+        status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
+        if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);
+    }
+    if (status == TE_OK && checked) status = read_fault(exec, hand, &plan->check, index);
+    if (scratch) exec->scratch_free(exec, scratch);
+    return status;
+}
+
+/* Enters the device, makes the plan and runs it. */
+#define RUN(operation, index, make)                                            \
+    te_cuda_plan plan;                                                         \
+    te_status    status = te_cuda_enter(exec);                                 \
+    if (status == TE_OK) status = make;                                        \
+    return status == TE_OK ? run_plan(exec, &plan, operation, index) : status
+
+te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
+{
+    RUN("embedding", ids, te_cuda_plan_embedding(exec, &plan, out, table, ids));
+}
+
+te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
+{
+    RUN("embedding.backward", ids, te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
+}
+
+te_status te_cuda_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
+{
+    RUN("gather", index, te_cuda_plan_gather(exec, &plan, out, src, index, dim));
+}
+
+te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+{
+    RUN("scatter_add", index, te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
+}
+
+te_status te_cuda_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
+{
+    RUN("arg_reduce", NULL, te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));
+}
+
+te_status te_cuda_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
+{
+    RUN("topk", NULL, te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
+}
+
+te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
+{
+    RUN("cumsum", NULL, te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
+}
+
+te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
+{
+    RUN("multinomial", NULL, te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
+
+/* Offsets of packed sequences on the device; both null where nothing is packed. */
+typedef struct offsets {
+    int32_t *q, *kv;
+} offsets;
+
+static te_status check_offsets(te_exec *exec, const int32_t *at, int n_seqs, int64_t total)
+{
+    bool fits = at[0] >= 0 && at[n_seqs] <= total;
+    for (int i = 0; fits && i < n_seqs; i++) fits = at[i] <= at[i + 1];
+    return fits ? TE_OK
+                : te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention: offsets of %d packed sequences do not ascend within %lld",
+                               n_seqs, (long long)total);
+}
+
+static void lend_back(te_exec *exec, const offsets *o)
+{
+    if (o->kv && o->kv != o->q) exec->scratch_free(exec, o->kv);
+    if (o->q) exec->scratch_free(exec, o->q);
+}
+
+static te_status upload_offsets(te_exec *exec, te_attention *a, offsets *o)
+{
+    *o = (offsets){NULL, NULL};
+    if (!a->cu_seqlens_q) return TE_OK;
+    size_t bytes = ((size_t)a->n_seqs + 1) * sizeof *a->cu_seqlens_q;
+    te_status status = check_offsets(exec, a->cu_seqlens_q, a->n_seqs, a->q.shape[2]);
+    if (status == TE_OK) status = check_offsets(exec, a->cu_seqlens_kv, a->n_seqs, a->k.shape[2]);
+    if (status != TE_OK) return status;
+    bool shared = a->cu_seqlens_q == a->cu_seqlens_kv;
+    o->q = te_cuda_upload(exec, a->cu_seqlens_q, bytes);
+    o->kv = shared || !o->q ? o->q : te_cuda_upload(exec, a->cu_seqlens_kv, bytes);
+    if (!o->kv) {
+        lend_back(exec, o);
+        return TE_ERROR_MEMORY;
+    }
+    a->cu_seqlens_q = o->q;
+    a->cu_seqlens_kv = o->kv;
+    return TE_OK;
+}
+
+te_status te_cuda_attention(te_exec *exec, const te_attention *attention)
+{
+    te_attention a = *attention;
+    offsets packed;
+    te_cuda_plan plan;
+    te_status status = te_cuda_enter(exec);
+    if (status == TE_OK) status = upload_offsets(exec, &a, &packed);
+    if (status != TE_OK) return status;
+    status = te_cuda_plan_attention(exec, &plan, &a);
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention", NULL);
+    lend_back(exec, &packed);
+    return status;
+}
+
+te_status te_cuda_attention_backward(te_exec *exec, const te_attention_grad *grad)
+{
+    te_attention_grad g = *grad;
+    offsets packed;
+    te_cuda_plan plan;
+    te_status status = te_cuda_enter(exec);
+    if (status == TE_OK) status = upload_offsets(exec, &g.forward, &packed);
+    if (status != TE_OK) return status;
+    status = te_cuda_plan_attention_backward(exec, &plan, &g);
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention.backward", NULL);
+    lend_back(exec, &packed);
+    return status;
+}

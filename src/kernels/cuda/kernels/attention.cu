@@ -1,0 +1,358 @@
+/* attention.cu - attention forward and backward for what cuDNN declines: any type, mask, bias and head size.
+ *
+ * A block owns a tile of TE_VECTOR queries (or keys) of one head and sequence, and walks over the tiles on the other
+ * side that its mask reaches, with online softmax in forward (Dao et al., arXiv:2205.14135). In backward, dk and dv have
+ * one owner and dq another, each of which computes the scores anew; so nothing is added from two places, and gradients
+ * repeat to the bit. What a query does not see is never multiplied: a value that is not finite does not get through.
+ */
+
+enum { TE_TILE = TE_VECTOR, TE_ATTENTION_THREADS = 128 };
+
+#if TE_REAL_IS_F32
+#define TE_ATTENTION_EXP(x) te_exp(x)
+#define TE_ATTENTION_LOG(x) te_log(x)
+#else
+#define TE_ATTENTION_EXP(x) exp(x)
+#define TE_ATTENTION_LOG(x) log(x)
+#endif
+#define TE_LOWEST (-(te_real)TE_INFINITY)
+
+/* --- sequences ---------------------------------------------------------------------------------------------------- */
+
+/* A batch entry, or a part of packed extents; what lies before the first and behind the last part sees nothing. */
+struct te_sequence {
+    int64_t batch, q_start, n_q, kv_start, n_kv;
+    int64_t delta, left, right; /* query i stands at key i + delta and sees that many to its left and right */
+};
+
+__device__ static inline te_sequence te_sequence_at(const te_attention_args &a, int64_t index)
+{
+    te_sequence s = {index, 0, a.q.shape[2], 0, a.k.shape[2], 0, a.left, a.right};
+    if (a.cu_q) {
+        bool lead = index == 0, tail = index == a.n_seqs + 1;
+        s.batch = 0;
+        s.q_start = lead ? 0 : a.cu_q[index - 1];
+        s.kv_start = lead ? 0 : a.cu_kv[index - 1];
+        s.n_q = (tail ? a.q.shape[2] : a.cu_q[index]) - s.q_start;
+        s.n_kv = (tail ? a.k.shape[2] : a.cu_kv[index]) - s.kv_start;
+        if (lead || tail) s.left = 0, s.right = -1;
+    }
+    s.delta = a.bottom_right ? s.n_kv - s.n_q : 0;
+    return s;
+}
+
+TE_HD static inline int64_t te_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+/* Keys that query i sees. */
+TE_HD static inline int64_t te_first_key(const te_sequence &s, int64_t i) { return te_clamp(i + s.delta - s.left, 0, s.n_kv); }
+TE_HD static inline int64_t te_end_key(const te_sequence &s, int64_t i) { return te_clamp(i + s.delta + s.right + 1, 0, s.n_kv); }
+
+TE_HD static inline bool te_sees(const te_sequence &s, int64_t i, int64_t key)
+{
+    return key >= i + s.delta - s.left && key <= i + s.delta + s.right;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+TE_HD static inline te_a *te_row_of(const te_cuda_view &v, int64_t batch, int64_t head, int64_t row)
+{
+    return (te_a *)v.data + batch * v.stride[0] + head * v.stride[1] + row * v.stride[2];
+}
+
+/* Rows first … first + n of a head into shared memory, `pitch` apart. */
+__device__ static inline void te_load_rows(te_real *to, int pitch, const te_cuda_view &v, int64_t batch, int64_t head,
+                                           int64_t first, int n, te_real scale)
+{
+    int dim = (int)v.shape[3];
+    for (int e = threadIdx.x; e < n * dim; e += TE_ATTENTION_THREADS)
+        to[e / dim * pitch + e % dim] = scale * te_from_a(te_row_of(v, batch, head, first + e / dim)[e % dim]);
+}
+
+__device__ static inline void te_clear(te_real *to, int n)
+{
+    for (int e = threadIdx.x; e < n; e += TE_ATTENTION_THREADS) to[e] = 0;
+}
+
+__device__ static inline void te_store_rows(const te_cuda_view &v, int64_t batch, int64_t head, int64_t first, int n,
+                                            const te_real *from, te_real scale)
+{
+    int dim = (int)v.shape[3];
+    for (int e = threadIdx.x; e < n * dim; e += TE_ATTENTION_THREADS)
+        te_row_of(v, batch, head, first + e / dim)[e % dim] = te_as_a(scale * from[e]);
+}
+
+TE_HD static inline te_real te_dot(const te_real *x, const te_real *y, int n)
+{
+    te_real sum = 0;
+    for (int d = 0; d < n; d++) sum += x[d] * y[d];
+    return sum;
+}
+
+/* --- scores ------------------------------------------------------------------------------------------------------- */
+
+TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i, int64_t key)
+{
+    if (!a.bias.data) return 0;
+    int64_t at = s.batch * a.bias.stride[0] + head * a.bias.stride[1] + (s.q_start + i) * a.bias.stride[2] +
+                 (s.kv_start + key) * a.bias.stride[3];
+    return (te_real)te_load_f64(a.bias.data, (te_dtype)a.bias_dtype, at);
+}
+
+/* x with dropout: 0, or scaled up. */
+__device__ static inline te_real te_drop(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
+                                         int64_t key, te_real x)
+{
+    if (!a.dropout) return x;
+    te_rng   rng = {a.rng[0], a.rng[1], a.rng[2]};
+    uint64_t row = (uint64_t)((s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i);
+    uint32_t word = te_unit_words<1>(rng, row * (uint64_t)a.k.shape[2] + (uint64_t)(s.kv_start + key)).e[0];
+    return word >= a.threshold ? x * (te_real)a.kept_scale : (te_real)0;
+}
+
+TE_HD static inline int64_t te_lse_offset(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
+{
+    return s.batch * a.lse.stride[0] + head * a.lse.stride[1] + (s.q_start + i) * a.lse.stride[2];
+}
+
+TE_HD static inline te_real te_lse_at(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
+{
+    int64_t at = te_lse_offset(a, s, head, i);
+    return a.lse_wide ? (te_real)((const double *)a.lse.data)[at] : (te_real)((const float *)a.lse.data)[at];
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+__device__ static inline te_real te_warp_max(te_real x)
+{
+    for (int by = 16; by > 0; by /= 2) {
+        te_real other = __shfl_xor_sync(0xffffffffu, x, by);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+__device__ static inline te_real te_warp_sum(te_real x)
+{
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+    return x;
+}
+
+/* Scores of a row of the tile into weights relative to the new maximum, a warp per row. shrink: what brings the sums so
+ * far to that maximum. */
+__device__ static inline void te_softmax_row(te_real *p, te_real *top, te_real *sum, te_real *shrink)
+{
+    int     lane = threadIdx.x % 32;
+    te_real score = lane < TE_TILE ? p[lane] : TE_LOWEST, before = *top, most = te_warp_max(score);
+    te_real now = most > before ? most : before;
+    te_real weight = TE_ATTENTION_EXP(score - (now == TE_LOWEST ? (te_real)0 : now));
+    te_real total = te_warp_sum(weight), factor = before == TE_LOWEST ? (te_real)0 : TE_ATTENTION_EXP(before - now);
+    if (lane < TE_TILE) p[lane] = weight;
+    __syncwarp();
+    if (lane == 0) {
+        *top = now;
+        *shrink = before == now ? (te_real)1 : factor;
+        *sum = *sum * *shrink + total;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) te_attention(const __grid_constant__ te_attention_args a)
+{
+    TE_DYNAMIC_SHARED(te_real, shared);
+    const int   dim = (int)a.q.shape[3], dim_v = (int)a.v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
+    te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
+    te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
+    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
+    int64_t     first = blockIdx.x % a.tiles * TE_TILE;
+    if (first >= s.n_q) return;
+    int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
+    te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
+    te_clear(out, TE_TILE * dim_v);
+    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = TE_LOWEST, sum[i] = 0;
+    int64_t end = te_end_key(s, first + rows - 1);
+    for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
+        int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+        te_load_rows(kv, pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+        __syncthreads();
+        for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
+            int i = e / TE_TILE, j = e % TE_TILE;
+            p[e] = j < n && te_sees(s, first + i, key + j)
+                       ? te_dot(q + i * pitch, kv + j * pitch, dim) + te_bias_at(a, s, head, first + i, key + j)
+                       : TE_LOWEST;
+        }
+        __syncthreads();
+        te_load_rows(kv, pitch, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
+        for (int i = threadIdx.x / 32; i < rows; i += TE_ATTENTION_THREADS / 32)
+            te_softmax_row(p + i * TE_TILE, top + i, sum + i, shrink + i);
+        __syncthreads();
+        if (a.dropout) {
+            for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
+                p[e] = te_drop(a, s, head, first + e / TE_TILE, key + e % TE_TILE, p[e]);
+            __syncthreads();
+        }
+        for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
+            int     i = e / dim_v, d = e % dim_v;
+            te_real x = out[e] * shrink[i];
+            int     low = (int)te_clamp(te_first_key(s, first + i) - key, 0, n);
+            int     high = (int)te_clamp(te_end_key(s, first + i) - key, 0, n);
+            for (int j = low; j < high; j++) x += p[i * TE_TILE + j] * kv[j * pitch + d];
+            out[e] = x;
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
+        int i = e / dim_v;
+        te_row_of(a.out, s.batch, head, s.q_start + first + i)[e % dim_v] =
+            te_as_a(sum[i] == 0 ? (te_real)0 : out[e] * ((te_real)1 / sum[i]));
+    }
+    for (int i = threadIdx.x; a.lse.data && i < rows; i += TE_ATTENTION_THREADS) {
+        te_real lse = sum[i] == 0 ? TE_LOWEST : top[i] + TE_ATTENTION_LOG(sum[i]);
+        int64_t at = te_lse_offset(a, s, head, first + i);
+        if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
+        else ((float *)a.lse.data)[at] = (float)lse;
+    }
+}
+
+/* --- backward -----------------------------------------------------------------------------------------------------
+ *
+ * With S = scale q k^T + bias, P = exp(S - lse), Z the dropout factors, o = (P Z) v and D = rowsum(do o):
+ *
+ *      dv = (P Z)^T do        dP = do v^T        dS = P (Z dP - D)        dq = scale dS k        dk = scale dS^T q
+ */
+
+/* D of every query, a warp each. */
+extern "C" __global__ void __launch_bounds__(128) te_attention_rows(const __grid_constant__ te_attention_args a)
+{
+    int64_t  heads = a.q.shape[1], seq = a.q.shape[2], n = a.q.shape[0] * heads * seq;
+    int64_t  row = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, at = row < n ? row : n - 1;
+    te_a    *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
+    te_a    *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
+    te_real  sum = 0;
+    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) sum += te_from_a(dout[d]) * te_from_a(out[d]);
+    sum = te_warp_sum(sum);
+    if (row < n && threadIdx.x % 32 == 0) ((te_real *)a.bound.scratch)[row] = sum;
+}
+
+/* What both kernels hold in shared memory; p and ds are [query][key]. */
+struct te_backward {
+    int      dim, dim_v, pitch, pitch_v;
+    te_real *q, *k, *v, *dout, *p, *ds, *sum;
+};
+
+__device__ static inline te_backward te_backward_at(const te_attention_args &a, te_real *shared)
+{
+    te_backward b = {(int)a.q.shape[3], (int)a.v.shape[3], (int)a.q.shape[3] + 1, (int)a.v.shape[3] + 1,
+                     shared, 0, 0, 0, 0, 0, 0};
+    b.k = b.q + TE_TILE * b.pitch;
+    b.v = b.k + TE_TILE * b.pitch;
+    b.dout = b.v + TE_TILE * b.pitch_v;
+    b.p = b.dout + TE_TILE * b.pitch_v;
+    b.ds = b.p + TE_TILE * TE_TILE;
+    b.sum = b.ds + TE_TILE * TE_TILE;
+    return b;
+}
+
+__device__ static inline void te_load_queries(const te_attention_args &a, const te_backward &b, const te_sequence &s,
+                                              int64_t head, int64_t query, int rows)
+{
+    te_load_rows(b.q, b.pitch, a.q, s.batch, head, s.q_start + query, rows, (te_real)a.scale);
+    te_load_rows(b.dout, b.pitch_v, a.dout, s.batch, head, s.q_start + query, rows, 1);
+}
+
+__device__ static inline void te_load_keys(const te_attention_args &a, const te_backward &b, const te_sequence &s,
+                                           int64_t kv_head, int64_t key, int n)
+{
+    te_load_rows(b.k, b.pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+    te_load_rows(b.v, b.pitch_v, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
+}
+
+/* P Z and dS of a tile; p < 0 marks what is not seen. */
+__device__ static inline void te_backward_scores(const te_attention_args &a, const te_backward &b, const te_sequence &s,
+                                                 int64_t head, int64_t query, int rows, int64_t key, int n)
+{
+    const te_real *d = (const te_real *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start;
+    for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
+        int     i = e / TE_TILE, j = e % TE_TILE;
+        te_real lse = te_lse_at(a, s, head, query + i);
+        b.p[e] = -1;
+        if (j >= n || lse == TE_LOWEST || !te_sees(s, query + i, key + j)) continue;
+        te_real score = te_dot(b.q + i * b.pitch, b.k + j * b.pitch, b.dim) + te_bias_at(a, s, head, query + i, key + j);
+        te_real weight = TE_ATTENTION_EXP(score - lse), dp = te_dot(b.dout + i * b.pitch_v, b.v + j * b.pitch_v, b.dim_v);
+        b.p[e] = te_drop(a, s, head, query + i, key + j, weight);
+        b.ds[e] = weight * (te_drop(a, s, head, query + i, key + j, dp) - d[query + i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_constant__ te_attention_args a)
+{
+    TE_DYNAMIC_SHARED(te_real, shared);
+    te_backward b = te_backward_at(a, shared);
+    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
+    int64_t     first = blockIdx.x % a.tiles * TE_TILE;
+    if (first >= s.n_q) return;
+    int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
+    te_load_queries(a, b, s, head, first, rows);
+    te_clear(b.sum, TE_TILE * b.dim);
+    int64_t end = te_end_key(s, first + rows - 1);
+    for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
+        int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+        te_load_keys(a, b, s, kv_head, key, n);
+        __syncthreads();
+        te_backward_scores(a, b, s, head, first, rows, key, n);
+        __syncthreads();
+        for (int e = threadIdx.x; e < rows * b.dim; e += TE_ATTENTION_THREADS) {
+            int     i = e / b.dim, d = e % b.dim;
+            te_real sum = b.sum[e];
+            for (int j = 0; j < n; j++)
+                if (!(b.p[i * TE_TILE + j] < 0)) sum += b.ds[i * TE_TILE + j] * b.k[j * b.pitch + d];
+            b.sum[e] = sum;
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, (te_real)a.scale);
+}
+
+extern "C" __global__ void __launch_bounds__(128) te_attention_dkv(const __grid_constant__ te_attention_args a)
+{
+    TE_DYNAMIC_SHARED(te_real, shared);
+    te_backward b = te_backward_at(a, shared);
+    te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.dim;
+    int64_t     kv_heads = a.k.shape[1], kv_head = blockIdx.x / a.tiles % kv_heads, group = a.q.shape[1] / kv_heads;
+    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / kv_heads);
+    int64_t     key = blockIdx.x % a.tiles * TE_TILE;
+    if (key >= s.n_kv) return;
+    int     n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+    int64_t first = te_clamp(key - s.delta - s.right, 0, s.n_q), end = te_clamp(key + n - s.delta + s.left, 0, s.n_q);
+    te_load_keys(a, b, s, kv_head, key, n);
+    te_clear(b.sum, TE_TILE * (b.dim + b.dim_v));
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        for (int64_t query = first / TE_TILE * TE_TILE; query < end; query += TE_TILE) {
+            int rows = (int)(s.n_q - query < TE_TILE ? s.n_q - query : TE_TILE);
+            te_load_queries(a, b, s, head, query, rows);
+            __syncthreads();
+            te_backward_scores(a, b, s, head, query, rows, key, n);
+            __syncthreads();
+            for (int e = threadIdx.x; e < n * b.dim; e += TE_ATTENTION_THREADS) {
+                int     j = e / b.dim, d = e % b.dim;
+                te_real sum = dk[e];
+                for (int i = 0; i < rows; i++)
+                    if (!(b.p[i * TE_TILE + j] < 0)) sum += b.ds[i * TE_TILE + j] * b.q[i * b.pitch + d];
+                dk[e] = sum;
+            }
+            for (int e = threadIdx.x; e < n * b.dim_v; e += TE_ATTENTION_THREADS) {
+                int     j = e / b.dim_v, d = e % b.dim_v;
+                te_real sum = dv[e];
+                for (int i = 0; i < rows; i++)
+                    if (!(b.p[i * TE_TILE + j] < 0)) sum += b.p[i * TE_TILE + j] * b.dout[i * b.pitch_v + d];
+                dv[e] = sum;
+            }
+            __syncthreads();
+        }
+    }
+    __syncthreads();
+    te_store_rows(a.dk, s.batch, kv_head, s.kv_start + key, n, dk, 1);
+    te_store_rows(a.dv, s.batch, kv_head, s.kv_start + key, n, dv, 1);
+}

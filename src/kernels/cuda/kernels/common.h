@@ -1,0 +1,23 @@
+/* common.h - what the hand-written kernels share. The text before it defines te_real, and for the two element types at
+ * hand te_a, te_from_a, te_as_a, TE_A_IS_INTEGER and the same with b. */
+
+/* Offset of the row-major `index` over the first `ndim` dimensions. */
+TE_HD static inline int64_t te_offset(const te_cuda_view &v, int64_t ndim, int64_t index)
+{
+    int64_t offset = 0;
+    for (int64_t i = ndim - 1; i > 0; i--) {
+        offset += index % v.shape[i] * v.stride[i];
+        index /= v.shape[i];
+    }
+    return ndim > 0 ? offset + index * v.stride[0] : 0;
+}
+
+/* Element of a view of int64 or int32. */
+TE_HD static inline int64_t te_whole_at(const te_cuda_view &v, int64_t wide, int64_t offset)
+{
+    return wide ? ((const int64_t *)v.data)[offset] : ((const int32_t *)v.data)[offset];
+}
+
+/* The first of a grid-stride loop, and its step. */
+#define TE_FIRST ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
+#define TE_STEP  ((int64_t)gridDim.x * blockDim.x)

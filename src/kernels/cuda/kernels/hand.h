@@ -1,0 +1,77 @@
+/* hand.h - the hand-written kernels: what else a backend offers beside row programs and matrix products.
+ *
+ * For each operation a plan is made: it checks the operands (as the CPU backend does), and holds the launches that do the
+ * work, in order. The caller then
+ *
+ *      allocates plan.scratch_bytes of device memory (64-byte aligned; kept until the launches are done), and where
+ *      plan.check.kind is not 0 one uint64_t of device memory set to all ones;
+ *      binds both; compiles and launches each call (te_cuda_kernel_source; equal text, equal module);
+ *      and where there is a check reads the word when the launches are done: te_cuda_check_fault says what it means.
+ *
+ * Kernels skip what is out of range, so a fault never reaches foreign memory. All of them add in a fixed order.
+ */
+#ifndef TE_KERNELS_CUDA_KERNELS_HAND_H
+#define TE_KERNELS_CUDA_KERNELS_HAND_H
+
+#include "../program_source.h"
+
+typedef enum te_cuda_file { TE_CUDA_FILE_INDEX, TE_CUDA_FILE_SELECT, TE_CUDA_FILE_ATTENTION, TE_CUDA_FILE_COUNT } te_cuda_file;
+
+/* What the source depends on. */
+typedef struct te_cuda_kernel {
+    uint8_t  file;     /* te_cuda_file */
+    uint8_t  wide;     /* te_real is double */
+    uint8_t  dtype[2]; /* te_a and te_b */
+    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile */
+} te_cuda_kernel;
+
+typedef struct te_cuda_call {
+    te_cuda_kernel kernel;
+    te_cuda_launch launch;
+} te_cuda_call;
+
+typedef enum te_cuda_check_kind { TE_CUDA_CHECK_NONE, TE_CUDA_CHECK_IDS, TE_CUDA_CHECK_INDEX, TE_CUDA_CHECK_WEIGHTS } te_cuda_check_kind;
+
+/* What a fault word means; small, to be kept where it is read later. */
+typedef struct te_cuda_check {
+    te_cuda_check_kind kind;
+    const char        *operation; /* a literal */
+    int64_t            bound;     /* ids and indices are below it */
+} te_cuda_check;
+
+enum { TE_CUDA_MAX_CALLS = 3 };
+
+typedef struct te_cuda_plan {
+    int           n_calls; /* 0: there is nothing to do */
+    size_t        scratch_bytes;
+    te_cuda_check check;
+    te_cuda_call  calls[TE_CUDA_MAX_CALLS];
+} te_cuda_plan;
+
+te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *table,
+                                 const te_view *ids);
+te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
+                                          const te_view *ids);
+te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
+                              const te_view *index, int dim);
+te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
+                                   const te_view *index, int dim);
+te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,
+                                  bool largest);
+te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
+                            const te_view *src, bool largest);
+te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
+te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
+                                   bool replacement, te_rng rng);
+
+/* The cu_seqlens of a te_attention are device pointers here; that they ascend is the caller's to check. */
+te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
+te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
+
+void      te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault);
+te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out);
+
+/* TE_OK for a word of all ones, else an error with its message in the exec. */
+te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_t fault);
+
+#endif

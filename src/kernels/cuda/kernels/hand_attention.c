@@ -1,0 +1,172 @@
+/* hand_attention.c - plans of attention forward and backward. */
+#include "hand_internal.h"
+
+#include "kernels/philox.h"
+
+enum { THREADS = 128, MAX_DIM = 512, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4 };
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+static bool has_shape(const te_view *v, int ndim, const int64_t *shape)
+{
+    bool same = v->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++) same = v->shape[i] == shape[i];
+    return same;
+}
+
+static te_status check_shapes(te_exec *exec, const char *op, const te_attention *a)
+{
+    const te_view *q = &a->q, *k = &a->k, *v = &a->v;
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] &&
+                k->shape[3] == q->shape[3] &&
+                has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
+    fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op,
+                            te_describe_view(q).text, te_describe_view(k).text, te_describe_view(v).text);
+    if (q->shape[3] > MAX_DIM || v->shape[3] > MAX_DIM)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op,
+                            (long long)q->shape[3], (long long)v->shape[3], MAX_DIM);
+    if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op,
+                            te_describe_view(&a->out).text, te_describe_view(q).text, te_describe_view(v).text);
+    if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_describe_view(&a->lse).text,
+                            te_describe_view(q).text);
+    if (te_view_present(&a->bias) &&
+        !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
+                            te_describe_view(&a->bias).text, te_describe_view(q).text, te_describe_view(k).text);
+    return TE_OK;
+}
+
+static te_status check_operands(te_exec *exec, const char *op, const te_attention *a)
+{
+    te_dtype       t = a->q.dtype;
+    const te_view *views[4] = {&a->q, &a->k, &a->v, &a->out};
+    te_status      status = check_shapes(exec, op, a);
+    if (status != TE_OK) return status;
+    if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
+    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
+    if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
+    for (int i = 0; i < 4; i++)
+        if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: operand %d of q, k, v, out has stride %lld in its last "
+                                "dimension; 1 is needed", op, i + 1, (long long)views[i]->stride[3]);
+    if (!(a->dropout >= 0.0 && a->dropout <= 1.0))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
+    bool packed = a->cu_seqlens_q || a->cu_seqlens_kv;
+    if (packed && (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences",
+                            op, (long long)a->q.shape[0], a->n_seqs);
+    return TE_OK;
+}
+
+/* --- arguments ---------------------------------------------------------------------------------------------------- */
+
+static te_attention_args args_for(const te_attention *a)
+{
+    int64_t open = a->q.shape[2] + a->k.shape[2];
+    te_attention_args args = {.q = te_cuda_view_of(&a->q), .k = te_cuda_view_of(&a->k), .v = te_cuda_view_of(&a->v),
+                              .out = te_cuda_view_of(&a->out), .lse = te_cuda_view_of(&a->lse),
+                              .bias = te_cuda_view_of(&a->bias), .cu_q = a->cu_seqlens_q, .cu_kv = a->cu_seqlens_kv,
+                              .n_seqs = a->n_seqs, .bottom_right = a->bottom_right, .scale = a->scale};
+    args.left = a->window_left < 0 || a->window_left > open ? open : a->window_left;
+    args.right = a->window_right < 0 || a->window_right > open ? open : a->window_right;
+    args.lse_wide = a->lse.dtype == TE_F64;
+    args.bias_dtype = a->bias.dtype;
+    args.dropout = a->dropout > 0;
+    args.kept_scale = a->dropout < 1 ? 1 / (1 - a->dropout) : 0;
+    args.threshold = te_rng_threshold(a->dropout);
+    args.rng[0] = a->rng.seed;
+    args.rng[1] = a->rng.stream;
+    args.rng[2] = a->rng.offset;
+    return args;
+}
+
+static int64_t sequences(const te_attention *a) { return a->cu_seqlens_q ? (int64_t)a->n_seqs + 2 : a->q.shape[0]; }
+
+/* Numbers in shared memory for tiles of that many rows: see te_attention and te_backward_at. */
+static int64_t shared_numbers(const te_attention *a, int64_t tile, bool backward)
+{
+    int64_t dim = a->q.shape[3], dim_v = a->v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
+    if (backward) return tile * (2 * (dim + 1) + 2 * (dim_v + 1) + 2 * tile + dim + dim_v);
+    return tile * (2 * pitch + tile + dim_v + 3);
+}
+
+static int tile_rows(const te_attention *a, bool backward)
+{
+    int64_t size = a->q.dtype == TE_F64 ? 8 : 4;
+    int     tile = 32;
+    while (tile > 1 && shared_numbers(a, tile, backward) * size > SHARED_BYTES) tile /= 2;
+    return tile;
+}
+
+static void add_call(te_cuda_plan *plan, const char *name, int64_t blocks, const te_attention *a,
+                     const te_attention_args *args, bool backward)
+{
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, name, blocks, THREADS, args, sizeof *args);
+    call->kernel.vector = (uint16_t)tile_rows(a, backward);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)a->q.dtype;
+    call->kernel.wide = a->q.dtype == TE_F64;
+    call->launch.shared =
+        (uint32_t)(shared_numbers(a, call->kernel.vector, backward) * (call->kernel.wide ? 8 : 4));
+}
+
+te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *a)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_operands(exec, "attention", a);
+    if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
+    te_attention_args args = args_for(a);
+    int               tile = tile_rows(a, false);
+    args.tiles = (a->q.shape[2] + tile - 1) / tile;
+    add_call(plan, "te_attention", args.tiles * a->q.shape[1] * sequences(a), a, &args, false);
+    return TE_OK;
+}
+
+static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
+{
+    const te_view *views[4] = {&g->dout, &g->dq, &g->dk, &g->dv};
+    const te_view *like[4] = {&g->forward.out, &g->forward.q, &g->forward.k, &g->forward.v};
+    static const char *const names[4] = {"dout", "dq", "dk", "dv"};
+    if (!te_view_present(&g->forward.lse))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: lse of the forward pass is needed");
+    for (int i = 0; i < 4; i++)
+        if (!has_shape(views[i], 4, like[i]->shape) || views[i]->dtype != g->forward.q.dtype ||
+            (views[i]->stride[3] != 1 && views[i]->shape[3] > 1))
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                                "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension", names[i],
+                                te_describe_view(like[i]).text);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *g)
+{
+    const te_attention *a = &g->forward;
+    te_cuda_plan_open(plan);
+    te_status status = check_operands(exec, "attention backward", a);
+    if (status == TE_OK) status = check_gradients(exec, g);
+    if (status != TE_OK) return status;
+    te_attention_args args = args_for(a);
+    int64_t           queries = a->q.shape[0] * a->q.shape[1] * a->q.shape[2], tile = tile_rows(a, true);
+    args.dout = te_cuda_view_of(&g->dout);
+    args.dq = te_cuda_view_of(&g->dq);
+    args.dk = te_cuda_view_of(&g->dk);
+    args.dv = te_cuda_view_of(&g->dv);
+    if (queries > 0) {
+        plan->scratch_bytes = (size_t)queries * 8;
+        add_call(plan, "te_attention_rows", (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, a, &args, true);
+        plan->calls[0].launch.shared = 0;
+        args.tiles = (a->q.shape[2] + tile - 1) / tile;
+        add_call(plan, "te_attention_dq", args.tiles * a->q.shape[1] * sequences(a), a, &args, true);
+    }
+    args.tiles = (a->k.shape[2] + tile - 1) / tile;
+    if (args.tiles * a->k.shape[0] * a->k.shape[1] > 0)
+        add_call(plan, "te_attention_dkv", args.tiles * a->k.shape[1] * sequences(a), a, &args, true);
+    return TE_OK;
+}

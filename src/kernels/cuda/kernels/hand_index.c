@@ -1,0 +1,168 @@
+/* hand_index.c - plans of embedding, gather and scatter_add. */
+#include "hand_internal.h"
+
+enum { THREADS = 256, SORT_THREADS = 512, COLUMN_BLOCK = 256, FULL = 16384 /* blocks that fill any device */ };
+
+static int64_t blocks_for(int64_t elements)
+{
+    int64_t blocks = (elements + THREADS - 1) / THREADS;
+    return blocks < FULL ? blocks : FULL;
+}
+
+static int bits_of(uint64_t n)
+{
+    int bits = 0;
+    for (; n; n >>= 1) bits++;
+    return bits;
+}
+
+/* Adds the sort of n keys up to `largest`; returns which half of the scratch memory it ends in. */
+static int add_sort(te_cuda_plan *plan, int64_t n, uint64_t largest)
+{
+    te_sort_args args = {.n = n, .bits = (bits_of(largest) + 3) / 4 * 4};
+    plan->scratch_bytes = (size_t)n * 4 * 8;
+    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_sort", 1, SORT_THREADS, &args, sizeof args);
+    return (int)(args.bits / 4 % 2);
+}
+
+static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
+
+/* --- embedding ---------------------------------------------------------------------------------------------------- */
+
+static te_status check_embedding(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
+                                 const te_view *ids)
+{
+    bool fits = table->ndim == 2 && rows->ndim == ids->ndim + 1 && rows->shape[ids->ndim] == table->shape[1];
+    for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
+                            te_describe_view(rows).text, te_describe_view(table).text, te_describe_view(ids).text);
+    if (!is_index(ids->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
+    return TE_OK;
+}
+
+/* Elements of both sides that 16-byte accesses may move at a time; 1 also where columns are apart. */
+static int embedding_vector(const te_view *rows, const te_view *table)
+{
+    int     last = rows->ndim - 1;
+    size_t  widest = te_dtype_size(rows->dtype) > te_dtype_size(table->dtype) ? te_dtype_size(rows->dtype)
+                                                                               : te_dtype_size(table->dtype);
+    int     vector = (int)(16 / widest);
+    int64_t steps = table->shape[1] | table->stride[0];
+    bool    flat = rows->stride[last] == 1 && table->stride[1] == 1;
+    for (int i = 0; i < last; i++) steps |= rows->stride[i];
+    while (vector > 1 && (steps % vector != 0 || (uintptr_t)rows->data % (te_dtype_size(rows->dtype) * (size_t)vector) ||
+                          (uintptr_t)table->data % (te_dtype_size(table->dtype) * (size_t)vector)))
+        vector /= 2;
+    return flat ? vector : 1;
+}
+
+static te_embedding_args embedding_args(const te_view *rows, const te_view *table, const te_view *ids)
+{
+    return (te_embedding_args){.rows = te_cuda_view_of(rows), .table = te_cuda_view_of(table), .ids = te_cuda_view_of(ids),
+                               .n = te_view_numel(ids), .width = table->shape[1], .ids_wide = ids->dtype == TE_I64};
+}
+
+static void set_types(te_cuda_call *call, te_dtype a, te_dtype b)
+{
+    call->kernel.dtype[0] = (uint8_t)a;
+    call->kernel.dtype[1] = (uint8_t)b;
+    call->kernel.wide = a == TE_F64 || b == TE_F64;
+}
+
+te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *table,
+                                 const te_view *ids)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_embedding(exec, "embedding", out, table, ids);
+    te_embedding_args args = embedding_args(out, table, ids);
+    if (status != TE_OK || args.n == 0 || args.width == 0) return status;
+    bool same = out->dtype == table->dtype;
+    int  vector = embedding_vector(out, table);
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0]};
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding", blocks_for(args.n * args.width / vector),
+                                          THREADS, &args, sizeof args);
+    set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype, same ? te_storage_dtype(out->dtype) : table->dtype);
+    call->kernel.vector = (uint16_t)vector;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
+                                          const te_view *ids)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_embedding(exec, "embedding backward", dy, dtable, ids);
+    te_embedding_args args = embedding_args(dy, dtable, ids);
+    if (status != TE_OK || args.n == 0 || args.width == 0) return status;
+    if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0]};
+    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", blocks_for(args.n), THREADS, &args, sizeof args);
+    args.sorted = add_sort(plan, args.n, (uint64_t)dtable->shape[0]);
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", args.n, COLUMN_BLOCK, &args, sizeof args);
+    call->launch.grid[1] = (uint32_t)((args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
+    set_types(call, dy->dtype, dtable->dtype);
+    call->kernel.wide = dtable->dtype == TE_F64;
+    return TE_OK;
+}
+
+/* --- gather and scatter_add --------------------------------------------------------------------------------------- */
+
+static te_status check_index(te_exec *exec, const char *op, const te_view *whole, const te_view *part,
+                             const te_view *index, int dim)
+{
+    bool fits = whole->ndim == index->ndim && part->ndim == index->ndim && dim >= 0 && dim < index->ndim;
+    for (int i = 0; fits && i < index->ndim; i++)
+        fits = part->shape[i] == index->shape[i] && (i == dim || index->shape[i] <= whole->shape[i]);
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, dim,
+                            te_describe_view(whole).text, te_describe_view(part).text, te_describe_view(index).text);
+    if (!is_index(index->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
+    if (whole->dtype != part->dtype)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: both operands must have the same dtype", op);
+    return TE_OK;
+}
+
+static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
+{
+    return (te_index_args){.whole = te_cuda_view_of(whole), .part = te_cuda_view_of(part), .index = te_cuda_view_of(index),
+                           .n = te_view_numel(index), .dim = dim, .index_wide = index->dtype == TE_I64};
+}
+
+te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
+                              const te_view *index, int dim)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_index(exec, "gather", src, out, index, dim);
+    if (status != TE_OK || te_view_numel(index) == 0) return status;
+    te_index_args args = index_args(src, out, index, dim);
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim]};
+    te_dtype type = te_storage_dtype(src->dtype);
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", blocks_for(args.n), THREADS, &args, sizeof args), type,
+              type);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
+                                   const te_view *index, int dim)
+{
+    enum { MANY_LINES = 256, SHORT_LINE = 64 };
+    te_cuda_plan_open(plan);
+    te_status status = check_index(exec, "scatter_add", dst, src, index, dim);
+    if (status != TE_OK || te_view_numel(index) == 0) return status;
+    if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");
+    te_index_args args = index_args(dst, src, index, dim);
+    int64_t       lines = args.n / index->shape[dim];
+    te_cuda_call *call;
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim]};
+    if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", blocks_for(lines), THREADS, &args, sizeof args);
+    } else {
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", blocks_for(args.n), THREADS, &args, sizeof args);
+        args.sorted = add_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", blocks_for(args.n), THREADS, &args, sizeof args);
+    }
+    set_types(call, dst->dtype, dst->dtype);
+    return TE_OK;
+}

@@ -1,0 +1,39 @@
+/* hand_internal.h - what the files behind hand.h share. */
+#ifndef TE_KERNELS_CUDA_KERNELS_HAND_INTERNAL_H
+#define TE_KERNELS_CUDA_KERNELS_HAND_INTERNAL_H
+
+#include "hand.h"
+
+#include "args.h"
+
+typedef struct te_view_words {
+    char text[160];
+} te_view_words;
+
+/* "{2, 3}" for messages. */
+te_view_words te_describe_view(const te_view *view);
+
+te_cuda_view te_cuda_view_of(const te_view *view);
+int64_t      te_row_count(const te_view *view);
+
+/* Starts a plan without calls. */
+void te_cuda_plan_open(te_cuda_plan *plan);
+
+/* Adds a launch of `blocks` blocks (bounded to 1 … most) of `threads`; args are copied. Returns its kernel, which has the
+ * file and is otherwise 0. */
+te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char *name, int64_t blocks, int threads,
+                               const void *args, size_t bytes);
+
+static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
+{
+    switch (te_dtype_size(dtype)) {
+    case 1: return TE_U8;
+    case 2: return TE_BF16;
+    case 4: return TE_I32;
+    default: return TE_I64;
+    }
+}
+
+static inline bool te_is_whole(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL; }
+
+#endif

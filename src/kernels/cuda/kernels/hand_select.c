@@ -1,0 +1,110 @@
+/* hand_select.c - plans of arg_reduce, topk, cumsum and multinomial. */
+#include "hand_internal.h"
+
+enum { THREADS = 256, FULL = 8192, TREES = 256 /* blocks of multinomial, each with a tree in scratch memory */ };
+
+static int64_t row_length(const te_view *v) { return v->shape[v->ndim - 1]; }
+
+static te_status check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b)
+{
+    bool fits = a->ndim == b->ndim && a->ndim > 0;
+    for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
+    if (fits) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
+                        te_describe_view(a).text, te_describe_view(b).text);
+}
+
+static te_select_args args_for(const te_view *src)
+{
+    return (te_select_args){.src = te_cuda_view_of(src), .rows = te_row_count(src), .n = row_length(src)};
+}
+
+static void add_call(te_cuda_plan *plan, const char *name, const te_select_args *args, int64_t most, te_dtype a, te_dtype b,
+                     bool wide)
+{
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, name, args->rows < most ? args->rows : most, THREADS,
+                                          args, sizeof *args);
+    call->kernel.dtype[0] = (uint8_t)a;
+    call->kernel.dtype[1] = (uint8_t)b;
+    call->kernel.wide = wide;
+}
+
+te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,
+                                  bool largest)
+{
+    te_cuda_plan_open(plan);
+    bool fits = src->ndim > 0 && index->ndim == src->ndim - 1 && index->dtype == TE_I64;
+    for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "arg_reduce: index must be int64 %s without the last dimension, not %s",
+                            te_describe_view(src).text, te_describe_view(index).text);
+    te_select_args args = args_for(src);
+    if (args.rows > 0 && args.n == 0)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_describe_view(src).text);
+    if (args.rows == 0) return TE_OK;
+    args.indices = te_cuda_view_of(index);
+    args.flag = largest;
+    add_call(plan, "te_arg_reduce", &args, FULL, src->dtype, src->dtype, src->dtype == TE_F64);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
+                            const te_view *src, bool largest)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_rows(exec, "topk", values, src);
+    if (status == TE_OK) status = check_rows(exec, "topk", indices, src);
+    if (status != TE_OK) return status;
+    te_select_args args = args_for(src);
+    args.k = row_length(values);
+    if (row_length(indices) != args.k || args.k > args.n || indices->dtype != TE_I64 || values->dtype != src->dtype)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "topk: %lld values and %lld indices of %lld elements; indices must be int64, values of the "
+                            "source's dtype", (long long)args.k, (long long)row_length(indices), (long long)args.n);
+    if (args.rows == 0 || args.k == 0) return TE_OK;
+    args.out = te_cuda_view_of(values);
+    args.indices = te_cuda_view_of(indices);
+    args.flag = largest;
+    add_call(plan, "te_topk", &args, FULL, src->dtype, src->dtype, src->dtype == TE_F64);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_rows(exec, "cumsum", dst, src);
+    if (status != TE_OK) return status;
+    te_select_args args = args_for(src);
+    if (row_length(dst) != args.n)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cumsum: rows of %lld sums for rows of %lld elements",
+                            (long long)row_length(dst), (long long)args.n);
+    if (args.rows == 0 || args.n == 0) return TE_OK;
+    args.out = te_cuda_view_of(dst);
+    args.flag = reverse;
+    add_call(plan, "te_cumsum", &args, FULL, src->dtype, dst->dtype, true);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
+                                   bool replacement, te_rng rng)
+{
+    te_cuda_plan_open(plan);
+    te_status status = check_rows(exec, "multinomial", out, src);
+    if (status != TE_OK) return status;
+    if (out->dtype != TE_I64) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: samples must be int64");
+    te_select_args args = args_for(src);
+    args.k = row_length(out);
+    if (args.rows == 0 || args.k == 0) return TE_OK;
+    args.indices = te_cuda_view_of(out);
+    args.flag = replacement;
+    args.leaves = 1;
+    while (args.leaves < args.n) args.leaves *= 2;
+    args.rng[0] = rng.seed;
+    args.rng[1] = rng.stream;
+    args.rng[2] = rng.offset;
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0};
+    plan->scratch_bytes = (size_t)(args.rows < TREES ? args.rows : TREES) * (size_t)args.leaves * 2 * sizeof(double);
+    add_call(plan, "te_multinomial", &args, TREES, src->dtype, src->dtype, true);
+    return TE_OK;
+}

@@ -1,0 +1,109 @@
+/* memory.c - device memory, and copies that pass through pinned memory.
+ *
+ * The host's memory is pageable, which the device cannot read by itself. Copies go through two pinned stages in turn:
+ *
+ *      host --memcpy--> stage 0 --stream--> device        while stage 0 is on its way, stage 1 is filled
+ *                       stage 1
+ *
+ * Up, the caller's memory is free again when the last piece lies in a stage; the stream carries it on in order. Down, the
+ * call returns when the bytes have arrived.
+ */
+#include "cuda_backend.h"
+
+te_status te_cuda_stages_open(te_exec *exec)
+{
+    te_cuda_device *d = te_cuda(exec);
+    CUresult r = CUDA_SUCCESS;
+    for (int i = 0; i < TE_CUDA_STAGES && r == CUDA_SUCCESS; i++) {
+        r = d->driver.cuMemHostAlloc(&d->stage[i], TE_CUDA_STAGE_BYTES, 0);
+        if (r == CUDA_SUCCESS) r = d->driver.cuEventCreate(&d->staged[i], CU_EVENT_DISABLE_TIMING);
+    }
+    return te_cuda_result(exec, r, "pinned memory for copies");
+}
+
+void te_cuda_stages_close(te_exec *exec)
+{
+    te_cuda_device *d = te_cuda(exec);
+    for (int i = 0; i < TE_CUDA_STAGES; i++) {
+        if (d->staged[i]) d->driver.cuEventDestroy(d->staged[i]);
+        if (d->stage[i]) d->driver.cuMemFreeHost(d->stage[i]);
+    }
+}
+
+void *te_cuda_memory_alloc(te_exec *exec, size_t bytes)
+{
+    te_cuda_device *d = te_cuda(exec);
+    CUdeviceptr ptr = 0;
+    if (te_cuda_enter(exec) != TE_OK) return NULL;
+    CUresult r = d->driver.cuMemAlloc(&ptr, bytes ? bytes : 1);
+    if (r == CUDA_SUCCESS) return (void *)(uintptr_t)ptr;
+    if (r != CUDA_ERROR_OUT_OF_MEMORY) te_cuda_result(exec, r, "device memory"); /* an earlier failure shows here */
+    return NULL;
+}
+
+void te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes)
+{
+    te_cuda_device *d = te_cuda(exec);
+    (void)bytes;
+    if (ptr && te_cuda_enter(exec) == TE_OK) d->driver.cuMemFree(te_cuda_address(ptr)); /* waits for work that uses it */
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static te_status copy_up(te_exec *exec, CUdeviceptr dst, const char *src, size_t bytes)
+{
+    te_cuda_device *d = te_cuda(exec);
+    for (size_t at = 0; at < bytes; at += TE_CUDA_STAGE_BYTES) {
+        size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;
+        int k = d->next_stage;
+        d->next_stage = (k + 1) % TE_CUDA_STAGES;
+        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[k]));
+        if (status != TE_OK) return status;
+        memcpy(d->stage[k], src + at, n);
+        CUresult r = d->driver.cuMemcpyHtoDAsync(dst + at, d->stage[k], n, d->stream);
+        if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(d->staged[k], d->stream);
+        if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy to the device");
+    }
+    return TE_OK;
+}
+
+/* Piece i arrives while piece i + 1 is on its way. */
+static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t bytes)
+{
+    te_cuda_device *d = te_cuda(exec);
+    size_t pieces = (bytes + TE_CUDA_STAGE_BYTES - 1) / TE_CUDA_STAGE_BYTES;
+    for (size_t i = 0; i <= pieces; i++) {
+        size_t at = i * TE_CUDA_STAGE_BYTES, before = at - TE_CUDA_STAGE_BYTES;
+        if (i < pieces) {
+            size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;
+            CUresult r = d->driver.cuMemcpyDtoHAsync(d->stage[i % 2], src + at, n, d->stream);
+            if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(d->staged[i % 2], d->stream);
+            if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy from the device");
+        }
+        if (i == 0) continue;
+        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
+        if (status != TE_OK) return status;
+        memcpy(dst + before, d->stage[(i - 1) % 2], at < bytes ? TE_CUDA_STAGE_BYTES : bytes - before);
+    }
+    d->n_recent = 0; /* all that was under way before the copy has finished well */
+    return TE_OK;
+}
+
+te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind)
+{
+    te_cuda_device *d = te_cuda(exec);
+    te_status status = te_cuda_enter(exec);
+    if (status != TE_OK || bytes == 0) return status;
+    if (kind == TE_COPY_HOST_TO_DEVICE) return copy_up(exec, te_cuda_address(dst), src, bytes);
+    if (kind == TE_COPY_DEVICE_TO_HOST) return copy_down(exec, dst, te_cuda_address(src), bytes);
+    return te_cuda_result(exec, d->driver.cuMemcpyDtoDAsync(te_cuda_address(dst), te_cuda_address(src), bytes, d->stream),
+                         "copy on the device");
+}
+
+void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes)
+{
+    void *ptr = exec->scratch(exec, bytes);
+    if (!ptr || te_cuda_memory_copy(exec, ptr, host, bytes, TE_COPY_HOST_TO_DEVICE) == TE_OK) return ptr;
+    exec->scratch_free(exec, ptr);
+    return NULL;
+}

@@ -1,0 +1,95 @@
+/* program.c - running row programs: one compiled kernel per shape, remembered with the program. */
+#include "cuda_backend.h"
+
+/* What a program was compiled to, for one device and shape. */
+typedef struct compiled {
+    const te_cuda_device  *device;
+    te_cuda_program_shape  shape;
+    te_cuda_code          *code; /* the device's */
+} compiled;
+
+typedef struct compiled_list {
+    compiled *entries;
+    size_t    n, capacity;
+} compiled_list;
+
+static void release_list(te_program *program)
+{
+    compiled_list *list = program->device_compiled;
+    te_mem_free(program->mem, list->entries, list->capacity * sizeof *list->entries);
+    te_mem_free(program->mem, list, sizeof *list);
+    program->device_compiled = NULL;
+}
+
+static compiled_list *list_of(te_program *program)
+{
+    if (!program->device_compiled) {
+        program->device_compiled = te_mem_zalloc(program->mem, sizeof(compiled_list));
+        program->release_device_compiled = release_list;
+    }
+    return program->device_compiled;
+}
+
+static te_status compile_shape(te_exec *exec, const te_program *program, const te_cuda_program_shape *shape,
+                               te_cuda_code **code)
+{
+    te_text source;
+    te_text_open(&source, exec->mem);
+    te_status status = te_cuda_program_source(program, shape, &source);
+    if (status == TE_OK)
+        status = te_cuda_compile(exec, program->name, source.data, source.length, code);
+    else
+        te_exec_fail(exec, status, "%s: out of host memory for its source", program->name);
+    te_text_close(&source);
+    return status;
+}
+
+static te_status find_code(te_exec *exec, te_program *program, const te_cuda_program_shape *shape, te_cuda_code **code)
+{
+    compiled_list *list = list_of(program);
+    for (size_t i = 0; list && i < list->n; i++) {
+        compiled *c = &list->entries[i];
+        if (c->device != te_cuda(exec) || memcmp(&c->shape, shape, sizeof *shape) != 0) continue;
+        *code = c->code;
+        return TE_OK;
+    }
+    bool room = list && te_mem_grow(program->mem, (void **)&list->entries, &list->capacity, list->n + 1,
+                                    sizeof *list->entries);
+    if (!room) return te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", program->name);
+    te_status status = compile_shape(exec, program, shape, code);
+    if (status == TE_OK) list->entries[list->n++] = (compiled){te_cuda(exec), *shape, *code};
+    return status;
+}
+
+static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_program_shape *shape,
+                              const te_run *runs, int n)
+{
+    te_cuda_code *code;
+    te_cuda_launch launches[2];
+    te_status status = find_code(exec, program, shape, &code);
+    if (status != TE_OK) return status;
+    size_t bytes = te_cuda_program_parts(program, shape, runs, n);
+    void *parts = bytes ? exec->scratch(exec, bytes) : NULL;
+    if (bytes && !parts) return TE_ERROR_MEMORY;
+    int n_launches = te_cuda_program_launch(program, shape, runs, n, te_cuda(exec)->multiprocessors, parts, launches);
+    for (int i = 0; i < n_launches && status == TE_OK; i++)
+        status = te_cuda_launch_code(exec, code, &launches[i], program->name);
+    if (parts) exec->scratch_free(exec, parts); /* its next user comes later on the stream */
+    return status;
+}
+
+te_status te_cuda_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+{
+    te_cuda_program_shape shape;
+    te_status status = te_cuda_enter(exec);
+    for (int i = n_runs - 1; i >= 0 && status == TE_OK; i--) /* all are checked before anything is written */
+        status = te_cuda_program_shape_make(exec, program, &runs[i], &shape);
+    for (int i = 0; i < n_runs && status == TE_OK;) {
+        if (i > 0) status = te_cuda_program_shape_make(exec, program, &runs[i], &shape);
+        if (status != TE_OK) break;
+        int n = te_cuda_program_batch(exec, program, &shape, &runs[i], n_runs - i);
+        status = launch_batch(exec, program, &shape, &runs[i], n);
+        i += n;
+    }
+    return status;
+}

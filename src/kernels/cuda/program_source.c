@@ -1,0 +1,122 @@
+/* program_source.c - the source of one program's kernel: the shared headers, the arguments, the kernel, its joining. */
+#include "program_source_emit.h"
+
+#include <string.h>
+
+extern const char te_cuda_program_prelude[]; /* device headers up to where te_real is known, made by the build */
+extern const char te_cuda_program_device[];  /* and those that use it */
+
+/* --- analysis ----------------------------------------------------------------------------------------------------- */
+
+static bool takes_rates(const te_program *p, int v)
+{
+    const te_insn *insn = &p->insns[v];
+    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
+        if (insn->arg[k] < 0 || insn->arg[k] >= v) return false;
+        if (!te_program_reduces(insn->op) && p->insns[insn->arg[k]].rate > insn->rate) return false;
+    }
+    if (te_program_reduces(insn->op)) return insn->rate == TE_RATE_ROW;
+    return (!te_program_is_random(insn->op) && insn->op != TE_PW_COLUMN) || insn->rate == TE_RATE_ELEM;
+}
+
+/* The invariants of program.h on which the kernel's memory safety rests. */
+static bool well_formed(const te_program *p)
+{
+    for (int v = 0; v < p->n_insns; v++) {
+        const te_insn *insn = &p->insns[v];
+        if (insn->op >= TE_PW_COUNT || insn->rate > TE_RATE_ELEM || !takes_rates(p, v)) return false;
+        int slots = insn->op == TE_PW_LOAD ? p->n_inputs : insn->op == TE_PW_PARAM ? p->n_params : p->n_rngs;
+        bool slotted = insn->op == TE_PW_LOAD || insn->op == TE_PW_PARAM || te_program_is_random(insn->op);
+        if (slotted && (insn->slot < 0 || insn->slot >= slots)) return false;
+    }
+    for (int o = 0; o < p->n_outputs; o++) {
+        int v = p->outputs[o].value;
+        if (v < 0 || v >= p->n_insns) return false;
+        if (p->outputs[o].kind == TE_OUT_ROW && p->insns[v].rate == TE_RATE_ELEM) return false;
+    }
+    return true;
+}
+
+static void mark_live(te_emitter *e)
+{
+    const te_program *p = e->program;
+    for (int o = 0; o < p->n_outputs; o++)
+        if (te_shape_wants(p, e->shape, o)) e->values[p->outputs[o].value].live = true;
+    for (int v = p->n_insns - 1; v >= 0; v--)
+        for (int k = 0; e->values[v].live && k < te_opcode_args((te_opcode)p->insns[v].op); k++)
+            e->values[p->insns[v].arg[k]].live = true;
+}
+
+static void find_levels(te_emitter *e)
+{
+    e->passes = 1;
+    for (int v = 0; v < e->program->n_insns; v++) {
+        const te_insn *insn = &e->program->insns[v];
+        int            level = 0;
+        for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++)
+            if (e->values[insn->arg[k]].level > level) level = e->values[insn->arg[k]].level;
+        level += te_program_reduces(insn->op);
+        e->values[v].level = (uint8_t)level;
+        if (e->values[v].live && level + 1 > e->passes) e->passes = level + 1;
+    }
+}
+
+/* Worth a register from one pass to the next. */
+static bool dear(int op)
+{
+    switch (op) {
+    case TE_PW_EXP: case TE_PW_LOG: case TE_PW_SIN: case TE_PW_COS: case TE_PW_TANH: case TE_PW_SIGMOID: case TE_PW_ERF:
+    case TE_PW_POW: case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return true;
+    default: return false;
+    }
+}
+
+/* Dear values that more than one pass needs are held from the first of them on. */
+static void choose_held(te_emitter *e)
+{
+    for (int v = 0; v < e->program->n_insns; v++) {
+        int passes = 0;
+        if (!dear(e->program->insns[v].op) || e->program->insns[v].rate != TE_RATE_ELEM) continue;
+        for (int pass = 0; pass < e->passes; pass++) {
+            te_emit_mark(e, pass);
+            if (!e->values[v].need) continue;
+            if (passes++ == 0) e->values[v].first = (uint8_t)pass;
+        }
+        e->values[v].held = passes > 1;
+    }
+}
+
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+static void emit_text(te_emitter *e, const char *text) { te_text_write(e->out, text, strlen(text)); }
+
+static void emit_kernel(te_emitter *e)
+{
+    switch (e->shape->kind) {
+    case TE_CUDA_FLAT: te_emit_flat(e); break;
+    case TE_CUDA_TILED: te_emit_tiled(e); break;
+    default: te_emit_rows(e);
+    }
+}
+
+te_status te_cuda_program_source(const te_program *program, const te_cuda_program_shape *shape, te_text *out)
+{
+    if (!well_formed(program)) return TE_ERROR_INTERNAL;
+    size_t         bytes = (size_t)program->n_insns * sizeof(te_emit_value);
+    te_emit_value *values = te_mem_zalloc(out->mem, bytes);
+    te_emitter     e = {.out = out, .program = program, .shape = shape, .values = values, .item = ""};
+    if (!values) return TE_ERROR_MEMORY;
+    mark_live(&e);
+    find_levels(&e);
+    if (shape->items > 0) choose_held(&e);
+    emit_text(&e, te_cuda_program_prelude);
+    te_emit(&e, "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\ntypedef %s te_index;\n#define TE_WHOLE %d\n\n",
+            shape->compute_f64 ? "double" : "float", !shape->compute_f64, shape->wide ? "int64_t" : "int32_t",
+            shape->vector);
+    emit_text(&e, te_cuda_program_device);
+    te_emit_arguments(&e);
+    emit_kernel(&e);
+    if (te_shape_sums(program, shape) + te_shape_column_sums(program, shape) > 0) te_emit_join(&e);
+    te_mem_free(out->mem, values, bytes);
+    return out->failed ? TE_ERROR_MEMORY : TE_OK;
+}

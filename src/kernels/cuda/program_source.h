@@ -1,0 +1,96 @@
+/* program_source.h - row programs as CUDA C: source for NVRTC, and the geometry and arguments of its launches.
+ *
+ *      shape = what of a run the source depends on        te_cuda_program_shape_make   per run, allocates nothing
+ *      source = f(program, shape)                         te_cuda_program_source       once per shape, then cached
+ *      launches = f(program, shape, runs)                 te_cuda_program_launch       per call
+ *
+ * A shape is plain bytes without holes: equal shapes of one program (memcmp) share a compiled module, and equal source
+ * text means an equal module, so a cache on disk goes by the text. Extents, strides, pointers, parameters and random
+ * state are arguments of the launch.
+ *
+ * Which kernel:
+ *
+ *      FLAT    no value depends on a whole row: units of `vector` consecutive elements, one per thread, grid-stride.
+ *              Runs of one shape whose operands are flat are served by one launch, a share of the blocks each.
+ *      ROWS    row reductions, row outputs, column sums: `lanes` threads walk a row (1 to 32: part of a warp, several
+ *              rows a block; more: the whole block). Up to `items` units of a row stay in a thread's registers; rows
+ *              too long for that (items 0) are read anew in each pass.
+ *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
+ *
+ * Sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends on the
+ * shape alone, so sums repeat to the bit, on every device.
+ *
+ * Options the source must be compiled with: --fmad=false and IEEE division, square root and subnormal numbers (NVRTC's
+ * defaults), C++17.
+ */
+#ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_H
+#define TE_KERNELS_CUDA_PROGRAM_SOURCE_H
+
+#include "../kernels.h"
+#include "program_source_text.h"
+
+enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 4080 };
+
+/* One launch. The kernel takes one struct by value, whose bytes are `args`: cuLaunchKernel's kernelParams is the array
+ * of the one pointer `args`. */
+typedef struct te_cuda_launch {
+    const char *name; /* of the kernel in its module */
+    uint32_t    grid[3], block[3];
+    uint32_t    shared; /* bytes of dynamic shared memory */
+    uint32_t    args_bytes;
+    uint64_t    args[TE_CUDA_ARGS / 8];
+} te_cuda_launch;
+
+typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED } te_cuda_program_kind;
+
+typedef enum te_cuda_access {
+    TE_CUDA_ABSENT,  /* an output that is not wanted, an input without elements */
+    TE_CUDA_VECTOR,  /* neighbours in memory, aligned to a whole unit */
+    TE_CUDA_NEXT,    /* neighbours in memory, not aligned */
+    TE_CUDA_SAME,    /* one element serves the whole row */
+    TE_CUDA_STRIDED,
+    TE_CUDA_TURNED   /* TILED: through shared memory */
+} te_cuda_access;
+
+typedef struct te_cuda_operand_shape {
+    uint8_t dtype, access, accumulate;
+} te_cuda_operand_shape;
+
+typedef struct te_cuda_program_shape {
+    uint8_t kind;                /* te_cuda_program_kind */
+    uint8_t compute_f64, wide;   /* wide: offsets need 64 bits */
+    uint8_t rows_matter;         /* the last dimension is the row; else columns are the innermost that merged */
+    uint8_t n_outer;             /* dimensions before the row, after merging */
+    uint8_t vector;              /* elements per unit */
+    uint8_t items;               /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
+    uint8_t axis[TE_MAX_DIMS];   /* the run's dimension behind each outer one */
+    uint8_t column_axis;         /* the run's dimension behind the columns */
+    uint8_t n_operands;          /* inputs, then outputs */
+    uint8_t runs;                /* that a launch has room for */
+    uint16_t lanes;              /* ROWS: threads per row */
+    te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
+} te_cuda_program_shape;
+
+/* Checks the run's operands and describes it. Only fails for wrong arguments (message in the exec). */
+te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, const te_run *run,
+                                     te_cuda_program_shape *shape);
+
+/* CUDA C for the shape, with everything it needs (no #include). TE_ERROR_MEMORY when the text's memory is
+ * exhausted, TE_ERROR_INTERNAL for a program that breaks the rules of program.h; no message. */
+te_status te_cuda_program_source(const te_program *program, const te_cuda_program_shape *shape, te_text *out);
+
+/* How many of the runs from the first on one launch can serve (at least 1): those of equal shape, as far as arguments
+ * fit. `shape` is the first run's, as te_cuda_program_shape_make gave it, and gets room for several where they are. */
+int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
+                          int n_runs);
+
+/* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums; 0: none. */
+size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
+                             int n_runs);
+
+/* The launches that serve the runs, in order: 1, or 2 when there are sums to join. n_runs as te_cuda_program_batch gave;
+ * `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
+int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
+                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[2]);
+
+#endif

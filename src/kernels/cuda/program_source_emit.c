@@ -1,0 +1,396 @@
+/* program_source_emit.c - see program_source_emit.h. */
+#include "program_source_emit.h"
+
+#include <math.h>
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+static const char *const element_types[TE_DTYPE_COUNT] = {
+    [TE_F32] = "float",    [TE_BF16] = "uint16_t", [TE_F16] = "uint16_t", [TE_F64] = "double",    [TE_I64] = "int64_t",
+    [TE_I32] = "int32_t",  [TE_U8] = "uint8_t",    [TE_BOOL] = "uint8_t", [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
+
+const char *te_emit_type(const te_emitter *e, int operand) { return element_types[e->shape->operand[operand].dtype]; }
+
+static const char *dtype_of(const te_emitter *e, int operand)
+{
+    return te_dtype_name((te_dtype)e->shape->operand[operand].dtype);
+}
+
+static void declare_field(void *user, te_field f)
+{
+    te_emitter *e = user;
+    bool        output = f.index >= e->program->n_inputs;
+    switch (f.kind) {
+    case TE_FIELD_ROWS: te_emit(e, "    int64_t rows;\n"); break;
+    case TE_FIELD_COLUMNS: te_emit(e, "    int64_t columns;\n"); break;
+    case TE_FIELD_FIRST_BLOCK: te_emit(e, "    int64_t first_block;\n"); break;
+    case TE_FIELD_BLOCKS: te_emit(e, "    int64_t blocks;\n"); break;
+    case TE_FIELD_EXTENT: te_emit(e, "    int64_t extent%d;\n", f.dim); break;
+    case TE_FIELD_POSITION: te_emit(e, "    int64_t position%d;\n", f.dim); break;
+    case TE_FIELD_POINTER:
+        te_emit(e, "    %s%s *p%d;\n", output ? "" : "const ", te_emit_type(e, f.index), f.index);
+        break;
+    case TE_FIELD_COLUMN_STRIDE: te_emit(e, "    int64_t p%d_column;\n", f.index); break;
+    case TE_FIELD_OUTER_STRIDE: te_emit(e, "    int64_t p%d_%d;\n", f.index, f.dim); break;
+    case TE_FIELD_PARAM: te_emit(e, "    double param%d;\n", f.index); break;
+    case TE_FIELD_KEEP: te_emit(e, "    uint64_t keep%d;\n", f.index); break;
+    case TE_FIELD_SEED: te_emit(e, "    te_rng rng%d;\n", f.index); break;
+    case TE_FIELD_STREAM:
+    case TE_FIELD_OFFSET: break; /* with the seed, in te_rng */
+    }
+}
+
+void te_emit_arguments(te_emitter *e)
+{
+    te_emit(e, "struct te_run_args {\n");
+    te_cuda_visit_fields(e->program, e->shape, declare_field, e);
+    te_emit(e, "};\n\nstruct te_args {\n    te_run_args run[%d];\n    int64_t n_runs, blocks;\n    te_real *column_parts;\n"
+               "    double *sum_parts;\n};\n\n", e->shape->runs);
+}
+
+/* --- values of lower rates ---------------------------------------------------------------------------------------- */
+
+static void emit_number(te_emitter *e, double x)
+{
+    if (isnan(x)) te_emit(e, "TE_NAN");
+    else if (isinf(x)) te_emit(e, "%sTE_INFINITY", x < 0 ? "-" : "");
+    else te_emit(e, "%a", x);
+}
+
+static bool at_hand(const te_emitter *e, int v)
+{
+    return !e->values[v].held || e->values[v].first == e->pass || e->program->insns[v].rate != TE_RATE_ELEM;
+}
+
+static void emit_value_name(te_emitter *e, int v)
+{
+    if (at_hand(e, v)) te_emit(e, "v%d", v);
+    else te_emit(e, "h%d%s[k]", v, e->item);
+}
+
+static void emit_operation(te_emitter *e, int v)
+{
+    const te_insn *insn = &e->program->insns[v];
+    te_emit(e, "te_op_%s(", te_opcode_name((te_opcode)insn->op));
+    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
+        if (k) te_emit(e, ", ");
+        emit_value_name(e, insn->arg[k]);
+    }
+    te_emit(e, ")");
+}
+
+static void emit_scalar_load(te_emitter *e, const te_insn *insn)
+{
+    int i = insn->slot;
+    if (e->shape->operand[i].access == TE_CUDA_ABSENT) te_emit(e, "0");
+    else if (insn->rate == TE_RATE_UNIFORM) te_emit(e, "te_from_%s(*r.p%d)", dtype_of(e, i), i);
+    else te_emit(e, "te_from_%s(r.p%d[o%d])", dtype_of(e, i), i, i);
+}
+
+static void emit_scalar_value(te_emitter *e, int v)
+{
+    const te_insn *insn = &e->program->insns[v];
+    te_emit(e, "const te_real v%d = ", v);
+    switch (insn->op) {
+    case TE_PW_CONST:
+        te_emit(e, "(te_real)");
+        emit_number(e, insn->imm);
+        break;
+    case TE_PW_PARAM: te_emit(e, "(te_real)r.param%d", insn->slot); break;
+    case TE_PW_LOAD: emit_scalar_load(e, insn); break;
+    default: emit_operation(e, v);
+    }
+    te_emit(e, "; /* %s */\n", te_opcode_name((te_opcode)insn->op));
+}
+
+void te_emit_uniform(te_emitter *e)
+{
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (e->values[v].live && e->program->insns[v].rate == TE_RATE_UNIFORM) {
+            te_emit(e, "    ");
+            emit_scalar_value(e, v);
+        }
+}
+
+void te_emit_row_values(te_emitter *e, int level)
+{
+    for (int v = 0; v < e->program->n_insns; v++) {
+        const te_insn *insn = &e->program->insns[v];
+        if (!e->values[v].live || insn->rate != TE_RATE_ROW || e->values[v].level != level) continue;
+        if (te_program_reduces(insn->op)) continue;
+        te_emit(e, "        ");
+        emit_scalar_value(e, v);
+    }
+}
+
+/* --- where operands are ------------------------------------------------------------------------------------------- */
+
+void te_emit_coordinates(te_emitter *e, int n, const char *row)
+{
+    if (n == 0) return;
+    te_emit(e, "        te_index rest = %s;\n", row);
+    for (int d = n - 1; d > 0; d--)
+        te_emit(e, "        const te_index q%d = rest %% (te_index)r.extent%d;\n        rest /= (te_index)r.extent%d;\n",
+                d, d, d);
+    te_emit(e, "        const te_index q0 = rest;\n");
+}
+
+static int operand_rate(const te_emitter *e, int i)
+{
+    if (i < e->program->n_inputs) return e->program->input_rates[i];
+    int kind = e->program->outputs[i - e->program->n_inputs].kind;
+    return kind == TE_OUT_ELEM ? TE_RATE_ELEM : kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_UNIFORM;
+}
+
+void te_emit_offsets(te_emitter *e, int n)
+{
+    for (int i = 0; i < e->shape->n_operands; i++) {
+        if (e->shape->operand[i].access == TE_CUDA_ABSENT || operand_rate(e, i) == TE_RATE_UNIFORM) continue;
+        te_emit(e, "        const te_index o%d = 0", i);
+        for (int d = 0; d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
+        te_emit(e, ";\n");
+    }
+}
+
+/* --- what a section computes -------------------------------------------------------------------------------------- */
+
+static void mark_arguments(te_emitter *e)
+{
+    for (int v = e->program->n_insns - 1; v >= 0; v--) {
+        const te_insn *insn = &e->program->insns[v];
+        if (insn->rate != TE_RATE_ELEM) e->values[v].need = false;
+        if (!e->values[v].need) continue;
+        if (!at_hand(e, v)) {
+            e->values[v].need = false; /* it lies ready */
+            continue;
+        }
+        for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) e->values[insn->arg[k]].need = true;
+    }
+}
+
+void te_emit_mark(te_emitter *e, int pass)
+{
+    const te_program *p = e->program;
+    e->pass = pass;
+    for (int v = 0; v < p->n_insns; v++) e->values[v].need = false;
+    for (int v = 0; v < p->n_insns; v++)
+        if (te_program_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
+            e->values[p->insns[v].arg[0]].need = true;
+    for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
+        if (p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o)) e->values[p->outputs[o].value].need = true;
+    mark_arguments(e);
+}
+
+/* --- units -------------------------------------------------------------------------------------------------------- */
+
+static bool loads_operand(const te_emitter *e, int i)
+{
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (e->values[v].need && e->program->insns[v].op == TE_PW_LOAD && e->program->insns[v].slot == i) return true;
+    return false;
+}
+
+/* An operand's unit at the column: `xN`. */
+static void emit_unit_load(te_emitter *e, const char *name, int i, const char *count)
+{
+    const char *type = te_emit_type(e, i);
+    int         unit = e->shape->vector;
+    switch (e->shape->operand[i].access) {
+    case TE_CUDA_VECTOR:
+        if (!count) te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + column);\n", name, i, e->item, type, unit, i, i);
+        else
+            te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + column) : "
+                       "te_unit_gather<%s, %d>(r.p%d + o%d + column, (te_index)1, %s);\n",
+                    name, i, e->item, count, unit, type, unit, i, i, type, unit, i, i, count);
+        break;
+    case TE_CUDA_NEXT:
+        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column, (te_index)1, %s);\n", name, i, e->item, type,
+                unit, i, i, count ? count : "TE_WHOLE");
+        break;
+    default:
+        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, (te_index)r.p%d_column, "
+                   "%s);\n",
+                name, i, e->item, type, unit, i, i, i, i, count ? count : "TE_WHOLE");
+    }
+}
+
+static void emit_loads(te_emitter *e, const char *count)
+{
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        int access = e->shape->operand[i].access;
+        if (e->program->input_rates[i] != TE_RATE_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
+            !loads_operand(e, i))
+            continue;
+        if (access == TE_CUDA_SAME) {
+            te_emit(e, "            const %s x%d = r.p%d[o%d];\n", te_emit_type(e, i), i, i, i);
+        } else if (e->item[0] == 0) {
+            te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
+            emit_unit_load(e, "x", i, count);
+        } else if (!e->loaded[i]) {
+            te_emit(e, "            ");
+            emit_unit_load(e, "x", i, count);
+            e->loaded[i] = true;
+        }
+    }
+}
+
+static void emit_random_words(te_emitter *e, const char *position)
+{
+    for (int v = 0; v < e->program->n_insns; v++) {
+        const te_insn *insn = &e->program->insns[v];
+        if (!e->values[v].need || !te_program_is_random(insn->op)) continue;
+        bool normal = insn->op == TE_PW_NORMAL;
+        te_emit(e, "            const te_unit<%s, %d> w%d = %s<%d>(r.rng%d, %s);\n", normal ? "float" : "uint32_t",
+                e->shape->vector, v, normal ? "te_unit_normals" : "te_unit_words", e->shape->vector, insn->slot,
+                position);
+    }
+}
+
+static void emit_element_load(te_emitter *e, int i)
+{
+    switch (e->shape->operand[i].access) {
+    case TE_CUDA_ABSENT: te_emit(e, "0"); break;
+    case TE_CUDA_SAME: te_emit(e, "te_from_%s(x%d)", dtype_of(e, i), i); break;
+    case TE_CUDA_TURNED: te_emit(e, "te_from_%s(t%d[x][y + j])", dtype_of(e, i), i); break;
+    default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, e->item);
+    }
+}
+
+static void emit_keep(te_emitter *e, int v)
+{
+    int given = e->program->insns[v].arg[0], op = e->program->insns[given].op;
+    te_emit(e, "TE_TRUE(w%d.e[k] >= ", v);
+    if (op == TE_PW_CONST || op == TE_PW_PARAM) {
+        te_emit(e, "r.keep%d)", v);
+    } else {
+        te_emit(e, "te_rng_threshold((double)");
+        emit_value_name(e, given);
+        te_emit(e, "))");
+    }
+}
+
+static void emit_element_value(te_emitter *e, int v)
+{
+    const te_insn *insn = &e->program->insns[v];
+    te_emit(e, "                const te_real v%d = ", v);
+    switch (insn->op) {
+    case TE_PW_LOAD: emit_element_load(e, insn->slot); break;
+    case TE_PW_COLUMN: te_emit(e, "(te_real)(column + k)"); break;
+    case TE_PW_RANDOM: te_emit(e, "(te_real)te_rng_uniform(w%d.e[k])", v); break;
+    case TE_PW_NORMAL: te_emit(e, "(te_real)w%d.e[k]", v); break;
+    case TE_PW_KEEP: emit_keep(e, v); break;
+    default: emit_operation(e, v);
+    }
+    te_emit(e, ";\n");
+    if (e->values[v].held && e->values[v].first == e->pass)
+        te_emit(e, "                h%d%s[k] = v%d;\n", v, e->item, v);
+}
+
+static void emit_reductions(te_emitter *e)
+{
+    for (int v = 0; v < e->program->n_insns; v++) {
+        const te_insn *insn = &e->program->insns[v];
+        if (!te_program_reduces(insn->op) || !e->values[v].live || e->values[v].level != e->pass + 1) continue;
+        te_emit(e, "                m%d = te_op_join_%s(m%d, ", v, te_opcode_name((te_opcode)insn->op), v);
+        emit_value_name(e, insn->arg[0]);
+        te_emit(e, ");\n");
+    }
+}
+
+static void emit_element_output(te_emitter *e, int o, const char *count)
+{
+    int i = e->program->n_inputs + o, v = e->program->outputs[o].value, kind = e->program->outputs[o].kind;
+    te_emit(e, "                ");
+    if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
+    if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
+    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED) te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
+    else if (kind == TE_OUT_ELEM) te_emit(e, "y%d.e[k] = te_as_%s(", o, dtype_of(e, i));
+    else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
+    if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(y%d.e[k]) + ", dtype_of(e, i), o);
+    if (kind == TE_OUT_COLSUM && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
+    emit_value_name(e, v);
+    te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
+}
+
+/* Units about to be stored, holding what is there where that is added to. */
+static void emit_output_units(te_emitter *e, const char *count)
+{
+    const char *item = e->item;
+    e->item = "";
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED) continue;
+        te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
+        if (!e->shape->operand[i].accumulate) continue;
+        te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
+        emit_unit_load(e, "x", i, count);
+        te_emit(e, "            y%d = x%d;\n", o, i);
+    }
+    e->item = item;
+}
+
+static void emit_unit_stores(te_emitter *e, const char *count)
+{
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        int         i = e->program->n_inputs + o, unit = e->shape->vector;
+        const char *type = te_emit_type(e, i);
+        if (e->program->outputs[o].kind != TE_OUT_ELEM) continue;
+        switch (e->shape->operand[i].access) {
+        case TE_CUDA_ABSENT:
+        case TE_CUDA_TURNED: break;
+        case TE_CUDA_VECTOR:
+            if (count)
+                te_emit(e, "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n"
+                           "            else\n    ",
+                        count, unit, type, unit, i, i, count, o);
+            te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + column, y%d);\n", type, unit, i, i, o);
+            break;
+        case TE_CUDA_NEXT:
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n", type, unit, i,
+                    i, count ? count : "TE_WHOLE", o);
+            break;
+        default:
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, "
+                       "(te_index)r.p%d_column, %s, y%d);\n",
+                    type, unit, i, i, i, i, count ? count : "TE_WHOLE", o);
+        }
+    }
+}
+
+void te_emit_unit(te_emitter *e, const char *position, const char *count)
+{
+    bool last = e->pass == e->passes - 1;
+    emit_loads(e, count);
+    emit_random_words(e, position);
+    if (last) emit_output_units(e, count);
+    te_emit(e, "#pragma unroll\n            for (int k = 0; k < %d; k++) {\n", e->shape->vector);
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (e->values[v].need) emit_element_value(e, v);
+    emit_reductions(e);
+    for (int o = 0; last && o < e->program->n_outputs; o++)
+        if (e->program->outputs[o].kind != TE_OUT_ROW && te_shape_wants(e->program, e->shape, o))
+            emit_element_output(e, o, count);
+    te_emit(e, "            }\n");
+    if (last) emit_unit_stores(e, count);
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+void te_emit_sums(te_emitter *e)
+{
+    for (int o = 0; o < e->program->n_outputs; o++)
+        if (te_program_sums(e->program->outputs[o].kind) && te_shape_wants(e->program, e->shape, o))
+            te_emit(e, "    te_real s%d = 0;\n", o);
+}
+
+void te_emit_sum_parts(te_emitter *e)
+{
+    int n = 0;
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        int kind = e->program->outputs[o].kind;
+        if (!te_program_sums(kind) || !te_shape_wants(e->program, e->shape, o)) continue;
+        te_emit(e, "    s%d = te_block_%s<%d>(s%d, places);\n", o, kind == TE_OUT_SUM ? "sum" : "amax",
+                te_shape_threads(e->shape), o);
+        te_emit(e, "    if (threadIdx.x == 0) a.sum_parts[%d * a.blocks + blockIdx.x] = s%d;\n", n++, o);
+    }
+}

@@ -1,0 +1,135 @@
+/* program_source_flat.c - kernels in which no value depends on a whole row: units along the row, or turned tiles. */
+#include "program_source_emit.h"
+
+static void emit_opening(te_emitter *e)
+{
+    bool sums = te_shape_sums(e->program, e->shape) > 0;
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) te_program(const __grid_constant__ te_args a)\n{\n",
+            te_shape_threads(e->shape));
+    if (sums) te_emit(e, "    __shared__ te_real places[32];\n");
+    if (e->shape->runs > 1)
+        te_emit(e, "    int at = 0;\n    while (at + 1 < a.n_runs && blockIdx.x >= a.run[at + 1].first_block) at++;\n"
+                   "    const te_run_args &r = a.run[at];\n");
+    else te_emit(e, "    const te_run_args &r = a.run[0];\n");
+    te_emit(e, "    const te_index columns = (te_index)r.columns;\n");
+    te_emit_uniform(e);
+    te_emit_sums(e);
+}
+
+static void emit_closing(te_emitter *e)
+{
+    te_emit(e, "    }\n");
+    te_emit_sum_parts(e);
+    te_emit(e, "}\n");
+}
+
+/* Without outer dimensions the row is everything, and its last unit may be a part of one. */
+void te_emit_flat(te_emitter *e)
+{
+    int         unit = e->shape->vector;
+    bool        rows = e->shape->n_outer > 0;
+    const char *position = rows ? "(uint64_t)row * (uint64_t)columns + (uint64_t)column" : "(uint64_t)column";
+    emit_opening(e);
+    te_emit(e, "    const te_index units = (columns + %d) / %d, end = %sunits;\n", unit - 1, unit,
+            rows ? "(te_index)r.rows * " : "");
+    te_emit(e, "    for (te_index u = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x; u < end; u += "
+               "(te_index)r.blocks * %d) {\n",
+            TE_CUDA_FLAT_THREADS, TE_CUDA_FLAT_THREADS);
+    if (rows) {
+        te_emit(e, "        const te_index row = u / units, column = (u - row * units) * %d;\n", unit);
+    } else {
+        te_emit(e, "        const te_index column = u * %d;\n", unit);
+        if (unit > 1) te_emit(e, "        const int n = columns - column < %d ? (int)(columns - column) : %d;\n", unit, unit);
+    }
+    te_emit_coordinates(e, e->shape->n_outer, "row");
+    te_emit_offsets(e, e->shape->n_outer);
+    te_emit_row_values(e, 0);
+    te_emit_mark(e, 0);
+    te_emit_unit(e, position, !rows && unit > 1 ? "n" : NULL);
+    emit_closing(e);
+}
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+/* Moves turned operands between memory and their tiles; threads are neighbours along memory's neighbours. */
+static void emit_tile_moves(te_emitter *e, bool outputs)
+{
+    int  first = outputs ? e->program->n_inputs : 0, end = outputs ? e->shape->n_operands : e->program->n_inputs;
+    bool any = false;
+    for (int i = first; i < end; i++) any |= e->shape->operand[i].access == TE_CUDA_TURNED;
+    if (!any) return;
+    if (outputs) te_emit(e, "        __syncthreads();\n");
+    te_emit(e, "        for (int j = 0; j < 32; j += 8)\n"
+               "            if (down + x < across && right + y + j < columns) {\n");
+    for (int i = first; i < end; i++) {
+        if (e->shape->operand[i].access != TE_CUDA_TURNED) continue;
+        const char *format = outputs ? "                r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + (right + y + j) * "
+                                       "(te_index)r.p%d_column] = t%d[y + j][x];\n"
+                                     : "                t%d[y + j][x] = r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + "
+                                       "(right + y + j) * (te_index)r.p%d_column];\n";
+        int last = e->shape->n_outer - 1;
+        if (outputs) te_text_print(e->out, format, i, i, i, last, i, i);
+        else te_text_print(e->out, format, i, i, i, i, last, i);
+    }
+    te_emit(e, "            }\n        __syncthreads();\n");
+}
+
+static void emit_tile_position(te_emitter *e)
+{
+    te_emit(e, "            const uint64_t position = (uint64_t)column");
+    for (int d = 0; d < e->shape->n_outer; d++) te_emit(e, " + (uint64_t)q%d * (uint64_t)r.position%d", d, d);
+    te_emit(e, ";\n");
+}
+
+static bool draws(const te_emitter *e)
+{
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (te_program_is_random(e->program->insns[v].op)) return true;
+    return false;
+}
+
+/* t[column][row within the tile]: turned operands are moved with x along the outer dimension, values computed with x
+ * along the row. */
+void te_emit_tiled(te_emitter *e)
+{
+    int last = e->shape->n_outer - 1;
+    emit_opening(e);
+    for (int i = 0; i < e->shape->n_operands; i++)
+        if (e->shape->operand[i].access == TE_CUDA_TURNED)
+            te_emit(e, "    __shared__ %s t%d[32][33];\n", te_emit_type(e, i), i);
+    te_emit(e, "    const te_index across = (te_index)r.extent%d, wide = (columns + 31) / 32, high = (across + 31) / 32;\n",
+            last);
+    te_emit(e, "    const te_index tiles = across ? (te_index)(r.rows / r.extent%d) * wide * high : 0;\n", last);
+    te_emit(e, "    const int x = threadIdx.x %% 32, y = threadIdx.x / 32;\n"
+               "    for (te_index tile = blockIdx.x; tile < tiles; tile += (te_index)r.blocks) {\n"
+               "        const te_index right = tile %% wide * 32, down = tile / wide %% high * 32;\n");
+    te_emit_coordinates(e, last, "tile / wide / high");
+    te_emit_offsets(e, last);
+    emit_tile_moves(e, false);
+    te_emit(e, "        for (int j = 0; j < 32; j += 8)\n"
+               "            if (down + y + j < across && right + x < columns) {\n"
+               "            const te_index q%d = down + y + j, column = right + x;\n", last);
+    if (draws(e)) emit_tile_position(e);
+    for (int i = 0; i < e->shape->n_operands; i++) {
+        int access = e->shape->operand[i].access;
+        bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
+                                                : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
+        if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
+        te_emit(e, "            const te_index o%d_tile = o%d;\n", i, i);
+    }
+    te_emit(e, "            {\n");
+    for (int i = 0; i < e->shape->n_operands; i++) {
+        int access = e->shape->operand[i].access;
+        bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
+                                                : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
+        if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
+        te_emit(e, "            const te_index o%d = o%d_tile + q%d * (te_index)r.p%d_%d;\n", i, i, last, i, last);
+    }
+    te_emit_row_values(e, 0);
+    te_emit_mark(e, 0);
+    te_emit_unit(e, "position", NULL);
+    te_emit(e, "            }\n            }\n");
+    emit_tile_moves(e, true);
+    te_emit(e, "        __syncthreads();\n");
+    emit_closing(e);
+}

@@ -1,0 +1,76 @@
+/* program_source_internal.h - what the files behind program_source.h share. */
+#ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_INTERNAL_H
+#define TE_KERNELS_CUDA_PROGRAM_SOURCE_INTERNAL_H
+
+#include "program_source.h"
+
+enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024, TE_CUDA_MAX_RUNS = 64 };
+
+static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
+static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
+static inline bool te_program_sums(int kind) { return kind == TE_OUT_SUM || kind == TE_OUT_AMAX; }
+
+static inline const te_cuda_operand_shape *te_shape_output(const te_program *program,
+                                                           const te_cuda_program_shape *shape, int output)
+{
+    return &shape->operand[program->n_inputs + output];
+}
+
+static inline bool te_shape_wants(const te_program *program, const te_cuda_program_shape *shape, int output)
+{
+    return te_shape_output(program, shape, output)->access != TE_CUDA_ABSENT;
+}
+
+/* Wanted SUM and AMAX outputs, wanted COLSUM outputs. */
+int te_shape_sums(const te_program *program, const te_cuda_program_shape *shape);
+int te_shape_column_sums(const te_program *program, const te_cuda_program_shape *shape);
+
+/* Threads of a block, and rows it works on at a time (ROWS). */
+static inline int te_shape_threads(const te_cuda_program_shape *shape)
+{
+    return shape->kind == TE_CUDA_ROWS && shape->lanes > 32 ? shape->lanes : TE_CUDA_FLAT_THREADS;
+}
+
+static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
+{
+    return te_shape_threads(shape) / shape->lanes;
+}
+
+/* --- arguments ---------------------------------------------------------------------------------------------------- */
+
+/* The members of a kernel's te_run_args, 8 bytes each: the source declares them, the launch fills them, both in the order
+ * of te_cuda_visit_fields. */
+typedef enum te_field_kind {
+    TE_FIELD_ROWS,
+    TE_FIELD_COLUMNS,
+    TE_FIELD_FIRST_BLOCK,
+    TE_FIELD_BLOCKS,
+    TE_FIELD_EXTENT,        /* of outer dimension `dim` */
+    TE_FIELD_POSITION,      /* TILED with random numbers: elements from one index of `dim` to the next, row-major */
+    TE_FIELD_POINTER,       /* of operand `index` */
+    TE_FIELD_COLUMN_STRIDE, /* of operand `index` */
+    TE_FIELD_OUTER_STRIDE,  /* of operand `index` along outer dimension `dim` */
+    TE_FIELD_PARAM,
+    TE_FIELD_KEEP,          /* threshold of instruction `index` */
+    TE_FIELD_SEED,
+    TE_FIELD_STREAM,
+    TE_FIELD_OFFSET
+} te_field_kind;
+
+typedef struct te_field {
+    te_field_kind kind;
+    int           index, dim;
+} te_field;
+
+typedef void (*te_field_visitor)(void *user, te_field field);
+
+void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
+                          void *user);
+
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts. */
+enum { TE_CUDA_TAIL_WORDS = 4 };
+
+/* Words of one run. */
+int te_cuda_run_words(const te_program *program, const te_cuda_program_shape *shape);
+
+#endif

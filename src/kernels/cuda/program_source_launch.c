@@ -1,0 +1,285 @@
+/* program_source_launch.c - arguments and geometry of the launches of a program's kernel. */
+#include "program_source_internal.h"
+
+#include "../philox.h"
+
+#include <string.h>
+
+/* --- fields ------------------------------------------------------------------------------------------------------- */
+
+static bool has_random(const te_program *program)
+{
+    for (int v = 0; v < program->n_insns; v++)
+        if (te_program_is_random(program->insns[v].op)) return true;
+    return false;
+}
+
+/* The number that a KEEP's argument is, when it is given in float64. */
+static bool given_probability(const te_program *program, int v)
+{
+    if (program->insns[v].op != TE_PW_KEEP) return false;
+    int op = program->insns[program->insns[v].arg[0]].op;
+    return op == TE_PW_CONST || op == TE_PW_PARAM;
+}
+
+static void visit_operand(const te_program *program, const te_cuda_program_shape *shape, int i, te_field_visitor visit,
+                          void *user)
+{
+    int  rate = i < program->n_inputs ? program->input_rates[i] : TE_RATE_UNIFORM, access = shape->operand[i].access;
+    bool column = access == TE_CUDA_STRIDED || access == TE_CUDA_TURNED;
+    if (i >= program->n_inputs) {
+        int kind = program->outputs[i - program->n_inputs].kind;
+        rate = kind == TE_OUT_ELEM ? TE_RATE_ELEM : kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_UNIFORM;
+        column |= kind == TE_OUT_COLSUM;
+    }
+    if (access == TE_CUDA_ABSENT) return;
+    visit(user, (te_field){TE_FIELD_POINTER, i, 0});
+    if (column) visit(user, (te_field){TE_FIELD_COLUMN_STRIDE, i, 0});
+    for (int d = 0; rate != TE_RATE_UNIFORM && d < shape->n_outer; d++)
+        visit(user, (te_field){TE_FIELD_OUTER_STRIDE, i, d});
+}
+
+void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
+                          void *user)
+{
+    visit(user, (te_field){TE_FIELD_ROWS, 0, 0});
+    visit(user, (te_field){TE_FIELD_COLUMNS, 0, 0});
+    visit(user, (te_field){TE_FIELD_FIRST_BLOCK, 0, 0});
+    visit(user, (te_field){TE_FIELD_BLOCKS, 0, 0});
+    for (int d = 0; d < shape->n_outer; d++) visit(user, (te_field){TE_FIELD_EXTENT, 0, d});
+    for (int d = 0; shape->kind == TE_CUDA_TILED && has_random(program) && d < shape->n_outer; d++)
+        visit(user, (te_field){TE_FIELD_POSITION, 0, d});
+    for (int i = 0; i < shape->n_operands; i++) visit_operand(program, shape, i, visit, user);
+    for (int i = 0; i < program->n_params; i++) visit(user, (te_field){TE_FIELD_PARAM, i, 0});
+    for (int v = 0; v < program->n_insns; v++)
+        if (given_probability(program, v)) visit(user, (te_field){TE_FIELD_KEEP, v, 0});
+    for (int i = 0; i < program->n_rngs; i++) {
+        visit(user, (te_field){TE_FIELD_SEED, i, 0});
+        visit(user, (te_field){TE_FIELD_STREAM, i, 0});
+        visit(user, (te_field){TE_FIELD_OFFSET, i, 0});
+    }
+}
+
+static void count_field(void *user, te_field field)
+{
+    (void)field;
+    ++*(int *)user;
+}
+
+int te_cuda_run_words(const te_program *program, const te_cuda_program_shape *shape)
+{
+    int words = 0;
+    te_cuda_visit_fields(program, shape, count_field, &words);
+    return words;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+/* One run being written. */
+typedef struct writer {
+    const te_program            *program;
+    const te_cuda_program_shape *shape;
+    const te_run                *run;
+    int64_t                      rows, columns, first_block, blocks;
+    uint64_t                    *at;
+} writer;
+
+static const te_operand *operand_of(const writer *w, int i)
+{
+    return i < w->program->n_inputs ? &w->run->inputs[i] : &w->run->outputs[i - w->program->n_inputs];
+}
+
+/* Extent of the outer dimension d, which may be several of the run's, merged. */
+static int64_t outer_extent(const te_cuda_program_shape *shape, const te_run *run, int d)
+{
+    int64_t extent = 1;
+    int     last = shape->axis[d], before = -1;
+    for (int e = 0; e < shape->n_outer; e++)
+        if (shape->axis[e] < last && shape->axis[e] > before) before = shape->axis[e];
+    for (int axis = before + 1; axis <= last; axis++) extent *= run->shape[axis];
+    return extent;
+}
+
+static int64_t row_length(const te_cuda_program_shape *shape, const te_run *run)
+{
+    int64_t extent = 1;
+    int     before = -1;
+    for (int e = 0; e < shape->n_outer; e++)
+        if (shape->axis[e] > before && shape->axis[e] < shape->column_axis) before = shape->axis[e];
+    if (shape->rows_matter) return run->shape[shape->column_axis];
+    for (int axis = before + 1; axis <= shape->column_axis; axis++) extent *= run->shape[axis];
+    return extent;
+}
+
+/* Elements, row-major, from one index of the outer dimension d to the next. */
+static int64_t position_stride(const writer *w, int d)
+{
+    int64_t stride = 1;
+    for (int axis = w->shape->axis[d] + 1; axis < w->run->ndim; axis++) stride *= w->run->shape[axis];
+    return stride;
+}
+
+static uint64_t keep_threshold(const writer *w, int v)
+{
+    const te_insn *given = &w->program->insns[w->program->insns[v].arg[0]];
+    return te_rng_threshold(given->op == TE_PW_CONST ? given->imm : w->run->params[given->slot]);
+}
+
+static uint64_t field_value(const writer *w, te_field f)
+{
+    const te_cuda_program_shape *shape = w->shape;
+    switch (f.kind) {
+    case TE_FIELD_ROWS: return (uint64_t)w->rows;
+    case TE_FIELD_COLUMNS: return (uint64_t)w->columns;
+    case TE_FIELD_FIRST_BLOCK: return (uint64_t)w->first_block;
+    case TE_FIELD_BLOCKS: return (uint64_t)w->blocks;
+    case TE_FIELD_EXTENT: return (uint64_t)outer_extent(shape, w->run, f.dim);
+    case TE_FIELD_POSITION: return (uint64_t)position_stride(w, f.dim);
+    case TE_FIELD_POINTER: return (uint64_t)(uintptr_t)operand_of(w, f.index)->data;
+    case TE_FIELD_COLUMN_STRIDE:
+        return w->columns == 1 ? 1 : (uint64_t)operand_of(w, f.index)->stride[shape->column_axis];
+    case TE_FIELD_OUTER_STRIDE: return (uint64_t)operand_of(w, f.index)->stride[shape->axis[f.dim]];
+    case TE_FIELD_PARAM: return te_f64_bits(w->run->params[f.index]);
+    case TE_FIELD_KEEP: return keep_threshold(w, f.index);
+    case TE_FIELD_SEED: return w->run->rngs[f.index].seed;
+    case TE_FIELD_STREAM: return w->run->rngs[f.index].stream;
+    case TE_FIELD_OFFSET: return w->run->rngs[f.index].offset;
+    }
+    return 0;
+}
+
+static void write_field(void *user, te_field field)
+{
+    writer *w = user;
+    *w->at++ = field_value(w, field);
+}
+
+/* --- geometry ----------------------------------------------------------------------------------------------------- */
+
+static void measure(writer *w)
+{
+    w->columns = row_length(w->shape, w->run);
+    w->rows = 1;
+    for (int d = 0; d < w->shape->n_outer; d++) w->rows *= outer_extent(w->shape, w->run, d);
+}
+
+static int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t bounded(int64_t n, int64_t most) { return n < 1 ? 1 : n > most ? most : n; }
+
+/* Blocks of one run. Where there are sums this depends on the shape alone; enough to fill any device, few enough for the
+ * joining to be cheap. */
+static int64_t blocks_of(const writer *w, int multiprocessors)
+{
+    enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 512, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
+    const te_cuda_program_shape *shape = w->shape;
+    int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
+    int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
+    if (shape->kind == TE_CUDA_ROWS) {
+        int64_t blocks = divided_up(w->rows, te_shape_rows_at_once(shape));
+        return bounded(blocks, columns ? COLUMN_SUM_BLOCKS : sums ? SUM_BLOCKS : full);
+    }
+    if (shape->kind == TE_CUDA_TILED) {
+        int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
+        int64_t tiles = batch * divided_up(across, TE_CUDA_TILE) * divided_up(w->columns, TE_CUDA_TILE);
+        return bounded(tiles, sums ? SUM_BLOCKS : full);
+    }
+    int64_t units = w->rows * divided_up(w->columns, shape->vector);
+    if (sums) return bounded(divided_up(units, UNITS_PER_SUM * TE_CUDA_FLAT_THREADS), SUM_BLOCKS);
+    return bounded(divided_up(units, TE_CUDA_FLAT_THREADS), full);
+}
+
+static writer writer_for(const te_program *program, const te_cuda_program_shape *shape, const te_run *run)
+{
+    writer w = {.program = program, .shape = shape, .run = run};
+    measure(&w);
+    return w;
+}
+
+static int64_t all_blocks(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs, int n_runs,
+                          int multiprocessors)
+{
+    int64_t blocks = 0;
+    for (int r = 0; r < n_runs; r++) {
+        writer w = writer_for(program, shape, &runs[r]);
+        blocks += blocks_of(&w, multiprocessors);
+    }
+    return blocks;
+}
+
+/* --- interface ---------------------------------------------------------------------------------------------------- */
+
+int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
+                          int n_runs)
+{
+    int room = (TE_CUDA_ARGS / 8 - TE_CUDA_TAIL_WORDS) / te_cuda_run_words(program, shape), n = 1;
+    if (room > TE_CUDA_MAX_RUNS) room = TE_CUDA_MAX_RUNS;
+    if (shape->kind != TE_CUDA_FLAT || shape->n_outer > 0) room = 1;
+    while (n < n_runs && n < room) {
+        te_cuda_program_shape other;
+        if (te_cuda_program_shape_make(exec, program, &runs[n], &other) != TE_OK ||
+            memcmp(shape, &other, sizeof other) != 0)
+            break;
+        n++;
+    }
+    if (n > 1) shape->runs = (uint8_t)room;
+    return n;
+}
+
+/* Column parts come first, each of them 64-byte aligned by what precedes it being one number per column and block. */
+static size_t column_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
+                           int64_t blocks)
+{
+    size_t bytes = (size_t)te_shape_column_sums(program, shape) * (size_t)blocks *
+                   (size_t)row_length(shape, &runs[0]) * (shape->compute_f64 ? 8u : 4u);
+    return (bytes + 63) / 64 * 64;
+}
+
+size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
+                             int n_runs)
+{
+    int sums = te_shape_sums(program, shape), columns = te_shape_column_sums(program, shape);
+    if (sums + columns == 0) return 0;
+    int64_t blocks = all_blocks(program, shape, runs, n_runs, 1);
+    return (columns ? column_bytes(program, shape, runs, blocks) : 0) + (size_t)(sums * blocks) * sizeof(double) + 64;
+}
+
+static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid, int threads)
+{
+    launch->name = name;
+    launch->grid[0] = (uint32_t)grid;
+    launch->block[0] = (uint32_t)threads;
+    launch->grid[1] = launch->grid[2] = launch->block[1] = launch->block[2] = 1;
+    launch->shared = 0;
+}
+
+int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
+                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[2])
+{
+    int       words = te_cuda_run_words(program, shape), columns = te_shape_column_sums(program, shape);
+    uint64_t *args = launches[0].args, *tail = args + (size_t)words * shape->runs;
+    int64_t   blocks = 0;
+    memset(args, 0, (size_t)(tail + TE_CUDA_TAIL_WORDS - args) * sizeof *args);
+    for (int r = 0; r < n_runs; r++) {
+        writer w = writer_for(program, shape, &runs[r]);
+        w.first_block = blocks;
+        w.blocks = blocks_of(&w, multiprocessors);
+        w.at = args + (size_t)words * (size_t)r;
+        blocks += w.blocks;
+        te_cuda_visit_fields(program, shape, write_field, &w);
+    }
+    tail[0] = (uint64_t)n_runs;
+    tail[1] = (uint64_t)blocks;
+    tail[2] = (uint64_t)(uintptr_t)parts;
+    tail[3] = tail[2] + (columns ? column_bytes(program, shape, runs, blocks) : 0);
+    launches[0].args_bytes = (uint32_t)((size_t)(tail + TE_CUDA_TAIL_WORDS - args) * sizeof *args);
+    set_geometry(&launches[0], "te_program", blocks, te_shape_threads(shape));
+    if (columns + te_shape_sums(program, shape) == 0) return 1;
+    int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
+    launches[1].args_bytes = launches[0].args_bytes;
+    memcpy(launches[1].args, args, launches[0].args_bytes);
+    set_geometry(&launches[1], "te_program_join", column_blocks + (te_shape_sums(program, shape) > 0),
+                 TE_CUDA_JOIN_THREADS);
+    if (launches[1].grid[0] == 0) return 1; /* sums of no columns */
+    return 2;
+}

@@ -1,0 +1,218 @@
+/* program_source_rows.c - kernels that walk rows, and the one that joins the parts of sums.
+ *
+ * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units in
+ * the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
+ * bits. Outputs are stored in the last pass, after everything else is read, so they may lie where inputs do.
+ */
+#include "program_source_emit.h"
+
+static bool holds(const te_emitter *e) { return e->shape->items > 0; }
+
+static void emit_opening(te_emitter *e)
+{
+    int threads = te_shape_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) te_program(const __grid_constant__ te_args a)\n{\n",
+            threads);
+    te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
+               "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
+               "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
+    te_emit_uniform(e);
+    te_emit_sums(e);
+    for (int o = 0; holds(e) && o < e->program->n_outputs; o++)
+        if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
+            te_emit(e, "    te_real c%d[%d][%d] = {};\n", o, e->shape->items, e->shape->vector);
+    te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)r.blocks * %d) {\n",
+            at_once, at_once);
+    te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n", e->shape->lanes);
+    te_emit(e, "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes);
+}
+
+static void emit_held(te_emitter *e)
+{
+    for (int i = 0; holds(e) && i < e->program->n_inputs; i++) {
+        int access = e->shape->operand[i].access;
+        if (e->program->input_rates[i] == TE_RATE_ELEM && access != TE_CUDA_ABSENT && access != TE_CUDA_SAME)
+            te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, e->shape->items);
+    }
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (e->values[v].held)
+            te_emit(e, "        te_real h%d[%d][%d];\n", v, e->shape->items, e->shape->vector);
+}
+
+static int column_number(const te_emitter *e, int output)
+{
+    int n = 0;
+    for (int o = 0; o < output; o++)
+        n += e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
+    return n;
+}
+
+/* Column sums of rows too long to be held grow in the block's part itself. */
+static void emit_long_column_sums(te_emitter *e, bool before)
+{
+    for (int o = 0; !holds(e) && e->pass == e->passes - 1 && o < e->program->n_outputs; o++) {
+        if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
+        int n = column_number(e, o), unit = e->shape->vector;
+        if (before)
+            te_emit(e, "            te_real *part%d = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns + "
+                       "column;\n            te_unit<te_real, %d> c%d = {};\n"
+                       "            if (base != (te_index)blockIdx.x) c%d = te_unit_gather<te_real, %d>(part%d, 1, %d);\n",
+                    o, n, unit, o, o, unit, o, unit);
+        else te_emit(e, "            te_unit_scatter<te_real, %d>(part%d, 1, %d, c%d);\n", unit, o, unit, o);
+    }
+}
+
+static void emit_pass_loop(te_emitter *e)
+{
+    int unit = e->shape->vector, lanes = e->shape->lanes;
+    if (holds(e))
+        te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
+                   "            const te_index column = (te_index)(i * %d + lane) * %d;\n"
+                   "            if (!live || column >= columns) continue;\n", e->shape->items, lanes, unit);
+    else
+        te_emit(e, "        for (te_index column = (te_index)lane * %d; live && column < columns; column += %d) {\n", unit,
+                lanes * unit);
+    emit_long_column_sums(e, true);
+    te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
+    emit_long_column_sums(e, false);
+    te_emit(e, "        }\n");
+}
+
+static const char *neutral(int op)
+{
+    return op == TE_PW_ROWSUM ? "0" : op == TE_PW_ROWMAX ? "-(te_real)TE_INFINITY" : "(te_real)TE_INFINITY";
+}
+
+static void emit_pass(te_emitter *e, int pass)
+{
+    const te_program *p = e->program;
+    bool              any = false;
+    te_emit_mark(e, pass);
+    for (int v = 0; v < p->n_insns; v++) {
+        if (!te_program_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
+        te_emit(e, "        te_real m%d = %s;\n", v, neutral(p->insns[v].op));
+        any = true;
+    }
+    for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
+        any |= p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o);
+    if (any) emit_pass_loop(e);
+    for (int v = 0; v < p->n_insns; v++)
+        if (te_program_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
+            te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d, places);\n", v,
+                    te_opcode_name((te_opcode)p->insns[v].op), e->shape->lanes, v);
+}
+
+/* Row outputs may lie where row inputs do, which all threads of the row read at its beginning. */
+static void emit_row_outputs(te_emitter *e)
+{
+    const te_program *p = e->program;
+    bool              any = false;
+    for (int o = 0; o < p->n_outputs; o++) {
+        if (p->outputs[o].kind != TE_OUT_ROW || !te_shape_wants(p, e->shape, o)) continue;
+        int         i = p->n_inputs + o;
+        const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
+        if (!any) te_emit(e, "        %s();\n        if (live && lane == 0) {\n",
+                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp");
+        any = true;
+        te_emit(e, "            r.p%d[o%d] = te_as_%s(", i, i, dtype);
+        if (e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(r.p%d[o%d]) + ", dtype, i, i);
+        te_emit(e, "v%d);\n", p->outputs[o].value);
+    }
+    if (any) te_emit(e, "        }\n");
+}
+
+/* The block's part of a column sum: of all its rows' lanes, one row after the other. */
+static void emit_column_parts(te_emitter *e, int o)
+{
+    int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = column_number(e, o);
+    int at_once = te_shape_rows_at_once(e->shape);
+    te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n", n);
+    if (at_once > 1)
+        te_emit(e, "        __shared__ te_real column_sums[%d];\n        for (int g = 0; g < %d; g++) {\n"
+                   "            __syncthreads();\n            if ((int)threadIdx.x / %d != g) continue;\n",
+                lanes * items * unit, at_once, lanes);
+    te_emit(e, "#pragma unroll\n            for (int i = 0; i < %d; i++)\n#pragma unroll\n"
+               "                for (int k = 0; k < %d; k++) {\n"
+               "                    const int column = (i * %d + lane) * %d + k;\n", items, unit, lanes, unit);
+    if (at_once > 1)
+        te_emit(e, "                    column_sums[column] = g ? column_sums[column] + c%d[i][k] : c%d[i][k];\n"
+                   "                }\n        }\n        __syncthreads();\n"
+                   "        for (te_index t = threadIdx.x; t < columns; t += %d) part[t] = column_sums[t];\n"
+                   "        __syncthreads();\n    }\n",
+                o, o, te_shape_threads(e->shape));
+    else te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n", o);
+}
+
+void te_emit_rows(te_emitter *e)
+{
+    emit_opening(e);
+    te_emit_coordinates(e, e->shape->n_outer, "row");
+    te_emit_offsets(e, e->shape->n_outer);
+    e->item = holds(e) ? "[i]" : "";
+    emit_held(e);
+    for (int pass = 0; pass < e->passes; pass++) {
+        te_emit_row_values(e, pass);
+        emit_pass(e, pass);
+    }
+    emit_row_outputs(e);
+    te_emit(e, "    }\n");
+    for (int o = 0; holds(e) && o < e->program->n_outputs; o++)
+        if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
+            emit_column_parts(e, o);
+    te_emit_sum_parts(e);
+    te_emit(e, "}\n");
+}
+
+/* --- joining ------------------------------------------------------------------------------------------------------ */
+
+static void emit_join_store(te_emitter *e, int o, const char *place, bool amax)
+{
+    int         i = e->program->n_inputs + o;
+    const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
+    if (e->shape->operand[i].accumulate)
+        te_emit(e, amax ? "            const te_real old = te_from_%s(%s);\n            if (old > value) value = old;\n"
+                        : "            value = te_from_%s(%s) + value;\n", dtype, place);
+    te_emit(e, "            %s = te_as_%s(value);\n        }\n", place, dtype);
+}
+
+static void emit_join_columns(te_emitter *e)
+{
+    te_emit(e, "    const te_run_args &first = a.run[0];\n"
+               "    const int64_t column_blocks = (first.columns + 31) / 32, column = (int64_t)blockIdx.x * 32 + threadIdx.x;\n"
+               "    if (blockIdx.x < column_blocks) {\n");
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
+        int  i = e->program->n_inputs + o;
+        char place[64];
+        snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
+        te_emit(e, "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.blocks * first.columns, "
+                   "first.rows ? a.blocks : 0, first.columns);\n"
+                   "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
+                o, column_number(e, o), o);
+        emit_join_store(e, o, place, false);
+    }
+    te_emit(e, "        return;\n    }\n");
+}
+
+/* Runs may share an output, so one block does them all, in order. */
+void te_emit_join(te_emitter *e)
+{
+    int n = 0;
+    te_emit(e, "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
+            TE_CUDA_JOIN_THREADS);
+    if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
+    if (te_shape_sums(e->program, e->shape)) te_emit(e, "    for (int at = 0; at < a.n_runs; at++) {\n"
+                                                        "        const te_run_args &r = a.run[at];\n");
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        int  kind = e->program->outputs[o].kind;
+        char place[32];
+        if (!te_program_sums(kind) || !te_shape_wants(e->program, e->shape, o)) continue;
+        snprintf(place, sizeof place, "*r.p%d", e->program->n_inputs + o);
+        te_emit(e, "        const double total%d = te_join_parts<%s>(a.sum_parts + %d * a.blocks + r.first_block, r.blocks);\n"
+                   "        if (threadIdx.x == 0) {\n            te_real value = (te_real)total%d;\n",
+                o, kind == TE_OUT_AMAX ? "true" : "false", n++, o);
+        emit_join_store(e, o, place, kind == TE_OUT_AMAX);
+    }
+    if (n) te_emit(e, "    }\n");
+    te_emit(e, "}\n");
+}

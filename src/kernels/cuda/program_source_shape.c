@@ -1,0 +1,306 @@
+/* program_source_shape.c - from a run to the shape of its kernel: dimensions merged, units, access to operands. */
+#include "program_source_internal.h"
+
+#include "../dtype.h"
+
+#include <string.h>
+
+/* --- facts about a program ---------------------------------------------------------------------------------------- */
+
+/* Rows mean something: dimensions may not be merged into the last. */
+static bool structured(const te_program *program)
+{
+    for (int v = 0; v < program->n_insns; v++)
+        if (program->insns[v].rate == TE_RATE_ROW || program->insns[v].op == TE_PW_COLUMN) return true;
+    for (int o = 0; o < program->n_outputs; o++)
+        if (program->outputs[o].kind == TE_OUT_ROW || program->outputs[o].kind == TE_OUT_COLSUM) return true;
+    return false;
+}
+
+static bool needs_rows(const te_program *program)
+{
+    for (int v = 0; v < program->n_insns; v++)
+        if (te_program_reduces(program->insns[v].op)) return true;
+    for (int o = 0; o < program->n_outputs; o++)
+        if (program->outputs[o].kind == TE_OUT_ROW || program->outputs[o].kind == TE_OUT_COLSUM) return true;
+    return false;
+}
+
+int te_shape_sums(const te_program *program, const te_cuda_program_shape *shape)
+{
+    int n = 0;
+    for (int o = 0; o < program->n_outputs; o++)
+        n += te_program_sums(program->outputs[o].kind) && te_shape_wants(program, shape, o);
+    return n;
+}
+
+int te_shape_column_sums(const te_program *program, const te_cuda_program_shape *shape)
+{
+    int n = 0;
+    for (int o = 0; o < program->n_outputs; o++)
+        n += program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(program, shape, o);
+    return n;
+}
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* What the shape is being made of. */
+typedef struct sketch {
+    const te_program      *program;
+    const te_run          *run;
+    te_cuda_program_shape *shape;
+    int64_t                rows, columns;
+} sketch;
+
+static const te_operand *operand_of(const sketch *s, int i)
+{
+    return i < s->program->n_inputs ? &s->run->inputs[i] : &s->run->outputs[i - s->program->n_inputs];
+}
+
+static int rate_of(const sketch *s, int i)
+{
+    if (i < s->program->n_inputs) return s->program->input_rates[i];
+    int kind = s->program->outputs[i - s->program->n_inputs].kind;
+    return kind == TE_OUT_ELEM ? TE_RATE_ELEM : kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_UNIFORM;
+}
+
+/* --- dimensions --------------------------------------------------------------------------------------------------- */
+
+/* Whether stepping over dimension a is stepping over the whole of b, for every operand with elements of its own. */
+static bool mergeable(const sketch *s, int a, int b)
+{
+    for (int i = 0; i < s->shape->n_operands; i++) {
+        const te_operand *operand = operand_of(s, i);
+        if (rate_of(s, i) != TE_RATE_UNIFORM && operand->data &&
+            operand->stride[a] != operand->stride[b] * s->run->shape[b])
+            return false;
+    }
+    return true;
+}
+
+/* Drops dimensions of extent 1 and merges neighbours. */
+static void merge_dimensions(sketch *s)
+{
+    te_cuda_program_shape *shape = s->shape;
+    int                    last = s->run->ndim - 1, n = 0;
+    bool                   rows_matter = structured(s->program);
+    int64_t                extent[TE_MAX_DIMS];
+    for (int d = 0; d <= last; d++) {
+        if (s->run->shape[d] == 1 || (rows_matter && d == last)) continue;
+        if (n > 0 && mergeable(s, shape->axis[n - 1], d)) {
+            extent[n - 1] *= s->run->shape[d];
+        } else {
+            extent[n++] = s->run->shape[d];
+        }
+        shape->axis[n - 1] = (uint8_t)d;
+    }
+    s->columns = 1;
+    shape->rows_matter = rows_matter;
+    shape->column_axis = (uint8_t)last;
+    if (rows_matter) {
+        s->columns = s->run->shape[last];
+    } else if (n > 0) {
+        s->columns = extent[--n];
+        shape->column_axis = shape->axis[n];
+    }
+    shape->n_outer = (uint8_t)n;
+    s->rows = 1;
+    for (int d = 0; d < n; d++) s->rows *= extent[d];
+    for (int d = n; d < TE_MAX_DIMS; d++) shape->axis[d] = 0;
+}
+
+static int64_t column_stride(const sketch *s, const te_operand *operand)
+{
+    return s->columns == 1 ? 1 : operand->stride[s->shape->column_axis];
+}
+
+/* Offsets, and counters that run a grid beyond the end, fit 32 bits. */
+static bool is_wide(const sketch *s)
+{
+    const int64_t limit = INT32_MAX - (1 << 24);
+    if (s->rows > 0 && s->columns > limit / s->rows) return true;
+    for (int i = 0; i < s->shape->n_operands; i++) {
+        int64_t farthest = 0;
+        for (int d = 0; d < s->run->ndim; d++)
+            if (s->run->shape[d] > 1) farthest += (s->run->shape[d] - 1) * operand_of(s, i)->stride[d];
+        if (farthest > limit) return true;
+    }
+    return false;
+}
+
+/* --- units -------------------------------------------------------------------------------------------------------- */
+
+/* As many elements as 16 bytes of the narrowest operand, at most 8; a divisor of the row unless the row is all there is.
+ * Depends on shapes, strides and types, not on addresses, since it gives the order of sums. */
+static int unit_of(const sketch *s)
+{
+    int  size = 16, most = s->shape->compute_f64 ? 4 : 8;
+    bool any = false;
+    for (int i = 0; i < s->shape->n_operands; i++) {
+        const te_operand *operand = operand_of(s, i);
+        if (rate_of(s, i) != TE_RATE_ELEM || !operand->data || column_stride(s, operand) != 1) continue;
+        int bytes = (int)te_dtype_size(operand->dtype);
+        if (bytes < size) size = bytes;
+        any = true;
+    }
+    int unit = any ? 16 / size : 1;
+    if (unit > most) unit = most;
+    bool tail = s->shape->kind == TE_CUDA_FLAT && s->shape->n_outer == 0;
+    while (unit > 1 && !tail && s->columns % unit != 0) unit /= 2;
+    return unit;
+}
+
+static te_cuda_access access_of(const sketch *s, int i)
+{
+    const te_operand *operand = operand_of(s, i);
+    int64_t           stride = column_stride(s, operand);
+    int               rate = rate_of(s, i), unit = s->shape->vector;
+    if (!operand->data) return TE_CUDA_ABSENT;
+    if (rate != TE_RATE_ELEM) return TE_CUDA_SAME;
+    if (stride == 0 && i < s->program->n_inputs) return TE_CUDA_SAME;
+    if (stride != 1) return TE_CUDA_STRIDED;
+    size_t bytes = te_dtype_size(operand->dtype) * (size_t)unit;
+    bool   aligned = (uintptr_t)operand->data % (bytes < 16 ? bytes : 16) == 0;
+    for (int d = 0; d < s->shape->n_outer; d++) aligned &= operand->stride[s->shape->axis[d]] % unit == 0;
+    return aligned || unit == 1 ? TE_CUDA_VECTOR : TE_CUDA_NEXT;
+}
+
+static void reach_operands(sketch *s)
+{
+    for (int i = 0; i < s->shape->n_operands; i++) {
+        te_cuda_operand_shape *shape = &s->shape->operand[i];
+        shape->access = (uint8_t)access_of(s, i);
+        shape->dtype = shape->access == TE_CUDA_ABSENT ? 0 : (uint8_t)operand_of(s, i)->dtype;
+        shape->accumulate = i >= s->program->n_inputs && shape->access != TE_CUDA_ABSENT && operand_of(s, i)->accumulate;
+    }
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* A warp or less while a thread holds at most WARP_HELD elements of a row; then blocks, the smallest whose threads hold
+ * at most BLOCK_HELD; longer rows are not held. */
+static void share_row(sketch *s)
+{
+    enum { WARP_HELD = 32, WARP_ITEMS = 4, BLOCK_HELD = 16, LONG_ROW = 1024 };
+    te_cuda_program_shape *shape = s->shape;
+    int64_t                units = s->columns / shape->vector;
+    shape->items = 1;
+    shape->lanes = 1;
+    while (shape->lanes < 32 && shape->lanes < units) shape->lanes *= 2;
+    if (units <= shape->lanes) return;
+    int64_t items = (units + 31) / 32;
+    if (items <= WARP_ITEMS && items * shape->vector <= WARP_HELD) {
+        shape->items = (uint8_t)items;
+        return;
+    }
+    for (int threads = 128; threads <= LONG_ROW; threads *= 2) {
+        items = (units + threads - 1) / threads;
+        shape->lanes = (uint16_t)threads;
+        shape->items = items * shape->vector <= BLOCK_HELD ? (uint8_t)items : 0;
+        if (shape->items) break;
+    }
+    /* with that many threads registers are few: smaller units where a thread then holds less */
+    while (shape->lanes == LONG_ROW && shape->items > 1 && shape->vector > 2) {
+        int64_t half = shape->vector / 2, more = (s->columns / half + LONG_ROW - 1) / LONG_ROW;
+        if (more * half >= shape->items * shape->vector) break;
+        shape->vector = (uint8_t)half;
+        shape->items = (uint8_t)more;
+    }
+}
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+static bool turns(const sketch *s, int i, int axis)
+{
+    const te_operand *operand = operand_of(s, i);
+    return s->shape->operand[i].access == TE_CUDA_STRIDED && !s->shape->operand[i].accumulate &&
+           operand->stride[axis] == 1;
+}
+
+/* The outer dimension along which most operands have their neighbours becomes the last outer one. */
+static void turn_tiles(sketch *s)
+{
+    enum { WORTHWHILE = 8, SHARED_BYTES = 46 << 10 };
+    te_cuda_program_shape *shape = s->shape;
+    int                    best = -1, most = 0;
+    if (s->columns < WORTHWHILE) return;
+    for (int d = 0; d < shape->n_outer; d++) {
+        int n = 0;
+        for (int i = 0; i < shape->n_operands; i++) n += turns(s, i, shape->axis[d]);
+        if (n > most && s->run->shape[shape->axis[d]] >= WORTHWHILE) best = d, most = n;
+    }
+    if (best < 0) return;
+    uint8_t across = shape->axis[best];
+    for (int d = best; d + 1 < shape->n_outer; d++) shape->axis[d] = shape->axis[d + 1];
+    shape->axis[shape->n_outer - 1] = across;
+    shape->kind = TE_CUDA_TILED;
+    shape->vector = 1;
+    reach_operands(s);
+    size_t shared = 0;
+    for (int i = 0; i < shape->n_operands; i++) {
+        size_t bytes = TE_CUDA_TILE * (TE_CUDA_TILE + 1) * te_dtype_size(operand_of(s, i)->dtype);
+        if (!turns(s, i, across) || shared + bytes > SHARED_BYTES) continue;
+        shared += bytes;
+        shape->operand[i].access = TE_CUDA_TURNED;
+    }
+}
+
+/* --- checks ------------------------------------------------------------------------------------------------------- */
+
+static te_status check_operand(te_exec *exec, const te_program *program, const te_operand *operand, const char *what,
+                               int i)
+{
+    if ((unsigned)operand->dtype < TE_DTYPE_COUNT) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", program->name, what, i,
+                        (int)operand->dtype);
+}
+
+static te_status check_run(te_exec *exec, const te_program *program, const te_run *run)
+{
+    bool      empty = false;
+    te_status status = TE_OK;
+    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name,
+                            run->ndim, TE_MAX_DIMS);
+    if (program->n_inputs + program->n_outputs > TE_CUDA_MAX_OPERANDS)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: %d operands, the CUDA backend takes up to %d",
+                            program->name, program->n_inputs + program->n_outputs, TE_CUDA_MAX_OPERANDS);
+    for (int d = 0; d < run->ndim; d++) {
+        if (run->shape[d] < 0)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
+                                (long long)run->shape[d], d);
+        empty |= run->shape[d] == 0;
+    }
+    for (int i = 0; i < program->n_inputs && status == TE_OK; i++) {
+        status = check_operand(exec, program, &run->inputs[i], "input", i);
+        if (status == TE_OK && !run->inputs[i].data && !empty)
+            status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
+    }
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++)
+        if (run->outputs[o].data) status = check_operand(exec, program, &run->outputs[o], "output", o);
+    return status;
+}
+
+te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, const te_run *run,
+                                     te_cuda_program_shape *shape)
+{
+    memset(shape, 0, sizeof *shape);
+    te_status status = check_run(exec, program, run);
+    if (status != TE_OK) return status;
+    sketch s = {.program = program, .run = run, .shape = shape};
+    shape->kind = needs_rows(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
+    shape->compute_f64 = run->compute_f64;
+    shape->n_operands = (uint8_t)(program->n_inputs + program->n_outputs);
+    shape->runs = 1;
+    shape->lanes = 1;
+    merge_dimensions(&s);
+    shape->vector = (uint8_t)unit_of(&s);
+    shape->wide = is_wide(&s);
+    if (shape->kind == TE_CUDA_ROWS) share_row(&s);
+    reach_operands(&s);
+    if (shape->kind == TE_CUDA_FLAT) turn_tiles(&s);
+    if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) > TE_CUDA_ARGS / 8)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: too many operands for one CUDA kernel",
+                            program->name);
+    return TE_OK;
+}

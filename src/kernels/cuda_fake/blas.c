@@ -1,0 +1,290 @@
+/* blas.c - cuBLASLt's entry points: plain loops, and the restrictions that the real library documents. */
+#include "fake.h"
+
+#include "kernels/dtype.h"
+
+#include <cublasLt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ENTER()                                        \
+    do {                                               \
+        int code = te_fake_enter(__func__);            \
+        if (code) return (cublasStatus_t)code;         \
+    } while (0)
+
+typedef struct desc {
+    cublasComputeType_t compute;
+    int32_t             op_a, op_b;
+    uint32_t            epilogue;
+    const void         *bias;
+    void               *aux;
+    int64_t             ld_aux;
+} desc;
+
+typedef struct layout {
+    cudaDataType_t type;
+    int64_t        rows, columns, ld, step;
+    int32_t        batch;
+} layout;
+
+static desc   *desc_of(cublasLtMatmulDesc_t d) { return (desc *)(void *)d; }
+static layout *layout_of(cublasLtMatrixLayout_t l) { return (layout *)(void *)l; }
+
+/* --- objects ------------------------------------------------------------------------------------------------------ */
+
+static void *make(size_t size)
+{
+    te_fake_made(1);
+    return calloc(1, size);
+}
+
+static cublasStatus_t destroy(void *object)
+{
+    te_fake_made(-1);
+    free(object);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+    ENTER();
+    *handle = make(8);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
+TE_FAKE size_t cublasLtGetVersion(void) { return 130000; }
+TE_FAKE const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_FAKED";
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
+{
+    ENTER();
+    if ((scale == CUDA_R_64F) != (compute == CUBLAS_COMPUTE_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    desc *d = make(sizeof *d);
+    d->compute = compute;
+    d->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    *out = (cublasLtMatmulDesc_t)(void *)d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return destroy(d); }
+
+TE_FAKE cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t name,
+                                                      const void *value, size_t size)
+{
+    desc *d = desc_of(handle);
+    void *field = name == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void *)&d->op_a
+                  : name == CUBLASLT_MATMUL_DESC_TRANSB               ? (void *)&d->op_b
+                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void *)&d->epilogue
+                  : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void *)&d->bias
+                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&d->aux
+                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void *)&d->ld_aux
+                                                                      : NULL;
+    size_t wanted = field == &d->op_a || field == &d->op_b || field == &d->epilogue ? 4 : 8;
+    ENTER();
+    if (!field || size != wanted) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(field, value, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType_t type, uint64_t rows,
+                                                  uint64_t columns, int64_t ld)
+{
+    ENTER();
+    layout *l = make(sizeof *l);
+    *l = (layout){type, (int64_t)rows, (int64_t)columns, ld, 0, 1};
+    *out = (cublasLtMatrixLayout_t)(void *)l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy(l); }
+
+TE_FAKE cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t name,
+                                                        const void *value, size_t size)
+{
+    layout *l = layout_of(handle);
+    ENTER();
+    if (name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && size == 4) memcpy(&l->batch, value, 4);
+    else if (name == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && size == 8) memcpy(&l->step, value, 8);
+    else return CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
+{
+    ENTER();
+    *out = make(8);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy(p); }
+
+TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                            cublasLtMatmulPreferenceAttributes_t name, const void *value,
+                                                            size_t size)
+{
+    (void)p, (void)name, (void)value;
+    ENTER();
+    return size == 4 || size == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* --- what is supported -------------------------------------------------------------------------------------------- */
+
+static bool fits(const layout *l) { return l->rows > 0 && l->columns > 0 && l->ld >= l->rows && l->batch > 0; }
+
+static cublasStatus_t check(const desc *d, const layout *a, const layout *b, const layout *c)
+{
+    int64_t m = d->op_a ? a->columns : a->rows, k = d->op_a ? a->rows : a->columns;
+    int64_t k2 = d->op_b ? b->columns : b->rows, n = d->op_b ? b->rows : b->columns;
+    bool f64 = d->compute == CUBLAS_COMPUTE_64F;
+    if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch || b->batch != c->batch)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (a->type != b->type || (c->type != a->type && c->type != CUDA_R_32F) || f64 != (a->type == CUDA_R_64F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (f64 && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+    bool aux = d->epilogue & 128;
+    if (aux && (d->ld_aux % 8 != 0 || d->ld_aux < m)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+enum { ALGORITHMS = 3, FASTEST = 1 };
+
+TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t d,
+                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                                      cublasLtMatmulPreference_t preference, int wanted,
+                                                      cublasLtMatmulHeuristicResult_t *found, int *n)
+{
+    (void)handle, (void)e, (void)preference;
+    ENTER();
+    cublasStatus_t status = check(desc_of(d), layout_of(a), layout_of(b), layout_of(c));
+    *n = 0;
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < ALGORITHMS && i < wanted; i++, ++*n) {
+        memset(&found[i], 0, sizeof found[i]);
+        found[i].algo.data[0] = (uint64_t)i + 1;
+        found[i].workspaceSize = (size_t)i << 20;
+    }
+    return status;
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                               const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
+{
+    (void)handle, (void)e;
+    ENTER();
+    if (algorithm->data[0] < 1 || algorithm->data[0] > ALGORITHMS) return CUBLAS_STATUS_INVALID_VALUE;
+    result->workspaceSize = (size_t)(algorithm->data[0] - 1) << 20;
+    return check(desc_of(d), layout_of(a), layout_of(b), layout_of(c));
+}
+
+/* --- the product -------------------------------------------------------------------------------------------------- */
+
+typedef struct product {
+    desc        d;
+    layout      a, b, c;
+    const char *pa, *pb;
+    char       *pc;
+    double      alpha, beta;
+} product;
+
+static int element_size(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
+
+static double get(const char *base, cudaDataType_t type, int64_t i)
+{
+    uint16_t half;
+    if (type == CUDA_R_64F) return ((const double *)(const void *)base)[i];
+    if (type == CUDA_R_32F) return ((const float *)(const void *)base)[i];
+    memcpy(&half, base + 2 * i, 2);
+    return type == CUDA_R_16BF ? te_bf16_to_f32(half) : te_f16_to_f32(half);
+}
+
+static void put(char *base, cudaDataType_t type, int64_t i, double value)
+{
+    if (type == CUDA_R_64F) ((double *)(void *)base)[i] = value;
+    else if (type == CUDA_R_32F) ((float *)(void *)base)[i] = (float)value;
+    else {
+        uint16_t half = type == CUDA_R_16BF ? te_f32_to_bf16((float)value) : te_f32_to_f16((float)value);
+        memcpy(base + 2 * i, &half, 2);
+    }
+}
+
+/* op(x) as doubles, k fastest. */
+static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t lines, int64_t k)
+{
+    double *out = malloc((size_t)(lines * k + 1) * sizeof *out);
+    for (int64_t i = 0; i < lines; i++)
+        for (int64_t j = 0; j < k; j++) out[i * k + j] = get(base, l->type, k_is_row ? j + i * l->ld : i + j * l->ld);
+    return out;
+}
+
+static double activate(uint32_t epilogue, double x)
+{
+    if (epilogue & CUBLASLT_EPILOGUE_RELU) return x > 0 ? x : 0;
+    if (epilogue & CUBLASLT_EPILOGUE_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
+static void one_product(const product *p, int64_t batch)
+{
+    int64_t m = p->c.rows, n = p->c.columns, k = p->d.op_a ? p->a.rows : p->a.columns;
+    const char *base_a = p->pa + batch * p->a.step * element_size(p->a.type);
+    const char *base_b = p->pb + batch * p->b.step * element_size(p->b.type);
+    char *base_c = p->pc + batch * p->c.step * element_size(p->c.type);
+    double *a = unpack(base_a, &p->a, p->d.op_a, m, k), *b = unpack(base_b, &p->b, !p->d.op_b, n, k);
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t i = 0; i < m; i++) {
+            double sum = 0;
+            for (int64_t l = 0; l < k; l++) sum += a[i * k + l] * b[j * k + l];
+            sum *= p->alpha;
+            if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);
+            if (p->d.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p->d.bias, p->c.type, i);
+            if (p->d.epilogue & 128) put(p->d.aux, p->c.type, i + j * p->d.ld_aux, sum);
+            put(base_c, p->c.type, i + j * p->c.ld, activate(p->d.epilogue, sum));
+        }
+    free(a);
+    free(b);
+}
+
+static void run_product(void *work)
+{
+    const product *p = work;
+    for (int64_t batch = 0; batch < p->c.batch; batch++) one_product(p, batch);
+}
+
+static bool inside(const char *base, const layout *l)
+{
+    int64_t span = (l->columns - 1) * l->ld + l->rows + (l->batch - 1) * l->step;
+    return te_fake_contains((CUdeviceptr)(uintptr_t)base, (size_t)(span * element_size(l->type)));
+}
+
+TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
+                                      cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb, const void *beta,
+                                      const void *c, cublasLtMatrixLayout_t lc, void *out, cublasLtMatrixLayout_t lout,
+                                      const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
+                                      cudaStream_t stream)
+{
+    (void)handle, (void)lout;
+    ENTER();
+    product p = {*desc_of(d), *layout_of(la), *layout_of(lb), *layout_of(lc), a, b, out, 0, 0};
+    bool f64 = p.d.compute == CUBLAS_COMPUTE_64F;
+    size_t wanted = algorithm ? (size_t)(algorithm->data[0] - 1) << 20 : 0;
+    p.alpha = f64 ? *(const double *)alpha : (double)*(const float *)alpha;
+    p.beta = f64 ? *(const double *)beta : (double)*(const float *)beta;
+    cublasStatus_t status = check(&p.d, &p.a, &p.b, &p.c);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (c != out || !inside(a, &p.a) || !inside(b, &p.b) || !inside(out, &p.c)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (wanted > workspace_bytes || (wanted && !te_fake_contains((CUdeviceptr)(uintptr_t)workspace, wanted)))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if ((p.d.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
+        !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
+    return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS ? CUBLAS_STATUS_SUCCESS
+                                                                                            : CUBLAS_STATUS_EXECUTION_FAILED;
+}

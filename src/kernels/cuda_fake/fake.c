@@ -1,0 +1,113 @@
+/* fake.c - calls that fail on purpose, the queue of work, and the counted time. */
+#include "fake.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct work {
+    struct work      *next;
+    te_fake_function *run;
+    uint64_t          cost;
+    _Alignas(16) char bytes[];
+} work;
+
+enum { MAX_QUEUED = 2000, MAX_FUNCTIONS = 128 };
+
+static work    *first, **last = &first;
+static int      queued, live, failing_call, failing_code, work_countdown = -1, work_code, broken;
+static char     failing_function[64];
+static struct {
+    const char *name;
+    uint64_t    calls;
+} counts[MAX_FUNCTIONS];
+uint64_t te_fake_time; /* nanoseconds of work that has run */
+
+/* --- for tests ---------------------------------------------------------------------------------------------------- */
+
+TE_FAKE void te_fake_fail_call(const char *function, int n, int code)
+{
+    failing_call = n;
+    failing_code = code;
+    failing_function[0] = 0;
+    if (function) strncat(failing_function, function, sizeof failing_function - 1);
+}
+
+TE_FAKE void te_fake_fail_work(int n, int code)
+{
+    work_countdown = code ? n : -1;
+    work_code = code;
+}
+
+TE_FAKE void te_fake_reset(void)
+{
+    broken = 0;
+    te_fake_fail_call(NULL, 0, 0);
+    te_fake_fail_work(0, 0);
+}
+
+TE_FAKE int te_fake_live(void) { return live; }
+
+TE_FAKE uint64_t te_fake_count(const char *function)
+{
+    for (int i = 0; i < MAX_FUNCTIONS && counts[i].name; i++)
+        if (strcmp(counts[i].name, function) == 0) return counts[i].calls;
+    return 0;
+}
+
+/* --- calls -------------------------------------------------------------------------------------------------------- */
+
+int te_fake_enter(const char *function)
+{
+    for (int i = 0; i < MAX_FUNCTIONS; i++) {
+        if (!counts[i].name) counts[i].name = function;
+        if (strcmp(counts[i].name, function) != 0) continue;
+        counts[i].calls++;
+        break;
+    }
+    if (!failing_function[0] || strcmp(function, failing_function) != 0) return 0;
+    if (failing_call-- > 0) return 0;
+    failing_function[0] = 0;
+    return failing_code;
+}
+
+void te_fake_made(int change) { live += change; }
+
+/* --- work --------------------------------------------------------------------------------------------------------- */
+
+CUresult te_fake_status(void) { return (CUresult)broken; }
+void te_fake_broken(int code) { broken = code; }
+
+CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *bytes, size_t size, uint64_t cost)
+{
+    (void)stream; /* one queue keeps all streams' order, which is one that the streams allow */
+    if (broken) return (CUresult)broken;
+    if (queued == MAX_QUEUED) te_fake_flush();
+    work *w = malloc(sizeof *w + size);
+    if (!w) return CUDA_ERROR_OUT_OF_MEMORY;
+    *w = (work){.run = run, .cost = cost};
+    memcpy(w->bytes, bytes, size);
+    *last = w;
+    last = &w->next;
+    queued++;
+    return CUDA_SUCCESS;
+}
+
+CUresult te_fake_flush(void)
+{
+    if (!first) return (CUresult)broken;
+    work *w = first;
+    first = NULL;
+    last = &first;
+    queued = 0;
+    te_fake_open_memory(true);
+    while (w) {
+        work *next = w->next;
+        if (!broken && work_countdown >= 0 && work_countdown-- == 0) broken = work_code;
+        if (!broken) w->run(w->bytes);
+        te_fake_time += w->cost;
+        free(w);
+        w = next;
+    }
+    te_fake_open_memory(false);
+    return (CUresult)broken;
+}

@@ -1,0 +1,58 @@
+/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC and cuBLASLt that the backend
+ * calls, for tests. All are in one shared object, which stands in a folder under each library's name.
+ *
+ * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
+ * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device memory
+ * holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
+ *
+ * Kernels are compiled and run by the simulator (cuda_sim.h).
+ */
+#ifndef TE_KERNELS_CUDA_FAKE_H
+#define TE_KERNELS_CUDA_FAKE_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define TE_FAKE __attribute__((visibility("default")))
+
+/* --- for tests, by dlsym ------------------------------------------------------------------------------------------ */
+
+/* The n-th call (from 0) of `function` from now on returns `code`; NULL: none does. */
+TE_FAKE void te_fake_fail_call(const char *function, int n, int code);
+/* The n-th piece of work (from 0) from now on fails while it runs, and the device with it; code 0: none does. */
+TE_FAKE void te_fake_fail_work(int n, int code);
+TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
+TE_FAKE void te_fake_set_devices(int count, int capability);
+/* Makes a failed device usable again, as a new process would. */
+TE_FAKE void te_fake_reset(void);
+/* Things made and not destroyed: allocations, streams, events, modules, retained contexts, descriptors. */
+TE_FAKE int te_fake_live(void);
+/* Borders found damaged, and addresses that are no allocation's, so far. */
+TE_FAKE int te_fake_faults(void);
+TE_FAKE uint64_t te_fake_count(const char *function); /* calls so far */
+
+/* --- within ------------------------------------------------------------------------------------------------------- */
+
+typedef void te_fake_function(void *work);
+
+/* Every entry point begins with it: counts the call; the code that it is to return, 0 when it is to go on. */
+int te_fake_enter(const char *function);
+void te_fake_made(int change); /* +1, -1 */
+
+/* Queues work: `run` gets a copy of the `size` bytes at `work` later; `cost` in nanoseconds of the counted time. */
+CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *work, size_t size, uint64_t cost);
+/* Runs what is queued. */
+CUresult te_fake_flush(void);
+/* What the device has failed with. */
+CUresult te_fake_status(void);
+void     te_fake_broken(int code); /* called by running work */
+
+/* memory.c */
+CUdeviceptr te_fake_allocate(size_t bytes);
+bool        te_fake_release(CUdeviceptr ptr);
+void        te_fake_open_memory(bool open);
+bool        te_fake_contains(CUdeviceptr ptr, size_t bytes); /* within one allocation */
+
+#endif

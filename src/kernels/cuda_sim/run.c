@@ -1,0 +1,230 @@
+/* run.c - blocks one after the other, their threads as fibers.
+ *
+ * The threads of a warp run until each of them waits or has returned; lanes that wait for each other go on as soon as all
+ * of their mask are there. When every thread of the block waits at the barrier or has returned, the barrier opens. A
+ * thread that never waits borrows a stack and gives it back, so most kernels need one stack.
+ */
+#include "run.h"
+
+#include "abi.h"
+#include "fiber.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = 256 << 10 };
+
+typedef enum thread_status { THREAD_NEW, THREAD_READY, THREAD_AT_BARRIER, THREAD_IN_WARP, THREAD_DONE } thread_status;
+
+typedef struct thread {
+    te_fiber      fiber;
+    thread_status status;
+    int           stack; /* -1: none */
+    unsigned      mask;  /* of the exchange it waits for */
+    unsigned      round; /* exchanges it took part in */
+} thread;
+
+typedef struct warp {
+    unsigned long long values[2][WARP]; /* by the parity of the round */
+} warp;
+
+typedef struct launch {
+    te_sim_state         state; /* first: the kernel gives it back to us */
+    const te_sim_kernel *kernel;
+    void *const         *params;
+    te_fiber             scheduler;
+    thread              *threads;
+    warp                *warps;
+    int                  n_threads, current;
+    char                *stacks;
+    int                 *free_stacks, n_free, n_stacks;
+} launch;
+
+/* The fiber that is about to start has no other way to know its launch. */
+static _Thread_local launch *starting;
+
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+
+static void place(launch *l, int index)
+{
+    const unsigned *dim = l->state.block_dim;
+    unsigned        i = (unsigned)index;
+    l->current = index;
+    l->state.thread[0] = i % dim[0];
+    l->state.thread[1] = i / dim[0] % dim[1];
+    l->state.thread[2] = i / dim[0] / dim[1];
+    l->state.lane = i % WARP;
+}
+
+static void wait_as(launch *l, thread_status status)
+{
+    thread *t = &l->threads[l->current];
+    t->status = status;
+    te_fiber_switch(&t->fiber, &l->scheduler);
+}
+
+static void fiber_main(void)
+{
+    launch *l = starting;
+    l->kernel->run(l->params);
+    wait_as(l, THREAD_DONE);
+}
+
+static void barrier(te_sim_state *state) { wait_as((launch *)(void *)state, THREAD_AT_BARRIER); }
+
+static const unsigned long long *exchange(te_sim_state *state, unsigned mask, unsigned long long value)
+{
+    launch   *l = (launch *)(void *)state;
+    thread   *t = &l->threads[l->current];
+    warp     *w = &l->warps[l->current / WARP];
+    unsigned  parity = t->round++ & 1u;
+    t->mask = mask;
+    w->values[parity][state->lane] = value;
+    wait_as(l, THREAD_IN_WARP);
+    return w->values[parity];
+}
+
+static void resume(launch *l, int index)
+{
+    thread *t = &l->threads[index];
+    if (t->status == THREAD_NEW) {
+        t->stack = l->n_free ? l->free_stacks[--l->n_free] : l->n_stacks++;
+        te_fiber_prepare(&t->fiber, l->stacks + (size_t)t->stack * STACK_BYTES, STACK_BYTES, fiber_main);
+        starting = l;
+    }
+    place(l, index);
+    te_fiber_switch(&l->scheduler, &t->fiber);
+    if (t->status == THREAD_DONE) l->free_stacks[l->n_free++] = t->stack;
+}
+
+/* --- warps and blocks --------------------------------------------------------------------------------------------- */
+
+/* Whether every lane of this thread's mask waits with the same mask in the same round. */
+static bool exchange_complete(const launch *l, int first, int index)
+{
+    const thread *t = &l->threads[index];
+    for (int i = 0; i < WARP; i++) {
+        if (!(t->mask >> i & 1u)) continue;
+        const thread *other = &l->threads[first + i];
+        if (first + i >= l->n_threads) continue; /* lanes that the block does not have */
+        if (other->status != THREAD_IN_WARP || other->mask != t->mask || other->round != t->round) return false;
+    }
+    return t->mask >> (index - first) & 1u;
+}
+
+static bool release_lanes(launch *l, int first, int end)
+{
+    bool ready[WARP] = {false}, any = false;
+    for (int i = first; i < end; i++)
+        any |= ready[i - first] = l->threads[i].status == THREAD_IN_WARP && exchange_complete(l, first, i);
+    for (int i = first; i < end; i++)
+        if (ready[i - first]) l->threads[i].status = THREAD_READY;
+    return any;
+}
+
+static void run_warp(launch *l, int first)
+{
+    int end = first + WARP < l->n_threads ? first + WARP : l->n_threads;
+    do {
+        for (int i = first; i < end; i++)
+            if (l->threads[i].status == THREAD_NEW || l->threads[i].status == THREAD_READY) resume(l, i);
+    } while (release_lanes(l, first, end));
+}
+
+static int stuck(const launch *l, char *message, size_t size)
+{
+    int waiting = 0, in_warp = -1, done = 0;
+    for (int i = 0; i < l->n_threads; i++) {
+        waiting += l->threads[i].status == THREAD_AT_BARRIER;
+        done += l->threads[i].status == THREAD_DONE;
+        if (l->threads[i].status == THREAD_IN_WARP && in_warp < 0) in_warp = i;
+    }
+    snprintf(message, size,
+             "block (%u, %u, %u) is stuck: thread %d waits for the lanes %08x of its warp, %d of %d threads are at the "
+             "barrier, %d have returned",
+             l->state.block[0], l->state.block[1], l->state.block[2], in_warp, l->threads[in_warp].mask, waiting,
+             l->n_threads, done);
+    return -1;
+}
+
+static int run_block(launch *l, char *message, size_t size)
+{
+    for (int i = 0; i < l->n_threads; i++) l->threads[i].status = THREAD_NEW, l->threads[i].round = 0;
+    for (;;) {
+        int waiting = 0, done = 0;
+        for (int first = 0; first < l->n_threads; first += WARP) run_warp(l, first);
+        for (int i = 0; i < l->n_threads; i++) {
+            waiting += l->threads[i].status == THREAD_AT_BARRIER;
+            done += l->threads[i].status == THREAD_DONE;
+        }
+        if (waiting + done < l->n_threads) return stuck(l, message, size);
+        if (waiting == 0) return 0;
+        for (int i = 0; i < l->n_threads; i++)
+            if (l->threads[i].status == THREAD_AT_BARRIER) l->threads[i].status = THREAD_READY;
+    }
+}
+
+/* --- launches ----------------------------------------------------------------------------------------------------- */
+
+static bool open_launch(launch *l, uint32_t shared)
+{
+    size_t n = (size_t)l->n_threads;
+    l->threads = calloc(n, sizeof *l->threads);
+    l->warps = calloc(n / WARP + 1, sizeof *l->warps);
+    l->free_stacks = calloc(n, sizeof *l->free_stacks);
+    l->state.shared = NULL;
+    l->stacks = mmap(NULL, n * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return posix_memalign(&l->state.shared, 1024, shared ? shared : 1) == 0 && l->threads && l->warps &&
+           l->free_stacks && l->stacks != MAP_FAILED;
+}
+
+static void close_launch(launch *l)
+{
+    if (l->stacks != MAP_FAILED) munmap(l->stacks, (size_t)l->n_threads * STACK_BYTES);
+    free(l->state.shared);
+    free(l->free_stacks);
+    free(l->warps);
+    free(l->threads);
+}
+
+static int check_geometry(const uint32_t grid[3], const uint32_t block[3], uint32_t shared, char *message, size_t size)
+{
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    bool     grid_fits = grid[0] && grid[1] && grid[2] && grid[0] <= INT32_MAX && grid[1] < 65536 && grid[2] < 65536;
+    if (grid_fits && threads > 0 && threads <= MAX_THREADS && block[2] <= 64 && shared <= 227u << 10) return 0;
+    snprintf(message, size, "no GPU takes a grid of %u x %u x %u, blocks of %u x %u x %u and %u shared bytes", grid[0],
+             grid[1], grid[2], block[0], block[1], block[2], shared);
+    return -1;
+}
+
+int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                    void *const *params, char *message, size_t message_size)
+{
+    launch l = {.kernel = kernel, .params = params};
+    int    result = check_geometry(grid, block, shared, message, message_size);
+    if (result != 0) return result;
+    l.n_threads = (int)(block[0] * block[1] * block[2]);
+    if (open_launch(&l, shared)) {
+        memcpy(l.state.grid_dim, grid, sizeof l.state.grid_dim);
+        memcpy(l.state.block_dim, block, sizeof l.state.block_dim);
+        l.state.barrier = barrier;
+        l.state.exchange = exchange;
+        kernel->attach(&l.state);
+        uint64_t n = (uint64_t)grid[0] * grid[1] * grid[2];
+        for (uint64_t b = 0; b < n && result == 0; b++) {
+            l.state.block[0] = (unsigned)(b % grid[0]);
+            l.state.block[1] = (unsigned)(b / grid[0] % grid[1]);
+            l.state.block[2] = (unsigned)(b / grid[0] / grid[1]);
+            memset(l.state.shared, 0xff, shared); /* NaN: what is read must have been written */
+            result = run_block(&l, message, message_size);
+        }
+    } else {
+        snprintf(message, message_size, "out of memory for %d simulated threads", l.n_threads);
+        result = -1;
+    }
+    close_launch(&l);
+    return result;
+}

@@ -1,0 +1,30 @@
+/* environment.h - the variables that tetrain reads, and the only place where it does. */
+#ifndef TE_KERNELS_ENVIRONMENT_H
+#define TE_KERNELS_ENVIRONMENT_H
+
+/* X(enumerator, name, meaning) */
+#define TE_ENVIRONMENT(X)                                                                                             \
+    X(DEVICE, "TE_DEVICE", "where the executable makes tensors unless --device says otherwise")                       \
+    X(TRACE, "TE_TRACE", "comma list of what to report on standard error: dispatch")                                  \
+    X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the most that the CPU backend may use")                        \
+    X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
+    X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
+    X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
+    /* other programs' */                                                                                             \
+    X(CUDA_HOME, "CUDA_HOME", "CUDA toolkit")                                                                         \
+    X(CUDA_PATH, "CUDA_PATH", "CUDA toolkit")                                                                         \
+    X(VIRTUAL_ENV, "VIRTUAL_ENV", "Python environment, whose NVIDIA packages hold the libraries too")                 \
+    X(CONDA_PREFIX, "CONDA_PREFIX", "likewise")                                                                       \
+    X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "the user's cache folder")                                                    \
+    X(HOME, "HOME", "the user's folder")
+
+typedef enum te_variable {
+#define TE_VARIABLE_ENUM(name, text, doc) TE_ENV_##name,
+    TE_ENVIRONMENT(TE_VARIABLE_ENUM)
+#undef TE_VARIABLE_ENUM
+} te_variable;
+
+/* NULL when unset or empty. */
+const char *te_environment(te_variable variable);
+
+#endif

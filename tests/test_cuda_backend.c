@@ -1,0 +1,316 @@
+/* test_cuda_backend.c - the CUDA backend on a machine that is made up: memory, order, failures, the kernel cache, and what
+ * is said when something is missing. Everything taken is given back, also when host memory ends at any allocation. */
+#include "cuda_backend.h"
+
+static bool mentions(te_context *ctx, const char *text) { return strstr(te_context_error(ctx), text) != NULL; }
+
+#define CHECK_MENTIONS(ctx, text) CHECK_MSG(mentions(ctx, text), "\"%s\" lacks \"%s\"", te_context_error(ctx), text)
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Copies of several pieces, of odd sizes and between devices arrive as they left. */
+static void test_copies(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    static const int64_t sizes[] = {0, 1, 3, 1 << 19, (3 << 19) + 5};
+    for (int i = 0; i < 5; i++) {
+        te_tensor *t = numbers_on(ctx, "cuda", TE_F64, 1, &sizes[i]);
+        te_tensor *other = t ? te_tensor_on_device(t, te_context_device(ctx, "cuda:1")) : NULL;
+        double    *back = malloc(((size_t)sizes[i] + 1) * sizeof *back);
+        CHECK(other && te_tensor_read(other, TE_F64, back) == TE_OK);
+        int wrong = 0;
+        for (int64_t k = 0; k < sizes[i]; k++) wrong += back[k] != (double)(k % 97) - 40;
+        CHECK_MSG(wrong == 0, "%d of %lld elements changed on the way", wrong, (long long)sizes[i]);
+        CHECK(!te_tensor_data(t ? t : other));
+        free(back);
+        te_tensor_release(other);
+        te_tensor_release(t);
+    }
+    te_context_release(ctx);
+}
+
+/* When the device is full, cached blocks are given back first; then the request fails, and a smaller one works. */
+static void test_exhaustion(void)
+{
+    te_context   *ctx = te_context_open(NULL);
+    const int64_t half = (1 << 20) / 4 / 2, third = (1 << 20) / 4 / 3, whole = (1 << 20) / 4;
+    fake.set_memory(1200 << 10); /* writing a third takes another two for its conversion */
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 1, &third);
+    CHECK(a != NULL);
+    te_tensor_release(a); /* stays reserved */
+    te_device *cuda = te_context_device(ctx, "cuda");
+    CHECK(cuda && cuda->allocator.reserved > 0);
+    te_tensor *b = te_tensor_new(ctx, cuda, TE_F32, 1, (int64_t[]){half + third});
+    CHECK_MSG(b != NULL, "%s", te_context_error(ctx));
+    te_tensor *c = te_tensor_new(ctx, cuda, TE_F32, 1, &whole);
+    CHECK(!c && ctx->status == TE_ERROR_MEMORY);
+    CHECK_MENTIONS(ctx, "out of memory");
+    te_tensor *d = te_tensor_new(ctx, cuda, TE_F32, 1, (int64_t[]){100});
+    CHECK(d && te_tensor_fill(d, 2) == TE_OK);
+    te_tensor_release(d);
+    te_tensor_release(b);
+    te_context_release(ctx);
+    fake.set_memory((size_t)8 << 30);
+}
+
+/* --- failures ----------------------------------------------------------------------------------------------------- */
+
+/* A call that fails is an error of its own operation. */
+static void test_failing_calls(void)
+{
+    static const char *const functions[] = {"cuLaunchKernel", "nvrtcCompileProgram", "cuModuleLoadData"};
+    for (int i = 0; i < 3; i++) {
+        te_context *ctx = te_context_open(NULL);
+        te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+        each_cached(remove_entry);
+        fake.fail_call(functions[i], 0, 700);
+        te_tensor *y = apply(ctx, "exp", t);
+        CHECK_MSG(!y && ctx->status != TE_OK, "%s", functions[i]);
+        if (i < 2) CHECK_MENTIONS(ctx, "exp");
+        fake.reset();
+        y = apply(ctx, "exp", t);
+        CHECK_MSG(y != NULL, "after %s: %s", functions[i], te_context_error(ctx));
+        te_tensor_release(y);
+        te_tensor_release(t);
+        te_context_release(ctx);
+    }
+}
+
+/* A failure on the device comes out where the host waits, with the operations that may have caused it. */
+static void test_failing_work(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL, *z = NULL;
+    double      value[5];
+    CHECK(te_tensor_read(t, TE_F64, value) == TE_OK);
+    fake.fail_work(1, CUDA_ERROR_ILLEGAL_ADDRESS);
+    y = apply(ctx, "exp", t);
+    z = apply(ctx, "sin", y);
+    CHECK(y && z);
+    CHECK(te_tensor_read(z, TE_F64, value) == TE_ERROR_DEVICE);
+    CHECK_MENTIONS(ctx, "exp, sin");
+    CHECK_MENTIONS(ctx, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    te_tensor *w = apply(ctx, "cos", t);
+    CHECK(!w && ctx->status == TE_ERROR_DEVICE);
+    te_tensor *more = te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F32, 1, (int64_t[]){12345});
+    CHECK(!more && ctx->status == TE_ERROR_DEVICE); /* no lack of memory */
+    CHECK_MENTIONS(ctx, "CUDA_ERROR_ILLEGAL_ADDRESS");
+    te_tensor_release(z);
+    te_tensor_release(y);
+    te_tensor_release(t);
+    te_context_release(ctx);
+    fake.reset();
+    ctx = te_context_open(NULL);
+    t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    CHECK(t != NULL);
+    te_tensor_release(t);
+    te_context_release(ctx);
+}
+
+static void expect_no_device(const char *name, te_status status, const char *text)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device  *device = te_context_device(ctx, name);
+    CHECK_MSG(!device && ctx->status == status, "%s opened, or failed with %d instead of %d: %s", name, (int)ctx->status,
+              (int)status, te_context_error(ctx));
+    CHECK_MENTIONS(ctx, text);
+    CHECK_MENTIONS(ctx, name);
+    te_context_release(ctx);
+}
+
+/* What is missing, and where it was looked for. */
+static void test_missing(void)
+{
+    expect_no_device("cuda:2", TE_ERROR_ARGUMENT, "2 CUDA devices");
+    expect_no_device("cuda:99", TE_ERROR_ARGUMENT, "no such device");
+    fake.set_devices(0, 90);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "no CUDA device");
+    fake.set_devices(2, 75);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "compute capability 7.5");
+    fake.set_devices(2, 90);
+    fake.fail_call("cuInit", 0, CUDA_ERROR_NO_DEVICE);
+    expect_no_device("cuda", TE_ERROR_DEVICE, "starting the CUDA driver");
+    setenv("TETRAIN_CUDA_LIBRARIES", "/nowhere", 1);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "libcuda.so.1 cannot be opened in /nowhere");
+    setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
+    setenv("TETRAIN_CUDA_MODULE", "/nowhere/module.so", 1);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "/nowhere/module.so");
+    setenv("TETRAIN_CUDA_MODULE", TE_CUDA_FAKE "/libcuda.so.1", 1);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "another build");
+    unsetenv("TETRAIN_CUDA_MODULE");
+    te_context *ctx = te_context_open(NULL);
+    CHECK(te_context_cuda_devices(ctx) == 2);
+    te_context_release(ctx);
+}
+
+/* A card that NVRTC does not know yet gets code that the driver translates. */
+static void test_newer_card(void)
+{
+    fake.set_devices(1, 123);
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    CHECK_MSG(t != NULL, "%s", te_context_error(ctx));
+    CHECK(fake.count("nvrtcGetPTX") > 0);
+    te_tensor_release(t);
+    te_context_release(ctx);
+    fake.set_devices(2, 90);
+}
+
+/* Operands on two devices are an error, not a copy. */
+static void test_two_devices(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *a = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *b = numbers_on(ctx, "cuda:1", TE_F32, 1, (int64_t[]){5});
+    te_arg      args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_TENSOR, .as.tensor = b}};
+    te_tensor  *out = NULL;
+    CHECK(te_op_run(ctx, te_op_find(ctx, "add"), args, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    CHECK_MENTIONS(ctx, "cuda and cuda:1");
+    args[0].as.tensor = b;
+    CHECK(te_op_run(ctx, te_op_find(ctx, "add"), args, 2, &out, 1) == TE_OK);
+    CHECK(out && strcmp(te_tensor_device(out), "cuda:1") == 0);
+    te_tensor_release(out);
+    te_tensor_release(a);
+    te_tensor_release(b);
+    te_context_release(ctx);
+}
+
+/* --- the kernel cache --------------------------------------------------------------------------------------------- */
+
+static int cached;
+
+static void count_entry(const char *path)
+{
+    (void)path;
+    cached++;
+}
+
+/* Flips a byte in the middle. */
+static void damage_entry(const char *path)
+{
+    FILE *f = fopen(path, "r+b");
+    int   byte;
+    if (!f || fseek(f, 0, SEEK_END) != 0) abort();
+    long middle = ftell(f) / 2;
+    fseek(f, middle, SEEK_SET);
+    byte = fgetc(f);
+    fseek(f, middle, SEEK_SET);
+    fputc(byte ^ 1, f);
+    fclose(f);
+}
+
+static void shorten_entry(const char *path)
+{
+    if (truncate(path, 100) != 0) abort();
+}
+
+/* Compilations that a fresh context makes for one op. */
+static int compilations(void)
+{
+    uint64_t    before = fake.count("nvrtcCompileProgram");
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){6}), *y = t ? apply(ctx, "tanh", t) : NULL;
+    float       values[6];
+    CHECK_MSG(y && te_tensor_read(y, TE_F32, values) == TE_OK, "%s", te_context_error(ctx));
+    CHECK(fabsf(values[0] + 1) < 1e-6f);
+    te_tensor_release(y);
+    te_tensor_release(t);
+    te_context_release(ctx);
+    return (int)(fake.count("nvrtcCompileProgram") - before);
+}
+
+static void test_cache(void)
+{
+    each_cached(remove_entry);
+    int fresh = compilations();
+    CHECK(fresh > 0);
+    cached = 0;
+    each_cached(count_entry);
+    CHECK_MSG(cached == fresh, "%d compilations left %d entries", fresh, cached);
+    CHECK(compilations() == 0);
+    each_cached(damage_entry);
+    CHECK(compilations() == fresh);
+    CHECK(compilations() == 0);
+    each_cached(shorten_entry);
+    CHECK(compilations() == fresh);
+    CHECK(compilations() == 0);
+    setenv("TETRAIN_CACHE", "/proc/nowhere", 1); /* a folder that cannot be made */
+    CHECK(compilations() == fresh);
+    setenv("TETRAIN_CACHE", cache_folder, 1);
+}
+
+/* --- host memory -------------------------------------------------------------------------------------------------- */
+
+typedef struct heap {
+    long   countdown;
+    size_t live;
+} heap;
+
+static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
+{
+    heap *h = user;
+    if (new_size == 0) {
+        h->live -= ptr ? old_size : 0;
+        free(ptr);
+        return NULL;
+    }
+    if (h->countdown >= 0 && h->countdown-- == 0) return NULL;
+    void *p = realloc(ptr, new_size);
+    if (p) h->live += new_size - (ptr ? old_size : 0);
+    return p;
+}
+
+/* linear and its gradient on the device; whether it came to its end. */
+static bool train_once(te_context *ctx)
+{
+    te_tensor *x = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){4, 3}), *w = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){5, 3});
+    bool       done = x && w && te_tensor_set_requires_grad(w, true) == TE_OK;
+    te_arg     args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x}, {.kind = TE_ARG_TENSOR, .as.tensor = w}};
+    te_tensor *y = NULL;
+    done = done && te_op_run(ctx, te_op_find(ctx, "linear"), args, 2, &y, 1) == TE_OK;
+    te_tensor *loss = done ? apply(ctx, "sum", y) : NULL;
+    done = loss && te_backward(loss, NULL, false) == TE_OK && te_tensor_grad(w);
+    te_tensor_release(loss);
+    te_tensor_release(y);
+    te_tensor_release(w);
+    te_tensor_release(x);
+    return done;
+}
+
+/* Host memory ends at the n-th allocation, for every n. */
+static void test_host_memory(void)
+{
+    bool done = false;
+    long n = 0;
+    for (; !done && n < 3000; n++) {
+        heap               h = {.countdown = n};
+        te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = heap_realloc, .realloc_user = &h};
+        te_context        *ctx = te_context_open(&options);
+        bool trained = ctx && train_once(ctx); /* without room for a cached kernel it is compiled again, which is no failure */
+        done = trained && h.countdown >= 0;
+        if (ctx && !trained) CHECK_MSG(ctx->status == TE_ERROR_MEMORY, "n = %ld: status %d, %s", n, (int)ctx->status, te_context_error(ctx));
+        h.countdown = -1;
+        if (ctx && !trained) CHECK_MSG(train_once(ctx), "after n = %ld: %s", n, te_context_error(ctx));
+        te_context_release(ctx);
+        CHECK_MSG(h.live == 0, "n = %ld: %zu bytes of host memory not given back", n, h.live);
+        CHECK_MSG(fake.live() == 0, "n = %ld: %d things of the device not given back", n, fake.live());
+    }
+    CHECK(done && n > 20);
+}
+
+int main(void)
+{
+    static const struct {
+        const char *name;
+        void      (*run)(void);
+    } tests[] = {{"copies", test_copies}, {"exhaustion", test_exhaustion}, {"failing calls", test_failing_calls},
+                 {"failing work", test_failing_work}, {"missing", test_missing},
+                 {"newer card", test_newer_card}, {"two devices", test_two_devices}, {"cache", test_cache},
+                 {"host memory", test_host_memory}};
+    fake_open();
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        tests[i].run();
+        CHECK_MSG(fake.live() == 0, "%s: %d things not given back", tests[i].name, fake.live());
+    }
+    fake_close();
+    return TEST_END();
+}

@@ -1,0 +1,174 @@
+/* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes, layouts,
+ * dtypes, biases, activations and accumulation; and the choice of algorithms, made once and kept on disk. */
+#include "cuda_backend.h"
+
+/* A matrix (and batches of it) on the device, and its values as doubles, row-major. */
+typedef struct operand {
+    te_tensor *whole, *view;
+    double    *values;
+    int64_t    n;
+} operand;
+
+static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16, TE_F64};
+
+static int64_t pick(uint64_t *state, int64_t n) { return (int64_t)(test_random(state) % (uint64_t)n); }
+
+/* Small whole numbers, which every dtype holds, in one of five layouts; spread: the first dimension may repeat. */
+static operand random_operand(te_context *ctx, uint64_t *state, te_dtype dtype, int ndim, const int64_t *shape, bool spread)
+{
+    int64_t stride[TE_MAX_DIMS], step = 1, last = shape[ndim - 1], before = ndim > 1 ? shape[ndim - 2] : 1;
+    int     layout = (int)pick(state, ndim > 1 ? 5 : 2);
+    bool    repeats = spread && ndim > 2 && pick(state, 3) == 0;
+    stride[ndim - 1] = layout == 1 ? 2 : layout == 2 ? before : layout == 3 ? before + 3 : 1;
+    if (ndim > 1) stride[ndim - 2] = layout == 0 ? last : layout == 1 ? 2 * last + 1 : layout == 4 ? last + 8 : 1;
+    step = layout == 0 ? before * last : layout == 1 ? before * (2 * last + 1) : layout == 2 ? before * last
+                                     : layout == 3 ? (before + 3) * last : before * (last + 8);
+    for (int i = ndim - 3; i >= 0; i--) {
+        stride[i] = repeats ? 0 : step;
+        if (!repeats) step *= shape[i];
+    }
+    int64_t offset = pick(state, 2) * 3, room = step + offset + 16;
+    operand o = {.n = 1};
+    for (int i = 0; i < ndim; i++) o.n *= shape[i];
+    double *memory = malloc((size_t)room * sizeof *memory);
+    for (int64_t i = 0; i < room; i++) memory[i] = (double)pick(state, 7) - 3;
+    o.whole = te_tensor_new(ctx, te_context_device(ctx, "cuda"), dtype, 1, &room);
+    if (!o.whole || te_tensor_write(o.whole, TE_F64, memory) != TE_OK) abort();
+    o.view = te_tensor_alias(o.whole, ndim, shape, stride, offset);
+    o.values = malloc(((size_t)o.n + 1) * sizeof *o.values);
+    if (te_tensor_read(o.view, TE_F64, o.values) != TE_OK) abort();
+    free(memory);
+    return o;
+}
+
+static void drop(operand *o)
+{
+    te_tensor_release(o->view);
+    te_tensor_release(o->whole);
+    free(o->values);
+}
+
+static double activated(te_activation act, double x)
+{
+    if (act == TE_ACT_RELU) return x > 0 ? x : 0;
+    if (act == TE_ACT_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
+static double tolerance(te_dtype dtype)
+{
+    return dtype == TE_BF16 ? 0x1p-7 : dtype == TE_F16 ? 0x1p-10 : dtype == TE_F32 ? 2e-6 : 1e-13;
+}
+
+static int wrong_values(te_tensor *t, const double *expected, int64_t n, double tolerance_of)
+{
+    double *actual = malloc(((size_t)n + 1) * sizeof *actual);
+    int     wrong = 0;
+    if (te_tensor_read(t, TE_F64, actual) != TE_OK) abort();
+    for (int64_t i = 0; i < n; i++) wrong += !(fabs(actual[i] - expected[i]) <= tolerance_of * (1 + fabs(expected[i])));
+    free(actual);
+    return wrong;
+}
+
+static void random_case(te_context *ctx, uint64_t *state, int number)
+{
+    static const int64_t extents[] = {1, 2, 3, 5, 8, 16, 17, 24};
+    int      batch_dims = (int)pick(state, 3), ndim = batch_dims + 2;
+    int64_t  a_shape[4], b_shape[4], c_shape[4], batches = 1;
+    int64_t  m = extents[pick(state, 8)], n = extents[pick(state, 8)], k = pick(state, 8) ? extents[pick(state, 8)] : 0;
+    te_dtype in = floats[pick(state, 4)], out = in == TE_F64 || pick(state, 3) ? in : TE_F32;
+    for (int i = 0; i < batch_dims; i++) batches *= a_shape[i] = b_shape[i] = c_shape[i] = 1 + pick(state, 3);
+    a_shape[ndim - 2] = c_shape[ndim - 2] = m;
+    b_shape[ndim - 1] = c_shape[ndim - 1] = n;
+    a_shape[ndim - 1] = b_shape[ndim - 2] = k;
+    bool    bias_wanted = pick(state, 2), aux_wanted = pick(state, 3) == 0;
+    operand a = random_operand(ctx, state, in, ndim, a_shape, true), b = random_operand(ctx, state, in, ndim, b_shape, true);
+    operand c = random_operand(ctx, state, out, ndim, c_shape, false), aux = random_operand(ctx, state, out, ndim, c_shape, false);
+    operand bias = random_operand(ctx, state, floats[pick(state, 4)], 1, &n, false);
+    te_gemm g = {.a = te_tensor_view(a.view), .b = te_tensor_view(b.view), .c = te_tensor_view(c.view),
+                 .activation = (te_activation)pick(state, 3), .alpha = pick(state, 2) ? 1 : -0.5f,
+                 .beta = (float)pick(state, 2)};
+    if (bias_wanted) g.bias = te_tensor_view(bias.view);
+    if (aux_wanted) g.aux = te_tensor_view(aux.view);
+    double *x = malloc((size_t)c.n * sizeof *x), *y = malloc((size_t)c.n * sizeof *y);
+    for (int64_t i = 0; i < c.n; i++) {
+        int64_t batch = i / (m * n), row = i / n % m, column = i % n;
+        double  sum = 0;
+        for (int64_t l = 0; l < k; l++) sum += a.values[(batch * m + row) * k + l] * b.values[(batch * k + l) * n + column];
+        x[i] = g.alpha * sum + (bias_wanted ? bias.values[column] : 0);
+        y[i] = activated(g.activation, x[i]) + g.beta * c.values[i];
+    }
+    te_exec  *exec = &te_context_device(ctx, "cuda")->exec;
+    te_status status = exec->backend->gemm(exec, &g);
+    int       wrong = status == TE_OK ? wrong_values(c.view, y, c.n, tolerance(out)) : -1;
+    int       wrong_aux = status == TE_OK && aux_wanted ? wrong_values(aux.view, x, c.n, tolerance(out)) : 0;
+    CHECK_MSG(wrong == 0 && wrong_aux == 0,
+              "case %d: %lldx%lldx%lld, %lld batches, %s into %s, activation %d, bias %d, aux %d, beta %g: status %d (%s), "
+              "%d and %d of %lld differ",
+              number, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(in), te_dtype_name(out),
+              (int)g.activation, bias_wanted, aux_wanted, (double)g.beta, (int)status, status == TE_OK ? "" : exec->message, wrong,
+              wrong_aux, (long long)c.n);
+    free(x);
+    free(y);
+    drop(&bias);
+    drop(&aux);
+    drop(&c);
+    drop(&b);
+    drop(&a);
+}
+
+/* One product that is large enough to be timed; the calls of cuBLASLt that it made. */
+static uint64_t timed_product(void)
+{
+    const int64_t size[] = {160, 160};
+    te_context   *ctx = te_context_open(NULL);
+    uint64_t      before = fake.count("cublasLtMatmul");
+    te_tensor    *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *c = a ? te_tensor_new_like(a) : NULL;
+    te_exec      *exec = &te_context_device(ctx, "cuda")->exec;
+    te_gemm       g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c), .alpha = 1};
+    CHECK(exec->backend->gemm(exec, &g) == TE_OK && exec->backend->synchronize(exec) == TE_OK);
+    te_tensor_release(c);
+    te_tensor_release(a);
+    te_context_release(ctx);
+    return fake.count("cublasLtMatmul") - before;
+}
+
+static void shorten(const char *path)
+{
+    if (strstr(path, ".gemm") && truncate(path, 40) != 0) abort();
+}
+
+static void test_choice(void)
+{
+    uint64_t measured = timed_product();
+    CHECK_MSG(measured > 3, "%d products", (int)measured);
+    CHECK_MSG(timed_product() == 1, "the choice was not kept");
+    each_cached(shorten);
+    CHECK_MSG(timed_product() == measured, "a damaged choice was taken");
+}
+
+static void test_refusals(te_context *ctx)
+{
+    te_exec   *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){3, 4}), *b = numbers_on(ctx, "cuda", TE_F64, 2, (int64_t[]){4, 3});
+    te_gemm    g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(a), .alpha = 1};
+    CHECK(exec->backend->gemm(exec, &g) == TE_ERROR_ARGUMENT);
+    g.b = te_tensor_view(b);
+    g.c.shape[1] = 3;
+    CHECK(exec->backend->gemm(exec, &g) == TE_ERROR_ARGUMENT && strstr(exec->message, "float64"));
+    te_tensor_release(a);
+    te_tensor_release(b);
+}
+
+int main(void)
+{
+    fake_open();
+    te_context *ctx = te_context_open(NULL);
+    uint64_t    state = 20;
+    for (int i = 0; i < 600; i++) random_case(ctx, &state, i);
+    test_refusals(ctx);
+    te_context_release(ctx);
+    test_choice();
+    fake_close();
+    return TEST_END();
+}

@@ -1,0 +1,213 @@
+/* test_cuda_kernels.c - the hand-written CUDA kernels, run by the simulator, against the CPU backend: to the bit where
+ * the order of additions is the same. Every source is also compiled by NVRTC where that is installed. */
+#include "cuda_device.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/dtype.h"
+
+static cuda_device  cuda;
+static te_cuda_plan plan;
+static uint64_t     state = 0x2545f4914f6cdd1du;
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* The same contents twice: for the kernel and for the CPU. */
+typedef struct twins {
+    te_view gpu, cpu;
+    size_t  bytes;
+} twins;
+
+typedef enum layout { DENSE, PADDED, SWAPPED } layout; /* SWAPPED: the last two dimensions change places in memory */
+
+static twins twins_new(te_dtype dtype, layout l, int ndim, const int64_t *shape)
+{
+    twins   t = {.gpu = test_view(NULL, dtype, ndim, shape)};
+    int64_t stride = 1;
+    for (int i = 0; i < ndim; i++) {
+        int d = ndim - 1 - i;
+        if (l == SWAPPED && ndim > 1 && i < 2) d = ndim - 2 + i;
+        t.gpu.stride[d] = stride;
+        stride *= (shape[d] ? shape[d] : 1) + (l == PADDED ? 3 : 0);
+    }
+    t.bytes = (size_t)stride * te_dtype_size(dtype);
+    t.cpu = t.gpu;
+    t.gpu.data = test_scratch(&cuda.exec, t.bytes);
+    t.cpu.data = test_scratch(&cuda.exec, t.bytes);
+    for (int64_t i = 0; i < stride; i++) {
+        double special[] = {INFINITY, -INFINITY, NAN, 0.0, -0.0};
+        double x = test_uniform(&state, -4, 4);
+        te_store_f64(t.gpu.data, dtype, i, test_random(&state) % 24 == 0 ? special[test_random(&state) % 5] : x);
+    }
+    memcpy(t.cpu.data, t.gpu.data, t.bytes);
+    return t;
+}
+
+static void each(twins *t, double (*value)(double), double bound)
+{
+    int64_t n = (int64_t)(t->bytes / te_dtype_size(t->gpu.dtype));
+    for (int64_t i = 0; i < n; i++)
+        te_store_f64(t->gpu.data, t->gpu.dtype, i,
+                     value ? value(te_load_f64(t->gpu.data, t->gpu.dtype, i)) : (double)(test_random(&state) % (uint32_t)bound));
+    memcpy(t->cpu.data, t->gpu.data, t->bytes);
+}
+
+static void twins_free(twins *t)
+{
+    free(t->gpu.data);
+    free(t->cpu.data);
+}
+
+/* To the bit, but that every NaN is as good as another; or within `tolerance` relatively. */
+static bool same(const twins *t, double tolerance)
+{
+    int64_t n = (int64_t)(t->bytes / te_dtype_size(t->gpu.dtype));
+    size_t  size = te_dtype_size(t->gpu.dtype);
+    for (int64_t i = 0; i < n; i++) {
+        double a = te_load_f64(t->gpu.data, t->gpu.dtype, i), b = te_load_f64(t->cpu.data, t->cpu.dtype, i);
+        if (memcmp((char *)t->gpu.data + (size_t)i * size, (char *)t->cpu.data + (size_t)i * size, size) == 0) continue;
+        if ((isnan(a) && isnan(b)) || fabs(a - b) <= tolerance * fmax(fabs(a), fabs(b))) continue;
+        fprintf(stderr, "element %lld of %lld (%s): %.9g, want %.9g\n", (long long)i, (long long)n,
+                te_dtype_name(t->gpu.dtype), a, b);
+        return false;
+    }
+    return true;
+}
+
+#define CHECK_PLAN(made) CHECK_MSG((made) == TE_OK && cuda_plan_run(&cuda, &plan) == TE_OK, "%s", cuda.exec.message)
+
+/* --- embedding ---------------------------------------------------------------------------------------------------- */
+
+static void check_embedding(te_dtype out_dtype, te_dtype table_dtype, layout l, te_dtype id_dtype, int64_t width)
+{
+    enum { VOCABULARY = 37 };
+    int64_t ids_shape[2] = {5, 60}, out_shape[3] = {5, 60, width}, table_shape[2] = {VOCABULARY, width};
+    twins   ids = twins_new(id_dtype, l == SWAPPED ? SWAPPED : DENSE, 2, ids_shape);
+    twins   out = twins_new(out_dtype, l, 3, out_shape), table = twins_new(table_dtype, l, 2, table_shape);
+    each(&ids, NULL, VOCABULARY);
+    CHECK_PLAN(te_cuda_plan_embedding(&cuda.exec, &plan, &out.gpu, &table.gpu, &ids.gpu));
+    CHECK(te_cpu_embedding(&cuda.exec, &out.cpu, &table.cpu, &ids.cpu) == TE_OK);
+    CHECK_MSG(same(&out, 0), "embedding %s from %s", te_dtype_name(out_dtype), te_dtype_name(table_dtype));
+    CHECK_PLAN(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &out.gpu, &ids.gpu));
+    CHECK(te_cpu_embedding_backward(&cuda.exec, &table.cpu, &out.cpu, &ids.cpu) == TE_OK);
+    CHECK_MSG(same(&table, 0), "embedding backward %s to %s", te_dtype_name(out_dtype), te_dtype_name(table_dtype));
+    te_store_f64(ids.gpu.data, id_dtype, 7, VOCABULARY);
+    CHECK(te_cuda_plan_embedding(&cuda.exec, &plan, &out.gpu, &table.gpu, &ids.gpu) == TE_OK);
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "outside 0 to 36"));
+    te_store_f64(ids.gpu.data, id_dtype, 7, -1);
+    CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &out.gpu, &ids.gpu) == TE_OK);
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT);
+    twins_free(&ids), twins_free(&out), twins_free(&table);
+}
+
+static void check_embeddings(void)
+{
+    check_embedding(TE_F32, TE_F32, DENSE, TE_I64, 64);
+    check_embedding(TE_BF16, TE_F32, DENSE, TE_I32, 320);
+    check_embedding(TE_F32, TE_F32, PADDED, TE_I64, 5);
+    check_embedding(TE_F16, TE_BF16, SWAPPED, TE_I32, 12);
+    check_embedding(TE_F64, TE_F64, DENSE, TE_I64, 33);
+}
+
+/* --- gather and scatter_add --------------------------------------------------------------------------------------- */
+
+static void check_index(te_dtype dtype, layout l, te_dtype index_dtype, int dim, const int64_t *whole_shape,
+                        const int64_t *part_shape)
+{
+    twins whole = twins_new(dtype, l, 3, whole_shape), part = twins_new(dtype, l, 3, part_shape);
+    twins index = twins_new(index_dtype, DENSE, 3, part_shape);
+    each(&index, NULL, (double)whole_shape[dim]);
+    CHECK_PLAN(te_cuda_plan_gather(&cuda.exec, &plan, &part.gpu, &whole.gpu, &index.gpu, dim));
+    CHECK(te_cpu_gather(&cuda.exec, &part.cpu, &whole.cpu, &index.cpu, dim) == TE_OK);
+    CHECK_MSG(same(&part, 0), "gather of %s along %d", te_dtype_name(dtype), dim);
+    if (dtype != TE_BOOL) {
+        CHECK_PLAN(te_cuda_plan_scatter_add(&cuda.exec, &plan, &whole.gpu, &part.gpu, &index.gpu, dim));
+        CHECK(te_cpu_scatter_add(&cuda.exec, &whole.cpu, &part.cpu, &index.cpu, dim) == TE_OK);
+        CHECK_MSG(same(&whole, 0), "scatter_add of %s along %d", te_dtype_name(dtype), dim);
+    }
+    te_store_f64(index.gpu.data, index_dtype, 3, (double)whole_shape[dim]);
+    CHECK(te_cuda_plan_gather(&cuda.exec, &plan, &part.gpu, &whole.gpu, &index.gpu, dim) == TE_OK);
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "position 3 "));
+    twins_free(&whole), twins_free(&part), twins_free(&index);
+}
+
+static void check_indices(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_I32, TE_U8, TE_F16, TE_BOOL};
+    for (int i = 0; i < 8; i++)
+        check_index(dtypes[i], (layout)(i % 3), i % 2 ? TE_I32 : TE_I64, i % 3, (int64_t[3]){6, 9, 20}, (int64_t[3]){6, 9, 20});
+    check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){2, 3, 11}, (int64_t[3]){2, 3, 900}); /* few long lines: sorted */
+    check_index(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){40, 2, 3}, (int64_t[3]){300, 2, 3});
+    check_index(TE_I32, DENSE, TE_I32, 0, (int64_t[3]){5, 30, 20}, (int64_t[3]){70, 30, 20});
+}
+
+/* --- select ------------------------------------------------------------------------------------------------------- */
+
+static void check_select(te_dtype dtype, layout l, int64_t n, bool largest)
+{
+    int64_t shape[2] = {7, n}, k = n < 40 ? n : 9, top_shape[2] = {7, k}, arg_shape[1] = {7};
+    twins   src = twins_new(dtype, l, 2, shape), values = twins_new(dtype, DENSE, 2, top_shape);
+    twins   indices = twins_new(TE_I64, l, 2, top_shape), arg = twins_new(TE_I64, DENSE, 1, arg_shape);
+    CHECK_PLAN(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &arg.gpu, &src.gpu, largest));
+    CHECK(te_cpu_arg_reduce(&cuda.exec, &arg.cpu, &src.cpu, largest) == TE_OK);
+    CHECK_MSG(same(&arg, 0), "arg_reduce of %lld %s", (long long)n, te_dtype_name(dtype));
+    CHECK_PLAN(te_cuda_plan_topk(&cuda.exec, &plan, &values.gpu, &indices.gpu, &src.gpu, largest));
+    CHECK(te_cpu_topk(&cuda.exec, &values.cpu, &indices.cpu, &src.cpu, largest) == TE_OK);
+    CHECK_MSG(same(&values, 0) && same(&indices, 0), "topk of %lld %s", (long long)n, te_dtype_name(dtype));
+    twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&arg);
+}
+
+static double finite_or_zero(double x) { return isfinite(x) ? x : 0; }
+
+static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool reverse)
+{
+    int64_t shape[2] = {5, n};
+    twins   src = twins_new(from, l, 2, shape), dst = twins_new(to, l, 2, shape);
+    each(&src, finite_or_zero, 0);
+    CHECK_PLAN(te_cuda_plan_cumsum(&cuda.exec, &plan, &dst.gpu, &src.gpu, reverse));
+    CHECK(te_cpu_cumsum(&cuda.exec, &dst.cpu, &src.cpu, reverse) == TE_OK);
+    CHECK_MSG(same(&dst, te_dtype_is_integer(to) ? 0 : to == TE_F64 ? 1e-10 : 1e-2), "cumsum of %lld %s to %s",
+              (long long)n, te_dtype_name(from), te_dtype_name(to));
+    twins_free(&src), twins_free(&dst);
+}
+
+static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)
+{
+    int64_t shape[2] = {6, n}, out_shape[2] = {6, draws};
+    te_rng  rng = {77, 5, 1234567};
+    twins   src = twins_new(dtype, l, 2, shape), out = twins_new(TE_I64, DENSE, 2, out_shape);
+    each(&src, finite_or_zero, 0);
+    each(&src, fabs, 0);
+    CHECK_PLAN(te_cuda_plan_multinomial(&cuda.exec, &plan, &out.gpu, &src.gpu, replacement, rng));
+    CHECK(te_cpu_multinomial(&cuda.exec, &out.cpu, &src.cpu, replacement, rng) == TE_OK);
+    CHECK_MSG(same(&out, 0), "multinomial of %lld %s", (long long)n, te_dtype_name(dtype));
+    te_store_f64(src.gpu.data, dtype, src.gpu.stride[0] * 2, -1);
+    CHECK(te_cuda_plan_multinomial(&cuda.exec, &plan, &out.gpu, &src.gpu, replacement, rng) == TE_OK);
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "row 2 has a weight that is neg"));
+    twins_free(&src), twins_free(&out);
+}
+
+static void check_selects(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16};
+    for (int i = 0; i < 6; i++) check_select(dtypes[i], (layout)(i % 3), i % 2 ? 1000 : 17, i % 2 == 0);
+    check_select(TE_F32, DENSE, 1, false);
+    check_cumsum(TE_F32, TE_F32, DENSE, 700, false);
+    check_cumsum(TE_BF16, TE_F64, PADDED, 300, true);
+    check_cumsum(TE_I64, TE_I64, SWAPPED, 513, true);
+    check_cumsum(TE_U8, TE_I32, DENSE, 5, false);
+    check_multinomial(TE_F32, DENSE, 1000, 20, true);
+    check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
+    check_multinomial(TE_F64, PADDED, 33, 1, false);
+}
+
+int main(void)
+{
+    cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
+    nvrtc_open(&cuda.nvrtc);
+    check_embeddings();
+    check_indices();
+    check_selects();
+    fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
+    test_exec_close(&cuda.exec);
+    return TEST_END();
+}

@@ -1,0 +1,210 @@
+/* test_cuda_kernels_attention.c - the blocked attention kernels, run by the simulator, against the CPU backend within
+ * rounding: shapes, strides, masks, packing, grouped heads, bias, dropout, values that are not finite; and that they
+ * repeat to the bit. */
+#include "cuda_device.h"
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/dtype.h"
+
+static cuda_device  cuda;
+static te_cuda_plan plan;
+static uint64_t     state = 0x9e3779b97f4a7c15u;
+
+/* --- problems ----------------------------------------------------------------------------------------------------- */
+
+typedef struct extents {
+    int64_t batch, heads, kv_heads, seq_q, seq_kv, dim, dim_v;
+} extents;
+
+/* One operand [batch, heads, seq, dim] in memory [batch, seq, heads, dim + 2]: rows are strided. */
+static te_view operand(te_dtype dtype, int64_t batch, int64_t heads, int64_t seq, int64_t dim, double size)
+{
+    int64_t shape[4] = {batch, heads, seq, dim}, n = batch * heads * seq * (dim + 2);
+    te_view v = test_view(test_scratch(&cuda.exec, (size_t)n * te_dtype_size(dtype)), dtype, 4, shape);
+    v.stride[1] = dim + 2;
+    v.stride[2] = heads * (dim + 2);
+    v.stride[0] = seq * v.stride[2];
+    for (int64_t i = 0; i < n; i++) te_store_f64(v.data, dtype, i, test_uniform(&state, -size, size));
+    return v;
+}
+
+static te_attention_grad problem(te_dtype dtype, extents e)
+{
+    te_attention_grad g = {0};
+    te_attention     *a = &g.forward;
+    int64_t           lse[3] = {e.batch, e.heads, e.seq_q};
+    a->q = operand(dtype, e.batch, e.heads, e.seq_q, e.dim, 2);
+    a->k = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim, 2);
+    a->v = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim_v, 2);
+    a->out = operand(dtype, e.batch, e.heads, e.seq_q, e.dim_v, 0);
+    a->lse = test_view(test_scratch(&cuda.exec, (size_t)(e.batch * e.heads * e.seq_q) * 8), dtype == TE_F64 ? TE_F64 : TE_F32,
+                       3, lse);
+    g.dout = operand(dtype, e.batch, e.heads, e.seq_q, e.dim_v, 2);
+    g.dq = operand(dtype, e.batch, e.heads, e.seq_q, e.dim, 0);
+    g.dk = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim, 0);
+    g.dv = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim_v, 0);
+    a->scale = 1 / sqrt((double)e.dim);
+    a->window_left = a->window_right = -1;
+    a->rng = (te_rng){12345, 7, 99};
+    return g;
+}
+
+static void release(te_attention_grad *g)
+{
+    te_attention *a = &g->forward;
+    void *memory[] = {a->q.data, a->k.data, a->v.data, a->out.data, a->lse.data, a->bias.data,
+                      g->dout.data, g->dq.data, g->dk.data, g->dv.data};
+    for (int i = 0; i < 10; i++) free(memory[i]);
+}
+
+/* The same, its results elsewhere. */
+static te_view another(const te_view *v)
+{
+    int64_t n = 1;
+    for (int i = 0; i < v->ndim; i++) n += (v->shape[i] - 1) * v->stride[i];
+    te_view copy = *v;
+    copy.data = test_scratch(&cuda.exec, (size_t)n * te_dtype_size(v->dtype));
+    memset(copy.data, 0xff, (size_t)n * te_dtype_size(v->dtype));
+    return copy;
+}
+
+static bool agree(const char *name, const te_view *a, const te_view *b, double tolerance)
+{
+    double  worst = 0, size = 0;
+    int64_t n = te_view_numel(a);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = 0, rest = i;
+        for (int d = a->ndim - 1; d >= 0; d--) at += rest % a->shape[d] * a->stride[d], rest /= a->shape[d];
+        double x = te_load_f64(a->data, a->dtype, at), y = te_load_f64(b->data, b->dtype, at);
+        if (isfinite(y)) size = fmax(size, fabs(y));
+        if (x == y || (isnan(x) && isnan(y))) continue;
+        worst = isfinite(x) && isfinite(y) ? fmax(worst, fabs(x - y)) : INFINITY;
+    }
+    if (worst > tolerance * (size + 1e-3)) fprintf(stderr, "%s: off by %g of %g\n", name, worst, size);
+    return worst <= tolerance * (size + 1e-3);
+}
+
+static double tolerance_of(te_dtype dtype)
+{
+    return dtype == TE_F64 ? 1e-12 : dtype == TE_F32 ? 5e-6 : dtype == TE_F16 ? 3e-3 : 2e-2;
+}
+
+/* Kernel and CPU on the same operands. */
+static void check(te_attention_grad *g, const char *name)
+{
+    te_attention_grad again = *g, cpu = *g;
+    double            tolerance = tolerance_of(g->forward.q.dtype);
+    te_view          *results[5] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv};
+    te_view          *wanted[5] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv};
+    te_view          *repeated[5] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv};
+    static const char *const names[5] = {"out", "lse", "dq", "dk", "dv"};
+    for (int i = 0; i < 5; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
+    te_attention_grad *both[2] = {g, &again};
+    for (int i = 0; i < 2; i++) {
+        CHECK_MSG(te_cuda_plan_attention(&cuda.exec, &plan, &both[i]->forward) == TE_OK &&
+                  cuda_plan_run(&cuda, &plan) == TE_OK, "%s: %s", name, cuda.exec.message);
+        CHECK_MSG(te_cuda_plan_attention_backward(&cuda.exec, &plan, both[i]) == TE_OK &&
+                  cuda_plan_run(&cuda, &plan) == TE_OK, "%s: %s", name, cuda.exec.message);
+    }
+    CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK && te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
+              "%s", cuda.exec.message);
+    for (int i = 0; i < 5; i++) {
+        CHECK_MSG(agree(names[i], results[i], wanted[i], tolerance), "%s: %s", name, names[i]);
+        CHECK_MSG(agree(names[i], results[i], repeated[i], 0), "%s: %s does not repeat", name, names[i]);
+        free(wanted[i]->data), free(repeated[i]->data);
+    }
+}
+
+/* --- cases -------------------------------------------------------------------------------------------------------- */
+
+static void check_dtypes(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16, TE_F64};
+    for (int i = 0; i < 4; i++) {
+        te_attention_grad g = problem(dtypes[i], (extents){2, 2, 2, 50, 50, 24, 24});
+        g.forward.window_right = i % 2 ? 0 : -1;
+        check(&g, te_dtype_name(dtypes[i]));
+        release(&g);
+    }
+}
+
+static void check_masks(void)
+{
+    te_attention_grad g = problem(TE_F32, (extents){1, 4, 2, 37, 70, 16, 40});
+    te_attention     *a = &g.forward;
+    a->window_right = 0;
+    a->bottom_right = true;
+    check(&g, "grouped heads, causal from the bottom right");
+    a->window_left = 9;
+    check(&g, "window");
+    a->bottom_right = false;
+    a->window_left = -1;
+    release(&g);
+    g = problem(TE_F32, (extents){1, 2, 1, 40, 12, 64, 8});
+    g.forward.window_right = 0;
+    g.forward.bottom_right = true; /* the first 28 queries see nothing */
+    check(&g, "fully masked rows");
+    release(&g);
+}
+
+static void check_packed(void)
+{
+    static const int32_t q[] = {2, 20, 20, 55}, kv[] = {0, 33, 40, 60};
+    te_attention_grad g = problem(TE_F32, (extents){1, 2, 1, 60, 64, 16, 16});
+    g.forward.cu_seqlens_q = q;
+    g.forward.cu_seqlens_kv = kv;
+    g.forward.n_seqs = 3;
+    g.forward.window_right = 0;
+    check(&g, "packed sequences");
+    release(&g);
+}
+
+static void check_bias_and_dropout(void)
+{
+    te_attention_grad g = problem(TE_F32, (extents){2, 3, 3, 20, 45, 16, 16});
+    te_attention     *a = &g.forward;
+    int64_t           shape[4] = {1, 3, 1, 45};
+    a->bias = test_view(test_scratch(&cuda.exec, 3 * 45 * 2), TE_BF16, 4, shape);
+    for (int i = 0; i < 3 * 45; i++) te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+    a->bias.shape[0] = 2, a->bias.stride[0] = 0;
+    a->bias.shape[2] = 20, a->bias.stride[2] = 0;
+    check(&g, "bias");
+    a->dropout = 0.3;
+    check(&g, "bias and dropout");
+    a->dropout = 1;
+    check(&g, "everything dropped");
+    release(&g);
+}
+
+static void check_hostile(void)
+{
+    te_attention_grad g = problem(TE_F32, (extents){1, 1, 1, 40, 40, 8, 8});
+    te_attention     *a = &g.forward;
+    a->window_right = 0;
+    ((float *)a->v.data)[39 * a->v.stride[2]] = INFINITY; /* seen by the last query alone */
+    ((float *)a->k.data)[38 * a->k.stride[2]] = NAN;
+    check(&g, "infinite value, NaN key");
+    release(&g);
+    g = problem(TE_F64, (extents){1, 1, 1, 5, 9, 300, 512});
+    check(&g, "large heads");
+    release(&g);
+    g = problem(TE_BF16, (extents){3, 2, 2, 1, 33, 128, 128});
+    check(&g, "one query");
+    release(&g);
+    te_attention wrong = {0};
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &wrong) == TE_ERROR_ARGUMENT);
+}
+
+int main(void)
+{
+    cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
+    nvrtc_open(&cuda.nvrtc);
+    check_dtypes();
+    check_masks();
+    check_packed();
+    check_bias_and_dropout();
+    check_hostile();
+    fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
+    test_exec_close(&cuda.exec);
+    return TEST_END();
+}

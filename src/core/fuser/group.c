@@ -31,7 +31,7 @@ void te_group_release(te_group *group)
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->producers, group->producer_capacity * sizeof *group->producers);
     te_mem_free(&ctx->mem, group->parameter, group->parameter_capacity * sizeof *group->parameter);
-    te_mem_free(&ctx->mem, group->keys, (size_t)group->n_inputs * sizeof *group->keys);
+    te_mem_free(&ctx->mem, group->keys, group->key_capacity * sizeof *group->keys);
     te_mem_free(&ctx->mem, group, sizeof *group);
     te_context_unref(ctx);
 }
@@ -57,10 +57,8 @@ static int add_value(te_group *group, int producer, bool parameter)
 
 int te_group_input(te_group *group, bool parameter)
 {
-    const te_mem *mem = &group->ctx->mem;
-    size_t size = sizeof *group->keys, n = (size_t)group->n_inputs;
-    te_plan_key *keys = mem->realloc(mem->user, group->keys, n * size, (n + 1) * size);
-    if (!keys) {
+    void *keys = group->keys;
+    if (!te_mem_grow(&group->ctx->mem, &keys, &group->key_capacity, (size_t)group->n_inputs + 1, sizeof *group->keys)) {
         te_fail_memory(group->ctx, "fuser");
         return TE_NO_VALUE;
     }

@@ -126,7 +126,7 @@ struct te_group {
     bool          *parameter; /* per value */
     te_plan_key   *keys;      /* per input, of the run in progress */
     int            outputs[TE_GROUP_MAX_OUTPUTS];
-    size_t         node_capacity, producer_capacity, parameter_capacity;
+    size_t         node_capacity, producer_capacity, parameter_capacity, key_capacity;
     int            n_nodes, n_values, n_inputs, n_outputs;
     bool           refused; /* the last run had no plan */
     te_fuse_plan  *plans;

@@ -1,0 +1,314 @@
+/* test_fuser.c - groups without Lua: a pre-norm block as one group against the same operations one by one, gradients that
+ * are kept, consumed and refused, and every allocation failing in turn. */
+#include "test.h"
+
+#include "core/autograd.h"
+#include "core/fuser/describe.h"
+#include "core/fuser/group.h"
+
+enum { BATCH = 2, TOKENS = 5, WIDTH = 8, HIDDEN = 12, N_PARAMS = 10, N_INPUTS = 1 + N_PARAMS };
+
+/* x; norm weight, bias; qkv weight, bias; projection weight; norm weight; up weight, bias; down weight, bias */
+static const int64_t shapes[N_INPUTS][4] = {
+    {3, BATCH, TOKENS, WIDTH}, {1, WIDTH}, {1, WIDTH}, {2, 3 * WIDTH, WIDTH}, {1, 3 * WIDTH}, {2, WIDTH, WIDTH},
+    {1, WIDTH}, {2, 2 * HIDDEN, WIDTH}, {1, 2 * HIDDEN}, {2, WIDTH, HIDDEN}, {1, WIDTH}};
+
+typedef struct network {
+    te_context *ctx;
+    te_tensor  *in[N_INPUTS];
+} network;
+
+static bool network_open(network *net, te_context *ctx, te_dtype dtype)
+{
+    uint64_t state = 11;
+    double values[3 * WIDTH * WIDTH + 2 * HIDDEN * WIDTH];
+    *net = (network){.ctx = ctx};
+    for (int i = 0; i < N_INPUTS; i++) {
+        net->in[i] = te_tensor_empty(ctx, dtype, (int)shapes[i][0], shapes[i] + 1);
+        if (!net->in[i]) return false;
+        for (int64_t k = 0; k < te_tensor_numel(net->in[i]); k++) values[k] = test_uniform(&state, -1, 1);
+        if (te_tensor_write(net->in[i], TE_F64, values) != TE_OK) return false;
+        if (te_tensor_set_requires_grad(net->in[i], true) != TE_OK) return false;
+    }
+    return true;
+}
+
+static void network_close(network *net)
+{
+    for (int i = 0; i < N_INPUTS; i++) te_tensor_release(net->in[i]);
+}
+
+/* --- the block, described once and run in two ways ----------------------------------------------------------------- */
+
+/* What a step of the description does: adds to a group, or runs. A value is an index into either's list. */
+typedef struct builder {
+    te_context *ctx;
+    te_group   *group;     /* NULL: run */
+    te_tensor  *made[32];  /* when running: results, owned */
+    int         n;
+    te_status   status;
+} builder;
+
+static int step(builder *b, const char *name, const int *values, int n_values, double attribute, int at)
+{
+    const te_op *op = te_op_find(b->ctx, name);
+    te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
+    int result = b->n;
+    if (b->status != TE_OK || !op) return 0;
+    if (at >= 0) args[at] = (te_arg){.kind = TE_ARG_NUMBER, .as.number = attribute};
+    if (b->group) {
+        te_group_call call = {.op = op, .args = args, .n_args = op->n_params, .label = result};
+        for (int i = 0; i < TE_OP_MAX_INPUTS; i++) call.values[i] = i < n_values ? values[i] : TE_NO_VALUE;
+        b->status = te_group_op(b->group, &call, &result);
+        return result;
+    }
+    for (int i = 0; i < n_values; i++)
+        if (values[i] >= 0) args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = b->made[values[i]]};
+    b->status = te_op_run(b->ctx, op, args, op->n_params, &b->made[b->n], 1);
+    return b->n++;
+}
+
+#define STEP(name, ...) step(b, name, (int[]){__VA_ARGS__}, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), 0, -1)
+
+static int param_index(const char *op, const char *name, te_context *ctx)
+{
+    const te_op *o = te_op_find(ctx, op);
+    for (int i = 0; o && i < o->n_params; i++)
+        if (strcmp(o->params[i].name, name) == 0) return i;
+    return -1;
+}
+
+/* The result, and the sum in the middle. Values 0 … N_INPUTS - 1 are the inputs. */
+static void describe_block(builder *b, int results[2])
+{
+    int h = STEP("layer_norm", 0, 1, 2);
+    h = STEP("linear", h, 3, 4);
+    h = step(b, "self_attention", (int[]){h}, 1, 2, param_index("self_attention", "heads", b->ctx));
+    h = STEP("linear", h, 5);
+    h = step(b, "dropout", (int[]){h}, 1, 0.25, param_index("dropout", "p", b->ctx));
+    int middle = STEP("add", 0, h);
+    h = STEP("rms_norm", middle, 6);
+    h = STEP("linear", h, 7, 8);
+    h = STEP("swiglu", h);
+    h = STEP("linear", h, 9, 10);
+    results[0] = STEP("add", middle, h);
+    results[1] = middle;
+}
+
+static te_group *make_group(te_context *ctx)
+{
+    builder b = {.ctx = ctx, .group = te_group_new(ctx)};
+    int results[2];
+    if (!b.group) return NULL;
+    for (int i = 0; i < N_INPUTS && b.status == TE_OK; i++)
+        if (te_group_input(b.group, i > 0) == TE_NO_VALUE) b.status = TE_ERROR_MEMORY;
+    describe_block(&b, results);
+    for (int i = 0; i < 2 && b.status == TE_OK; i++) b.status = te_group_output(b.group, results[i]);
+    if (b.status == TE_OK) return b.group;
+    te_group_release(b.group);
+    return NULL;
+}
+
+static te_status run_singly(network *net, te_tensor **out)
+{
+    builder b = {.ctx = net->ctx, .n = N_INPUTS};
+    int results[2];
+    for (int i = 0; i < N_INPUTS; i++) b.made[i] = te_tensor_retain(net->in[i]);
+    describe_block(&b, results);
+    for (int i = 0; i < 2 && b.status == TE_OK; i++) out[i] = te_tensor_retain(b.made[results[i]]);
+    for (int i = 0; i < b.n; i++) te_tensor_release(b.made[i]);
+    return b.status;
+}
+
+/* sum(y0^2) + sum(y1), backwards. */
+static te_status backward_of(te_tensor **out, bool retain)
+{
+    te_context *ctx = te_tensor_context(out[0]);
+    te_tensor *square = te_op_apply(ctx, "mul", 2, (te_tensor *[]){out[0], out[0]});
+    te_tensor *total = square ? te_op_apply(ctx, "add", 2, (te_tensor *[]){square, out[1]}) : NULL;
+    te_tensor *loss = total ? te_op_apply(ctx, "sum", 1, &total) : NULL;
+    te_status status = loss ? te_backward(loss, NULL, retain) : TE_ERROR_MEMORY;
+    te_tensor_release(square);
+    te_tensor_release(total);
+    te_tensor_release(loss);
+    return status;
+}
+
+static void drop(te_tensor **out)
+{
+    for (int i = 0; i < 2; i++) te_tensor_release(out[i]);
+}
+
+/* --- against the operations one by one ---------------------------------------------------------------------------- */
+
+static void read_grads(network *net, double grads[N_INPUTS][256])
+{
+    for (int i = 0; i < N_INPUTS; i++) {
+        te_tensor *g = te_tensor_grad(net->in[i]);
+        CHECK_MSG(g && te_tensor_read(g, TE_F64, grads[i]) == TE_OK, "input %d has no gradient", i);
+        te_tensor_set_grad(net->in[i], NULL);
+    }
+}
+
+static void compare(te_dtype dtype, double tolerance)
+{
+    te_context *ctx = te_context_open(NULL);
+    static double want[N_INPUTS][256], got[N_INPUTS][256], a[256], b[256];
+    network net;
+    te_tensor *out[2];
+    CHECK(network_open(&net, ctx, dtype));
+    te_context_set_rng_state(ctx, 5, 0);
+    CHECK_MSG(run_singly(&net, out) == TE_OK, "%s", te_context_error(ctx));
+    te_tensor_read(out[0], TE_F64, a);
+    CHECK(backward_of(out, false) == TE_OK);
+    drop(out);
+    read_grads(&net, want);
+    te_group *group = make_group(ctx);
+    te_context_set_rng_state(ctx, 5, 0);
+    CHECK_MSG(group && te_group_run(group, net.in, out) == TE_OK, "%s", te_context_error(ctx));
+    te_tensor_read(out[0], TE_F64, b);
+    CHECK_MSG(memcmp(a, b, BATCH * TOKENS * WIDTH * sizeof *a) == 0, "results differ");
+    CHECK_MSG(backward_of(out, false) == TE_OK, "%s", te_context_error(ctx));
+    read_grads(&net, got);
+    for (int i = 0; i < N_INPUTS; i++)
+        for (int64_t k = 0; k < te_tensor_numel(net.in[i]); k++)
+            CHECK_MSG(fabs(got[i][k] - want[i][k]) <= tolerance * (1 + fabs(want[i][k])), "gradient %d[%d]: %g, not %g", i, (int)k, got[i][k],
+                      want[i][k]);
+    CHECK(backward_of(out, false) != TE_OK && strstr(te_context_error(ctx), "retain_graph"));
+    drop(out);
+    te_group_release(group);
+    network_close(&net);
+    te_context_release(ctx);
+}
+
+/* --- what is kept ------------------------------------------------------------------------------------------------- */
+
+static void test_retain_and_changes(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    static double once[N_INPUTS][256], twice[N_INPUTS][256];
+    network net;
+    te_tensor *out[2];
+    CHECK(network_open(&net, ctx, TE_F64));
+    te_group *group = make_group(ctx);
+    CHECK(te_group_run(group, net.in, out) == TE_OK);
+    te_group_release(group); /* the graph keeps what it needs */
+    CHECK(backward_of(out, true) == TE_OK);
+    read_grads(&net, once);
+    CHECK(backward_of(out, false) == TE_OK);
+    read_grads(&net, twice);
+    for (int i = 0; i < N_INPUTS; i++)
+        CHECK(memcmp(once[i], twice[i], (size_t)te_tensor_numel(net.in[i]) * sizeof(double)) == 0);
+    drop(out);
+
+    group = make_group(ctx);
+    CHECK(te_group_run(group, net.in, out) == TE_OK);
+    te_tensor *grad = NULL, *seed = te_tensor_full(ctx, TE_F64, 3, (int64_t[]){BATCH, TOKENS, WIDTH}, 1);
+    CHECK(te_autograd_grad(ctx, out, &seed, 1, &net.in[7], &grad, 1, true) == TE_OK && grad); /* of one input alone */
+    for (int i = 0; i < N_INPUTS; i++) CHECK(te_tensor_grad(net.in[i]) == NULL);
+    te_tensor_release(grad);
+    te_tensor_release(seed);
+
+    te_context_set_grad_enabled(ctx, false); /* a saved weight changes */
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = net.in[7]}, {.kind = TE_ARG_NUMBER, .as.number = 2}};
+    CHECK(te_op_run_inplace(ctx, te_op_find(ctx, "mul"), args, 2) == TE_OK);
+    te_context_set_grad_enabled(ctx, true);
+    CHECK(backward_of(out, false) != TE_OK && strstr(te_context_error(ctx), "changed in place"));
+    drop(out);
+    te_group_release(group);
+    network_close(&net);
+    te_context_release(ctx);
+}
+
+static void test_refusals(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_group *group = te_group_new(ctx);
+    int x = te_group_input(group, false), y = te_group_input(group, false), sum;
+    te_group_call call = {.op = te_op_find(ctx, "add"), .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+    CHECK(te_group_op(group, &call, &sum) == TE_OK && te_group_output(group, sum) == TE_OK);
+    te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 3, (int64_t[]){2, 3, 4}, 1), te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 1}, 1)};
+    te_tensor *out;
+    CHECK(te_group_run(group, in, &out) == TE_ERROR_UNSUPPORTED && te_group_refused(group) && !out);
+    CHECK(strstr(te_context_error(ctx), "te.add: cannot be planned") != NULL);
+    te_tensor *fits[2] = {in[0], te_tensor_retain(in[0])};
+    CHECK(te_group_run(group, fits, &out) == TE_OK && !te_group_refused(group));
+    te_tensor_release(out);
+    CHECK(!te_group_accepts(ctx, te_op_find(ctx, "cat")) && !te_group_accepts(ctx, te_op_find(ctx, "embedding")));
+    call.values[0] = 77;
+    CHECK(te_group_op(group, &call, &sum) != TE_OK && strstr(te_context_error(ctx), "no value 77"));
+    te_group_release(group);
+    te_tensor_release(fits[1]);
+    te_tensor_release(in[0]);
+    te_tensor_release(in[1]);
+    te_context_release(ctx);
+}
+
+/* --- memory that runs out ----------------------------------------------------------------------------------------- */
+
+typedef struct failing {
+    long   countdown;
+    size_t live;
+} failing;
+
+static void *failing_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
+{
+    failing *f = user;
+    if (new_size == 0) {
+        f->live -= old_size;
+        free(ptr);
+        return NULL;
+    }
+    if (f->countdown >= 0 && f->countdown-- == 0) return NULL;
+    void *p = realloc(ptr, new_size);
+    if (p) f->live += new_size - (ptr ? old_size : 0);
+    return p;
+}
+
+static bool block_step(network *net)
+{
+    te_tensor *out[2] = {NULL, NULL};
+    te_group *group = make_group(net->ctx);
+    bool ok = group && te_group_run(group, net->in, out) == TE_OK && backward_of(out, false) == TE_OK;
+    drop(out);
+    te_group_release(group);
+    for (int i = 0; i < N_INPUTS; i++) te_tensor_set_grad(net->in[i], NULL);
+    return ok;
+}
+
+/* Returns whether the step got by without reaching allocation n. */
+static bool step_with_failure(long n)
+{
+    failing f = {.countdown = -1};
+    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_realloc, .realloc_user = &f};
+    te_context *ctx = te_context_open(&options);
+    network net;
+    CHECK(ctx && network_open(&net, ctx, TE_F32));
+    f.countdown = n;
+    bool ok = block_step(&net), reached = f.countdown < 0;
+    f.countdown = -1;
+    CHECK_MSG(ok || strlen(te_context_error(ctx)) > 0, "allocation %ld failed without a message", n);
+    CHECK_MSG(block_step(&net), "after allocation %ld failed: %s", n, te_context_error(ctx));
+    network_close(&net);
+    te_context_release(ctx);
+    CHECK_MSG(f.live == 0, "allocation %ld: %zu bytes leaked", n, f.live);
+    return !reached;
+}
+
+static void test_failing_allocations(void)
+{
+    long n = 0;
+    while (!step_with_failure(n) && n < 20000) n++;
+    CHECK_MSG(n > 100 && n < 20000, "%ld allocations in a step", n);
+}
+
+int main(void)
+{
+    compare(TE_F64, 1e-12);
+    compare(TE_F32, 1e-5);
+    compare(TE_BF16, 0.1);
+    test_retain_and_changes();
+    test_refusals();
+    test_failing_allocations();
+    return TEST_END();
+}

@@ -126,4 +126,17 @@ describe("te.Residual", function()
         assert.equal(64 * 8 * 4, residual:eval()(te.ones { 64, 2, 4 }):sum():item())
         assert.error_matches(function() te.Residual(te.ReLU(), { drop_paht = 1 }) end, "did you mean")
     end)
+
+    it("adds parallel branches of one input", function()
+        local x = te.randn { 5, 8 }
+        local a, b = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)), te.Sequential(te.RMSNorm(8), te.Linear(8, 16), te.SwiGLU())
+        local residual = te.Residual(a, b, { parallel = true })
+        local expected = x + a(x) + b(x)
+        assert.is_true((residual(x) - expected):abs():max():item() < 1e-6)
+        residual:append(te.ConstantScale(10))
+        assert.is_true((residual(x) - (expected + x * 10)):abs():max():item() < 1e-5)
+        local plan = te.no_grad(function() return te.Residual(a, b, { parallel = true }):explain(x) end)
+        assert.equal("LayerNorm + RMSNorm", plan.forward[1].name) -- both norms read x once
+        assert.equal(4, #plan.forward) -- two products, and one program for the gate and both sums
+    end)
 end)

@@ -306,7 +306,7 @@ int main(void)
 {
     compare(TE_F64, 1e-12);
     compare(TE_F32, 1e-5);
-    compare(TE_BF16, 0.1);
+    compare(TE_BF16, 0.3);
     test_retain_and_changes();
     test_refusals();
     test_failing_allocations();

@@ -3,6 +3,7 @@
 --     te.Residual(norm, linear)                       x + linear(norm(x))
 --     te.Residual(norm, linear, { drop_path = 0.1 })  while training, the branch of a whole sequence is left out with that
 --                                                     probability and scaled up otherwise (stochastic depth, Huang et al. 2016)
+--     te.Residual(attention, mlp, { parallel = true })   x + attention(x) + mlp(x): every module is a branch of its own
 
 local te = require "te"
 local options = require "te.options"
@@ -11,15 +12,21 @@ local Sequential = require "te.sequential"
 local Residual = Sequential:extend("Residual")
 
 Residual.is_residual = true
+Residual.parallel = false
 
 function Residual:init(...)
     local modules, n = { ... }, select("#", ...)
     if type(modules[n]) == "table" and getmetatable(modules[n]) == nil then
-        local opts = options.check("te.Residual", modules[n], { drop_path = { "number", 0, min = 0, max = 1 } })
+        local opts = options.check("te.Residual", modules[n], {
+            drop_path = { "number", 0, min = 0, max = 1 }, parallel = { "boolean", false },
+        })
         modules[n] = nil
+        self.parallel = opts.parallel
         if opts.drop_path > 0 then self.drop_path = te.StochasticDepth(opts.drop_path) end
     end
     Sequential.init(self, unpack(modules))
 end
+
+function Residual:describe() return self.parallel and "parallel" or "" end
 
 return Residual

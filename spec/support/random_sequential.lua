@@ -57,6 +57,17 @@ local PIECES = {
         return w
     end,
     function(m, list, w)
+        local branches = {}
+        for i = 1, 2 do
+            branches[i] = {}
+            local out = m:chain(branches[i], w, m.random(3))
+            table.insert(branches[i], te.Linear(out, w, { params_dtype = m.dtype, init_method = m.init }))
+            branches[i] = te.Sequential(unpack(branches[i]))
+        end
+        list[#list + 1] = te.Residual(branches[1], branches[2], { parallel = true })
+        return w
+    end,
+    function(m, list, w)
         local inner = {}
         local out = m:chain(inner, w, m.random(3))
         list[#list + 1] = te.Sequential(unpack(inner))

@@ -73,27 +73,42 @@ function Walk:operation(op, x, channels, container)
     return self:add(op, x, { channels[channel] }).y
 end
 
+-- Remembers what a container held, for is_current.
+function Walk:enter(container, list)
+    self.containers[#self.containers + 1] = container
+    for i = 1, #list do self.members[#self.members + 1] = list[i] end
+end
+
 function Walk:chain(container, list, x)
     local channels = {}
-    self.containers[#self.containers + 1] = container
-    for i = 1, #list do
-        self.members[#self.members + 1] = list[i]
-        x = self:module(list[i], x, channels, container)
-    end
+    for i = 1, #list do x = self:module(list[i], x, channels, container) end
     return x
+end
+
+-- sum + what the branch makes of x. Where both are the same value, MakeExtraOutput splits it, as it would be written by hand.
+function Walk:branch(m, list, x, sum)
+    if x == sum then
+        local split = self:add(flatten.split, x, {})
+        x, sum = split.y, split.outs[1]
+    end
+    local branch = self:chain(m, list, x)
+    if m.drop_path then branch = self:add(m.drop_path, branch, {}).y end
+    return self:add(flatten.sum, branch, { sum }).y
 end
 
 function Walk:module(m, x, channels, parent)
     local list = members(m)
     if not list then return self:operation(m, x, channels, parent) end
+    self:enter(m, list)
     if not m.is_residual then return self:chain(m, list, x) end
-    local split = self:add(flatten.split, x, {})
-    local branch = self:chain(m, list, split.y)
-    if m.drop_path then branch = self:add(m.drop_path, branch, {}).y end
-    return self:add(flatten.sum, branch, { split.outs[1] }).y
+    if not m.parallel then return self:branch(m, list, x, x) end
+    local sum = x
+    for i = 1, #list do sum = self:branch(m, { list[i] }, x, sum) end
+    return sum
 end
 
---- The items of a container, or of the chain() of any other module, run with n_extras extra inputs and, when has_lens, lengths of packed sequences.
+--- The items of a container, or of the chain() of any other module, run with n_extras extra inputs and, when has_lens,
+--- lengths of packed sequences.
 function flatten.module(m, n_extras, has_lens)
     local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, n_values = 1 + n_extras }, Walk)
     if has_lens then walk.lens, walk.n_values = 2, walk.n_values + 1 end
@@ -101,7 +116,13 @@ function flatten.module(m, n_extras, has_lens)
     walk.n_inputs = walk.n_values
     flatten.split = flatten.split or te.MakeExtraOutput()
     flatten.sum = flatten.sum or te.AddExtraInput()
-    walk.y = m.forward == flatten.forward and walk:module(m, 1, {}, m) or walk:chain(m, m:chain(), 1)
+    if m.forward == flatten.forward then
+        walk.y = walk:module(m, 1, {}, m)
+    else
+        local list = m:chain()
+        walk:enter(m, list)
+        walk.y = walk:chain(m, list, 1)
+    end
     return walk
 end
 

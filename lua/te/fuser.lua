@@ -37,6 +37,20 @@ local function plan_releases(program)
     end
 end
 
+-- Whether a program is one group that takes the caller's inputs and gives the caller's outputs, in order.
+local function is_single(program)
+    local part = program.parts[1]
+    if #program.parts ~= 1 or not part.group then return false end
+    if #part.outputs ~= #program.outputs or #part.inputs ~= program.n_inputs then return false end
+    for i, v in ipairs(part.outputs) do
+        if program.outputs[i] ~= v then return false end
+    end
+    for i, v in ipairs(part.inputs) do
+        if v ~= i then return false end
+    end
+    return true
+end
+
 local function compile(module, n_extras, has_lens)
     local walk = flatten.module(module, n_extras, has_lens)
     local program = record.parts(walk, fuser.enabled)
@@ -44,6 +58,7 @@ local function compile(module, n_extras, has_lens)
     program.pure = true
     for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
     plan_releases(program)
+    program.single = is_single(program)
     return program
 end
 
@@ -144,6 +159,26 @@ local function run(program, env)
     return unpack(results, 1, #outputs)
 end
 
+-- Hands on what a single group gave; without a plan it runs the long way. The arguments are forgotten.
+local function settle(program, args, n, first, ...)
+    local env
+    if first == nil then env = { unpack(args, 1, n) } end
+    for i = 1, n do args[i] = false end
+    program.args = args
+    if env then return run(program, env) end
+    return first, ...
+end
+
+-- The short way for a single group: no tables are made.
+local function run_single(program, ...)
+    local part, args, n = program.parts[1], program.args or {}, program.n_inputs
+    local params = part.params
+    program.args = nil -- in use
+    for i = 1, n do args[i] = (select(i, ...)) end
+    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    return settle(program, args, n, core.group_run(part.group, unpack(args, 1, n + #params)))
+end
+
 -- Whether the first of the values beyond x is seq_lens: one tensor more than the operations take, 1-D and of integers.
 local function has_seq_lens(module, n, takes, first)
     if n == takes then return false end
@@ -159,7 +194,7 @@ function fuser.forward(module, x, ...)
     if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
     local program = fuser.program(module, takes, lens)
     rawset(module, "pure", program.pure)
-    if n == 0 then return run(program, { x }) end
+    if program.single then return run_single(program, x, ...) end
     return run(program, { x, ... })
 end
 

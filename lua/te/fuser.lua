@@ -8,6 +8,7 @@ local fail = require "te.fail"
 local core = te._core
 local flatten = require "te.fuser.flatten"
 local record = require "te.fuser.record"
+local rules = require "te.fuser.rules"
 
 local fuser = { enabled = true }
 
@@ -15,13 +16,16 @@ local function is_pure(part)
     return part.group ~= nil or type(part.item.op) == "table" and part.item.op.pure == true
 end
 
--- Lays down what nobody reads after each part: given back at once when the part keeps nothing of what it reads.
+-- Lays down what nobody reads after each part: given back at once when no part that reads it may keep it.
 local function plan_releases(program)
+    local kept = {}
     for _, part in ipairs(program.parts) do
         part.releases = {}
         local function consider(v)
             local last = program.readers[v]
-            if is_pure(part) and v > program.n_inputs and last and last <= part.last_step then
+            if not is_pure(part) then
+                kept[v] = true
+            elseif not kept[v] and v > program.n_inputs and last and last <= part.last_step then
                 part.releases[#part.releases + 1] = v
             end
         end
@@ -30,9 +34,11 @@ local function plan_releases(program)
     end
 end
 
-local function compile(module, n_extras, has_lens)
+local function compile(module, n_extras, has_lens, situation)
     local walk = flatten.module(module, n_extras, has_lens)
+    local watched = situation and rules.rewrite(walk, situation) or {}
     local program = record.parts(walk, fuser.enabled)
+    for _, check in ipairs(watched) do program.checks[#program.checks + 1] = check end
     program.walk, program.enabled = walk, fuser.enabled
     program.pure = true
     for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
@@ -54,17 +60,19 @@ local function is_current(program)
     return true
 end
 
---- The program of a module for so many extra inputs, kept with the module.
-function fuser.program(module, n_extras, has_lens)
-    local key = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0)
+--- The program of a module for so many extra inputs, kept with the module until the registered rules change. Rules may look
+--- at what the inputs are like, so then there is a program for each kind.
+function fuser.program(module, n_extras, has_lens, x, ...)
+    local key, situation = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0), nil
     local programs = rawget(module, "_programs")
-    if not programs then
-        programs = {}
+    if not programs or programs.rules ~= rules.version then
+        programs = { rules = rules.version }
         rawset(module, "_programs", programs)
     end
+    if rules.count > 0 and fuser.enabled then situation, key = rules.situation(key, module, x, ...) end
     local program = programs[key]
     if not program or not is_current(program) then
-        program = compile(module, n_extras, has_lens)
+        program = compile(module, n_extras, has_lens, situation)
         programs[key] = program
     end
     return program
@@ -150,14 +158,14 @@ end
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
     if n ~= takes then lens = has_seq_lens(module, n, takes, (...)) end
-    local program = fuser.program(module, takes, lens)
+    local program = fuser.program(module, takes, lens, x, ...)
     rawset(module, "pure", program.pure)
     if n == 0 then return run(program, { x }) end
     return run(program, { x, ... })
 end
 
 --- Runs the chain() of a module that does more in its forward than that.
-function fuser.run_chain(module, x) return run(fuser.program(module, 0, false), { x }) end
+function fuser.run_chain(module, x) return run(fuser.program(module, 0, false, x), { x }) end
 
 flatten.forward = fuser.forward
 

@@ -8,6 +8,7 @@ local fail = require "te.fail"
 local core = te._core
 local flatten = require "te.fuser.flatten"
 local record = require "te.fuser.record"
+local rewrite = require "te.fuser.rewrite"
 local rules = require "te.fuser.rules"
 
 local fuser = { enabled = true }
@@ -36,7 +37,7 @@ end
 
 local function compile(module, n_extras, has_lens, situation)
     local walk = flatten.module(module, n_extras, has_lens)
-    local watched = situation and rules.rewrite(walk, situation) or {}
+    local watched = situation and rewrite.walk(walk, situation) or {}
     local program = record.parts(walk, fuser.enabled)
     for _, check in ipairs(watched) do program.checks[#program.checks + 1] = check end
     program.walk, program.enabled = walk, fuser.enabled

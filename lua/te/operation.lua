@@ -105,6 +105,7 @@ function FusedOperation:set_basic_ops(...)
 end
 
 function FusedOperation:forward(x, ...)
+    if not self.basic_ops then fail("%s: set_basic_ops says which operations it stands for", self.__name) end
     check_extra_inputs(self, select("#", ...))
     return script.of_fused(self)(x, ...)
 end

@@ -17,21 +17,25 @@ local function is_pure(part)
     return part.group ~= nil or type(part.item.op) == "table" and part.item.op.pure == true
 end
 
--- Lays down what nobody reads after each part: given back at once when no part that reads it may keep it.
+local function each_read(part, visit)
+    for _, v in ipairs(part.inputs or part.extras) do visit(v) end
+    if part.x then visit(part.x) end
+end
+
+-- Lays down what nobody reads after each part: given back at once when none of its readers may keep it.
 local function plan_releases(program)
     local kept = {}
     for _, part in ipairs(program.parts) do
+        if not is_pure(part) then each_read(part, function(v) kept[v] = true end) end
+    end
+    for _, part in ipairs(program.parts) do
         part.releases = {}
-        local function consider(v)
+        each_read(part, function(v)
             local last = program.readers[v]
-            if not is_pure(part) then
-                kept[v] = true
-            elseif not kept[v] and v > program.n_inputs and last and last <= part.last_step then
+            if not kept[v] and v > program.n_inputs and last and last <= part.last_step then
                 part.releases[#part.releases + 1] = v
             end
-        end
-        for _, v in ipairs(part.inputs or part.extras) do consider(v) end
-        if part.x then consider(part.x) end
+        end)
     end
 end
 

@@ -300,13 +300,18 @@ describe("rules", function()
         local x, e = input(), input()
         local weight, before, text = seq[3].weight:clone(), x:clone(), tostring(seq)
         local members = { seq[1], seq[2], seq[3] }
-        with({ { "forward", function(ops)
+        local function keep(ops)
             kept = axpy(ops)
             for i = #ops, 1, -1 do ops[i] = nil end
             return kept
-        end } }, function()
-            local first = seq(x, e)
+        end
+        local function empty(ops)
             for i = #kept, 1, -1 do kept[i] = nil end
+            return ops
+        end
+        with({ { "forward", keep }, { "backward", empty } }, function()
+            local first = seq(x, e)
+            assert.equal(1, calls)
             assert.equal(0, (first - seq(x, e)):abs():max():item())
         end)
         assert.equal(text, tostring(seq))
@@ -358,6 +363,25 @@ describe("a backward fusion", function()
         end)
     end)
 
+    it("adds up the gradients of several readers", function()
+        local Scaled = fused_class("ForwardScaleAdd", {
+            fuser_forward = function(self, _, x, extra_inputs) return x * self.basic_ops[1].scale + extra_inputs[2][1] end,
+        })
+        local function scaled_gradient(self, _, dy)
+            local dx = dy * self.basic_ops[2].scale
+            return dx, { {}, {} }, { { dx }, {} }
+        end
+        local AddScale = fused_class("BackwardAddScale", { fuser_backward = scaled_gradient })
+        local make, first, second = te.MakeExtraOutput(), te.AddExtraInput(), te.AddExtraInput()
+        make.channel, first.channel, second.channel = "kept", "kept", "kept"
+        local seq = te.Sequential(te.ReLU(), make, first, te.ConstantScale(3), second, te.ConstantScale(0.5))
+        local x = input()
+        local unfused = outcome(seq, x)
+        with({ { "forward", window({ te.ConstantScale, te.AddExtraInput }, Scaled) },
+            { "backward", window({ te.AddExtraInput, te.ConstantScale }, AddScale) } },
+            function() assert_same(unfused, outcome(seq, x)) end)
+    end)
+
     it("may stand for a whole branch: gradients inside are its own affair", function()
         local given
         local Branch = fused_class("BackwardBranch", {
@@ -399,7 +423,9 @@ describe("a backward fusion", function()
     it("uses the own backward of operations beside it", function()
         local Scale = te.BasicOperation:extend("Scale")
         function Scale:init() self:register_parameter("scale", te.full({}, 3)) end
+        local runs = 0
         function Scale:op_forward(ctx, x)
+            runs = runs + 1
             ctx:save_for_backward(x)
             return x * self.scale
         end
@@ -418,9 +444,11 @@ describe("a backward fusion", function()
         local seq = te.Sequential(te.ReLU(), Scale(), te.Linear(4, 4), te.ConstantScale(2), te.ReLU())
         local x = input()
         local unfused = outcome(seq, x)
+        assert.equal(1, runs)
         with({ { "forward", window({ Scale, te.Linear }, Pair) }, { "backward", backward_linear_scale } },
             function() assert_same(unfused, outcome(seq, x)) end)
         assert.equal(1, calls)
+        assert.equal(1, runs)
     end)
 
     it("may overlap a forward fusion that saves nothing", function()

@@ -82,7 +82,7 @@ local function backward_basic(self, unit, kept, dy, extra_gradients)
         { units.check_list(who, of_extras, #step.extras, "gradients of extra inputs") }
 end
 
--- A copy of the lists with the gradients that stay inside a unit, which may be left out, as missing ones.
+-- A copy of the lists without the gradients that stay inside a unit: they count as given, and go nowhere.
 local function with_inner(self, unit, of_extras, made_inside)
     if next(made_inside) == nil or of_extras ~= nil and type(of_extras) ~= "table" then return of_extras end
     local lists = {}
@@ -132,9 +132,7 @@ local function backward_unit(self, unit, kept, grads, of_parameters)
     for at = 1, unit.last - unit.first + 1 do
         local i = unit.first + at - 1
         of_parameters[i] = parameters[at]
-        for k, v in ipairs(self.steps[i].extras) do
-            if not made_inside[v] then accumulate(who, grads, v, extras[at][k]) end
-        end
+        for k, v in ipairs(self.steps[i].extras) do accumulate(who, grads, v, extras[at][k]) end
     end
 end
 

@@ -102,6 +102,7 @@ function FusedOperation:set_basic_ops(...)
         self.num_extra_outputs = self.num_extra_outputs + op.num_extra_outputs
     end
     self.basic_ops = ops
+    rawset(self, "_script", nil)
 end
 
 function FusedOperation:forward(x, ...)

@@ -190,7 +190,32 @@ describe("a forward fusion", function()
         assert.equal(1, calls)
     end)
 
-    it("runs in the models' chains too, and in nothing when fusion is off", function()
+    it("reaches into models", function()
+        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 8 }
+        local ids = te.randint(0, 10, { 2, 8 }, { dtype = "int32" })
+        local function run()
+            model:zero_grad()
+            local _, loss = model(ids, ids)
+            loss:backward()
+            return loss:item(), model.blocks[1].mlp[4].weight.grad:clone(), model.wte.weight.grad:clone()
+        end
+        local loss, dw, embedding = run()
+        local Pair = fused_class("GeluLinear", {
+            fuser_forward = function(self, _, x)
+                calls = calls + 1
+                return te.linear(te.gelu(x, { approximate = self.basic_ops[1].approximate }), self.basic_ops[2].weight)
+            end,
+        })
+        with({ { "forward", window({ te.GELU, te.Linear }, Pair) } }, function()
+            local fused_loss, fused_dw, fused_embedding = run()
+            assert.equal(2, calls)
+            assert.is_true(math.abs(loss - fused_loss) < 1e-5)
+            assert.is_true((dw - fused_dw):abs():max():item() < 1e-5)
+            assert.is_true((embedding - fused_embedding):abs():max():item() < 1e-5)
+        end)
+    end)
+
+    it("does not happen when fusion is off", function()
         local seq = te.Sequential(te.ConstantScale(3), te.AddExtraInput())
         with({ { "forward", axpy } }, function()
             te.set_fusion(false)
@@ -458,6 +483,23 @@ describe("a backward fusion", function()
         with({ { "forward", axpy }, { "backward", backward_linear_scale } },
             function() assert_same(unfused, outcome(seq, x)) end)
         assert.equal(2, calls)
+    end)
+
+    it("may leave attention inside a forward fusion to its own gradient", function()
+        local Attend = fused_class("Attend", {
+            fuser_forward = function(self, ctxs, x)
+                return self.basic_ops[1](x, ctxs[1].seq_lens) * self.basic_ops[2].scale
+            end,
+        })
+        local Scales = fused_class("BackwardScales", {
+            fuser_backward = function(self, _, dy) return dy * (self.basic_ops[1].scale * self.basic_ops[2].scale) end,
+        })
+        local seq = te.Sequential(te.MultiHeadedSelfAttention(4, 2), te.ConstantScale(2), te.ConstantScale(3))
+        local x, lens = input({ 5, 4 }), te.tensor({ 2, 3 }, { dtype = "int32" })
+        local unfused = outcome(seq, x, lens)
+        with({ { "forward", window({ te.MultiHeadedSelfAttention, te.ConstantScale }, Attend) },
+            { "backward", window({ te.ConstantScale, te.ConstantScale }, Scales) } },
+            function() assert_same(unfused, outcome(seq, x, lens)) end)
     end)
 
     it("cannot repeat random numbers of a forward fusion", function()

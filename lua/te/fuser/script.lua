@@ -37,11 +37,10 @@ function Script:__call(...)
         for k, parameter in ipairs(parameters) do inputs[n + k] = parameter end
         n = n + #parameters
     end
-    local n_inputs = #self.inputs
     return core.custom(
-        function(ctx, ...)
+        function(ctx, ...) -- parameters follow the inputs: the operations know their own
             ctx.kept = { contexts = {}, counts = counts, dtype = core.compute_dtype() }
-            return forward.run(self, ctx.kept.contexts, unpack({ ... }, 1, n_inputs))
+            return forward.run(self, ctx.kept.contexts, ...)
         end,
         function(ctx, ...) return backward(self, ctx.kept, ...) end,
         unpack(inputs, 1, n))
@@ -103,18 +102,31 @@ local function standalone(ops)
     return steps, { x, unpack(outputs) }
 end
 
---- A basic operation with an op_backward by itself.
-function script.of_basic(op)
-    local steps, outputs = standalone({ op })
+-- The script of an operation by itself, kept with it for as long as it takes and makes as many values.
+local function kept(op, ops, make)
+    local known = rawget(op, "_script")
+    if not known or #known.inputs ~= 1 + op.num_extra_inputs or #known.outputs ~= 1 + op.num_extra_outputs then
+        known = make(standalone(ops))
+        rawset(op, "_script", known)
+    end
+    return known
+end
+
+local function make_basic(steps, outputs)
     local units = { { first = 1, last = 1 } }
     return script.new(steps, units, units, outputs)
 end
 
+--- A basic operation with an op_backward by itself.
+function script.of_basic(op) return kept(op, { op }, make_basic) end
+
 --- A fused operation by itself.
 function script.of_fused(op)
-    local steps, outputs = standalone(op.basic_ops)
-    local units = { { first = 1, last = #steps, op = op } }
-    return script.new(steps, units, op.fuser_backward and units, outputs)
+    local own = kept(op, op.basic_ops, function(steps, outputs)
+        return script.new(steps, { { first = 1, last = #steps, op = op } }, nil, outputs)
+    end)
+    own.backward = op.fuser_backward and own.forward
+    return own
 end
 
 return script

@@ -44,12 +44,12 @@ end
 
 -- Fills the contexts of fused operations that saved nothing.
 local function fill_contexts(self, kept)
-    for _, entry in ipairs(kept.contexts.unsaved) do
+    for _, entry in ipairs(kept.contexts.unsaved or {}) do
         for i = entry.unit.first, entry.unit.last do
             again(kept, self.steps[i].op, forward.step, self.steps[i], kept.contexts[i], entry.values)
         end
     end
-    kept.contexts.unsaved = {}
+    kept.contexts.unsaved = nil
 end
 
 -- The backward of an operation without one: forward once more, recorded.

@@ -37,7 +37,8 @@ local function note_unsaved(self, unit, contexts, values)
         if not is_empty(contexts[i]) then return end
         for _, v in ipairs(self.steps[i].extras) do inputs[v] = values[v] end
     end
-    contexts.unsaved[#contexts.unsaved + 1] = { unit = unit, values = inputs }
+    contexts.unsaved = contexts.unsaved or {}
+    table.insert(contexts.unsaved, { unit = unit, values = inputs })
 end
 
 local function forward_fused(self, unit, contexts, values)
@@ -59,7 +60,6 @@ end
 --- Runs a script on the values of its inputs and fills the contexts; returns the values of its outputs.
 function forward.run(self, contexts, ...)
     local values = {}
-    contexts.unsaved = {}
     for i, v in ipairs(self.inputs) do values[v] = (select(i, ...)) end
     for i, step in ipairs(self.steps) do
         contexts[i] = core.context()

@@ -1,6 +1,6 @@
---- Fusions of your own: a rule looks at neighbouring operations and replaces some by one that does their work at once.
+-- Fusions of your own: a rule looks at neighbouring operations and replaces some by one that does their work at once.
 --
---     build/tetrain examples/custom_fusion.lua
+--     tetrain scripts/examples/custom_fusion.lua
 
 local te = require "te"
 

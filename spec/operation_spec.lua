@@ -33,6 +33,13 @@ describe("te.BasicOperation", function()
         assert.same({}, op.scale.grad.shape)
     end)
 
+    it("keeps what it saves also where that branches off", function()
+        local op = learnable_scale()(2)
+        local seq = te.Sequential(te.ReLU(), te.Residual(op), te.ReLU())
+        seq(te.tensor({ 1, 2 })):sum():backward()
+        assert.equal(3, op.scale.grad:item())
+    end)
+
     it("takes extra inputs with gradients and makes extra outputs", function()
         local Op = te.BasicOperation:extend("Op")
         Op.num_extra_inputs, Op.num_extra_outputs = 1, 1

@@ -8,6 +8,8 @@ local fail = require "te.fail"
 local core = te._core
 local flatten = require "te.fuser.flatten"
 local record = require "te.fuser.record"
+local rewrite = require "te.fuser.rewrite"
+local rules = require "te.fuser.rules"
 
 local fuser = { enabled = true }
 
@@ -51,9 +53,11 @@ local function is_single(program)
     return true
 end
 
-local function compile(module, n_extras, has_lens)
+local function compile(module, n_extras, has_lens, situation)
     local walk = flatten.module(module, n_extras, has_lens)
+    local watched = situation and rewrite.walk(walk, situation) or {}
     local program = record.parts(walk, fuser.enabled)
+    for _, check in ipairs(watched) do program.checks[#program.checks + 1] = check end
     program.walk, program.enabled = walk, fuser.enabled
     program.pure = true
     for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
@@ -76,17 +80,19 @@ local function is_current(program)
     return true
 end
 
---- The program of a module for so many extra inputs, kept with the module.
-function fuser.program(module, n_extras, has_lens)
-    local key = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0)
+--- The program of a module for so many extra inputs, kept with the module until the registered rules change. Rules may look
+--- at what the inputs are like, so then there is a program for each kind.
+function fuser.program(module, n_extras, has_lens, x, ...)
+    local key, situation = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0), nil
     local programs = rawget(module, "_programs")
-    if not programs then
-        programs = {}
+    if not programs or programs.rules ~= rules.version then
+        programs = { rules = rules.version }
         rawset(module, "_programs", programs)
     end
+    if rules.count > 0 and fuser.enabled then situation, key = rules.situation(key, module, x, ...) end
     local program = programs[key]
     if not program or not is_current(program) then
-        program = compile(module, n_extras, has_lens)
+        program = compile(module, n_extras, has_lens, situation)
         programs[key] = program
     end
     return program
@@ -192,7 +198,7 @@ end
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
     if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
-    local program = fuser.program(module, takes, lens)
+    local program = fuser.program(module, takes, lens, x, ...)
     rawset(module, "pure", program.pure)
     if program.single then return run_single(program, x, ...) end
     return run(program, { x, ... })
@@ -209,14 +215,14 @@ local function explain(program, env) return require("te.fuser.plan").of(program,
 function fuser.explain(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
     if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
-    return explain(fuser.program(module, takes, lens), { x, ... })
+    return explain(fuser.program(module, takes, lens, x, ...), { x, ... })
 end
 
 --- The same for the chain() of a module that does more in its forward than that.
-function fuser.explain_chain(module, x) return explain(fuser.program(module, 0, false), { x }) end
+function fuser.explain_chain(module, x) return explain(fuser.program(module, 0, false, x), { x }) end
 
 --- Runs the chain() of a module that does more in its forward than that.
-function fuser.run_chain(module, x) return run(fuser.program(module, 0, false), { x }) end
+function fuser.run_chain(module, x) return run(fuser.program(module, 0, false, x), { x }) end
 
 flatten.forward = fuser.forward
 

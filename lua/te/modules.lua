@@ -17,6 +17,11 @@ local modules = {
     set_fusion = "te.fuser:set_fusion",
     profile = "te.profile",
     pointwise = "te.pointwise",
+    register_forward_fusion = "te.fuser.rules:register_forward_fusion",
+    register_backward_fusion = "te.fuser.rules:register_backward_fusion",
+    unregister_fusion = "te.fuser.rules:unregister_fusion",
+    unregister_forward_fusion = "te.fuser.rules:unregister_forward_fusion",
+    unregister_backward_fusion = "te.fuser.rules:unregister_backward_fusion",
 
     -- libraries
     ops = "te.ops",

@@ -80,6 +80,8 @@ function Context:saved_tensors()
     return unpack(saved, 1, saved.n)
 end
 
+function core.context() return setmetatable({}, Context) end
+
 -- Hands the results of forward and the inputs to the engine.
 local function connect(backward, ctx, inputs, ...)
     local n = select("#", ...)
@@ -93,7 +95,7 @@ end
 function core.custom(forward, backward, ...)
     check_function("_core.custom", forward)
     check_function("_core.custom", backward)
-    local ctx = setmetatable({}, Context)
+    local ctx = core.context()
     if not core.grad_enabled() then return te.no_grad(forward, ctx, ...) end
     return connect(backward, ctx, pack(...), te.no_grad(forward, ctx, ...))
 end

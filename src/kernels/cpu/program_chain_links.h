@@ -133,6 +133,27 @@ struct te_bound_link {
         return x;                                                                \
     }
 
+/* te_exp, with its last steps, which scale by a power of two and round once, as the instruction for that. */
+#if defined(TE_ISA_avx512)
+TE_PART part_exp(te_strip_part x)
+{
+    te_real v[LANES], n[LANES];
+    x = _mm512_max_ps(_mm512_set1_ps(-105.0f), _mm512_min_ps(_mm512_set1_ps(89.0f), x)); /* NaN stays */
+    memcpy(v, &x, sizeof v);
+    TE_LANES
+    {
+        te_exp_parts parts = te_exp_reduce(v[i]);
+        v[i] = 1.0f + parts.expm1;
+        n[i] = parts.n;
+    }
+    te_strip_part powers;
+    memcpy(&x, v, sizeof x), memcpy(&powers, n, sizeof powers);
+    return _mm512_scalef_ps(x, powers);
+}
+#else
+VECTOR_1(exp)
+#endif
+
 /* --- links -------------------------------------------------------------------------------------------------------- */
 
 #define LINK_1(name, A)                                                                       \
@@ -161,7 +182,8 @@ struct te_bound_link {
         NEXT_LINK;                                                                            \
     }
 
-#define LINKS_1(name) VECTOR_1(name) LINK_1(name, ACC) LINK_1(name, BLOCK) LINK_1(name, HALF)
+#define LINKS_1_OF(name) LINK_1(name, ACC) LINK_1(name, BLOCK) LINK_1(name, HALF)
+#define LINKS_1(name)    VECTOR_1(name) LINKS_1_OF(name)
 /* Two numbers do not meet: the result would be a number. */
 #define LINKS_2(name)                                                                         \
     VECTOR_2(name)                                                                            \
@@ -187,7 +209,7 @@ struct te_bound_link {
 
 /* clang-format off */
 LINKS_1(neg) LINKS_1(abs) LINKS_1(sign) LINKS_1(floor) LINKS_1(ceil) LINKS_1(round) LINKS_1(trunc)
-LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1(sigmoid) LINKS_1(erf)
+LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1_OF(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1(sigmoid) LINKS_1(erf)
 LINKS_1(isnan) LINKS_1(isfinite) LINKS_1(to_bf16) LINKS_1(to_f16) LINKS_1(to_f32)
 LINKS_2(add) LINKS_2(sub) LINKS_2(mul) LINKS_2(div) LINKS_2(min) LINKS_2(max)
 LINKS_2(lt) LINKS_2(le) LINKS_2(eq) LINKS_2(ne)

@@ -121,6 +121,27 @@ static void step_load(te_walker *w, const te_step *step)
     }
 }
 
+/* Columns beyond 2^24 share their float32 number with their neighbours; then what stands in all of them is added. */
+static void step_pick(te_walker *w, const te_step *step)
+{
+    const te_bound_operand *in = &w->operands[step->operand];
+    const te_blocks        *blocks = w->blocks;
+    int64_t                 columns = w->job->columns, reach = blocks->size == sizeof(float) ? columns >> 24 : 0;
+    const char             *row = w->row[step->operand];
+    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, in)) {
+        double at = blocks->get(w->slot[step->arg[0]] + (step->scalars ? 0 : r * blocks->size)), sum[1], element[1];
+        char  *dst = w->slot[step->dst] + r * blocks->size;
+        blocks->set(sum, 0);
+        int64_t middle = at >= 0 && at < (double)columns + 1 ? (int64_t)at : -1 - reach;
+        for (int64_t i = middle - reach; i <= middle + reach; i++) {
+            if (i < 0 || i >= columns || (blocks->size == sizeof(float) ? (double)(float)i : (double)i) != at) continue;
+            blocks->load[in->dtype](element, row + i * in->column * in->size, 1, 1);
+            blocks->op[TE_PW_ADD][0](sum, sum, element, NULL, 1);
+        }
+        memcpy(dst, sum, blocks->size);
+    }
+}
+
 /* The second factor of a sum of products. */
 static const char *factor(const te_walker *w, const te_step *step)
 {
@@ -193,6 +214,7 @@ void te_walker_step(te_walker *w, const te_step *step)
         w->blocks->load[in->dtype](slot[step->dst], w->row[step->operand], stride, w->tile_rows);
         break;
     }
+    case TE_STEP_PICK: step_pick(w, step); break;
     case TE_STEP_COLUMN: w->blocks->column(slot[step->dst], w->column, w->job->columns, n); break;
     case TE_STEP_RANDOM: step_random(w, step); break;
     case TE_STEP_SPREAD: step_spread(w, step); break;

@@ -104,10 +104,25 @@ static void step_spread(te_walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
+/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next one by
+ * itself. More lines than this at once hold up what is at hand. Inlined, since GCC takes a call that but prefetches for
+ * one without effect. */
+static inline __attribute__((always_inline)) void fetch_next_row(const te_walker *w, const te_bound_operand *in,
+                                                                const char *src)
+{
+    enum { LINE = 64, MOST = 2048 };
+    size_t bytes = w->tile_columns * (size_t)in->size;
+    if (!w->job->compiled->reduces_rows || w->job->kind != TE_PLAN_ROW || !in->flat || in->constant || bytes > MOST)
+        return;
+    const char *next = src + te_walker_row_stride(w, in);
+    for (size_t b = 0; b < bytes; b += LINE) __builtin_prefetch(next + b);
+}
+
 static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
     char             *src = te_walker_tile(w, in, step->operand);
+    fetch_next_row(w, in, src);
     bool              half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
     w->half[step->dst] = half && te_walker_chains(w);
     if (in->in_place || w->half[step->dst]) {

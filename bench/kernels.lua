@@ -38,6 +38,7 @@ local function backward(leaves, fn, dy)
         y:backward(dy)
         local seconds = clock() - start
         for _, leaf in ipairs(leaves) do leaf.grad = nil end
+        y:release() -- or the next gradient takes new pages
         return seconds
     end
 end

@@ -3,6 +3,8 @@
  * out. */
 #include "program_hand.h"
 
+#include "kernels/dtype.h"
+
 /* softmax(x) and log-sum-exp of the row. */
 static void build_softmax(built *b)
 {
@@ -124,7 +126,7 @@ static void check_shared_sum(void)
 }
 
 /* An output that shares memory with an input which a later operation still needs. */
-static void check_in_place(void)
+static void check_in_place(te_dtype dtype)
 {
     static built b;
     begin(&b, "momentum");
@@ -134,18 +136,73 @@ static void check_in_place(void)
     output(&b, TE_OUT_ELEM, next);
     output(&b, TE_OUT_ELEM, change);
     enum { N = 1000 };
-    float  moment[N], gradient[N];
-    double params[1] = {0.5};
-    te_operand in[2] = {operand(moment, TE_F32, 1, 0), operand(gradient, TE_F32, 1, 0)};
-    te_operand out[2] = {operand(moment, TE_F32, 1, 0), operand(gradient, TE_F32, 1, 0)};
-    te_run     run = {.ndim = 1, .shape = {N}, .inputs = in, .outputs = out, .params = params};
+    double     moment[N], gradient[N], params[1] = {0.5};
+    te_operand in[2] = {operand(moment, dtype, 1, 0), operand(gradient, dtype, 1, 0)};
+    te_run     run = {.ndim = 1, .shape = {N}, .inputs = in, .outputs = in, .params = params};
     for (int d = 0; d < n_devices; d++) {
-        for (int i = 0; i < N; i++) moment[i] = (float)i, gradient[i] = 1;
+        for (int i = 0; i < N; i++) te_store_f64(moment, dtype, i, i % 50), te_store_f64(gradient, dtype, i, 1);
         CHECK(te_cpu_program_run(&devices[d], &b.program, &run, 1) == TE_OK);
         for (int i = 0; i < N; i++)
-            CHECK(moment[i] == 0.5f * (float)i + 1 && gradient[i] == 0.5f * (float)i + 1 - (float)i);
+            CHECK(te_load_f64(moment, dtype, i) == 0.5 * (i % 50) + 1 &&
+                  te_load_f64(gradient, dtype, i) == 0.5 * (i % 50) + 1 - i % 50);
     }
     release(&b);
+}
+
+/* In place, where nothing is needed later: y = (|x| - 1)^2 over x, and a copy of another dtype beside it. */
+static void check_over_input(te_dtype dtype, te_dtype copy_dtype)
+{
+    static built b;
+    begin(&b, "over");
+    int d1 = emit(&b, TE_PW_SUB, emit(&b, TE_PW_ABS, input(&b, TE_RATE_ELEM), -1, -1), number(&b, 1), -1);
+    int y = emit(&b, TE_PW_MUL, d1, d1, -1);
+    output(&b, TE_OUT_ELEM, y);
+    output(&b, TE_OUT_ELEM, y);
+    enum { N = 333 };
+    double     x[N], copy[N];
+    te_operand in = operand(x, dtype, 1, 0), out[2] = {in, operand(copy, copy_dtype, 1, 0)};
+    te_run     run = {.ndim = 1, .shape = {N}, .inputs = &in, .outputs = out};
+    for (int d = 0; d < n_devices; d++) {
+        for (int i = 0; i < N; i++) te_store_f64(x, dtype, i, i % 16 - 8);
+        CHECK(te_cpu_program_run(&devices[d], &b.program, &run, 1) == TE_OK);
+        for (int i = 0; i < N; i++) {
+            double root = abs(i % 16 - 8) - 1;
+            CHECK(te_load_f64(x, dtype, i) == root * root && te_load_f64(copy, copy_dtype, i) == root * root);
+        }
+    }
+    release(&b);
+}
+
+/* rowsum(where(column() == t, x, 0)) beside a sum that needs the whole row; t may be no column at all. */
+static void check_pick(te_dtype dtype, int64_t columns)
+{
+    enum { ROWS = 9 };
+    static built b;
+    begin(&b, "pick");
+    int x = input(&b, TE_RATE_ELEM), t = input(&b, TE_RATE_ROW);
+    int column = emit_full(&b, TE_PW_COLUMN, TE_RATE_ELEM, 0, 0, -1, -1, -1);
+    int is = emit(&b, TE_PW_EQ, t, column, -1);
+    output(&b, TE_OUT_ROW, reduce(&b, TE_PW_ROWSUM, emit(&b, TE_PW_WHERE, is, x, number(&b, 0))));
+    output(&b, TE_OUT_ROW, reduce(&b, TE_PW_ROWMAX, x));
+    float      at[ROWS] = {0, (float)(columns - 1), (float)(columns / 2), (float)columns, -1, 0.5f, NAN, INFINITY, 1};
+    float      picked[ROWS], top[ROWS];
+    void      *data = calloc((size_t)(ROWS * columns), te_dtype_size(dtype));
+    te_operand in[2] = {operand(data, dtype, columns, 1), operand(at, TE_F32, 1, 0)};
+    te_operand out[2] = {operand(picked, TE_F32, 1, 0), operand(top, TE_F32, 1, 0)};
+    te_run     run = {.ndim = 2, .shape = {ROWS, columns}, .inputs = in, .outputs = out};
+    for (int64_t i = 0; i < ROWS * columns; i++) te_store_f64(data, dtype, i, i % 7 ? (double)(i % 251) - 100 : -0.0);
+    te_store_f64(data, dtype, columns + columns - 1, NAN);
+    for (int d = 0; d < n_devices; d++) {
+        CHECK(te_cpu_program_run(&devices[d], &b.program, &run, 1) == TE_OK);
+        for (int r = 0; r < ROWS; r++) {
+            bool   inside = at[r] >= 0 && at[r] < (float)columns && at[r] == floorf(at[r]);
+            double want = inside ? te_load_f64(data, dtype, r * columns + (int64_t)at[r]) + 0.0 : 0;
+            CHECK_MSG(isnan(want) ? isnan(picked[r]) : (double)picked[r] == want && !signbit(picked[r]) == !signbit(want),
+                      "row %d of %lld: %g, want %g", r, (long long)columns, (double)picked[r], want);
+        }
+    }
+    release(&b);
+    free(data);
 }
 
 static void check_empty(void)
@@ -247,7 +304,15 @@ int main(void)
     open_devices();
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_sums(shapes[i][0], shapes[i][1]);
     check_shared_sum();
-    check_in_place();
+    check_in_place(TE_F32);
+    check_in_place(TE_BF16);
+    check_over_input(TE_F32, TE_BF16);
+    check_over_input(TE_BF16, TE_F32);
+    check_over_input(TE_BF16, TE_BF16);
+    for (int i = 0; i < 5; i++) {
+        check_pick(TE_F32, (int64_t[]){1, 5, 129, 3000, 50257}[i]);
+        check_pick(TE_BF16, (int64_t[]){2, 64, 768, 16384, 50257}[i]);
+    }
     check_empty();
     check_errors();
     check_memory();

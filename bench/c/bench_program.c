@@ -77,6 +77,17 @@ WIDEST static void hand_gelu(void *const *out, void *const *in, int64_t begin, i
     }
 }
 
+WIDEST static void hand_gelu_erf(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const uint16_t *x = in[0];
+    uint16_t       *y = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++)
+    {
+        float v = te_bf16_to_f32(x[i]);
+        y[i] = te_f32_to_bf16(0.5f * v * (1.0f + te_erf(v * 0.70710678f)));
+    }
+}
+
 WIDEST static void hand_silu(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
 {
     const float *x = in[0];
@@ -120,6 +131,7 @@ static const bench cases[] = {
     {"add bf16", "y = a + b", {"a:b", "b:b"}, {"y:b"}, {NULL}, {0}, hand_add_bf16},
     {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
      {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
+    {"gelu erf bf16", "y = 0.5 * x * (1 + erf(x * 0.70710678))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu_erf},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
     {"adamw f32",
      "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); "

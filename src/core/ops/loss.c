@@ -34,7 +34,8 @@ static te_status cross_entropy_forward(te_call *call)
     te_status status = check_targets(call, target, x->shape[x->ndim - 1], call->attr[0].number);
     if (status != TE_OK) return status;
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
-    te_tensor *losses = te_op_call(call->ctx, "cross_entropy_row", 4, rows);
+    bool smooth = smoothing != 0;
+    te_tensor *losses = te_op_call(call->ctx, smooth ? "cross_entropy_smooth" : "cross_entropy_row", smooth ? 4 : 3, rows);
     if (!losses || call->attr[2].number == 2) return te_call_result(call, losses);
     te_arg flat_args[] = {TE_A_TENSOR(losses), TE_A_INTS(((int64_t[]){-1}), 1)};
     te_tensor *flat = te_op_call(call->ctx, "reshape", 2, flat_args);
@@ -71,13 +72,19 @@ const te_op_def te_ops_loss[] = {
          "Rows whose target is ignore_index count nothing; mean divides by the others. float32 arithmetic and result.",
      .forward = cross_entropy_forward,
      .domain = "-2 2"},
-    {.signature = "cross_entropy_row(x, target; ignore: number = -100, smoothing: number = 0)",
+    {.signature = "cross_entropy_row(x, target; ignore: number = -100)",
      .doc = "Cross entropy of every row.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target",
      .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
-                "nll = lse - picked; "
-                "smooth = where(smoothing == 0, nll, (1 - smoothing) * nll + smoothing * (lse - rowmean(x))); y = "
+                "y = where(target == ignore, 0, lse - picked)",
+     .gradient = "g = where(target == ignore, 0, dy); dx = g * (exp(x - lse) - (column() == target))"},
+    {.signature = "cross_entropy_smooth(x, target; ignore: number = -100, smoothing: number = 0)",
+     .doc = "Cross entropy of every row with a share of the target spread over all classes.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .rows = "target",
+     .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
+                "smooth = (1 - smoothing) * (lse - picked) + smoothing * (lse - rowmean(x)); y = "
                 "where(target == ignore, 0, smooth)",
      .gradient = "g = where(target == ignore, 0, dy); dx = g * (exp(x - lse) - where(column() == target, 1 - "
                  "smoothing, 0) - smoothing / n)"},

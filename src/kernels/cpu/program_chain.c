@@ -79,14 +79,9 @@ static void add_link(te_maker *m, te_link link)
 /* The link of a step whose predecessor's result has the slot `acc`. */
 static te_link link_of(const te_step *step, int32_t acc)
 {
-    te_link      link = {.number = step->scalars};
-    te_link_from from[3];
-    for (int k = 0; k < 3; k++) {
-        bool number = step->scalars >> k & 1, block = !number && step->arg[k] >= 0 && step->arg[k] != acc;
-        from[k] = number ? TE_FROM_NUMBER : block ? TE_FROM_BLOCK : TE_FROM_ACC;
-        link.arg[k] = number || block ? step->arg[k] : -1;
-    }
-    link.run = (uint16_t)TE_LINK_OF(step->op, from[0], from[1], from[2]);
+    te_link link = {.op = step->op, .number = step->scalars};
+    for (int k = 0; k < 3; k++)
+        link.arg[k] = step->arg[k] == acc && !(step->scalars >> k & 1) ? -1 : step->arg[k];
     return link;
 }
 
@@ -102,9 +97,9 @@ static void link_run(te_maker *m, int first, int end)
         add_link(m, link_of(step, acc));
         acc = step->dst;
         bool passes = plan->slots[acc].kind == TE_SLOT_REGISTER && step->last_use == s + 1 && s + 1 < end;
-        if (!passes) add_link(m, (te_link){.run = TE_LINK_KEEP, .arg = {acc, -1, -1}});
+        if (!passes) add_link(m, (te_link){.op = TE_LINK_KEEP, .arg = {acc, -1, -1}});
     }
-    add_link(m, (te_link){.run = TE_LINK_END, .arg = {-1, -1, -1}});
+    add_link(m, (te_link){.op = TE_LINK_END, .arg = {-1, -1, -1}});
 }
 
 /* --- bfloat16 --------------------------------------------------------------------------------------------------- */
@@ -117,10 +112,13 @@ static int uses_of(const te_step *step, int32_t slot)
 /* Whether steps of [from, end) read the slot only as links that take bfloat16. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end)
 {
-    int linked = from; /* steps before are links */
+    int first = from, last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
-        if (plan->steps[s].chain_end) linked = plan->steps[s].chain_end;
-        if (uses_of(&plan->steps[s], slot) && (s >= linked || !te_link_takes_halves(plan->steps[s].op))) return false;
+        const te_step *step = &plan->steps[s];
+        if (step->chain_end) first = s, last = step->chain_end;
+        if (!uses_of(step, slot)) continue;
+        bool acc_is_last = s > first && s < last && !(step->scalars & 4) && step->arg[2] == plan->steps[s - 1].dst;
+        if (s >= last || !te_link_takes_halves(step->op, acc_is_last)) return false;
     }
     return plan->slots[slot].kind == TE_SLOT_REGISTER;
 }

@@ -12,10 +12,9 @@
  *                                                  acc = acc * rate …
  *
  * A link says where each argument is: acc, a block of elements, or one number. There is a function for every operation
- * and every such combination, so a chain decides nothing while it runs. Where a tensor of bfloat16 is an argument of
- * operations with at most two, it need not be loaded first: the block is the tensor itself (HALF). Likewise KEEP_HALF
- * rounds acc to a tensor of bfloat16. Elements behind the last whole strip of a tile
- * are done by the operations' block functions; the bits are the same.
+ * and every such combination, so a chain decides nothing while it runs. Tensors of bfloat16 need not be loaded first:
+ * the block is the tensor itself (HALF). Likewise a KEEP may round acc to a tensor of bfloat16. Elements behind the last
+ * whole strip of a tile are done by the operations' block functions; the bits are the same.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_CHAIN_H
 #define TE_KERNELS_CPU_PROGRAM_CHAIN_H
@@ -24,28 +23,30 @@
 
 typedef enum te_link_from { TE_FROM_ACC, TE_FROM_BLOCK, TE_FROM_NUMBER, TE_FROM_HALF, TE_FROM_COUNT } te_link_from;
 
-/* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. Whether a block is of bfloat16
- * becomes known when it runs. */
+/* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. Which function a link is
+ * becomes known when it runs, with the types of the tensors. */
 typedef struct te_link {
-    uint16_t run;    /* which function: TE_LINK_OF, TE_LINK_KEEP or TE_LINK_END */
-    uint8_t  number; /* bit i: argument i is a number */
-    int32_t  arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes */
+    uint8_t op;     /* te_opcode or te_block_pair, TE_LINK_KEEP or TE_LINK_END */
+    uint8_t number; /* bit i: argument i is a number */
+    int32_t arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes */
 } te_link;
 
 enum {
+    TE_LINK_KEEP = TE_BLOCK_OPS,
     TE_LINK_END,
-    TE_LINK_KEEP,
-    TE_LINK_KEEP_HALF,
-    TE_LINK_OPS,
     TE_LINK_WAYS = TE_FROM_COUNT * TE_FROM_COUNT * TE_FROM_COUNT, /* of taking three arguments */
-    TE_LINK_COUNT = TE_LINK_OPS + TE_BLOCK_OPS * TE_LINK_WAYS,
+    TE_LINK_COUNT = TE_BLOCK_OPS * TE_LINK_WAYS,
     TE_CHAIN_MAX = 48 /* links of a chain */
 };
 
-/* The function of an operation or pair; arguments that it does not have count as acc. */
-#define TE_LINK_OF(op, a, b, c) (TE_LINK_OPS + (op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
+/* The function of an operation; arguments that it does not have count as acc. */
+#define TE_LINK_OF(op, a, b, c) ((op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
 
-/* Whether an operation may have blocks of bfloat16 for arguments. */
-static inline bool te_link_takes_halves(int op) { return op < TE_BLOCK_PAIRS && op != TE_PW_WHERE; }
+/* Whether an operation may have blocks of bfloat16 for arguments: those of two do, and a pair that may become two links
+ * since the first of them may overwrite acc. */
+static inline bool te_link_takes_halves(int op, bool acc_is_last)
+{
+    return op != TE_PW_WHERE && (op < TE_BLOCK_PAIRS || !acc_is_last);
+}
 
 #endif

@@ -133,6 +133,27 @@ struct te_bound_link {
         return x;                                                                \
     }
 
+/* te_exp, with its last steps, which scale by a power of two and round once, as the instruction for that. */
+#if defined(TE_ISA_avx512)
+TE_PART part_exp(te_strip_part x)
+{
+    te_real v[LANES], n[LANES];
+    x = _mm512_max_ps(_mm512_set1_ps(-105.0f), _mm512_min_ps(_mm512_set1_ps(89.0f), x)); /* NaN stays */
+    memcpy(v, &x, sizeof v);
+    TE_LANES
+    {
+        te_exp_parts parts = te_exp_reduce(v[i]);
+        v[i] = 1.0f + parts.expm1;
+        n[i] = parts.n;
+    }
+    te_strip_part powers;
+    memcpy(&x, v, sizeof x), memcpy(&powers, n, sizeof powers);
+    return _mm512_scalef_ps(x, powers);
+}
+#else
+VECTOR_1(exp)
+#endif
+
 /* --- links -------------------------------------------------------------------------------------------------------- */
 
 #define LINK_1(name, A)                                                                       \
@@ -161,7 +182,8 @@ struct te_bound_link {
         NEXT_LINK;                                                                            \
     }
 
-#define LINKS_1(name) VECTOR_1(name) LINK_1(name, ACC) LINK_1(name, BLOCK) LINK_1(name, HALF)
+#define LINKS_1_OF(name) LINK_1(name, ACC) LINK_1(name, BLOCK) LINK_1(name, HALF)
+#define LINKS_1(name)    VECTOR_1(name) LINKS_1_OF(name)
 /* Two numbers do not meet: the result would be a number. */
 #define LINKS_2(name)                                                                         \
     VECTOR_2(name)                                                                            \
@@ -187,7 +209,7 @@ struct te_bound_link {
 
 /* clang-format off */
 LINKS_1(neg) LINKS_1(abs) LINKS_1(sign) LINKS_1(floor) LINKS_1(ceil) LINKS_1(round) LINKS_1(trunc)
-LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1(sigmoid) LINKS_1(erf)
+LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1_OF(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1(sigmoid) LINKS_1(erf)
 LINKS_1(isnan) LINKS_1(isfinite) LINKS_1(to_bf16) LINKS_1(to_f16) LINKS_1(to_f32)
 LINKS_2(add) LINKS_2(sub) LINKS_2(mul) LINKS_2(div) LINKS_2(min) LINKS_2(max)
 LINKS_2(lt) LINKS_2(le) LINKS_2(eq) LINKS_2(ne)
@@ -249,7 +271,6 @@ static void link_end(LINK_PARAMETERS)
     WAYS_3(TE_BLOCK_PAIRS + TE_FIRST_##FIRST * TE_SECOND_COUNT + TE_SECOND_##SECOND, name)
 
 static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
-    [TE_LINK_END] = link_end, [TE_LINK_KEEP] = link_keep, [TE_LINK_KEEP_HALF] = link_keep_half,
     ROW_1(NEG, neg), ROW_1(ABS, abs), ROW_1(SIGN, sign), ROW_1(FLOOR, floor), ROW_1(CEIL, ceil), ROW_1(ROUND, round),
     ROW_1(TRUNC, trunc), ROW_1(SQRT, sqrt), ROW_1(RSQRT, rsqrt), ROW_1(RECIP, recip), ROW_1(EXP, exp), ROW_1(LOG, log),
     ROW_1(TANH, tanh), ROW_1(SIGMOID, sigmoid), ROW_1(ERF, erf), ROW_1(ISNAN, isnan), ROW_1(ISFINITE, isfinite),
@@ -262,30 +283,51 @@ static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
     ROW_PAIR(MUL, SUB, mul_sub), ROW_PAIR(MUL, FROM, mul_from), ROW_PAIR(MUL, MUL, mul_mul),
 };
 
-/* Where the arguments of a link are at this tile. */
+/* Where the arguments of a link are at this tile, and which function takes them from there. */
 static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const bool *half)
 {
-    int run = link->run;
-    for (int k = 0, way = 1; k < 3; k++, way *= TE_FROM_COUNT) {
+    int from[3] = {TE_FROM_ACC, TE_FROM_ACC, TE_FROM_ACC};
+    for (int k = 0; k < 3; k++) {
         int32_t arg = link->arg[k];
         if (arg < 0) continue;
-        if (link->number >> k & 1) {
-            bound->arg[k].number = *(const te_real *)slot[arg];
-            continue;
-        }
-        bound->arg[k].block = slot[arg];
-        if (!half[arg]) continue;
-        run += run == TE_LINK_KEEP ? TE_LINK_KEEP_HALF - TE_LINK_KEEP : (TE_FROM_HALF - TE_FROM_BLOCK) * way;
+        from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : half[arg] ? TE_FROM_HALF : TE_FROM_BLOCK;
+        if (from[k] == TE_FROM_NUMBER) bound->arg[k].number = *(const te_real *)slot[arg];
+        else bound->arg[k].block = slot[arg];
     }
-    bound->run = link_runs[run];
+    bound->run = link_runs[TE_LINK_OF(link->op, from[0], from[1], from[2])];
+}
+
+/* KEEP as the tensor wants it, and a pair with blocks of bfloat16 as two links. Returns how many. */
+static int bind_links(te_bound_link *bound, const te_link *link, char *const *slot, const bool *half)
+{
+    static const uint8_t first_op[TE_FIRST_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_MUL};
+    static const uint8_t second_op[TE_SECOND_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_SUB, TE_PW_MUL};
+    if (link->op == TE_LINK_KEEP) {
+        bound->arg[0].block = slot[link->arg[0]];
+        bound->run = half[link->arg[0]] ? link_keep_half : link_keep;
+        return 1;
+    }
+    bool halves = false;
+    for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && half[link->arg[k]]);
+    if (!halves || link->op < TE_BLOCK_PAIRS) {
+        bind_link(bound, link, slot, half);
+        return 1;
+    }
+    int     pair = link->op - TE_BLOCK_PAIRS, second = pair % TE_SECOND_COUNT, at = second == TE_SECOND_FROM ? 0 : 1;
+    te_link one = {first_op[pair / TE_SECOND_COUNT], link->number & 3, {link->arg[0], link->arg[1], -1}};
+    te_link two = {second_op[second], (uint8_t)(link->number >> 2 << at), {-1, -1, -1}};
+    two.arg[at] = link->arg[2];
+    bind_link(bound, &one, slot, half);
+    bind_link(bound + 1, &two, slot, half);
+    return 2;
 }
 
 static void run_chain(const te_link *links, char *const *slot, const bool *half, size_t n)
 {
-    te_bound_link bound[TE_CHAIN_MAX];
+    te_bound_link bound[2 * TE_CHAIN_MAX];
     te_strip_part none = {0};
     int           count = 0;
-    do bind_link(&bound[count], &links[count], slot, half);
-    while (links[count++].run != TE_LINK_END);
+    for (; links->op != TE_LINK_END; links++) count += bind_links(&bound[count], links, slot, half);
+    bound[count].run = link_end;
     for (size_t i = 0; i < n; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
 }

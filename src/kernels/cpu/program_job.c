@@ -102,7 +102,7 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     if ((size_t)job->plan->n_kept * size * (size_t)job->columns > KEPT_BYTES &&
         !use_plan(exec, program, job, TE_PLAN_REPEAT))
         return false;
-    job->tile_columns = power_of_two_below(tile_elements(job->plan, size));
+    job->tile_columns = power_of_two_below(2 * tile_elements(job->plan, size));
     return true;
 }
 

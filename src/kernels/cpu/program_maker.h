@@ -13,6 +13,8 @@ typedef struct te_value_info {
     int32_t cost;       /* of computing it anew */
     int32_t slot;       /* where it is, -1: not computed in this pass */
     int32_t spread;     /* slot with the value spread over the tile, -1: none */
+    int32_t picks, pick_at; /* a row sum that is one element: of the value `picks`, in the column that `pick_at` says;
+                               -1: an ordinary value */
 } te_value_info;
 
 typedef struct te_maker {

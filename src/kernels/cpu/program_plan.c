@@ -38,13 +38,50 @@ static void add_step(te_maker *m, te_step step)
 
 /* --- analysis --------------------------------------------------------------------------------------------------- */
 
+static bool reduces(const te_maker *m, int v)
+{
+    return te_op_reduces(m->program->insns[v].op) && m->values[v].picks < 0;
+}
+
+/* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the one
+ * element gives the same bits. */
+static void find_picks(te_maker *m)
+{
+    const te_program *p = m->program;
+    for (int v = 0; v < p->n_insns; v++) {
+        m->values[v].picks = -1;
+        const te_insn *where = p->insns[v].op == TE_PW_ROWSUM ? &p->insns[p->insns[v].arg[0]] : NULL;
+        if (!where || where->op != TE_PW_WHERE) continue;
+        const te_insn *is = &p->insns[where->arg[0]], *x = &p->insns[where->arg[1]], *other = &p->insns[where->arg[2]];
+        if (is->op != TE_PW_EQ || x->op != TE_PW_LOAD || x->rate != TE_RATE_ELEM || other->op != TE_PW_CONST ||
+            other->imm != 0)
+            continue;
+        for (int k = 0; k < 2; k++)
+            if (p->insns[is->arg[k]].op == TE_PW_COLUMN && p->insns[is->arg[1 - k]].rate != TE_RATE_ELEM) {
+                m->values[v].picks = where->arg[1];
+                m->values[v].pick_at = is->arg[1 - k];
+            }
+    }
+}
+
+/* What value v is computed from. */
+static int argument_count(const te_maker *m, int v)
+{
+    return m->values[v].picks >= 0 ? 1 : te_opcode_args(m->program->insns[v].op);
+}
+
+static int argument(const te_maker *m, int v, int k)
+{
+    return m->values[v].picks >= 0 ? m->values[v].pick_at : m->program->insns[v].arg[k];
+}
+
 static void find_needed(te_maker *m)
 {
     const te_program *p = m->program;
     for (int o = 0; o < p->n_outputs; o++) m->values[p->outputs[o].value].needed = true;
     for (int v = p->n_insns - 1; v >= 0; v--) {
         if (!m->values[v].needed) continue;
-        for (int k = 0; k < te_opcode_args(p->insns[v].op); k++) m->values[p->insns[v].arg[k]].needed = true;
+        for (int k = 0; k < argument_count(m, v); k++) m->values[argument(m, v, k)].needed = true;
     }
 }
 
@@ -55,13 +92,13 @@ static void find_levels(te_maker *m)
         const te_insn *insn = &p->insns[v];
         te_value_info    *info = &m->values[v];
         info->cost = te_op_cost(insn->op);
-        for (int k = 0; k < te_opcode_args(insn->op); k++) {
-            const te_value_info *arg = &m->values[insn->arg[k]];
+        for (int k = 0; k < argument_count(m, v); k++) {
+            const te_value_info *arg = &m->values[argument(m, v, k)];
             if (arg->level > info->level) info->level = arg->level;
-            if (p->insns[insn->arg[k]].rate == TE_RATE_ELEM && info->cost < TE_COST_DEAR) info->cost += arg->cost;
+            if (p->insns[argument(m, v, k)].rate == TE_RATE_ELEM && info->cost < TE_COST_DEAR) info->cost += arg->cost;
         }
         if (!info->needed || !sweeps(m)) continue;
-        if (te_op_reduces(insn->op)) {
+        if (reduces(m, v)) {
             if (info->level > m->output_pass) m->output_pass = info->level;
             info->level++;
         }
@@ -80,7 +117,7 @@ static void mark_pass(te_maker *m, int pass)
     for (int v = 0; v < p->n_insns; v++) m->values[v].in_pass = false;
     for (int v = 0; v < p->n_insns; v++) {
         const te_insn *insn = &p->insns[v];
-        if (m->values[v].needed && te_op_reduces(insn->op) && (!sweeps(m) || m->values[v].level == pass + 1))
+        if (m->values[v].needed && reduces(m, v) && (!sweeps(m) || m->values[v].level == pass + 1))
             m->values[insn->arg[0]].in_pass = true;
     }
     for (int o = 0; o < p->n_outputs; o++)
@@ -101,7 +138,7 @@ static void find_kept(te_maker *m)
     for (int pass = 0; pass < m->n_levels; pass++) mark_pass(m, pass);
     for (int w = 0; w < p->n_insns; w++) {
         const te_insn *insn = &p->insns[w];
-        if (!m->values[w].needed) continue;
+        if (!m->values[w].needed || m->values[w].picks >= 0) continue;
         int used_in = te_op_reduces(insn->op) ? m->values[w].level - 1 : m->values[w].first_pass;
         for (int k = 0; k < te_opcode_args(insn->op); k++) {
             te_value_info *arg = &m->values[insn->arg[k]];
@@ -177,8 +214,16 @@ static void emit_row(te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v];
     te_step        step = {.kind = TE_STEP_ROW_OP, .op = insn->op, .operand = insn->slot, .arg = {-1, -1, -1}};
-    if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD_ROW;
-    set_arguments(m, &step, insn, TE_RATE_ROW);
+    if (m->values[v].picks >= 0) {
+        int at = m->values[v].pick_at;
+        step.kind = TE_STEP_PICK;
+        step.operand = m->program->insns[m->values[v].picks].slot;
+        step.arg[0] = m->values[at].slot;
+        step.scalars = m->program->insns[at].rate == TE_RATE_UNIFORM || m->kind != TE_PLAN_ROWS;
+    } else {
+        if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD_ROW;
+        set_arguments(m, &step, insn, TE_RATE_ROW);
+    }
     step.dst = row_slot(m, v);
     add_step(m, step);
 }
@@ -234,7 +279,7 @@ static void emit_tile(te_maker *m, te_pass *pass)
     for (int v = 0; v < p->n_insns; v++) {
         const te_value_info *info = &m->values[v];
         if (!info->needed || p->insns[v].rate == TE_RATE_UNIFORM) continue;
-        if (te_op_reduces(p->insns[v].op)) emit_fold(m, v);
+        if (reduces(m, v)) emit_fold(m, v);
         else if (p->insns[v].rate == TE_RATE_ROW) emit_row(m, v);
         else emit_element(m, v);
     }
@@ -248,7 +293,7 @@ static void emit_sweep(te_maker *m, te_pass *pass, int number)
     const te_program *p = m->program;
     for (int v = 0; v < p->n_insns; v++) {
         te_value_info *info = &m->values[v];
-        if (p->insns[v].rate == TE_RATE_ROW && !te_op_reduces(p->insns[v].op) && info->needed && info->level == number)
+        if (p->insns[v].rate == TE_RATE_ROW && !reduces(m, v) && info->needed && info->level == number)
             emit_row(m, v);
         if (p->insns[v].rate == TE_RATE_ELEM && !(info->kept && info->first_pass < number)) info->slot = -1;
         info->spread = -1;
@@ -259,12 +304,12 @@ static void emit_sweep(te_maker *m, te_pass *pass, int number)
     for (int v = 0; v < p->n_insns; v++)
         if (m->values[v].in_pass && p->insns[v].rate == TE_RATE_ELEM && m->values[v].slot < 0) emit_element(m, v);
     for (int v = 0; v < p->n_insns; v++)
-        if (te_op_reduces(p->insns[v].op) && m->values[v].needed && m->values[v].level == number + 1)
+        if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1)
             (void)element_slot(m, p->insns[v].arg[0]);
     if (number == m->output_pass) emit_outputs(m);
     pass->folds = m->plan->n_steps;
     for (int v = 0; v < p->n_insns; v++)
-        if (te_op_reduces(p->insns[v].op) && m->values[v].needed && m->values[v].level == number + 1) emit_fold(m, v);
+        if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1) emit_fold(m, v);
 }
 
 /* --- putting it together ---------------------------------------------------------------------------------------- */
@@ -308,6 +353,7 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
     if (!m.failed &&
         grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
         for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){.slot = -1, .step = -1};
+        find_picks(&m);
         find_needed(&m);
         find_levels(&m);
         if (kind == TE_PLAN_PASSES) find_kept(&m);

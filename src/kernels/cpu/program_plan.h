@@ -27,6 +27,7 @@ typedef enum te_step_kind {
     TE_STEP_LOAD_ROW, /* one number per row of an input */
     TE_STEP_OP,       /* over the elements of a tile */
     TE_STEP_ROW_OP,   /* over its rows */
+    TE_STEP_PICK,     /* the element of an input in the column that the argument says, per row; 0 where there is none */
     TE_STEP_COLUMN,
     TE_STEP_RANDOM,
     TE_STEP_SPREAD,   /* a lower rate's value to every element */

@@ -104,10 +104,25 @@ static void step_spread(te_walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
+/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next one by
+ * itself. More lines than this at once hold up what is at hand. Inlined, since GCC takes a call that but prefetches for
+ * one without effect. */
+static inline __attribute__((always_inline)) void fetch_next_row(const te_walker *w, const te_bound_operand *in,
+                                                                const char *src)
+{
+    enum { LINE = 64, MOST = 2048 };
+    size_t bytes = w->tile_columns * (size_t)in->size;
+    if (!w->job->compiled->reduces_rows || w->job->kind != TE_PLAN_ROW || !in->flat || in->constant || bytes > MOST)
+        return;
+    const char *next = src + te_walker_row_stride(w, in);
+    for (size_t b = 0; b < bytes; b += LINE) __builtin_prefetch(next + b);
+}
+
 static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
     char             *src = te_walker_tile(w, in, step->operand);
+    fetch_next_row(w, in, src);
     bool              half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
     w->half[step->dst] = half && te_walker_chains(w);
     if (in->in_place || w->half[step->dst]) {
@@ -118,6 +133,27 @@ static void step_load(te_walker *w, const te_step *step)
     if (!in->constant || in->loaded < w->tile_rows) {
         load_tile(w, w->slot[step->dst], in, src);
         in->loaded = w->tile_rows;
+    }
+}
+
+/* Columns beyond 2^24 share their float32 number with their neighbours; then what stands in all of them is added. */
+static void step_pick(te_walker *w, const te_step *step)
+{
+    const te_bound_operand *in = &w->operands[step->operand];
+    const te_blocks        *blocks = w->blocks;
+    int64_t                 columns = w->job->columns, reach = blocks->size == sizeof(float) ? columns >> 24 : 0;
+    const char             *row = w->row[step->operand];
+    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, in)) {
+        double at = blocks->get(w->slot[step->arg[0]] + (step->scalars ? 0 : r * blocks->size)), sum[1], element[1];
+        char  *dst = w->slot[step->dst] + r * blocks->size;
+        blocks->set(sum, 0);
+        int64_t middle = at >= 0 && at < (double)columns + 1 ? (int64_t)at : -1 - reach;
+        for (int64_t i = middle - reach; i <= middle + reach; i++) {
+            if (i < 0 || i >= columns || (blocks->size == sizeof(float) ? (double)(float)i : (double)i) != at) continue;
+            blocks->load[in->dtype](element, row + i * in->column * in->size, 1, 1);
+            blocks->op[TE_PW_ADD][0](sum, sum, element, NULL, 1);
+        }
+        memcpy(dst, sum, blocks->size);
     }
 }
 
@@ -193,6 +229,7 @@ void te_walker_step(te_walker *w, const te_step *step)
         w->blocks->load[in->dtype](slot[step->dst], w->row[step->operand], stride, w->tile_rows);
         break;
     }
+    case TE_STEP_PICK: step_pick(w, step); break;
     case TE_STEP_COLUMN: w->blocks->column(slot[step->dst], w->column, w->job->columns, n); break;
     case TE_STEP_RANDOM: step_random(w, step); break;
     case TE_STEP_SPREAD: step_spread(w, step); break;

@@ -112,11 +112,12 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
 
 /* --- tracebacks --------------------------------------------------------------------------------------------------- */
 
-/* Pushes the line of one frame; false for frames that say nothing to the author of a script. */
-static bool push_frame(lua_State *L, lua_Debug *frame)
+/* Pushes the line of one frame; false for frames that say nothing to the author of a script: those of C, and those of the
+ * library unless the mistake is in the library itself. */
+static bool push_frame(lua_State *L, lua_Debug *frame, bool library)
 {
     lua_getinfo(L, "Snl", frame);
-    if (strcmp(frame->what, "C") == 0 || frame->currentline <= 0) return false;
+    if (strcmp(frame->what, "C") == 0 || frame->currentline <= 0 || (!library && is_library(frame))) return false;
     lua_pushfstring(L, "\n\t%s:%d: in ", frame->short_src, frame->currentline);
     if (frame->namewhat[0])
         lua_pushfstring(L, "function '%s'", frame->name);
@@ -128,12 +129,13 @@ static bool push_frame(lua_State *L, lua_Debug *frame)
     return true;
 }
 
-/* Pushes the frames from `level` on, one a line. */
+/* Pushes the frames from `level` on, one a line, for the message at 1. */
 static void push_frames(lua_State *L, int level)
 {
     enum { FIRST = 12, LAST = 10 }; /* shown of a deep stack */
     lua_Debug frame;
     int       depth = level, parts = 1, first = level;
+    bool      library = strncmp(lua_tostring(L, 1), "te/", 3) == 0;
     luaL_checkstack(L, FIRST + LAST + LUA_MINSTACK, "traceback");
     while (lua_getstack(L, depth, &frame)) depth++;
     lua_pushliteral(L, "\nstack traceback:");
@@ -144,7 +146,7 @@ static void push_frames(lua_State *L, int level)
             level = depth - LAST;
             if (!lua_getstack(L, level, &frame)) break;
         }
-        if (push_frame(L, &frame)) parts++;
+        if (push_frame(L, &frame, library)) parts++;
     }
     lua_concat(L, parts);
 }

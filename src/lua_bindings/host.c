@@ -97,6 +97,7 @@ static void open_restricted(lua_State *L)
     lua_pop(L, 1);
     lua_pushcfunction(L, restricted_print);
     lua_setglobal(L, "print");
+    tetrain_bound_patterns(L);
 }
 
 static int do_nothing(lua_State *L)

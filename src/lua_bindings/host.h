@@ -36,7 +36,12 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
 /* limits.c: around every call into Lua. */
 void tetrain_start_limits(tetrain *host);
 void tetrain_stop_limits(tetrain *host);
+/* Work that the script had C do for it, counted as instructions; raises at the limit and after an interrupt. */
+void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
 /* Replaces xpcall, see limits.c. */
 void tetrain_guard_handlers(lua_State *L);
+
+/* patterns.c: replaces the functions of strings that match patterns. */
+void tetrain_bound_patterns(lua_State *L);
 
 #endif

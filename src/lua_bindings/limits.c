@@ -17,9 +17,14 @@ static void stop_hook(lua_State *L, lua_Debug *frame)
 {
     tetrain *host = te_lua_attached(L)->host;
     (void)frame;
+    tetrain_count_work(host, L, host->limit_reached ? 0 : COUNT_STEP);
+}
+
+void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
+{
     if (host->interrupted) luaL_error(L, "interrupted");
     if (!host->options.instruction_limit) return;
-    host->executed += host->limit_reached ? 0 : COUNT_STEP;
+    host->executed += instructions;
     if (host->executed < host->options.instruction_limit) return;
     host->limit_reached = true;
     lua_sethook(L, stop_hook, LUA_MASKCOUNT, 1);

@@ -10,51 +10,16 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local rates = require "te.rates"
 local core = te._core
 
 local Profile = {}
 Profile.__index = Profile
 
--- Floors ----------------------------------------------------------------------------------------------------------
-
-local rates = {}
-
--- The best of a few runs of one kernel: bytes or operations per second.
-local function best_rate(field, fn)
-    local best = 0
-    for _ = 1, 3 do
-        for _, event in ipairs(core.profile(fn)) do
-            if event.seconds > 0 then best = math.max(best, event[field] / event.seconds) end
-        end
-    end
-    return best
-end
-
--- Bandwidth, and the peaks of float32 and bfloat16 products, of a device.
-local function rates_of(device)
-    if not rates[device] then
-        local options = { device = device }
-        local x, y = te.zeros({ 1024, 8192 }, options), te.empty({ 1024, 8192 }, options)
-        local a = te.rand({ 768, 768 }, options)
-        local b = a:to("bfloat16")
-        rates[device] = te.no_grad(function()
-            return {
-                bandwidth = best_rate("bytes", function() te.add_(y, x) end),
-                float32 = best_rate("flops", function() te.matmul(a, a) end),
-                bfloat16 = best_rate("flops", function() te.matmul(b, b) end),
-            }
-        end)
-    end
-    return rates[device]
-end
-
 -- Seconds that a kernel would take at the device's measured rates.
 local function floor_of(entry)
-    local rate = rates_of(entry.device)
-    local by_memory = entry.bytes / rate.bandwidth
-    if entry.kind ~= "gemm" and entry.kind ~= "attention" then return by_memory end
-    local peak = entry.name:find("bfloat16") and rate.bfloat16 or rate.float32
-    return math.max(by_memory, entry.flops / peak)
+    local dtype = entry.name:find("bfloat16") and "bfloat16" or "float32"
+    return rates.floor(entry.device, entry.kind, dtype, entry.bytes, entry.flops)
 end
 
 -- Printing --------------------------------------------------------------------------------------------------------

@@ -126,6 +126,16 @@ describe("plans", function()
         assert.equal(program, require("te.fuser").program(seq, 0, false))
     end)
 
+    it("know the least time of every step when asked", function()
+        local plan = te.Sequential(te.LayerNorm(64), te.Linear(64, 64)):explain(input { 32, 64 })
+        assert.is_nil(plan.forward[1].floor)
+        assert.equal(plan, plan:floors())
+        local norm, linear = plan.forward[1], plan.forward[2]
+        assert.is_true(norm.floor > 0 and linear.floor > 0)
+        assert.is_true(math.abs(plan.backward[2].floor - linear.floor) < 0.5 * linear.floor) -- as many operations
+        assert.matches("floor\n", tostring(plan))
+    end)
+
     it("print, and turn into graphs and JSON", function()
         local plan = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)):explain(input { 2, 8 })
         local text = tostring(plan)

@@ -3,12 +3,15 @@
 --
 --     plan.forward, plan.backward   lists of steps in order: name, ops (names of the basic operations), kernels, reads and writes
 --                                   (bytes of tensors), bytes, flops
+--     plan:floors()                 the plan with step.floor, seconds that each takes at least on this machine, measured when
+--                                   first asked for (te.rates)
 --     plan.reasons                  { from =, to =, reason = } for every pair of neighbours in different steps
 --
 -- Bytes count every tensor that a step reads or writes once. tostring(plan) is a table, plan:dot() a Graphviz graph,
 -- plan:svg() a picture, plan:json() text for other programs.
 
 local te = require "te"
+local rates = require "te.rates"
 local core = te._core
 
 local Plan = {}
@@ -79,6 +82,8 @@ end
 --- results of an earlier one.
 function Plan.of(program, env, step)
     local plan = setmetatable({ forward = {}, backward = {}, reasons = {} }, Plan)
+    plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
+    plan.dtype = core.compute_dtype() or te.is_tensor(env[1]) and env[1].dtype or "float32"
     local items, backward = program.walk.items, {}
     for i, part in ipairs(program.parts) do
         if part.group then
@@ -113,11 +118,23 @@ local function amount(number)
     return ("%.3g "):format(number)
 end
 
+--- Adds to every step the least time that it can take here; a printed plan then shows it.
+function Plan:floors()
+    for _, pass in ipairs { "forward", "backward" } do
+        for _, step in ipairs(self[pass]) do
+            step.floor = rates.floor(self.device, step.kind, self.dtype, step.bytes, step.flops)
+        end
+    end
+    return self
+end
+
+local function microseconds(seconds) return seconds and ("%.1f us"):format(seconds * 1e6) end
+
 local function rows_of(steps)
     local rows = {}
     for i, step in ipairs(steps) do
         rows[i] = { tostring(i), step.name, step.kernels[1], amount(step.reads) .. "B", amount(step.writes) .. "B",
-            amount(step.flops) .. "FLOP" }
+            amount(step.flops) .. "FLOP", microseconds(step.floor) }
     end
     return rows
 end
@@ -137,18 +154,18 @@ local function aligned(rows)
     return lines
 end
 
-local HEAD = { "#", "operations", "kernel", "reads", "writes", "work" }
-
 function Plan:__tostring()
     local lines = {}
     for _, pass in ipairs { "forward", "backward" } do
         if #self[pass] > 0 then
-            local rows, total = rows_of(self[pass]), { 0, 0, 0 }
+            local rows, total = rows_of(self[pass]), { 0, 0, 0, 0 }
             for _, step in ipairs(self[pass]) do
-                total = { total[1] + step.reads, total[2] + step.writes, total[3] + step.flops }
+                total = { total[1] + step.reads, total[2] + step.writes, total[3] + step.flops, total[4] + (step.floor or 0) }
             end
-            table.insert(rows, 1, HEAD)
-            rows[#rows + 1] = { "", "sum", "", amount(total[1]) .. "B", amount(total[2]) .. "B", amount(total[3]) .. "FLOP" }
+            local timed = self[pass][1].floor ~= nil
+            table.insert(rows, 1, { "#", "operations", "kernel", "reads", "writes", "work", timed and "floor" or nil })
+            rows[#rows + 1] = { "", "sum", "", amount(total[1]) .. "B", amount(total[2]) .. "B", amount(total[3]) .. "FLOP",
+                timed and microseconds(total[4]) or nil }
             lines[#lines + 1] = pass
             for _, line in ipairs(aligned(rows)) do lines[#lines + 1] = "  " .. line end
         end

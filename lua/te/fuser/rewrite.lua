@@ -1,8 +1,8 @@
 --- Puts what rules fused in the place of operations.
 --
--- A walk (te.fuser.flatten) is cut into runs of neighbouring basic operations. Forward and backward rules (te.fuser.rules) each
--- make a list of a run; where units of the two overlap, they belong together, and what belongs together becomes one item that
--- runs a script (te.fuser.script):
+-- A walk (te.fuser.flatten) is cut into runs of basic operations, each the only reader of what the one before makes. Forward
+-- and backward rules (te.fuser.rules) each make a list of a run; where units of the two overlap, they belong together, and
+-- what belongs together becomes one item that runs a script (te.fuser.script):
 --
 --     operations   1    2    3    4    5    6    7
 --     forward          [ F     ]
@@ -63,25 +63,25 @@ end
 -- The item that runs items first … last of the walk.
 local function script_item(walk, readers, items, forward_units, backward_units)
     local last, outputs = items[#items], { items[#items].y }
-    local function consider(v)
-        if v ~= last.y and readers[v] and readers[v] > last.number then outputs[#outputs + 1] = v end
-    end
     for _, item in ipairs(items) do
-        consider(item.y)
-        for _, v in ipairs(item.outs) do consider(v) end
+        for _, v in ipairs(item.outs) do
+            if readers[v] and readers[v].last > last.number then outputs[#outputs + 1] = v end
+        end
     end
     local op = script.new(items, forward_units, backward_units, outputs)
     return { op = op, x = op.inputs[1], extras = { unpack(op.inputs, 2) }, y = outputs[1], outs = { unpack(outputs, 2) } }
 end
 
--- The number of the item that reads each value last.
-local function last_readers(walk)
+-- For each value how many items read it, and the number of the last one; the caller comes after all.
+local function readers_of(walk)
     local readers = {}
+    local function note(v, i) readers[v] = { count = readers[v] and readers[v].count + 1 or 1, last = i } end
     for i, item in ipairs(walk.items) do
-        item.number, readers[item.x] = i, i
-        for _, v in ipairs(item.extras) do readers[v] = i end
+        item.number = i
+        note(item.x, i)
+        for _, v in ipairs(item.extras) do note(v, i) end
     end
-    for _, v in ipairs(walk.outputs) do readers[v] = math.huge end
+    for _, v in ipairs(walk.outputs) do note(v, math.huge) end
     return readers
 end
 
@@ -108,14 +108,20 @@ local function rewrite_run(walk, readers, items, situation, result)
     end
 end
 
+-- Whether the item at `at` is the one reader of what the last item of a run makes.
+local function continues(items, at, run, readers)
+    local before = run[#run]
+    return before == nil or before.y == items[at].x and readers[before.y].count == 1
+end
+
 --- Replaces items of a walk (te.fuser.flatten) that rules fuse by scripts. Returns the fields that the rules may have looked
 --- at, as checks of a program: { operation, field, value }.
 function rewrite.walk(walk, situation)
-    local readers, result, checks, at = last_readers(walk), {}, {}, 1
+    local readers, result, checks, at = readers_of(walk), {}, {}, 1
     local items = walk.items
     while items[at] do
         local run = {}
-        while items[at] and is(items[at].op, BasicOperation) and (#run == 0 or run[#run].y == items[at].x) do
+        while items[at] and is(items[at].op, BasicOperation) and continues(items, at, run, readers) do
             for _, field in ipairs(items[at].op.plan_fields) do
                 checks[#checks + 1] = { items[at].op, field, items[at].op[field] }
             end

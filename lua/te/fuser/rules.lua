@@ -15,7 +15,8 @@
 --
 -- te.fuser.rewrite puts what they fused in the place of the operations; the others are planned by the engine as ever.
 --
--- An operation called by itself, and a fused operation that stands in a container, run as they are.
+-- A run ends where several operations read a result: what a fused operation computes on its way is known to nobody else. An
+-- operation called by itself, and a fused operation that stands in a container, run as they are.
 --
 -- A rule runs when a container is planned: at its first call, and again when the rules, opts, the container, or a field that
 -- an operation names in plan_fields have changed.

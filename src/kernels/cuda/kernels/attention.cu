@@ -35,7 +35,7 @@ __device__ static inline void te_store_rows(const te_cuda_view &v, int64_t batch
 TE_HD static inline te_real te_dot(const te_real *x, const te_real *y, int n)
 {
     te_real sum = 0;
-    for (int d = 0; d < n; d++) sum += x[d] * y[d];
+    for (int d = 0; d < n; d++) sum = TE_ATTENTION_FMA(x[d], y[d], sum);
     return sum;
 }
 
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention(const __grid_cons
             te_real x = out[e] * shrink[i];
             int     low = (int)te_clamp(te_first_key(s, first + i) - key, 0, n);
             int     high = (int)te_clamp(te_end_key(s, first + i) - key, 0, n);
-            for (int j = low; j < high; j++) x += p[i * TE_TILE + j] * kv[j * pitch + d];
+            for (int j = low; j < high; j++) x = TE_ATTENTION_FMA(p[i * TE_TILE + j], kv[j * pitch + d], x);
             out[e] = x;
         }
         __syncthreads();
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
             int     i = e / b.dim, d = e % b.dim;
             te_real sum = b.sum[e];
             for (int j = 0; j < n; j++)
-                if (!(b.p[i * TE_TILE + j] < 0)) sum += b.ds[i * TE_TILE + j] * b.k[j * b.pitch + d];
+                if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.k[j * b.pitch + d], sum);
             b.sum[e] = sum;
         }
         __syncthreads();
@@ -239,14 +239,14 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dkv(const __grid_
                 int     j = e / b.dim, d = e % b.dim;
                 te_real sum = dk[e];
                 for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0)) sum += b.ds[i * TE_TILE + j] * b.q[i * b.pitch + d];
+                    if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.q[i * b.pitch + d], sum);
                 dk[e] = sum;
             }
             for (int e = threadIdx.x; e < n * b.dim_v; e += TE_ATTENTION_THREADS) {
                 int     j = e / b.dim_v, d = e % b.dim_v;
                 te_real sum = dv[e];
                 for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0)) sum += b.p[i * TE_TILE + j] * b.dout[i * b.pitch_v + d];
+                    if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.p[i * TE_TILE + j], b.dout[i * b.pitch_v + d], sum);
                 dv[e] = sum;
             }
             __syncthreads();

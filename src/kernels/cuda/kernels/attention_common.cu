@@ -5,11 +5,13 @@
 enum { TE_ATTENTION_THREADS = 128 };
 
 #if TE_REAL_IS_F32
-#define TE_ATTENTION_EXP(x) te_exp(x)
-#define TE_ATTENTION_LOG(x) te_log(x)
+#define TE_ATTENTION_EXP(x)       te_exp(x)
+#define TE_ATTENTION_LOG(x)       te_log(x)
+#define TE_ATTENTION_FMA(a, b, c) TE_FMA(a, b, c)
 #else
-#define TE_ATTENTION_EXP(x) exp(x)
-#define TE_ATTENTION_LOG(x) log(x)
+#define TE_ATTENTION_EXP(x)       exp(x)
+#define TE_ATTENTION_LOG(x)       log(x)
+#define TE_ATTENTION_FMA(a, b, c) TE_FMA64(a, b, c)
 #endif
 #define TE_LOWEST (-(te_real)TE_INFINITY)
 
@@ -103,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rows(const __grid
     te_a    *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
     te_a    *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
     te_real  sum = 0;
-    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) sum += te_from_a(dout[d]) * te_from_a(out[d]);
+    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) sum = TE_ATTENTION_FMA(te_from_a(dout[d]), te_from_a(out[d]), sum);
     sum = te_warp_sum(sum);
     if (row < n && threadIdx.x % 32 == 0) ((te_real *)a.bound.scratch)[row] = sum;
 }

@@ -79,6 +79,25 @@ specs() {
     count "$good" "$bad"
 }
 
+# device_specs FOLDER: what the CPU computes, again on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake).
+device_specs() {
+    [ -d "$1/cuda_fake" ] || return 0
+    echo "== Lua specs on the CUDA backend in $1"
+    for device in cpu cuda; do
+        [ "$device" = cpu ] && files=spec/cuda_spec.lua ||
+            files="spec/ops_spec.lua spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua
+                spec/tensor_spec.lua spec/models"
+        TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES=$PWD/$1/cuda_fake TETRAIN_CACHE=$logs/cache TETRAIN="$PWD/$1/tetrain" \
+            busted --lua="$PWD/$1/tetrain" -o TAP $files >"$logs/specs" 2>&1
+        status=$?
+        good=$(grep -c '^ok ' "$logs/specs")
+        bad=$(grep -c '^not ok ' "$logs/specs")
+        [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
+        [ "$bad" -eq 0 ] || grep -v '^ok ' "$logs/specs"
+        count "$good" "$bad"
+    done
+}
+
 install_packages $TETRAIN_BUILD_PACKAGES $TETRAIN_TEST_PACKAGES || { count 0 1; finish; }
 
 step "build with GCC, warnings are errors" build release
@@ -86,6 +105,7 @@ step "build with GCC, warnings are errors" build release
 step "warnings of clang" clang_warnings
 c_tests build
 specs build
+device_specs build
 
 step "build with sanitizers" build asan
 if [ -x build-asan/tetrain ]; then

@@ -203,7 +203,7 @@ local function main(words)
     te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
     local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval,
-        flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype) }
+        flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype, o.device) }
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
     progress:print("%d parameters, %d threads, %s, steps %d to %d, %s", run.model:num_parameters(),
         te.get_num_threads(), o.dtype, run.first_step, o.steps, o.out)

@@ -129,12 +129,15 @@ int main(int argc, char **argv)
     te_exec exec = test_exec_open(1);
     int     failed = 0;
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) failed += write_sample(&exec, argv[1], &samples[i]);
-    failed += write_kernel(argv[1], "index_float32", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4});
-    failed += write_kernel(argv[1], "index_bfloat16", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4});
-    failed += write_kernel(argv[1], "select_float32", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1});
-    failed += write_kernel(argv[1], "select_int64", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1});
-    failed += write_kernel(argv[1], "attention_float32", (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32});
-    failed += write_kernel(argv[1], "attention_bfloat16", (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 32});
+    failed += write_kernel(argv[1], "index_float32", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}});
+    failed += write_kernel(argv[1], "index_bfloat16", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}});
+    failed += write_kernel(argv[1], "select_float32", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}});
+    failed += write_kernel(argv[1], "select_int64", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}});
+    failed += write_kernel(argv[1], "attention_float32", (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}});
+    failed += write_kernel(argv[1], "attention_mma_64",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}});
+    failed += write_kernel(argv[1], "attention_mma_128",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}});
     test_exec_close(&exec);
     CHECK(failed == 0);
     return TEST_END();

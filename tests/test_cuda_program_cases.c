@@ -190,14 +190,15 @@ static void check_many_runs(void)
 
 /* --- turned tiles ------------------------------------------------------------------------------------------------- */
 
-/* Dropout of a transposed operand, added to a plain one, to a transposed and a plain output, on [3, 45, 50]. */
+/* Dropout of a transposed operand, added to a plain one, to a transposed and a plain output, with its column sums and
+ * amax, on [3, 45, 50]. */
 static void check_turned(void)
 {
     enum { A = 3, B = 45, C = 50, N = A * B * C };
     static built    b;
     static float    x[N], plain[2][N];
     static uint16_t turned[2][N];
-    float           amax[2] = {0, 0};
+    float           amax[2] = {0, 0}, column_sums[2][C];
     uint64_t        state = 5;
     double          params[1] = {0.4};
     te_rng          rng = {11, 22, 33};
@@ -211,20 +212,23 @@ static void check_turned(void)
     output(&b, TE_OUT_ELEM, y);
     output(&b, TE_OUT_ELEM, emit(&b, TE_PW_ADD, y, column, -1));
     output(&b, TE_OUT_AMAX, y);
+    output(&b, TE_OUT_COLSUM, emit(&b, TE_PW_ROUND, y, -1, -1));
     te_operand in[3] = {{.data = x, .dtype = TE_F32, .stride = {B * C, 1, B}}, {.data = x, .dtype = TE_F32, .stride = {0, C, 1}},
                         {.data = x, .dtype = TE_F32, .stride = {0, 1, 0}}};
-    te_operand out[2][3];
+    te_operand out[2][4];
     te_run     runs[2];
     for (int k = 0; k < 2; k++) {
         out[k][0] = (te_operand){.data = turned[k], .dtype = TE_BF16, .stride = {1, A, A * B}};
         out[k][1] = (te_operand){.data = plain[k], .dtype = TE_F32, .stride = {B * C, C, 1}};
         out[k][2] = operand(&amax[k], TE_F32, 0, 0);
+        out[k][3] = (te_operand){.data = column_sums[k], .dtype = TE_F32, .stride = {0, 0, 1}};
         runs[k] = (te_run){.ndim = 3, .shape = {A, B, C}, .inputs = in, .outputs = out[k], .params = params, .rngs = &rng};
     }
     int before = cuda.kinds[TE_CUDA_TILED];
     run_both(&b, &runs[0], &runs[1], 1, "turned");
     CHECK(cuda.kinds[TE_CUDA_TILED] == before + 1);
     CHECK(same_floats(plain[0], plain[1], N) && memcmp(turned[0], turned[1], sizeof turned[0]) == 0 && amax[0] == amax[1]);
+    CHECK(same_floats(column_sums[0], column_sums[1], C));
     release(&b);
 }
 

@@ -51,6 +51,8 @@ typedef struct te_memory_stats {
 } te_memory_stats;
 
 TE_API te_status te_context_memory(te_context *ctx, const char *device, te_memory_stats *stats);
+/* Waits until a device (NULL: all that are open) has done what was asked of it; failures of that work come out here. */
+TE_API te_status te_context_synchronize(te_context *ctx, const char *device);
 TE_API void      te_context_reset_peak(te_context *ctx);
 TE_API void      te_context_empty_cache(te_context *ctx);
 

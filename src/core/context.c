@@ -167,6 +167,19 @@ te_status te_context_memory(te_context *ctx, const char *name, te_memory_stats *
     return TE_OK;
 }
 
+te_status te_context_synchronize(te_context *ctx, const char *name)
+{
+    te_device *wanted = name ? te_context_device(ctx, name) : NULL;
+    if (name && !wanted) return ctx->status;
+    for (int i = 0; i < TE_MAX_DEVICES; i++) {
+        te_device *device = &ctx->devices[i];
+        if (!device->open || (wanted && device != wanted)) continue;
+        te_status status = device->exec.backend->synchronize(&device->exec);
+        if (status != TE_OK) return te_fail(ctx, status, "%s: %s", device->name, device->exec.message);
+    }
+    return TE_OK;
+}
+
 void te_context_reset_peak(te_context *ctx)
 {
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].allocator.peak = ctx->devices[i].allocator.current;

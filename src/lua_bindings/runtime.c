@@ -117,6 +117,15 @@ static int devices(lua_State *L)
     return 2;
 }
 
+/* te.synchronize([device]): waits for a device, or for all. */
+static int synchronize(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "synchronize");
+    te_status status = te_context_synchronize(rt->ctx, luaL_optstring(L, 1, NULL));
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "synchronize", status);
+}
+
 /* te.get_default_device(): where tensors are made that no device is named for. */
 static int get_default_device(lua_State *L)
 {
@@ -204,6 +213,7 @@ static int ops_list(lua_State *L)
 const luaL_Reg te_lua_runtime_functions[] = {
     {"manual_seed", manual_seed},         {"rng_state", rng_state},     {"memory_stats", memory_stats},
     {"reset_peak_memory", reset_peak_memory}, {"empty_cache", empty_cache}, {"set_num_threads", set_num_threads},
-    {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device}, {"is_tensor", is_tensor},
+    {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device},
+    {"synchronize", synchronize},         {"is_tensor", is_tensor},
     {"ops_list", ops_list},               {NULL, NULL},
 };

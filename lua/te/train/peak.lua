@@ -2,21 +2,29 @@
 
 local te = require "te"
 
-local SIZE, SECONDS = 512, 0.25
+local SECONDS, SMALLEST, LARGEST = 0.25, 512, 8192
+
+local function time_of(a)
+    te.synchronize(a.device)
+    local start = te._core.clock()
+    te.matmul(a, a):release()
+    te.synchronize(a.device)
+    return te._core.clock() - start
+end
 
 --- Floating point operations a second of a square product in `dtype`: the best within a quarter of a second, since a
---- machine that others use too is slower at times.
-return function(dtype)
+--- machine that others use too is slower at times. The size is the smallest that keeps a device busy for a millisecond.
+return function(dtype, device)
     return te.no_grad(function()
-        -- no random numbers: they would shift those of the run
-        local a, b = te.ones({ SIZE, SIZE }, { dtype = dtype }), te.ones({ SIZE, SIZE }, { dtype = dtype })
-        local best, finish = math.huge, te._core.clock() + SECONDS
+        local size, a = SMALLEST, nil
         repeat
-            local start = te._core.clock()
-            te.matmul(a, b):release()
-            local now = te._core.clock()
-            best = math.min(best, now - start)
-        until now > finish
-        return 2 * SIZE ^ 3 / best
+            -- no random numbers: they would shift those of the run
+            a = te.ones({ size, size }, { dtype = dtype, device = device })
+            time_of(a)
+            size = size * 2
+        until size > LARGEST or time_of(a) > 1e-3
+        local best, finish = math.huge, te._core.clock() + SECONDS
+        repeat best = math.min(best, time_of(a)) until te._core.clock() > finish
+        return 2 * (size / 2) ^ 3 / best
     end)
 end

@@ -45,7 +45,7 @@ void te_emit_arguments(te_emitter *e)
     te_emit(e, "struct te_run_args {\n");
     te_cuda_visit_fields(e->program, e->shape, declare_field, e);
     te_emit(e, "};\n\nstruct te_args {\n    te_run_args run[%d];\n    int64_t n_runs, blocks;\n    te_real *column_parts;\n"
-               "    double *sum_parts;\n};\n\n", e->shape->runs);
+               "    double *sum_parts;\n    int64_t n_column_parts;\n};\n\n", e->shape->runs);
 }
 
 /* --- values of lower rates ---------------------------------------------------------------------------------------- */
@@ -302,12 +302,13 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     int i = e->program->n_inputs + o, v = e->program->outputs[o].value, kind = e->program->outputs[o].kind;
     te_emit(e, "                ");
     if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
-    if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
+    if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_TILED) te_emit(e, "c%d += ", o);
+    else if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED) te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d.e[k] = te_as_%s(", o, dtype_of(e, i));
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(y%d.e[k]) + ", dtype_of(e, i), o);
-    if (kind == TE_OUT_COLSUM && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
+    if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_ROWS && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
     emit_value_name(e, v);
     te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
 }

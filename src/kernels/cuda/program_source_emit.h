@@ -55,6 +55,9 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count);
 void te_emit_sums(te_emitter *e);
 void te_emit_sum_parts(te_emitter *e);
 
+/* Which of the wanted column sums an output is. */
+int te_emit_column_number(const te_emitter *e, int output);
+
 void te_emit_flat(te_emitter *e);  /* program_source_flat.c: FLAT and TILED */
 void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e);  /* program_source_rows.c */

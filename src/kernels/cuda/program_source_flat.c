@@ -81,11 +81,47 @@ static void emit_tile_position(te_emitter *e)
     te_emit(e, ";\n");
 }
 
+static bool sums_columns(const te_emitter *e, int o)
+{
+    return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
+}
+
+/* A thread's column of the tile, 4 of its 32 rows, joined with those of the other 7 threads of the column. */
+static void emit_tile_column_sums(te_emitter *e)
+{
+    bool any = false;
+    for (int o = 0; o < e->program->n_outputs; o++) {
+        if (!sums_columns(e, o)) continue;
+        if (any) te_emit(e, "        __syncthreads();\n");
+        any = true;
+        te_emit(e, "        column_sums[y][x] = c%d;\n        __syncthreads();\n"
+                   "        if (y == 0 && right + x < columns) {\n"
+                   "            for (int j = 1; j < 8; j++) c%d += column_sums[j][x];\n"
+                   "            a.column_parts[((int64_t)%d * a.n_column_parts + tile / wide) * r.columns + right + x] = c%d;\n"
+                   "        }\n",
+                o, o, te_emit_column_number(e, o), o);
+    }
+}
+
 static bool draws(const te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++)
         if (te_program_is_random(e->program->insns[v].op)) return true;
     return false;
+}
+
+/* Offsets of the operands that are reached directly, from those of the tile. */
+static void emit_tile_offsets(te_emitter *e, bool inner)
+{
+    int last = e->shape->n_outer - 1;
+    for (int i = 0; i < e->shape->n_operands; i++) {
+        int  access = e->shape->operand[i].access;
+        bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
+                                                : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
+        if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
+        if (inner) te_emit(e, "            const te_index o%d = o%d_tile + q%d * (te_index)r.p%d_%d;\n", i, i, last, i, last);
+        else te_emit(e, "            const te_index o%d_tile = o%d;\n", i, i);
+    }
 }
 
 /* t[column][row within the tile]: turned operands are moved with x along the outer dimension, values computed with x
@@ -97,6 +133,7 @@ void te_emit_tiled(te_emitter *e)
     for (int i = 0; i < e->shape->n_operands; i++)
         if (e->shape->operand[i].access == TE_CUDA_TURNED)
             te_emit(e, "    __shared__ %s t%d[32][33];\n", te_emit_type(e, i), i);
+    if (te_shape_column_sums(e->program, e->shape)) te_emit(e, "    __shared__ te_real column_sums[8][32];\n");
     te_emit(e, "    const te_index across = (te_index)r.extent%d, wide = (columns + 31) / 32, high = (across + 31) / 32;\n",
             last);
     te_emit(e, "    const te_index tiles = across ? (te_index)(r.rows / r.extent%d) * wide * high : 0;\n", last);
@@ -106,30 +143,21 @@ void te_emit_tiled(te_emitter *e)
     te_emit_coordinates(e, last, "tile / wide / high");
     te_emit_offsets(e, last);
     emit_tile_moves(e, false);
+    for (int o = 0; o < e->program->n_outputs; o++)
+        if (sums_columns(e, o)) te_emit(e, "        te_real c%d = 0;\n", o);
     te_emit(e, "        for (int j = 0; j < 32; j += 8)\n"
                "            if (down + y + j < across && right + x < columns) {\n"
                "            const te_index q%d = down + y + j, column = right + x;\n", last);
     if (draws(e)) emit_tile_position(e);
-    for (int i = 0; i < e->shape->n_operands; i++) {
-        int access = e->shape->operand[i].access;
-        bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
-                                                : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
-        if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
-        te_emit(e, "            const te_index o%d_tile = o%d;\n", i, i);
-    }
+    emit_tile_offsets(e, false);
     te_emit(e, "            {\n");
-    for (int i = 0; i < e->shape->n_operands; i++) {
-        int access = e->shape->operand[i].access;
-        bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
-                                                : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
-        if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
-        te_emit(e, "            const te_index o%d = o%d_tile + q%d * (te_index)r.p%d_%d;\n", i, i, last, i, last);
-    }
+    emit_tile_offsets(e, true);
     te_emit_row_values(e, 0);
     te_emit_mark(e, 0);
     te_emit_unit(e, "position", NULL);
     te_emit(e, "            }\n            }\n");
     emit_tile_moves(e, true);
+    emit_tile_column_sums(e);
     te_emit(e, "        __syncthreads();\n");
     emit_closing(e);
 }

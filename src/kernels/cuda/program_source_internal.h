@@ -67,8 +67,8 @@ typedef void (*te_field_visitor)(void *user, te_field field);
 void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
                           void *user);
 
-/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts. */
-enum { TE_CUDA_TAIL_WORDS = 4 };
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts. */
+enum { TE_CUDA_TAIL_WORDS = 5 };
 
 /* Words of one run. */
 int te_cuda_run_words(const te_program *program, const te_cuda_program_shape *shape);

@@ -182,7 +182,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     if (shape->kind == TE_CUDA_TILED) {
         int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
         int64_t tiles = batch * divided_up(across, TE_CUDA_TILE) * divided_up(w->columns, TE_CUDA_TILE);
-        return bounded(tiles, sums ? SUM_BLOCKS : full);
+        return bounded(tiles, sums + columns ? SUM_BLOCKS : full);
     }
     int64_t units = w->rows * divided_up(w->columns, shape->vector);
     if (sums) return bounded(divided_up(units, UNITS_PER_SUM * TE_CUDA_FLAT_THREADS), SUM_BLOCKS);
@@ -226,11 +226,20 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
     return n;
 }
 
-/* Column parts come first, each of them 64-byte aligned by what precedes it being one number per column and block. */
+/* Rows of parts that a column sum is joined from: one per block, in TILED one per row of tiles. */
+static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run, int64_t blocks)
+{
+    writer w = writer_for(program, shape, run);
+    if (shape->kind != TE_CUDA_TILED) return blocks;
+    int64_t across = outer_extent(shape, run, shape->n_outer - 1);
+    return across ? w.rows / across * divided_up(across, TE_CUDA_TILE) : 0;
+}
+
+/* Column parts come first, each of them 64-byte aligned by what precedes it being one number per column and part. */
 static size_t column_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int64_t blocks)
 {
-    size_t bytes = (size_t)te_shape_column_sums(program, shape) * (size_t)blocks *
+    size_t bytes = (size_t)te_shape_column_sums(program, shape) * (size_t)column_parts(program, shape, &runs[0], blocks) *
                    (size_t)row_length(shape, &runs[0]) * (shape->compute_f64 ? 8u : 4u);
     return (bytes + 63) / 64 * 64;
 }
@@ -272,6 +281,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
     tail[1] = (uint64_t)blocks;
     tail[2] = (uint64_t)(uintptr_t)parts;
     tail[3] = tail[2] + (columns ? column_bytes(program, shape, runs, blocks) : 0);
+    tail[4] = (uint64_t)column_parts(program, shape, &runs[0], blocks);
     launches[0].args_bytes = (uint32_t)((size_t)(tail + TE_CUDA_TAIL_WORDS - args) * sizeof *args);
     set_geometry(&launches[0], "te_program", blocks, te_shape_threads(shape));
     if (columns + te_shape_sums(program, shape) == 0) return 1;

@@ -39,7 +39,7 @@ static void emit_held(te_emitter *e)
             te_emit(e, "        te_real h%d[%d][%d];\n", v, e->shape->items, e->shape->vector);
 }
 
-static int column_number(const te_emitter *e, int output)
+int te_emit_column_number(const te_emitter *e, int output)
 {
     int n = 0;
     for (int o = 0; o < output; o++)
@@ -52,7 +52,7 @@ static void emit_long_column_sums(te_emitter *e, bool before)
 {
     for (int o = 0; !holds(e) && e->pass == e->passes - 1 && o < e->program->n_outputs; o++) {
         if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
-        int n = column_number(e, o), unit = e->shape->vector;
+        int n = te_emit_column_number(e, o), unit = e->shape->vector;
         if (before)
             te_emit(e, "            te_real *part%d = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns + "
                        "column;\n            te_unit<te_real, %d> c%d = {};\n"
@@ -69,9 +69,10 @@ static void emit_pass_loop(te_emitter *e)
         te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
                    "            const te_index column = (te_index)(i * %d + lane) * %d;\n"
                    "            if (!live || column >= columns) continue;\n", e->shape->items, lanes, unit);
-    else
-        te_emit(e, "        for (te_index column = (te_index)lane * %d; live && column < columns; column += %d) {\n", unit,
-                lanes * unit);
+    else /* several units under way at a time */
+        te_emit(e, "#pragma unroll %d\n"
+                   "        for (te_index column = (te_index)lane * %d; column < columns; column += %d) {\n",
+                unit >= 4 ? 2 : 4, unit, lanes * unit);
     emit_long_column_sums(e, true);
     te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
     emit_long_column_sums(e, false);
@@ -124,7 +125,7 @@ static void emit_row_outputs(te_emitter *e)
 /* The block's part of a column sum: of all its rows' lanes, one row after the other. */
 static void emit_column_parts(te_emitter *e, int o)
 {
-    int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = column_number(e, o);
+    int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = te_emit_column_number(e, o);
     int at_once = te_shape_rows_at_once(e->shape);
     te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n", n);
     if (at_once > 1)
@@ -185,10 +186,10 @@ static void emit_join_columns(te_emitter *e)
         int  i = e->program->n_inputs + o;
         char place[64];
         snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
-        te_emit(e, "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.blocks * first.columns, "
-                   "first.rows ? a.blocks : 0, first.columns);\n"
+        te_emit(e, "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * first.columns, "
+                   "first.rows ? a.n_column_parts : 0, first.columns);\n"
                    "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
-                o, column_number(e, o), o);
+                o, te_emit_column_number(e, o), o);
         emit_join_store(e, o, place, false);
     }
     te_emit(e, "        return;\n    }\n");

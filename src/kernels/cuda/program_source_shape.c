@@ -17,12 +17,20 @@ static bool structured(const te_program *program)
     return false;
 }
 
+/* A thread, or several, must have a row to themselves. */
 static bool needs_rows(const te_program *program)
 {
     for (int v = 0; v < program->n_insns; v++)
         if (te_program_reduces(program->insns[v].op)) return true;
     for (int o = 0; o < program->n_outputs; o++)
-        if (program->outputs[o].kind == TE_OUT_ROW || program->outputs[o].kind == TE_OUT_COLSUM) return true;
+        if (program->outputs[o].kind == TE_OUT_ROW) return true;
+    return false;
+}
+
+static bool sums_columns(const te_program *program)
+{
+    for (int o = 0; o < program->n_outputs; o++)
+        if (program->outputs[o].kind == TE_OUT_COLSUM) return true;
     return false;
 }
 
@@ -288,7 +296,8 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     te_status status = check_run(exec, program, run);
     if (status != TE_OK) return status;
     sketch s = {.program = program, .run = run, .shape = shape};
-    shape->kind = needs_rows(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
+    bool rows = needs_rows(program);
+    shape->kind = rows || sums_columns(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
     shape->compute_f64 = run->compute_f64;
     shape->n_operands = (uint8_t)(program->n_inputs + program->n_outputs);
     shape->runs = 1;
@@ -296,9 +305,12 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     merge_dimensions(&s);
     shape->vector = (uint8_t)unit_of(&s);
     shape->wide = is_wide(&s);
-    if (shape->kind == TE_CUDA_ROWS) share_row(&s);
     reach_operands(&s);
-    if (shape->kind == TE_CUDA_FLAT) turn_tiles(&s);
+    if (!rows) turn_tiles(&s);
+    if (shape->kind == TE_CUDA_ROWS) {
+        share_row(&s);
+        reach_operands(&s); /* units may have changed */
+    }
     if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) > TE_CUDA_ARGS / 8)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: too many operands for one CUDA kernel",
                             program->name);

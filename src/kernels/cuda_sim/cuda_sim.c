@@ -32,7 +32,11 @@ struct te_cuda_sim {
 
 static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=native", "-ffp-contract=off",
                                                "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing",
-                                               "-fvisibility=hidden", "-fPIC", "-shared", "-w"};
+                                               "-fvisibility=hidden", "-fPIC", "-shared", "-w",
+#ifdef __SANITIZE_ADDRESS__ /* then kernels are watched as the host is */
+                                               "-fsanitize=address",
+#endif
+};
 
 enum { N_OPTIONS = sizeof compiler_options / sizeof compiler_options[0], PATH_SIZE = 512 };
 

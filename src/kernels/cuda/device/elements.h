@@ -76,6 +76,7 @@ template <int V> TE_HD static inline te_unit<uint32_t, V> te_unit_words(te_rng r
             words.e[(4 * k + 3) % V] = four.word[3];
         }
     } else {
+#pragma unroll
         for (int k = 0; k < V; k++) {
             te_philox_words four = te_rng_group(rng, (first + k) / 4);
             uint32_t        at = (uint32_t)(first + k) % 4;
@@ -89,6 +90,7 @@ template <int V> TE_HD static inline te_unit<uint32_t, V> te_unit_words(te_rng r
 template <int V> TE_HD static inline te_unit<float, V> te_unit_normals(te_rng rng, uint64_t first)
 {
     te_unit<float, V> normals;
+#pragma unroll
     for (int k = 0; k < V; k++) {
         te_philox_words four = te_rng_group(rng, (first + k) / 4);
         bool            odd = (first + k) & 1, upper = (first + k) & 2;

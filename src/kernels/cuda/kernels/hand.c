@@ -5,7 +5,7 @@
 #include <string.h>
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
-    te_cuda_hand_attention[]; /* made by the build */
+    te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[]; /* made by the build */
 
 /* --- views -------------------------------------------------------------------------------------------------------- */
 
@@ -92,20 +92,26 @@ static void write_type(te_text *out, char name, te_dtype dtype)
         [TE_I32] = "int32_t", [TE_U8] = "uint8_t",    [TE_BOOL] = "uint8_t", [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
     char capital = (char)(name - 'a' + 'A');
     te_text_print(out, "typedef %s te_%c;\n#define te_from_%c te_from_%s\n#define te_as_%c te_as_%s\n"
-                       "#define TE_%c_IS_INTEGER %d\n#define TE_%c_IS_INT64 %d\n",
+                       "#define TE_%c_IS_INTEGER %d\n#define TE_%c_IS_INT64 %d\n#define TE_%c_IS_BF16 %d\n",
                   types[dtype], name, name, te_dtype_name(dtype), name, te_dtype_name(dtype), capital,
-                  te_is_whole(dtype), capital, dtype == TE_I64);
+                  te_is_whole(dtype), capital, dtype == TE_I64, capital, dtype == TE_BF16);
 }
 
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
 {
-    static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select, te_cuda_hand_attention};
+    static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select, te_cuda_hand_attention_common};
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));
-    te_text_print(out, "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\n#define TE_VECTOR %d\n#define TE_SAME_TYPE %d\n",
-                  kernel->wide ? "double" : "float", !kernel->wide, kernel->vector, kernel->dtype[0] == kernel->dtype[1]);
+    te_text_print(out, "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\n#define TE_VECTOR %d\n#define TE_SAME_TYPE %d\n"
+                       "#define TE_DIM %d\n#define TE_DIM_V %d\n",
+                  kernel->wide ? "double" : "float", !kernel->wide, kernel->vector, kernel->dtype[0] == kernel->dtype[1],
+                  kernel->dim[0], kernel->dim[1]);
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);
     te_text_write(out, files[kernel->file], strlen(files[kernel->file]));
+    if (kernel->file == TE_CUDA_FILE_ATTENTION) {
+        const char *kernels = kernel->dim[0] ? te_cuda_hand_attention_mma : te_cuda_hand_attention;
+        te_text_write(out, kernels, strlen(kernels));
+    }
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

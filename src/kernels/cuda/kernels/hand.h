@@ -22,7 +22,8 @@ typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
-    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile */
+    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit */
+    uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16, else 0 */
 } te_cuda_kernel;
 
 typedef struct te_cuda_call {

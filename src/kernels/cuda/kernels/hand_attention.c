@@ -3,7 +3,7 @@
 
 #include "kernels/philox.h"
 
-enum { THREADS = 128, MAX_DIM = 512, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4 };
+enum { THREADS = 128, MAX_DIM = 512, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
@@ -106,15 +106,51 @@ static int tile_rows(const te_attention *a, bool backward)
     return tile;
 }
 
-static void add_call(te_cuda_plan *plan, const char *name, int64_t blocks, const te_attention *a,
-                     const te_attention_args *args, bool backward)
+/* --- kinds of kernels --------------------------------------------------------------------------------------------- */
+
+/* Tensor cores take 16-bit types and heads that fit registers. */
+static bool uses_mma(const te_attention *a)
 {
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, name, blocks, THREADS, args, sizeof *args);
-    call->kernel.vector = (uint16_t)tile_rows(a, backward);
-    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)a->q.dtype;
-    call->kernel.wide = a->q.dtype == TE_F64;
-    call->launch.shared =
-        (uint32_t)(shared_numbers(a, call->kernel.vector, backward) * (call->kernel.wide ? 8 : 4));
+    bool half = a->q.dtype == TE_BF16 || a->q.dtype == TE_F16;
+    return half && a->q.shape[3] > 0 && a->q.shape[3] <= MMA_MAX_DIM && a->v.shape[3] > 0 && a->v.shape[3] <= MMA_MAX_DIM;
+}
+
+/* Elements of the rows of all these operands that may be loaded at a time. */
+static int unit_of(const te_view *const *views, int n)
+{
+    int unit = 8;
+    for (int i = 0; i < n; i++) {
+        int64_t steps = views[i]->shape[3] | views[i]->stride[0] | views[i]->stride[1] | views[i]->stride[2];
+        while (unit > 1 && (steps % unit != 0 || (uintptr_t)views[i]->data % (2 * (size_t)unit) != 0)) unit /= 2;
+    }
+    return unit;
+}
+
+/* g: NULL in forward. */
+static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad *g)
+{
+    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64};
+    const te_view *views[4] = {&a->q, &a->k, &a->v, g ? &g->dout : NULL};
+    kernel.dtype[0] = kernel.dtype[1] = (uint8_t)a->q.dtype;
+    kernel.vector = (uint16_t)tile_rows(a, g != NULL);
+    if (!uses_mma(a)) return kernel;
+    kernel.vector = (uint16_t)unit_of(views, g ? 4 : 3);
+    kernel.dim[0] = (uint16_t)((a->q.shape[3] + 15) / 16 * 16);
+    kernel.dim[1] = (uint16_t)((a->v.shape[3] + 15) / 16 * 16);
+    return kernel;
+}
+
+/* One of a pair of kernels, over the tiles of `rows` rows of `heads` heads. */
+static void add_call(te_cuda_plan *plan, const char *name, const char *mma_name, te_attention_args *args, int64_t rows,
+                     int64_t heads, const te_attention *a, const te_attention_grad *g)
+{
+    te_cuda_kernel kernel = kernel_for(a, g);
+    int            tile = kernel.dim[0] ? MMA_ROWS : kernel.vector;
+    args->tiles = (rows + tile - 1) / tile;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name,
+                                          args->tiles * heads * sequences(a), THREADS, args, sizeof *args);
+    call->kernel = kernel;
+    if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
 }
 
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *a)
@@ -123,9 +159,7 @@ te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_att
     te_status status = check_operands(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);
-    int               tile = tile_rows(a, false);
-    args.tiles = (a->q.shape[2] + tile - 1) / tile;
-    add_call(plan, "te_attention", args.tiles * a->q.shape[1] * sequences(a), a, &args, false);
+    add_call(plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
     return TE_OK;
 }
 
@@ -153,20 +187,19 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
     if (status == TE_OK) status = check_gradients(exec, g);
     if (status != TE_OK) return status;
     te_attention_args args = args_for(a);
-    int64_t           queries = a->q.shape[0] * a->q.shape[1] * a->q.shape[2], tile = tile_rows(a, true);
+    int64_t           queries = a->q.shape[0] * a->q.shape[1] * a->q.shape[2];
     args.dout = te_cuda_view_of(&g->dout);
     args.dq = te_cuda_view_of(&g->dq);
     args.dk = te_cuda_view_of(&g->dk);
     args.dv = te_cuda_view_of(&g->dv);
     if (queries > 0) {
         plan->scratch_bytes = (size_t)queries * 8;
-        add_call(plan, "te_attention_rows", (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, a, &args, true);
-        plan->calls[0].launch.shared = 0;
-        args.tiles = (a->q.shape[2] + tile - 1) / tile;
-        add_call(plan, "te_attention_dq", args.tiles * a->q.shape[1] * sequences(a), a, &args, true);
+        te_cuda_call *rows = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
+                                              (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
+        rows->kernel = kernel_for(a, g);
+        add_call(plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }
-    args.tiles = (a->k.shape[2] + tile - 1) / tile;
-    if (args.tiles * a->k.shape[0] * a->k.shape[1] > 0)
-        add_call(plan, "te_attention_dkv", args.tiles * a->k.shape[1] * sequences(a), a, &args, true);
+    if (a->k.shape[0] * a->k.shape[1] * a->k.shape[2] > 0)
+        add_call(plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
     return TE_OK;
 }

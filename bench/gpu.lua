@@ -1,0 +1,124 @@
+-- Kernels of the CUDA device against what the card can do, and one GPT-2 step. Lines that begin with BENCH are the results.
+--
+--     build/tetrain bench/gpu.lua [--quick]
+--
+-- Memory-bound kernels are given as a share of the bandwidth of a large copy, in bytes that they must read and write;
+-- products and attention in operations a second. Each time is the fastest of several runs of ten calls in a row.
+
+local te = require "te"
+local clock = te._core.clock
+local quick = arg[1] == "--quick" -- sizes for machines where only the way is tested
+local device = "cuda"
+
+local function best_of(fn)
+    for _ = 1, 2 do fn() end
+    te.synchronize(device)
+    local best = math.huge
+    for _ = 1, quick and 1 or 7 do
+        local start = clock()
+        for _ = 1, quick and 1 or 10 do fn() end
+        te.synchronize(device)
+        best = math.min(best, (clock() - start) / (quick and 1 or 10))
+    end
+    return best
+end
+
+local function bench(format, ...) print("BENCH " .. format:format(...)) end
+
+local rows, width = quick and 16 or 32768, quick and 64 or 768
+local function random(shape, dtype) return te.randn(shape, { device = device }):to(dtype or "bfloat16") end
+
+local function memory_bound()
+    local x, y, w = random { rows, width }, random { rows, width }, random({ width }, "float32")
+    local bytes = x:numel() * 2
+    local big = random({ quick and 1000 or 64 * 1024 * 1024 }, "float32")
+    local copy = te.empty(big.shape, { device = device })
+    local bandwidth = 2 * 4 * big:numel() / best_of(function() copy:copy_(big) end)
+    bench("copy: %.0f GB/s", bandwidth / 1e9)
+    for _, case in ipairs {
+        { "gelu", 2 * bytes, function() te.gelu(x):release() end },
+        { "add", 3 * bytes, function() te.add(x, y):release() end },
+        { "layer_norm", 2 * bytes, function() te.layer_norm(x, w, w):release() end },
+        { "softmax", 2 * bytes, function() te.softmax(x, -1):release() end },
+        { "sum over rows", bytes, function() te.sum(x, 1):release() end },
+        { "transposed copy", 2 * bytes, function() te.clone(x:transpose()):release() end },
+    } do
+        local seconds = best_of(case[3])
+        bench("%s %dx%d bfloat16: %.1f us, %.0f%% of the copy's bandwidth", case[1], rows, width, seconds * 1e6,
+            100 * case[2] / seconds / bandwidth)
+    end
+end
+
+local function products()
+    for _, case in ipairs { { "bfloat16", 8192, 8192, 8192 }, { "bfloat16", 32768, 3072, 768 }, { "bfloat16", 32768, 768, 3072 },
+        { "float32", 4096, 4096, 4096 } } do
+        local dtype, m, n, k = unpack(case)
+        if quick then m, n, k = 64, 64, 64 end
+        local a, b = random({ m, k }, dtype), random({ n, k }, dtype)
+        local seconds = best_of(function() te.linear(a, b):release() end)
+        bench("product %dx%dx%d %s: %.1f TFLOP/s", m, n, k, dtype, 2 * m * n * k / seconds / 1e12)
+    end
+end
+
+local function attention()
+    local batch, heads, seq, dim = quick and 1 or 4, quick and 2 or 16, quick and 32 or 4096, quick and 16 or 128
+    local function operand()
+        local t = random { batch, heads, seq, dim }
+        t.requires_grad = true
+        return t
+    end
+    local q, k, v = operand(), operand(), operand()
+    local work = 4 * batch * heads * seq * seq * dim / 2
+    local forward = te.no_grad(function()
+        return best_of(function() te.scaled_dot_product_attention(q, k, v, nil, { causal = true }):release() end)
+    end)
+    local grad = random { batch, heads, seq, dim }
+    local both = best_of(function()
+        local out = te.scaled_dot_product_attention(q, k, v, nil, { causal = true })
+        out:backward(grad)
+        q.grad, k.grad, v.grad = nil, nil, nil
+    end)
+    bench("attention causal %dx%dx%dx%d: %.0f TFLOP/s forward, %.0f backward", batch, heads, seq, dim, work / forward / 1e12,
+        2.5 * work / (both - forward) / 1e12)
+end
+
+local function gpt2_step()
+    local batch, seq = quick and 1 or 32, quick and 8 or 1024
+    te.manual_seed(1)
+    local model = te.models.gpt { vocab_size = quick and 64 or 50304, block_size = seq, n_layer = quick and 1 or 12,
+        n_head = quick and 2 or 12, n_embd = quick and 16 or 768 }
+    model:to(device)
+    local optimizer = te.optim.AdamW(model:parameters(), { lr = 1e-4 })
+    local ids = te.randint(0, 63, { batch, seq }, { dtype = "int32", device = device })
+    local function step()
+        local loss = te.autocast({ dtype = "bfloat16" }, function()
+            local logits, loss = model(ids, ids)
+            logits:release()
+            return loss
+        end)
+        loss:backward()
+        local norm = te.optim.grad_norm(model:parameters())
+        optimizer:step { grad_scale = norm > 1 and 1 / norm or 1 }
+        optimizer:zero_grad()
+    end
+    for _ = 1, 3 do step() end
+    te.synchronize(device)
+    local start, steps = clock(), quick and 1 or 10
+    for _ = 1, steps do step() end
+    te.synchronize(device)
+    local seconds = (clock() - start) / steps
+    bench("GPT-2 124M step, %d x %d bfloat16: %.1f ms, %.0f tokens/s, %.1f GB at most", batch, seq, seconds * 1e3,
+        batch * seq / seconds, te.memory_stats(device).peak / 1e9)
+end
+
+local failed = 0
+for _, part in ipairs { memory_bound, products, attention, gpt2_step } do
+    local ok, problem = pcall(part)
+    if not ok then
+        bench("failed: %s", tostring(problem))
+        failed = failed + 1
+    end
+    collectgarbage()
+    te.empty_cache()
+end
+if failed > 0 then os.exit(1) end

@@ -1,0 +1,175 @@
+#!/bin/sh
+# Tests and measures tetrain on a GPU, from machines that have none.
+#
+#     gpu_check.sh pack [FILE]     from a build (in $BUILD, default build/): one archive with all that is needed
+#     gpu_check.sh run [--quick] [REPORT]
+#                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13 libraries:
+#                                  specs, training, sanitizer, benches; writes REPORT (default gpu_report.txt). --quick:
+#                                  benches of small sizes, which only show that they run
+#
+# `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under nine minutes: every
+# step has a limit, and steps that no time is left for are reported as left out.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+
+# --- pack ----------------------------------------------------------------------------------------------------------------
+
+# Libraries of the executable, except those that come with every system: they must fit its kernel and loader.
+needed_libraries() {
+    ldd "$1" | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' |
+        grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|ld-linux-x86-64)\.so'
+}
+
+pack() {
+    root=$(dirname "$here")
+    build=${BUILD:-$root/build}
+    file=${1:-$build/tetrain-gpu-check.tar.gz}
+    for part in tetrain libtetrain_cuda.so; do
+        [ -e "$build/$part" ] || { echo "gpu_check.sh: $build/$part is missing; build first" >&2; exit 2; }
+    done
+    stage=$(mktemp -d)
+    trap 'rm -rf "$stage"' EXIT
+    bundle=$stage/tetrain-gpu-check
+    mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/lua" "$bundle/clua"
+    cp "$build/tetrain" "$build/libtetrain_cuda.so" "$bundle/bin/"
+    needed_libraries "$build/tetrain" | while read -r library; do cp -L "$library" "$bundle/lib/"; done
+    cp "$0" "$bundle/gpu_check.sh"
+    cp "$root/README.md" "$root/ARCHITECTURE.md" "$bundle/" 2>/dev/null
+    mkdir -p "$bundle/bench"
+    cp -r "$root/spec" "$root/scripts" "$bundle/"
+    cp "$root"/bench/*.lua "$bundle/bench/"
+    # busted and what it is made of
+    for module in busted cliargs luassert mediator pl say system term; do
+        for found in /usr/share/lua/5.1/$module /usr/share/lua/5.1/$module.lua; do
+            [ -e "$found" ] && cp -r "$found" "$bundle/lua/"
+        done
+    done
+    for module in lfs.so system term; do
+        cp -rL "/usr/lib/$(uname -m)-linux-gnu/lua/5.1/$module" "$bundle/clua/" || exit 2
+    done
+    echo "require 'busted.runner' { standalone = false }" >"$bundle/lua/busted_run.lua"
+    strip "$bundle"/bin/* 2>/dev/null
+    tar -C "$stage" -czf "$file" tetrain-gpu-check || exit 2
+    bytes=$(wc -c <"$file")
+    echo "$file: $((bytes / 1048576)) MiB"
+    [ "$bytes" -le $((60 * 1048576)) ] || { echo "gpu_check.sh: larger than 60 MiB" >&2; exit 1; }
+}
+
+# --- run -----------------------------------------------------------------------------------------------------------------
+
+# left: seconds until the report must be finished.
+left() { echo $((deadline - $(date +%s))); }
+
+say() { echo "$*" | tee -a "$report"; }
+
+# step NAME LIMIT COMMAND…: a function of this file, run in a process of its own; its output goes to the report, one line
+# says how it ended.
+step() {
+    name=$1
+    limit=$2
+    shift 2
+    remaining=$(left)
+    [ "$limit" -gt "$remaining" ] && limit=$remaining
+    if [ "$limit" -lt 5 ]; then
+        echo "LEFT OUT  $name" >>"$summary"
+        return
+    fi
+    say "== $name"
+    started=$(date +%s)
+    timeout "$limit" "$here/gpu_check.sh" "$@" >>"$report" 2>&1
+    code=$?
+    verdict=passed
+    [ "$code" -eq 0 ] || verdict="FAILED ($code)"
+    echo "$verdict  $name, $(($(date +%s) - started)) s" | tee -a "$summary"
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+}
+
+tetrain() { "$here/bin/tetrain" "$@"; }
+
+# What this machine lacks of the executable's libraries, from the bundle; its own ones come first, for NVIDIA's need them.
+find_libraries() {
+    mkdir -p "$work/lib"
+    export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$work/lib"
+    for round in 1 2 3; do
+        ldd "$here/bin/tetrain" | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p' | while read -r name; do
+            ln -sf "$here/lib/$name" "$work/lib/$name"
+        done
+    done
+}
+
+# specs DEVICE FILE…
+specs() {
+    device=$1
+    shift
+    TE_DEVICE=$device TETRAIN=$here/bin/tetrain tetrain "$here/lua/busted_run.lua" -o TAP "$@"
+}
+
+# The same training twice: the files of metrics agree in every loss to the last digit.
+repeat_training() {
+    rm -rf "$work/first" "$work/second"
+    for name in first second; do
+        tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" --out="$work/$name" --steps=60 \
+            --n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8 --dtype="$1" --eval-interval=60 --eval-batches=2 \
+            --sample-tokens=0 --warmup=5 || return 1
+        grep -o '"loss":[^,}]*' "$work/$name/metrics.jsonl" >"$work/$name.losses"
+    done
+    [ -s "$work/first.losses" ] && cmp "$work/first.losses" "$work/second.losses"
+}
+
+sanitize() {
+    tool=$1
+    shift
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 "$here/bin/tetrain" "$@"
+}
+
+run() {
+    quick=
+    [ "${1:-}" = --quick ] && { quick=--quick; shift; }
+    report=${1:-$PWD/gpu_report.txt}
+    deadline=$(($(date +%s) + 520))
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    summary=$work/summary
+    failed=0
+    : >"$summary"
+    find_libraries
+    export work LUA_PATH="$here/lua/?.lua;$here/lua/?/init.lua;$here/?.lua;;" LUA_CPATH="$here/clua/?.so;;"
+    export TETRAIN_CACHE="${TETRAIN_CACHE:-$work/cache}"
+    PATH=$PATH:/usr/local/cuda/bin
+    cd "$here" || exit 2
+    reason=$(tetrain -e 'local d, r = require("te").devices() if not d[2] then print(r) end') || exit 1
+    if [ -n "$reason" ]; then
+        echo "no usable GPU: $reason"
+        exit 3
+    fi
+    echo "tetrain $(tetrain --version), $(uname -srm), $(date -u)" >"$report"
+    { nvidia-smi || true; } >>"$report" 2>&1
+
+    step "every operation against the CPU" 120 specs cpu spec/cuda_spec.lua
+    step "specs of operations, on the device" 150 specs cuda spec/ops_spec.lua
+    step "specs of gradients, optimizers and models, on the device" 120 specs cuda spec/autograd_spec.lua spec/optim_spec.lua \
+        spec/module_spec.lua spec/sequential_spec.lua spec/tensor_spec.lua spec/models
+    step "training in float32 repeats bit for bit" 60 repeat_training float32
+    step "training in bfloat16 repeats bit for bit" 60 repeat_training bfloat16
+    if command -v compute-sanitizer >/dev/null; then
+        step "memcheck" 100 sanitize memcheck bench/gpu_touch.lua
+        step "racecheck" 60 sanitize racecheck bench/gpu_touch.lua --few
+    else
+        echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
+    fi
+    step "benches" 150 tetrain bench/gpu.lua $quick
+    say "== summary"
+    grep '^BENCH ' "$report" | sed 's/^BENCH //' | tee -a "$report.tmp"
+    cat "$report.tmp" >>"$report"
+    rm -f "$report.tmp"
+    cat "$summary" >>"$report"
+    say "$failed steps failed; report in $report"
+    [ "$failed" -eq 0 ]
+}
+
+case ${1:-} in
+pack) shift; pack "$@" ;;
+run) shift; run "$@" ;;
+specs | repeat_training | sanitize | tetrain) "$@" ;; # a step of run
+*) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,157 @@
+--- The CUDA device against the CPU: every operation and its gradient, a training run, memory, files. Without a device the
+--- specs are pending, with the reason; TETRAIN_CUDA_LIBRARIES=build/cuda_fake gives every machine one.
+
+local te = require "te"
+local support = require "spec.support.op_cases"
+
+local devices, reason = te.devices()
+
+-- Values as doubles on the host; bit patterns matter where `exact` compares them.
+local function values(t) return t:detach():to("cpu"):to("float64"):reshape(-1):totable() end
+
+local function same(expected, actual, tolerance, what)
+    assert.same(expected.shape, actual.shape)
+    local a, b = values(expected), values(actual)
+    for i = 1, #a do
+        local equal = a[i] == b[i] or (a[i] ~= a[i] and b[i] ~= b[i])
+        if not equal and not (math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i]))) then
+            error(("%s: element %d is %.9g on the CPU, %.9g on the device"):format(what, i, a[i], b[i]), 2)
+        end
+    end
+end
+
+-- Arguments with their tensors on a device; those of the gradient are fresh leaves.
+local function place(args, device, wanted, leaves)
+    local takes, result = {}, {}
+    for _, i in ipairs(wanted or {}) do takes[i] = true end
+    local function put(t, i)
+        local there = t:detach():to(device)
+        local floating = there.dtype:find("^float") or there.dtype == "bfloat16"
+        if leaves and floating and (not wanted or takes[i]) then
+            there.requires_grad = true
+            leaves[#leaves + 1] = there
+        end
+        return there
+    end
+    for i = 1, support.count(args) do
+        local value = args[i]
+        if te.is_tensor(value) then
+            value = put(value, i)
+        elseif type(value) == "table" and te.is_tensor(value[1]) then
+            local list = {}
+            for k, t in ipairs(value) do list[k] = put(t, i) end
+            value = list
+        elseif value == te.get_default_device() then
+            value = device
+        end
+        result[i] = value
+    end
+    return result
+end
+
+-- Results of an operation and gradients of their weighted sum.
+local function evaluate(op, args, device, wanted)
+    local leaves = op.differentiable and {} or nil
+    te.manual_seed(11)
+    local placed = place(args, device, wanted, leaves)
+    local results = { te[op.name](unpack(placed, 1, support.count(placed))) }
+    if not leaves or #leaves == 0 or not results[1].requires_grad then return results, {} end
+    local weights = te.arange(1, results[1]:numel(), 1, { dtype = "float32", device = device }):view(results[1].shape)
+    te.sum(results[1] * (weights / results[1]:numel())):backward()
+    local gradients = {}
+    for i, leaf in ipairs(leaves) do gradients[i] = leaf.grad end
+    return results, gradients
+end
+
+describe("a CUDA device", function()
+    if not devices[2] then
+        pending(reason)
+        return
+    end
+
+    -- Sums have another order; products of bfloat16 are rounded from other sums.
+    for _, case in ipairs { { "float32", 3e-6 }, { "bfloat16", 2e-2 }, { "float64", 1e-12 } } do
+        local dtype, tolerance = case[1], case[2]
+        it("computes every operation as the CPU does, in " .. dtype, function()
+            for _, op in ipairs(te.ops_list()) do
+                te.manual_seed(5)
+                local args, wanted = support.arguments(op, dtype)
+                local expected, expected_grads = evaluate(op, args, "cpu", wanted)
+                local actual, actual_grads = evaluate(op, args, "cuda", wanted)
+                for i = 1, #expected do
+                    -- element by element the bits are the same
+                    local bits = op.inplace or op.name == "dropout" or op.name == "gather"
+                    same(expected[i], actual[i], bits and 0 or tolerance, "te." .. op.name)
+                end
+                for i in pairs(expected_grads) do
+                    same(expected_grads[i], actual_grads[i], tolerance, ("gradient %d of te.%s"):format(i, op.name))
+                end
+            end
+        end)
+    end
+
+    it("draws the same random numbers", function()
+        for _, make in ipairs { te.rand, te.randn } do
+            te.manual_seed(3)
+            local here = make({ 1001 }, { device = "cpu" })
+            te.manual_seed(3)
+            same(here, make({ 1001 }, { device = "cuda" }), 0, "random numbers")
+        end
+    end)
+
+    it("takes gradients across", function()
+        local x = te.tensor({ 1, 2, 3 }, { device = "cpu", requires_grad = true })
+        te.sum(te.square(x:to("cuda"))):backward()
+        assert.equal("cpu", x.grad.device)
+        assert.same({ 2, 4, 6 }, x.grad:totable())
+        assert.error_matches(function() return x + x:to("cuda") end, "different devices: cpu and cuda")
+    end)
+
+    it("trains a model as the CPU does, twice the same", function()
+        local function losses(device)
+            te.manual_seed(2)
+            local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16 }
+            model:to(device)
+            local optimizer = te.optim.AdamW(model:parameters(), { lr = 1e-2 })
+            local ids = te.randint(0, 10, { 3, 9 }, { dtype = "int32", device = "cpu" }):to(device)
+            local list = {}
+            for i = 1, 4 do
+                local _, loss = model(ids:narrow(2, 1, 8), ids:narrow(2, 2, 8))
+                loss:backward()
+                local norm = te.optim.grad_norm(model:parameters())
+                optimizer:step { grad_scale = norm > 1 and 1 / norm or 1 }
+                optimizer:zero_grad()
+                list[i] = loss:item()
+            end
+            return list
+        end
+        local here, there = losses("cpu"), losses("cuda")
+        assert.same(there, losses("cuda"))
+        for i = 1, 4 do assert.is_true(math.abs(here[i] - there[i]) < 1e-4 * here[i]) end
+        assert.is_true(here[4] < here[1])
+    end)
+
+    it("goes on after its memory was exhausted", function()
+        local whole = 1e12
+        assert.error_matches(function() te.empty({ whole }, { device = "cuda" }) end, "out of memory: .* on cuda")
+        assert.equal(8, te.ones(8, { device = "cuda" }):sum():item())
+        te.empty_cache()
+        assert.is_true(te.memory_stats("cuda").reserved >= te.memory_stats("cuda").current)
+    end)
+
+    it("saves and loads", function()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        local x = te.randn({ 4, 5 }, { device = "cuda" })
+        te.save(path, { x = x, turned = x:transpose(), none = te.zeros({ 0 }, { device = "cuda" }) })
+        local loaded = te.load(path)
+        same(x, loaded.x, 0, "a saved tensor")
+        same(x:transpose(), loaded.turned, 0, "a saved view")
+    end)
+
+    it("synchronizes, and refuses devices that are not there", function()
+        te.synchronize()
+        te.synchronize("cuda")
+        assert.error_matches(function() te.zeros({ 2 }, { device = "cuda:7" }) end, "CUDA device")
+    end)
+end)

@@ -1,0 +1,124 @@
+/* test_cuda_kernels_sim.c - the simulator itself: places, shared memory and barriers, warp operations, atomics, parameters
+ * of all sizes, and what it says of kernels that cannot go on. */
+#include "kernels/cuda_sim/cuda_sim.h"
+#include "test.h"
+
+static char message[4096];
+
+static const char source[] =
+    "struct pair { double x; int y[3]; };\n"
+    "extern \"C\" __global__ void places(unsigned *out, unsigned char small, const pair p)\n"
+    "{\n"
+    "    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;\n"
+    "    unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;\n"
+    "    out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread + small + p.y[2] + (int)p.x;\n"
+    "}\n"
+    "extern \"C\" __global__ void __launch_bounds__(96) reverse(int *data)\n"
+    "{\n"
+    "    TE_DYNAMIC_SHARED(int, held);\n"
+    "    __shared__ int total;\n"
+    "    if (threadIdx.x == 0) total = 0;\n"
+    "    held[threadIdx.x] = data[threadIdx.x];\n"
+    "    __syncthreads();\n"
+    "    atomicAdd(&total, held[threadIdx.x]);\n"
+    "    data[threadIdx.x] = held[blockDim.x - 1 - threadIdx.x];\n"
+    "    __syncthreads();\n"
+    "    if (threadIdx.x == 5) data[blockDim.x] = total;\n"
+    "}\n"
+    "extern \"C\" __global__ void lanes(unsigned *out)\n"
+    "{\n"
+    "    unsigned lane = threadIdx.x % 32, *mine = out + threadIdx.x * 8;\n"
+    "    mine[0] = __shfl_sync(0xffffffffu, lane * 10, 7);\n"
+    "    mine[1] = __shfl_xor_sync(0xffffffffu, lane, 5, 8);\n"
+    "    mine[2] = __shfl_up_sync(0xffffffffu, lane, 3);\n"
+    "    mine[3] = __shfl_down_sync(0xffffffffu, lane, 2, 16);\n"
+    "    mine[4] = __ballot_sync(0xffffffffu, lane % 3 == 0);\n"
+    "    mine[5] = __any_sync(0xffffffffu, threadIdx.x == 40) * 2 + __all_sync(0xffffffffu, lane < 32);\n"
+    "    double sum = lane;\n"
+    "    for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);\n"
+    "    mine[6] = (unsigned)sum;\n"
+    "    mine[7] = lane < 8 ? __shfl_sync(0xffu, lane, 3) : 99;\n"
+    "}\n"
+    "extern \"C\" __global__ void early(int *out)\n"
+    "{\n"
+    "    if (threadIdx.x >= 40) return;\n"
+    "    __syncthreads();\n"
+    "    out[threadIdx.x] = 1;\n"
+    "}\n"
+    "extern \"C\" __global__ void lost(int *out)\n"
+    "{\n"
+    "    if (threadIdx.x == 33) return;\n"
+    "    out[0] = __shfl_sync(0xffffffffu, out[0], 0);\n"
+    "}\n";
+
+static int launch(te_cuda_sim *sim, const char *kernel, uint32_t blocks, uint32_t threads, uint32_t shared, void *pointer)
+{
+    const uint32_t grid[3] = {blocks, 1, 1}, block[3] = {threads, 1, 1};
+    void          *params[] = {&pointer};
+    return te_cuda_sim_launch(sim, kernel, grid, block, shared, params, message, sizeof message);
+}
+
+static void check_places(te_cuda_sim *sim)
+{
+    struct {
+        double x;
+        int    y[3];
+    } pair = {3.5, {0, 0, 40}};
+    unsigned       out[24 * 24], *pointer = out;
+    unsigned char  small = 200;
+    void          *params[] = {&pointer, &small, &pair};
+    const uint32_t grid[3] = {3, 4, 2}, block[3] = {2, 3, 4};
+    CHECK_MSG(te_cuda_sim_launch(sim, "places", grid, block, 0, params, message, sizeof message) == 0, "%s", message);
+    for (unsigned i = 0; i < 24 * 24; i++) CHECK(out[i] == i / 24 * 1000 + i % 24 + 243);
+}
+
+static void check_barriers(te_cuda_sim *sim)
+{
+    int data[97];
+    for (int i = 0; i < 96; i++) data[i] = i * i;
+    CHECK_MSG(launch(sim, "reverse", 1, 96, 96 * 4, data) == 0, "%s", message);
+    for (int i = 0; i < 96; i++) CHECK(data[i] == (95 - i) * (95 - i));
+    CHECK(data[96] == 95 * 96 * 191 / 6);
+    int out[64] = {0};
+    CHECK_MSG(launch(sim, "early", 1, 64, 0, out) == 0, "%s", message); /* who has returned is not waited for */
+    for (int i = 0; i < 64; i++) CHECK(out[i] == (i < 40));
+}
+
+static void check_lanes(te_cuda_sim *sim)
+{
+    static unsigned out[64][8];
+    CHECK_MSG(launch(sim, "lanes", 1, 64, 0, out) == 0, "%s", message);
+    for (unsigned t = 0; t < 64; t++) {
+        unsigned lane = t % 32;
+        CHECK(out[t][0] == 70 && out[t][1] == (lane ^ 5) && out[t][2] == (lane < 3 ? lane : lane - 3));
+        CHECK(out[t][3] == (lane % 16 < 14 ? lane + 2 : lane) && out[t][4] == 0x49249249u);
+        CHECK(out[t][5] == (t < 32 ? 1u : 3u) && out[t][6] == 496 && out[t][7] == (lane < 8 ? 3u : 99u));
+    }
+}
+
+static void check_failures(te_cuda_sim *sim)
+{
+    int out[64] = {0};
+    CHECK(launch(sim, "lost", 1, 64, 0, out) == -1 && strstr(message, "lanes ffffffff") && strstr(message, "33 have returned"));
+    CHECK(launch(sim, "nothing", 1, 64, 0, out) == -1 && strstr(message, "no kernel nothing"));
+    CHECK(launch(sim, "early", 1, 2000, 0, out) == -1 && strstr(message, "2000"));
+    CHECK(launch(sim, "early", 0, 32, 0, out) == -1);
+    CHECK(!te_cuda_sim_has(sim, "nothing") && te_cuda_sim_has(sim, "early"));
+    CHECK(te_cuda_sim_compile("extern \"C\" __global__ void k() { int x = \"\"; }", NULL, message, sizeof message) == NULL &&
+          strstr(message, "kernel.cu:1:"));
+    CHECK(te_cuda_sim_compile(source, "/nowhere/at/all", message, sizeof message) == NULL && strstr(message, "/nowhere"));
+}
+
+int main(void)
+{
+    te_cuda_sim *sim = te_cuda_sim_compile(source, NULL, message, sizeof message);
+    CHECK_MSG(sim != NULL, "%s", message);
+    if (sim) {
+        check_places(sim);
+        check_barriers(sim);
+        check_lanes(sim);
+        check_failures(sim);
+    }
+    te_cuda_sim_release(sim);
+    return TEST_END();
+}

@@ -134,7 +134,8 @@ static bool direct_allowed(const te_walker *w, int output)
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    bool half = w->blocks->strip > 0 && plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16;
+    bool half = plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
+                w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
     if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *step = &plan->steps[s];
@@ -150,8 +151,8 @@ static void settle_streams(te_walker *w, int output)
 {
     enum { LARGE = 32 << 20 };
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
-    out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok &&
-                    w->job->rows * w->job->columns * out->size >= LARGE;
+    if (w->job->rows * w->job->columns * out->size < LARGE) return;
+    out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 

@@ -173,6 +173,32 @@ static void check_over_input(te_dtype dtype, te_dtype copy_dtype)
     release(&b);
 }
 
+/* Outputs larger than the caches, which may be written past them: y = 2 |x|, whole and from an odd address on. */
+static void check_large(te_dtype dtype, int64_t n)
+{
+    static built b;
+    begin(&b, "large");
+    output(&b, TE_OUT_ELEM,
+           emit(&b, TE_PW_MUL, emit(&b, TE_PW_ABS, input(&b, TE_RATE_ELEM), -1, -1), number(&b, 2), -1));
+    size_t     size = te_dtype_size(dtype), bytes = (size_t)(n + 1) * size;
+    char      *x = malloc(bytes), *y = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    for (int64_t i = 0; i <= n; i++) te_store_f64(x, dtype, i, (double)(i % 255 - 127));
+    for (int64_t skip = 0; skip < 2; skip++) {
+        te_operand in = operand(x + (size_t)skip * size, dtype, 1, 0);
+        te_operand out = operand(y + (size_t)skip * size, dtype, 1, 0);
+        te_run     run = {.ndim = 1, .shape = {n}, .inputs = &in, .outputs = &out};
+        memset(y, 0xff, bytes);
+        CHECK(te_cpu_program_run(&devices[n_devices - 2], &b.program, &run, 1) == TE_OK);
+        int64_t wrong = 0;
+        for (int64_t i = skip; i < n + skip; i++)
+            wrong += te_load_f64(y, dtype, i) != 2 * fabs(te_load_f64(x, dtype, i));
+        CHECK_MSG(wrong == 0, "%lld of %lld elements", (long long)wrong, (long long)n);
+        CHECK(isnan(te_load_f64(y, dtype, skip ? 0 : n)));
+    }
+    release(&b);
+    free(x), free(y);
+}
+
 /* rowsum(where(column() == t, x, 0)) beside a sum that needs the whole row; t may be no column at all. */
 static void check_pick(te_dtype dtype, int64_t columns)
 {
@@ -309,6 +335,8 @@ int main(void)
     check_over_input(TE_F32, TE_BF16);
     check_over_input(TE_BF16, TE_F32);
     check_over_input(TE_BF16, TE_BF16);
+    check_large(TE_F32, (9 << 20) + 77);
+    check_large(TE_BF16, (17 << 20) + 77);
     for (int i = 0; i < 5; i++) {
         check_pick(TE_F32, (int64_t[]){1, 5, 129, 3000, 50257}[i]);
         check_pick(TE_BF16, (int64_t[]){2, 64, 768, 16384, 50257}[i]);

@@ -39,7 +39,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
     w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
     w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
-    w->half = (bool *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->half));
+    w->form = (uint8_t *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->form));
     w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
     w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
     w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
@@ -52,7 +52,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     if (!base) return at;
     w->constants = base + constants;
     for (int i = 0; i < plan->n_slots; i++) {
-        w->half[i] = false;
+        w->form[i] = 0;
         size_t index = (size_t)plan->slots[i].index;
         switch (plan->slots[i].kind) {
         case TE_SLOT_SCALAR: w->slot[i] = scalars + index * sizeof(double); break;
@@ -77,6 +77,7 @@ static void bind_operand(const te_job *job, te_bound_operand *bound, const te_op
     bound->dtype = operand->dtype;
     bound->present = operand->data != NULL;
     bound->accumulate = operand->accumulate;
+    bound->streamed = false;
     bound->constant = false;
     bound->loaded = 0;
     bound->size = (int64_t)te_dtype_size(operand->dtype);
@@ -133,7 +134,8 @@ static bool direct_allowed(const te_walker *w, int output)
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    bool half = w->blocks->strip > 0 && plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16;
+    bool half = plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
+                w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
     if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *step = &plan->steps[s];
@@ -142,6 +144,16 @@ static bool direct_allowed(const te_walker *w, int output)
             return false;
     }
     return true;
+}
+
+/* Outputs that would leave the caches before anybody reads them, and whose lines are not there as an input's. */
+static void settle_streams(te_walker *w, int output)
+{
+    enum { LARGE = 32 << 20 };
+    te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
+    if (w->job->rows * w->job->columns * out->size < LARGE) return;
+    out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
+    for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 
 static void evaluate_uniform(const te_job *job, te_walker *w)
@@ -171,7 +183,9 @@ void te_walker_bind(te_walker *w)
     bind_operands(job, w);
     place_constants(w);
     settle_inputs(w);
-    for (int o = 0; o < job->program->n_outputs; o++)
+    for (int o = 0; o < job->program->n_outputs; o++) {
         w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
+        settle_streams(w, o);
+    }
     evaluate_uniform(job, w);
 }

@@ -31,6 +31,10 @@ typedef struct te_link {
     int32_t arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes */
 } te_link;
 
+/* What a slot's memory is while a chain runs, unless it is just values: a tensor of bfloat16; an output too large for the
+ * caches, written past them, which saves reading its lines first. */
+typedef enum te_slot_form { TE_FORM_HALF = 1, TE_FORM_STREAM = 2 } te_slot_form;
+
 enum {
     TE_LINK_KEEP = TE_BLOCK_OPS,
     TE_LINK_END,

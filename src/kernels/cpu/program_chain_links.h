@@ -33,9 +33,9 @@ static inline __attribute__((always_inline)) te_strip_part load_halves(const uin
 
 /* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand: the
  * upper halves are picked from what te_f32_to_bf16 has before its shift. */
-static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_strip_part x, te_strip_part y)
-{
 #if defined(TE_ISA_avx512)
+static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part x, te_strip_part y)
+{
     const __m512i pick = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     __m512i bits[2] = {_mm512_castps_si512(x), _mm512_castps_si512(y)};
@@ -45,7 +45,14 @@ static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_
         __m512i   rounded = _mm512_add_epi32(_mm512_add_epi32(bits[i], odd), _mm512_set1_epi32(0x7fff));
         bits[i] = _mm512_mask_or_epi32(rounded, nan, bits[i], _mm512_set1_epi32(0x400000));
     }
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(bits[0], pick, bits[1]));
+    return _mm512_permutex2var_epi16(bits[0], pick, bits[1]);
+}
+#endif
+
+static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_strip_part x, te_strip_part y)
+{
+#if defined(TE_ISA_avx512)
+    _mm512_storeu_si512(to, round_halves(x, y));
 #else
     te_real  values[2 * LANES];
     uint16_t halves[2 * LANES];
@@ -237,6 +244,28 @@ static void link_keep_half(LINK_PARAMETERS)
     NEXT_LINK;
 }
 
+/* The same past the caches, to whole lines. */
+#if defined(TE_ISA_avx512)
+static void link_stream(LINK_PARAMETERS)
+{
+    float *to = (float *)(link->arg[0].block + at);
+    _mm512_stream_ps(to, a0), _mm512_stream_ps(to + LANES, a1);
+    _mm512_stream_ps(to + 2 * LANES, a2), _mm512_stream_ps(to + 3 * LANES, a3);
+    NEXT_LINK;
+}
+
+static void link_stream_half(LINK_PARAMETERS)
+{
+    uint16_t *to = (uint16_t *)(link->arg[0].block + at / 2);
+    _mm512_stream_si512((__m512i *)to, round_halves(a0, a1));
+    _mm512_stream_si512((__m512i *)(to + 2 * LANES), round_halves(a2, a3));
+    NEXT_LINK;
+}
+#else
+#define link_stream      link_keep
+#define link_stream_half link_keep_half
+#endif
+
 static void link_end(LINK_PARAMETERS)
 {
     (void)a0, (void)a1, (void)a2, (void)a3, (void)link, (void)at;
@@ -284,13 +313,13 @@ static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
 };
 
 /* Where the arguments of a link are at this tile, and which function takes them from there. */
-static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const bool *half)
+static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const uint8_t *form)
 {
     int from[3] = {TE_FROM_ACC, TE_FROM_ACC, TE_FROM_ACC};
     for (int k = 0; k < 3; k++) {
         int32_t arg = link->arg[k];
         if (arg < 0) continue;
-        from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : half[arg] ? TE_FROM_HALF : TE_FROM_BLOCK;
+        from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : form[arg] & TE_FORM_HALF ? TE_FROM_HALF : TE_FROM_BLOCK;
         if (from[k] == TE_FROM_NUMBER) bound->arg[k].number = *(const te_real *)slot[arg];
         else bound->arg[k].block = slot[arg];
     }
@@ -298,36 +327,38 @@ static void bind_link(te_bound_link *bound, const te_link *link, char *const *sl
 }
 
 /* KEEP as the tensor wants it, and a pair with blocks of bfloat16 as two links. Returns how many. */
-static int bind_links(te_bound_link *bound, const te_link *link, char *const *slot, const bool *half)
+static int bind_links(te_bound_link *bound, const te_link *link, char *const *slot, const uint8_t *form)
 {
     static const uint8_t first_op[TE_FIRST_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_MUL};
     static const uint8_t second_op[TE_SECOND_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_SUB, TE_PW_MUL};
     if (link->op == TE_LINK_KEEP) {
-        bound->arg[0].block = slot[link->arg[0]];
-        bound->run = half[link->arg[0]] ? link_keep_half : link_keep;
+        char *to = bound->arg[0].block = slot[link->arg[0]];
+        bool  half = form[link->arg[0]] & TE_FORM_HALF;
+        bool  streamed = (form[link->arg[0]] & TE_FORM_STREAM) && (uintptr_t)to % 64 == 0;
+        bound->run = streamed ? (half ? link_stream_half : link_stream) : half ? link_keep_half : link_keep;
         return 1;
     }
     bool halves = false;
-    for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && half[link->arg[k]]);
+    for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && (form[link->arg[k]] & TE_FORM_HALF));
     if (!halves || link->op < TE_BLOCK_PAIRS) {
-        bind_link(bound, link, slot, half);
+        bind_link(bound, link, slot, form);
         return 1;
     }
     int     pair = link->op - TE_BLOCK_PAIRS, second = pair % TE_SECOND_COUNT, at = second == TE_SECOND_FROM ? 0 : 1;
     te_link one = {first_op[pair / TE_SECOND_COUNT], link->number & 3, {link->arg[0], link->arg[1], -1}};
     te_link two = {second_op[second], (uint8_t)(link->number >> 2 << at), {-1, -1, -1}};
     two.arg[at] = link->arg[2];
-    bind_link(bound, &one, slot, half);
-    bind_link(bound + 1, &two, slot, half);
+    bind_link(bound, &one, slot, form);
+    bind_link(bound + 1, &two, slot, form);
     return 2;
 }
 
-static void run_chain(const te_link *links, char *const *slot, const bool *half, size_t n)
+static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n)
 {
     te_bound_link bound[2 * TE_CHAIN_MAX];
     te_strip_part none = {0};
     int           count = 0;
-    for (; links->op != TE_LINK_END; links++) count += bind_links(&bound[count], links, slot, half);
+    for (; links->op != TE_LINK_END; links++) count += bind_links(&bound[count], links, slot, form);
     bound[count].run = link_end;
     for (size_t i = 0; i < n; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
 }

@@ -5,12 +5,12 @@
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
-/* A chain of one operation is worth while where it saves a conversion. */
-static bool saves_conversion(const te_walker *w, const te_step *step)
+/* Whether a chain of one operation can do what a block function cannot. */
+static bool wants_chain(const te_walker *w, const te_step *step)
 {
-    bool half = w->half[step->dst];
-    for (int k = 0; k < 3; k++) half = half || (step->arg[k] >= 0 && w->half[step->arg[k]]);
-    return half;
+    uint8_t form = w->form[step->dst];
+    for (int k = 0; k < 3; k++) form |= step->arg[k] >= 0 ? w->form[step->arg[k]] : 0;
+    return form != 0;
 }
 
 static void run_steps(te_walker *w, int first, int last)
@@ -18,7 +18,7 @@ static void run_steps(te_walker *w, int first, int last)
     bool chains = te_walker_chains(w);
     for (int s = first; s < last;) {
         const te_step *step = &w->plan->steps[s];
-        if (chains && step->chain_end && (step->chain_end > s + 1 || saves_conversion(w, step))) {
+        if (chains && step->chain_end && (step->chain_end > s + 1 || wants_chain(w, step))) {
             te_walker_chain(w, s);
             s = step->chain_end;
         } else {
@@ -36,10 +36,10 @@ static void point_slots(te_walker *w)
         int     index = job->program->n_inputs + o;
         int32_t slot = w->direct[o];
         if (slot < 0) continue;
-        bool in_place = w->operands[index].in_place;
-        w->half[slot] = !in_place && te_walker_chains(w);
-        w->slot[slot] = in_place || w->half[slot] ? te_walker_tile(w, &w->operands[index], index)
-                                                  : te_walker_register(w, slot);
+        bool in_place = w->operands[index].in_place, chains = te_walker_chains(w);
+        w->form[slot] = !chains ? 0 : (in_place ? 0 : TE_FORM_HALF) | (w->operands[index].streamed ? TE_FORM_STREAM : 0);
+        w->slot[slot] =
+            in_place || chains ? te_walker_tile(w, &w->operands[index], index) : te_walker_register(w, slot);
     }
     for (int i = 0; w->plan->n_kept && i < w->plan->n_slots; i++)
         if (w->plan->slots[i].kind == TE_SLOT_KEPT)

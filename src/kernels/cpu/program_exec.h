@@ -24,6 +24,7 @@ typedef struct te_bound_operand {
     bool     present;  /* an output that is wanted; inputs always */
     bool     flat;     /* the elements of a tile follow one another */
     bool     in_place; /* and are values as the program computes with */
+    bool     streamed; /* an output that is written past the caches */
     bool     accumulate;
     bool     constant; /* every row is the same and fits a tile: loaded once, into a place of its own */
     size_t   loaded;   /* rows of it that lie there */

@@ -45,7 +45,7 @@ static void step_store(te_walker *w, const te_step *step)
     char       *dst = te_walker_tile(w, out, step->operand);
     const char *value = w->slot[step->arg[0]];
     bool        direct = w->direct[step->operand - w->job->program->n_inputs] == step->arg[0];
-    if (direct && (out->in_place || w->half[step->arg[0]])) return;
+    if (direct && (out->in_place || w->form[step->arg[0]])) return;
     size_t n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -124,8 +124,8 @@ static void step_load(te_walker *w, const te_step *step)
     char             *src = te_walker_tile(w, in, step->operand);
     fetch_next_row(w, in, src);
     bool              half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
-    w->half[step->dst] = half && te_walker_chains(w);
-    if (in->in_place || w->half[step->dst]) {
+    w->form[step->dst] = half && te_walker_chains(w) ? TE_FORM_HALF : 0;
+    if (in->in_place || w->form[step->dst]) {
         w->slot[step->dst] = src;
         return;
     }
@@ -193,7 +193,7 @@ static const char *rest_of(const te_walker *w, const te_step *step, int k, size_
     int32_t slot = step->arg[k];
     if (slot < 0) return NULL;
     if (step->scalars >> k & 1) return w->slot[slot];
-    if (!w->half[slot]) return w->slot[slot] + skip * w->blocks->size;
+    if (!(w->form[slot] & TE_FORM_HALF)) return w->slot[slot] + skip * w->blocks->size;
     char *values = te_walker_register(w, slot) + skip * w->blocks->size;
     w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
     return values;
@@ -205,9 +205,9 @@ void te_walker_chain(te_walker *w, int first)
     const te_blocks *blocks = w->blocks;
     const te_step   *step = &w->plan->steps[first], *end = &w->plan->steps[step->chain_end];
     size_t           n = w->tile_rows * w->tile_columns, left = n % blocks->strip, skip = n - left;
-    blocks->chain(&w->plan->links[step->chain], w->slot, w->half, skip);
+    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip);
     for (; left && step < end; step++) {
-        bool  half = w->half[step->dst];
+        bool  half = w->form[step->dst] & TE_FORM_HALF;
         char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;
         blocks->op[step->op][step->scalars](dst, rest_of(w, step, 0, skip, left), rest_of(w, step, 1, skip, left),
                                             rest_of(w, step, 2, skip, left), left);

@@ -14,7 +14,7 @@ typedef struct te_walker {
     te_bound_operand *operands; /* inputs, then outputs */
     char            **row;      /* per operand: its first element in the row at hand */
     char            **slot;     /* per slot: where its values are */
-    bool             *half;     /* per slot: that is a tensor of bfloat16 */
+    uint8_t          *form;     /* per slot: te_slot_form */
     int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
     char             *registers;
     te_fold          *folds, *sums;

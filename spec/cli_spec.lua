@@ -157,7 +157,7 @@ describe("tetrain", function()
         local a = run [[--seed 5 -e 'print(require("te").rand(3))']]
         assert.equal(a, (run [[--seed=5 -e 'print(require("te").rand(3))']]))
         assert.are_not.equal(a, (run [[--seed=6 -e 'print(require("te").rand(3))']]))
-        local _, err, status = run [[--device cuda -e '']]
+        local _, err, status = run [[--device cuda:99 -e '']]
         assert.equal(1, status)
         assert.is_truthy(err:find("cuda", 1, true))
         assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))

@@ -32,7 +32,7 @@ static te_status cpu_open(te_exec *exec, int index)
     if (!device) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory opening the CPU device");
     device->isa = te_cpu_isa_detect();
 #ifdef TE_ISA_HAS_AVX512BF16
-    const char *wish = getenv("TE_CPU_ISA");
+    const char *wish = te_environment(TE_ENV_CPU_ISA);
     bool        declined = wish && strcmp(wish, isa_names[TE_CPU_AVX512]) == 0;
     device->has_bf16 = device->isa == TE_CPU_AVX512 && __builtin_cpu_supports("avx512bf16") && !declined;
 #endif

@@ -1,0 +1,152 @@
+--- Runs the parts of a program: groups by the engine, everything else by calling it.
+--
+-- A value that nobody reads any more is given back at once when none of its readers may keep it. That needs the promise
+-- `pure` of what is called: it keeps neither its input nor its result, and returns a fresh tensor or its input.
+
+local te = require "te"
+local core = te._core
+
+local run = {}
+
+local function is_pure(part)
+    return part.group ~= nil or type(part.item.op) == "table" and part.item.op.pure == true
+end
+
+local function each_read(part, visit)
+    for _, v in ipairs(part.inputs or part.extras) do visit(v) end
+    if part.x then visit(part.x) end
+end
+
+-- Lays down what nobody reads after each part: given back at once when none of its readers may keep it.
+local function plan_releases(program)
+    local kept = {}
+    for _, part in ipairs(program.parts) do
+        if not is_pure(part) then each_read(part, function(v) kept[v] = true end) end
+    end
+    for _, part in ipairs(program.parts) do
+        part.releases = {}
+        each_read(part, function(v)
+            local last = program.readers[v]
+            if not kept[v] and v > program.n_inputs and last and last <= part.last_step then
+                part.releases[#part.releases + 1] = v
+            end
+        end)
+    end
+end
+
+-- Whether a program is one group that takes the caller's inputs and gives the caller's outputs, in order.
+local function is_single(program)
+    local part = program.parts[1]
+    if #program.parts ~= 1 or not part.group then return false end
+    if #part.outputs ~= #program.outputs or #part.inputs ~= program.n_inputs then return false end
+    for i, v in ipairs(part.outputs) do
+        if program.outputs[i] ~= v then return false end
+    end
+    for i, v in ipairs(part.inputs) do
+        if v ~= i then return false end
+    end
+    return true
+end
+
+--- Lays down once what every run needs to know.
+function run.prepare(program)
+    program.pure = true
+    for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
+    plan_releases(program)
+    program.single = is_single(program)
+end
+
+local function store(env, names, ...)
+    for i = 1, #names do env[names[i]] = (select(i, ...)) end
+end
+
+-- One engine operation after the other: for inputs that cannot be planned.
+local function run_singly(part, env)
+    for _, step in ipairs(part.steps) do
+        local args, n = {}, #step.inputs
+        for k, v in ipairs(step.inputs) do
+            local source = part.sources[v]
+            if source then args[k] = rawget(source[1], source[2]) elseif v then args[k] = env[v] end
+            if step.numbers and step.numbers[k] then args[k] = step.numbers[k] end
+        end
+        args[n + 1] = step.attributes
+        local apply = type(step.name) == "string" and te[step.name] or step.name
+        env[step.result] = apply(unpack(args, 1, n + (step.attributes and 1 or 0)))
+    end
+end
+
+-- Stores the outputs of a group; when it has no plan for these inputs it runs unfused and remembers why.
+local function finish(part, env, first, second, ...)
+    part.reason = nil
+    if first ~= nil then return store(env, part.outputs, first, second, ...) end
+    part.reason = second
+    return run_singly(part, env)
+end
+
+local function run_group(part, env, owned)
+    local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
+    for i = 1, n do args[i] = env[inputs[i]] end
+    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    finish(part, env, core.group_run(part.group, unpack(args, 1, n + #params)))
+    for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
+end
+
+-- A pure operation gives a fresh tensor, or its input: then it is nobody's to release but the input's owner's.
+local function run_call(part, env, owned)
+    local extras, op, n = {}, part.item.op, #part.extras
+    for i, v in ipairs(part.extras) do extras[i] = env[v] end
+    if part.lens then
+        store(env, part.results, op(env[part.x], env[part.lens], unpack(extras, 1, n)))
+    else
+        store(env, part.results, op(env[part.x], unpack(extras, 1, n)))
+    end
+    local y = env[part.results[1]]
+    local fresh = is_pure(part) and te.is_tensor(y) and not rawequal(y, env[part.x])
+    for _, extra in ipairs(extras) do fresh = fresh and not rawequal(y, extra) end
+    owned[part.results[1]] = fresh
+end
+
+--- Runs all parts; env holds the caller's inputs and then every value.
+function run.program(program, env)
+    local owned, parts = {}, program.parts
+    for i = 1, #parts do
+        local part = parts[i]
+        if part.group then run_group(part, env, owned) else run_call(part, env, owned) end
+        for _, v in ipairs(part.releases) do
+            local passed_on = part.x and rawequal(env[v], env[part.results[1]])
+            if owned[v] and not passed_on then env[v]:release() end
+            owned[v] = nil
+        end
+    end
+    local outputs, results = program.outputs, {}
+    if #outputs == 1 then return env[outputs[1]] end
+    for i = 1, #outputs do results[i] = env[outputs[i]] end
+    return unpack(results, 1, #outputs)
+end
+
+-- Hands on what a single group gave; without a plan it runs the long way. The arguments are forgotten.
+local function settle(program, args, n, first, ...)
+    local env
+    if first == nil then env = { unpack(args, 1, n) } end
+    for i = 1, n do args[i] = false end
+    program.args = args
+    if env then return run.program(program, env) end
+    return first, ...
+end
+
+--- The short way for a single group: no tables are made.
+function run.single(program, ...)
+    local part, args, n = program.parts[1], program.args or {}, program.n_inputs
+    local params = part.params
+    program.args = nil -- in use
+    for i = 1, n do args[i] = (select(i, ...)) end
+    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    return settle(program, args, n, core.group_run(part.group, unpack(args, 1, n + #params)))
+end
+
+--- One part by itself, for what the plan of a later one must know.
+function run.part(part, env)
+    if part.group then run_group(part, env, {}) else run_call(part, env, {}) end
+end
+
+return run

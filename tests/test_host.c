@@ -87,6 +87,8 @@ static void test_interrupts(void)
         "local co = coroutine.wrap(function() while true do pcall(coroutine.yield) end end) while true do co() end",
         "xpcall(function() while true do end end, function() while true do end end)",
         "local co = coroutine.wrap(function() xpcall(coroutine.yield, print) while true do end end) co() co()",
+        "local function f() pcall(f) return f() end f()",
+        "local function f() pcall(f) pcall(f) end f()",
         "repeat xpcall(function() error('x') end, function() while true do end end) until false",
         "local t = setmetatable({}, {__index = function() while true do end end}) local _ = t.x",
         "local te = require 'te' te._core.sleep(1000)",

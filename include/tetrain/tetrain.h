@@ -45,7 +45,9 @@
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand instructions
  *   and by every operation of the engine; a loop that the compiler made machine code of and that calls no operation is
  *   reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that matters next to tensor
- *   operations. Limits and TETRAIN_RESTRICTED imply it.
+ *   operations. Limits and TETRAIN_RESTRICTED imply it. A single operation is not interrupted. An instruction limit counts
+ *   Lua's instructions, not the time of operations, and there are scripts that it counts late (see limits.c): a host that must
+ *   be sure sets it and calls tetrain_interrupt from a timer as well.
  *
  * Chunks are text, everywhere: LuaJIT bytecode is never accepted, since damaged bytecode crashes the process.
  */

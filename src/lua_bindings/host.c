@@ -46,10 +46,13 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
     }
     if (!ptr) old_size = 0;
     size_t limit = host->options.lua_memory_limit;
-    if (limit && new_size > old_size && new_size - old_size > limit - host->lua_memory) return NULL;
     if (!ptr && !new_size) return NULL;
-    void *p = host->mem.realloc(host->mem.user, ptr, old_size, new_size);
-    if (p || new_size == 0) host->lua_memory += new_size - old_size;
+    bool  within = !limit || new_size <= old_size || new_size - old_size <= limit - host->lua_memory;
+    void *p = within ? host->mem.realloc(host->mem.user, ptr, old_size, new_size) : NULL;
+    if (p || new_size == 0)
+        host->lua_memory += new_size - old_size;
+    else
+        host->ran_out = true;
     return p;
 }
 
@@ -155,7 +158,6 @@ static void stay_interpreted(lua_State *L)
     luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
     replace_field(L, "jit", "on", do_nothing);
     replace_field(L, "debug", "sethook", do_nothing);
-    tetrain_guard_handlers(L);
 }
 
 static int collect(lua_State *L)
@@ -188,6 +190,7 @@ static int open_state(lua_State *L)
     if (host->interpreted) stay_interpreted(L);
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);
+    if (host->interpreted) tetrain_guard_script(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
@@ -333,10 +336,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0) lua_pop(L, 1); /* now, when there may be memory again */
     tetrain_start_limits(host);
     host->failure = 0;
+    host->ran_out = false;
     int failure = lua_cpcall(L, function, argument);
     if (host->failure) failure = host->failure;
-    if (failure == LUA_ERRMEM) collect_protected(host);
     if (failure) status = take_error(host, failure);
+    lua_settop(L, top + LUA_MINSTACK); /* nils: values of dead frames would keep what they hold */
+    lua_settop(L, top);
+    /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */
+    if (status == TETRAIN_ERROR_MEMORY || host->ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
     host->failed = failure != 0;
     tetrain_stop_limits(host);
     host->rt->L = NULL;

@@ -83,7 +83,9 @@ enum {
      * are large programs that share the host's address space. Put such scripts into a process of their own. */
     TETRAIN_RESTRICTED = 1 << 0,
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
-    TETRAIN_INTERPRETED = 1 << 1
+    TETRAIN_INTERPRETED = 1 << 1,
+    /* os.exit ends the process, as in a program whose purpose is to run scripts. Without it os.exit is an error. */
+    TETRAIN_MAY_EXIT = 1 << 2
 };
 
 /* Fields that are zero have their defaults. New fields are added at the end; struct_size tells which the host knows. */

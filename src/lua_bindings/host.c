@@ -152,6 +152,8 @@ static void expect_failures(lua_State *L)
     lua_gc(L, LUA_GCSETSTEPMUL, STEP);
 }
 
+static int refuse_exit(lua_State *L) { return te_lua_fail(L, NULL, "os.exit: the script runs inside another program, which it cannot end"); }
+
 /* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
 static void stay_interpreted(lua_State *L)
 {
@@ -187,6 +189,7 @@ static int open_state(lua_State *L)
         open_restricted(L);
     else
         luaL_openlibs(L);
+    if (!(host->options.flags & TETRAIN_MAY_EXIT)) replace_field(L, "os", "exit", refuse_exit);
     if (host->interpreted) stay_interpreted(L);
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);

@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     if (code >= 0) return code;
     bool            prompt = line.interactive || (line.tool && strcmp(line.tool->name, "repl") == 0);
     tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads,
-                               .tensor_memory_limit = line.mem_limit, .flags = prompt ? TETRAIN_INTERPRETED : 0};
+                               .tensor_memory_limit = line.mem_limit, .flags = TETRAIN_MAY_EXIT | (prompt ? TETRAIN_INTERPRETED : 0)};
     running = tetrain_open(&options);
     if (!running) {
         fprintf(stderr, "tetrain: out of memory\n");

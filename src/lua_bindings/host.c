@@ -1,4 +1,4 @@
-/* host.c - tetrain.h: opening and closing runtimes, running scripts, exchanging tensors.
+/* host.c - tetrain.h: opening and closing runtimes, running scripts. Tensors go across in host_tensors.c.
  *
  * Everything that can raise runs inside lua_cpcall or lua_pcall: an error that reached LuaJIT's panic function would end
  * the process. Where the Lua heap has a limit the JIT compiler is off: a failed allocation inside it crashes.
@@ -354,8 +354,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     return status;
 }
 
-/* Calls the function with n arguments on top; errors get a traceback and are raised again. */
-static void call_traced(tetrain *host, int n_args, int n_results)
+void tetrain_call_traced(tetrain *host, int n_args, int n_results)
 {
     lua_State *L = host->L;
     int        function = lua_gettop(L) - n_args;
@@ -394,7 +393,7 @@ static int run_file(lua_State *L)
     job->host->failure = luaL_loadfilex(L, job->path, "t");
     if (job->host->failure) return lua_error(L);
     push_arguments(L, job);
-    call_traced(job->host, job->argc, 0);
+    tetrain_call_traced(job->host, job->argc, 0);
     return 0;
 }
 
@@ -408,7 +407,7 @@ static int run_string(lua_State *L)
 {
     run_job *job = lua_touserdata(L, 1);
     if (luaL_loadbufferx(L, job->code, job->size, job->name, "t") != 0) return lua_error(L);
-    call_traced(job->host, 0, 0);
+    tetrain_call_traced(job->host, 0, 0);
     return 0;
 }
 
@@ -416,107 +415,4 @@ tetrain_status tetrain_run_string(tetrain *host, const char *code, size_t size, 
 {
     run_job job = {.host = host, .code = code, .size = size, .name = chunk_name ? chunk_name : "=(string)"};
     return tetrain_protected(host, run_string, &job);
-}
-
-/* --- calls and tensors -------------------------------------------------------------------------------------------- */
-
-typedef struct call_job {
-    tetrain          *host;
-    const char       *name;
-    te_tensor *const *in;
-    te_tensor       **out;
-    int               n_in, n_out;
-    te_tensor        *tensor;
-} call_job;
-
-/* Pushes the global with a dotted name, nil when there is none. */
-static void push_dotted(lua_State *L, const char *name)
-{
-    lua_pushvalue(L, LUA_GLOBALSINDEX);
-    for (const char *at = name; at;) {
-        const char *dot = strchr(at, '.');
-        lua_pushlstring(L, at, dot ? (size_t)(dot - at) : strlen(at));
-        if (lua_istable(L, -2)) {
-            lua_gettable(L, -2);
-        } else {
-            lua_pop(L, 1);
-            lua_pushnil(L);
-        }
-        lua_remove(L, -2);
-        at = dot ? dot + 1 : NULL;
-    }
-}
-
-/* The library's table is loaded so that tensors have their metatable. */
-static void need_library(lua_State *L)
-{
-    lua_getglobal(L, "require");
-    lua_pushliteral(L, "te");
-    lua_call(L, 1, 0);
-}
-
-static int call_function(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    need_library(L);
-    luaL_checkstack(L, job->n_in + job->n_out + LUA_MINSTACK, "too many tensors");
-    push_dotted(L, job->name);
-    bool callable = lua_isfunction(L, -1);
-    if (!callable && luaL_getmetafield(L, -1, "__call")) {
-        lua_pop(L, 1);
-        callable = true;
-    }
-    if (!callable) return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
-    for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(job->host->rt, L, job->in[i]);
-    call_traced(job->host, job->n_in, job->n_out);
-    for (int i = 0; i < job->n_out; i++) {
-        te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
-        if (!u || !u->t)
-            return luaL_error(L, "tetrain_call: result %d of \"%s\" is no tensor but a %s", i + 1, job->name, luaL_typename(L, i - job->n_out));
-    }
-    for (int i = 0; i < job->n_out; i++) job->out[i] = te_tensor_retain(te_lua_to_tensor(L, i - job->n_out)->t);
-    return 0;
-}
-
-tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out, int n_out)
-{
-    call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
-    for (int i = 0; i < n_out; i++) out[i] = NULL;
-    for (int i = 0; i < n_in; i++)
-        if (in[i] && te_tensor_context(in[i]) != host->ctx)
-            return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context", i + 1);
-    return tetrain_protected(host, call_function, &job);
-}
-
-static int set_tensor(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    need_library(L);
-    te_lua_push_tensor(job->host->rt, L, job->tensor);
-    lua_setglobal(L, job->name);
-    return 0;
-}
-
-tetrain_status tetrain_set_tensor(tetrain *host, const char *global, te_tensor *tensor)
-{
-    call_job job = {.host = host, .name = global, .tensor = tensor};
-    if (tensor && te_tensor_context(tensor) != host->ctx)
-        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: the tensor belongs to another context");
-    return tetrain_protected(host, set_tensor, &job);
-}
-
-static int get_tensor(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    push_dotted(L, job->name);
-    te_lua_tensor *u = te_lua_to_tensor(L, -1);
-    if (!u || !u->t) return luaL_error(L, "tetrain_get_tensor: \"%s\" is no tensor", job->name);
-    job->tensor = te_tensor_retain(u->t);
-    return 0;
-}
-
-te_tensor *tetrain_get_tensor(tetrain *host, const char *global)
-{
-    call_job job = {.host = host, .name = global};
-    return tetrain_protected(host, get_tensor, &job) == TETRAIN_OK ? job.tensor : NULL;
 }

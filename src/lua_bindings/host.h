@@ -34,6 +34,9 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
 /* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument);
 
+/* Calls the function with n arguments on top; errors get a traceback and are raised again. */
+void tetrain_call_traced(tetrain *host, int n_args, int n_results);
+
 /* limits.c: around every call into Lua. */
 void tetrain_start_limits(tetrain *host);
 void tetrain_stop_limits(tetrain *host);

@@ -1,5 +1,6 @@
-/* test_host_hostile.c - scripts that want to stay, to grow or to break something: every deed in every place from which Lua can be
- * made to run code, restricted and not. Each ends in a status, within the limits, and the runtime answers the next call. */
+/* test_host_hostile.c - scripts that want to stay, to grow or to break something: every deed in every place from which
+ * Lua can be made to run code, restricted and not. Each ends in a status, within the limits, and the runtime answers
+ * the next call. */
 #include "test.h"
 
 #include "tetrain/tetrain.h"

@@ -1,17 +1,18 @@
 /* limits.c - stopping scripts: interrupts and the instruction limit.
  *
  * Both raise from a hook, again at every instruction until the call of the host has ended, so that pcall cannot keep a
- * script alive. Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all
- * compiled code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
+ * script alive. Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops
+ * all compiled code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not
+ * reached.
  *
- * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler that
- * never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that stop. Its `load`
- * forgets that the hook is over when a hook's error ends the function that it reads from: there the text is read beforehand.
- * Finalizers run without hooks, and scripts get none.
+ * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler
+ * that never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that
+ * stop. Its `load` forgets that the hook is over when a hook's error ends the function that it reads from: there the
+ * text is read beforehand. Finalizers run without hooks, and scripts get none.
  *
- * One hole remains in the instruction limit: next to the end of the stack a hook overflows it before it can count, so a script
- * that dwells there, like f = function() pcall(f) return f() end, is counted late or never. An interrupt ends it, since its hook
- * comes at every instruction and the overflows themselves take the stack down.
+ * One hole remains in the instruction limit: next to the end of the stack a hook overflows it before it can count, so
+ * a script that dwells there, like f = function() pcall(f) return f() end, is counted late or never. An interrupt ends
+ * it, since its hook comes at every instruction and the overflows themselves take the stack down.
  */
 #include "host.h"
 

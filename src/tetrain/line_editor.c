@@ -1,8 +1,8 @@
 /* line_editor.c - reading lines.
  *
- * libedit reads its characters through read_key, so that three things are ours: a signal ends the line at once, a paste
- * (which terminals bracket with ESC [200~ and ESC [201~ when asked to) is taken as text, tabs included, and its newlines are
- * told from those that were typed.
+ * libedit reads its characters through read_key, so that three things are ours: a signal ends the line at once, a
+ * paste (which terminals bracket with ESC [200~ and ESC [201~ when asked to) is taken as text, tabs included, and its
+ * newlines are told from those that were typed.
  */
 #include "line_editor.h"
 
@@ -39,8 +39,8 @@ static volatile sig_atomic_t signalled; /* the number of the signal that arrived
 
 static void on_signal(int number) { signalled = number; }
 
-/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed between a
- * look at `signalled` and the next wait. before receives the signals that were blocked. */
+/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed
+ * between a look at `signalled` and the next wait. before receives the signals that were blocked. */
 static void take_signals(sigset_t *before)
 {
     struct sigaction action = {.sa_handler = on_signal};

@@ -85,7 +85,7 @@ enum {
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
     /* os.exit ends the process, as in a program whose purpose is to run scripts. Without it os.exit is an error. */
-    TETRAIN_MAY_EXIT = 1 << 2
+    TETRAIN_MAY_EXIT = 1 << 3
 };
 
 /* Fields that are zero have their defaults. New fields are added at the end; struct_size tells which the host knows. */

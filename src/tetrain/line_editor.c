@@ -215,7 +215,7 @@ static bool open_edit(line_editor *e)
     el_set(e->edit, EL_SIGNAL, 0);
     el_set(e->edit, EL_EDITOR, "emacs");
     el_set(e->edit, EL_GETCFN, read_key);
-    el_set(e->edit, EL_ADDFN, "complete", "complete the name before the cursor", complete);
+    el_wset(e->edit, EL_ADDFN, L"complete", L"complete the name before the cursor", complete); /* el_set leaks copies */
     el_set(e->edit, EL_BIND, "^I", "complete", NULL);
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     history(e->history, &event, H_SETSIZE, HISTORY_LINES);

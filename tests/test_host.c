@@ -61,6 +61,8 @@ static void test_arguments(void)
     CHECK(tetrain_call(rt, "", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT && tetrain_call(rt, "..", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT);
     CHECK(tetrain_run_file(rt, "/", 0, NULL) != TETRAIN_OK && *tetrain_error(rt));
     CHECK(tetrain_run_string(rt, "\033LJ", 3, "=b") == TETRAIN_ERROR_SCRIPT);
+    CHECK(run(rt, "os.exit(3)") == TETRAIN_ERROR_SCRIPT && says(rt, "test:1: os.exit"));
+    CHECK(run(rt, "require('te').train.run(function() end)") == TETRAIN_ERROR_SCRIPT);
     te_tensor_release(in[1]);
     tetrain_close(rt);
     tetrain_options smaller = {.struct_size = offsetof(tetrain_options, threads), .threads = -77}; /* an older host: the rest is not read */
@@ -87,6 +89,8 @@ static void test_interrupts(void)
         "local co = coroutine.wrap(function() while true do pcall(coroutine.yield) end end) while true do co() end",
         "xpcall(function() while true do end end, function() while true do end end)",
         "local co = coroutine.wrap(function() xpcall(coroutine.yield, print) while true do end end) co() co()",
+        "local function f() pcall(f) return f() end f()",
+        "local function f() pcall(f) pcall(f) end f()",
         "repeat xpcall(function() error('x') end, function() while true do end end) until false",
         "local t = setmetatable({}, {__index = function() while true do end end}) local _ = t.x",
         "local te = require 'te' te._core.sleep(1000)",
@@ -197,6 +201,27 @@ static const char *const escapes[] = {
     "xpcall(function() while true do end end, function() while true do end end) escaped = 1",
     "table.sort({3, 1, 2, 5, 4}, function() while true do end end) escaped = 1",
     "setfenv(0, {}) escaped = nil error()", "setfenv(print, {}) escaped = 1",
+    "for k, v in pairs(_G) do if type(v) == 'table' and (v.open or v.execute or v.loadlib) then escaped = k end end",
+    "for k, v in pairs(getfenv(1)) do if k == 'io' or k == 'os' then escaped = k end end",
+    "local function walk(t, seen, depth) if seen[t] or depth > 6 then return end seen[t] = true for k, v in pairs(t) do\n"
+    "if k == 'popen' or k == 'execute' or k == 'loadlib' or k == 'getregistry' or k == 'dump' or k == 'cdef' then escaped = k end\n"
+    "if type(v) == 'table' then walk(v, seen, depth + 1) end end end walk(_G, {}, 0) walk(require('te'), {}, 0)",
+    "escaped = getmetatable(require('te')).__index(nil, 'save')", "escaped = rawequal(getfenv(require), _G) == false",
+    "escaped = getmetatable(coroutine.create(function() end))", "escaped = getmetatable(print)", "escaped = getmetatable(1)",
+    "getmetatable('').__index = function() return io end escaped = ('x').y", "string.find = nil escaped = ('x').dump",
+    "escaped = require('te').load", "escaped = require('te').save", "escaped = require('te')._core.library_sources().passwd",
+    "for name in pairs(require('te')._core.library_sources()) do if name:find('^/') or name:find('%.%.') then escaped = name end end",
+    "escaped = require('te.../../etc/passwd')", "escaped = require('te\\0x')", "escaped = require('')", "require(setmetatable({}, {__tostring = function() return 'io' end})) escaped = 1",
+    "escaped = loadstring('return io or os')()", "escaped = setfenv(loadstring('return io'), {io = false})()",
+    "escaped = load('return ...', nil, nil, nil)() and io", "escaped = pcall(load, '\\27LJ', 'x', 'b') and load('\\27LJ', 'x', 'b')",
+    "escaped = xpcall(function() return io.open end, function() return nil end) and io", "escaped = select(2, pcall(require, 'ffi')).C",
+    "escaped = require('te').ones(2):storage_id() < 0", "escaped = require('te').ones(2).data", "escaped = require('te').ones(2).ptr",
+    "escaped = #tostring(require('te').ones(2)) > 1e6", "local t = require('te').ones(2) t.shape[1] = 1e9 escaped = t.shape[1] == 1e9",
+    "local t = require('te').ones(2) t.shape = {9} escaped = 1", "escaped = require('te').empty({2^31, 2^31})", "escaped = require('te').empty(-1)",
+    "escaped = require('te').ones(4):view(2, 2):expand(2, 2^60)", "escaped = require('te').tensor({1}):gather(1, require('te').tensor({-5}, {dtype = 'int64'}))",
+    "escaped = require('te').ones(2, 2):narrow(1, -9, 2)", "escaped = require('te').ones(2)[-3]", "escaped = require('te').ones(2)[0]",
+    "local te = require('te') local t = te.ones(4) t:release() t:add_(1) escaped = 1", "require('te').manual_seed(0/0) escaped = 1",
+    "os = {exit = 1} escaped = nil", "print = nil escaped = print", "_G.require = nil escaped = require",
 };
 
 static void test_restricted(void)

@@ -1,5 +1,5 @@
-/* test_host_patterns.c - the string functions of restricted runtimes against LuaJIT's own: 40,000 random patterns and texts, then
- * patterns that would keep LuaJIT's busy for years. */
+/* test_host_patterns.c - the string functions of restricted runtimes against LuaJIT's own: 40,000 random patterns and
+ * texts, then patterns that would keep LuaJIT's busy for years. */
 #include "test.h"
 
 #include "tetrain/tetrain.h"

@@ -1,5 +1,6 @@
-/* test_host_random.c - random calls from the declarations of the engine, right and wrong ones, under limits: the host survives, the
- * runtime answers the next call, and closing gives all memory back. test_host_random.lua makes the calls.
+/* test_host_random.c - random calls from the declarations of the engine, right and wrong ones, under limits: the host
+ * survives, the runtime answers the next call, and closing gives all memory back. test_host_random.lua makes the
+ * calls.
  *
  *     test_host_random [CALLS [SEED]]
  */

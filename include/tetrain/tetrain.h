@@ -45,7 +45,9 @@
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand instructions
  *   and by every operation of the engine; a loop that the compiler made machine code of and that calls no operation is
  *   reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that matters next to tensor
- *   operations. Limits and TETRAIN_RESTRICTED imply it.
+ *   operations. Limits and TETRAIN_RESTRICTED imply it. A single operation is not interrupted. An instruction limit counts
+ *   Lua's instructions, not the time of operations, and there are scripts that it counts late (see limits.c): a host that must
+ *   be sure sets it and calls tetrain_interrupt from a timer as well.
  *
  * Chunks are text, everywhere: LuaJIT bytecode is never accepted, since damaged bytecode crashes the process.
  */
@@ -83,7 +85,9 @@ enum {
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
     /* Where `device` is NULL, $TE_DEVICE names the default device. */
-    TETRAIN_ENVIRONMENT = 1 << 2
+    TETRAIN_ENVIRONMENT = 1 << 2,
+    /* os.exit ends the process, as in a program whose purpose is to run scripts. Without it os.exit is an error. */
+    TETRAIN_MAY_EXIT = 1 << 3
 };
 
 /* Fields that are zero have their defaults. New fields are added at the end; struct_size tells which the host knows. */

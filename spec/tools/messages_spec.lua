@@ -198,6 +198,7 @@ local function run(text)
     file:close()
     os.remove(path)
     os.remove(err)
+    message = message:gsub("==%d+==WARNING: AddressSanitizer[^\n]*\n", "") -- it announces large requests
     return (message:gsub(path:gsub("%p", "%%%0"), "SCRIPT")), status > 255 and status / 256 or status
 end
 

@@ -1,4 +1,4 @@
-/* host.c - tetrain.h: opening and closing runtimes, running scripts, exchanging tensors.
+/* host.c - tetrain.h: opening and closing runtimes, running scripts. Tensors go across in host_tensors.c.
  *
  * Everything that can raise runs inside lua_cpcall or lua_pcall: an error that reached LuaJIT's panic function would end
  * the process. Where the Lua heap has a limit the JIT compiler is off: a failed allocation inside it crashes.
@@ -48,10 +48,13 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
     }
     if (!ptr) old_size = 0;
     size_t limit = host->options.lua_memory_limit;
-    if (limit && new_size > old_size && new_size - old_size > limit - host->lua_memory) return NULL;
     if (!ptr && !new_size) return NULL;
-    void *p = host->mem.realloc(host->mem.user, ptr, old_size, new_size);
-    if (p || new_size == 0) host->lua_memory += new_size - old_size;
+    bool  within = !limit || new_size <= old_size || new_size - old_size <= limit - host->lua_memory;
+    void *p = within ? host->mem.realloc(host->mem.user, ptr, old_size, new_size) : NULL;
+    if (p || new_size == 0)
+        host->lua_memory += new_size - old_size;
+    else
+        host->ran_out = true;
     return p;
 }
 
@@ -151,13 +154,14 @@ static void expect_failures(lua_State *L)
     lua_gc(L, LUA_GCSETSTEPMUL, STEP);
 }
 
+static int refuse_exit(lua_State *L) { return te_lua_fail(L, NULL, "os.exit: the script runs inside another program, which it cannot end"); }
+
 /* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
 static void stay_interpreted(lua_State *L)
 {
     luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
     replace_field(L, "jit", "on", do_nothing);
     replace_field(L, "debug", "sethook", do_nothing);
-    tetrain_guard_handlers(L);
 }
 
 static int collect(lua_State *L)
@@ -187,9 +191,11 @@ static int open_state(lua_State *L)
         open_restricted(L);
     else
         luaL_openlibs(L);
+    if (!(host->options.flags & TETRAIN_MAY_EXIT)) replace_field(L, "os", "exit", refuse_exit);
     if (host->interpreted) stay_interpreted(L);
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);
+    if (host->interpreted) tetrain_guard_script(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
@@ -336,10 +342,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0) lua_pop(L, 1); /* now, when there may be memory again */
     tetrain_start_limits(host);
     host->failure = 0;
+    host->ran_out = false;
     int failure = lua_cpcall(L, function, argument);
     if (host->failure) failure = host->failure;
-    if (failure == LUA_ERRMEM) collect_protected(host);
     if (failure) status = take_error(host, failure);
+    lua_settop(L, top + LUA_MINSTACK); /* nils: values of dead frames would keep what they hold */
+    lua_settop(L, top);
+    /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */
+    if (status == TETRAIN_ERROR_MEMORY || host->ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
     host->failed = failure != 0;
     tetrain_stop_limits(host);
     host->rt->L = NULL;
@@ -347,8 +357,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     return status;
 }
 
-/* Calls the function with n arguments on top; errors get a traceback and are raised again. */
-static void call_traced(tetrain *host, int n_args, int n_results)
+void tetrain_call_traced(tetrain *host, int n_args, int n_results)
 {
     lua_State *L = host->L;
     int        function = lua_gettop(L) - n_args;
@@ -387,7 +396,7 @@ static int run_file(lua_State *L)
     job->host->failure = luaL_loadfilex(L, job->path, "t");
     if (job->host->failure) return lua_error(L);
     push_arguments(L, job);
-    call_traced(job->host, job->argc, 0);
+    tetrain_call_traced(job->host, job->argc, 0);
     return 0;
 }
 
@@ -401,7 +410,7 @@ static int run_string(lua_State *L)
 {
     run_job *job = lua_touserdata(L, 1);
     if (luaL_loadbufferx(L, job->code, job->size, job->name, "t") != 0) return lua_error(L);
-    call_traced(job->host, 0, 0);
+    tetrain_call_traced(job->host, 0, 0);
     return 0;
 }
 
@@ -409,107 +418,4 @@ tetrain_status tetrain_run_string(tetrain *host, const char *code, size_t size, 
 {
     run_job job = {.host = host, .code = code, .size = size, .name = chunk_name ? chunk_name : "=(string)"};
     return tetrain_protected(host, run_string, &job);
-}
-
-/* --- calls and tensors -------------------------------------------------------------------------------------------- */
-
-typedef struct call_job {
-    tetrain          *host;
-    const char       *name;
-    te_tensor *const *in;
-    te_tensor       **out;
-    int               n_in, n_out;
-    te_tensor        *tensor;
-} call_job;
-
-/* Pushes the global with a dotted name, nil when there is none. */
-static void push_dotted(lua_State *L, const char *name)
-{
-    lua_pushvalue(L, LUA_GLOBALSINDEX);
-    for (const char *at = name; at;) {
-        const char *dot = strchr(at, '.');
-        lua_pushlstring(L, at, dot ? (size_t)(dot - at) : strlen(at));
-        if (lua_istable(L, -2)) {
-            lua_gettable(L, -2);
-        } else {
-            lua_pop(L, 1);
-            lua_pushnil(L);
-        }
-        lua_remove(L, -2);
-        at = dot ? dot + 1 : NULL;
-    }
-}
-
-/* The library's table is loaded so that tensors have their metatable. */
-static void need_library(lua_State *L)
-{
-    lua_getglobal(L, "require");
-    lua_pushliteral(L, "te");
-    lua_call(L, 1, 0);
-}
-
-static int call_function(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    need_library(L);
-    luaL_checkstack(L, job->n_in + job->n_out + LUA_MINSTACK, "too many tensors");
-    push_dotted(L, job->name);
-    bool callable = lua_isfunction(L, -1);
-    if (!callable && luaL_getmetafield(L, -1, "__call")) {
-        lua_pop(L, 1);
-        callable = true;
-    }
-    if (!callable) return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
-    for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(job->host->rt, L, job->in[i]);
-    call_traced(job->host, job->n_in, job->n_out);
-    for (int i = 0; i < job->n_out; i++) {
-        te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
-        if (!u || !u->t)
-            return luaL_error(L, "tetrain_call: result %d of \"%s\" is no tensor but a %s", i + 1, job->name, luaL_typename(L, i - job->n_out));
-    }
-    for (int i = 0; i < job->n_out; i++) job->out[i] = te_tensor_retain(te_lua_to_tensor(L, i - job->n_out)->t);
-    return 0;
-}
-
-tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out, int n_out)
-{
-    call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
-    for (int i = 0; i < n_out; i++) out[i] = NULL;
-    for (int i = 0; i < n_in; i++)
-        if (in[i] && te_tensor_context(in[i]) != host->ctx)
-            return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context", i + 1);
-    return tetrain_protected(host, call_function, &job);
-}
-
-static int set_tensor(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    need_library(L);
-    te_lua_push_tensor(job->host->rt, L, job->tensor);
-    lua_setglobal(L, job->name);
-    return 0;
-}
-
-tetrain_status tetrain_set_tensor(tetrain *host, const char *global, te_tensor *tensor)
-{
-    call_job job = {.host = host, .name = global, .tensor = tensor};
-    if (tensor && te_tensor_context(tensor) != host->ctx)
-        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: the tensor belongs to another context");
-    return tetrain_protected(host, set_tensor, &job);
-}
-
-static int get_tensor(lua_State *L)
-{
-    call_job *job = lua_touserdata(L, 1);
-    push_dotted(L, job->name);
-    te_lua_tensor *u = te_lua_to_tensor(L, -1);
-    if (!u || !u->t) return luaL_error(L, "tetrain_get_tensor: \"%s\" is no tensor", job->name);
-    job->tensor = te_tensor_retain(u->t);
-    return 0;
-}
-
-te_tensor *tetrain_get_tensor(tetrain *host, const char *global)
-{
-    call_job job = {.host = host, .name = global};
-    return tetrain_protected(host, get_tensor, &job) == TETRAIN_OK ? job.tensor : NULL;
 }

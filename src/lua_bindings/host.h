@@ -23,6 +23,7 @@ struct tetrain {
     int             error_ref;   /* registry: room for an error value */
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time one */
     bool            failed;      /* the last call did */
+    bool            ran_out;     /* the Lua heap could not grow in this call */
     atomic_int      interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
@@ -33,13 +34,16 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
 /* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument);
 
+/* Calls the function with n arguments on top; errors get a traceback and are raised again. */
+void tetrain_call_traced(tetrain *host, int n_args, int n_results);
+
 /* limits.c: around every call into Lua. */
 void tetrain_start_limits(tetrain *host);
 void tetrain_stop_limits(tetrain *host);
 /* Work that the script had C do for it, counted as instructions; raises at the limit and after an interrupt. */
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
-/* Replaces xpcall, see limits.c. */
-void tetrain_guard_handlers(lua_State *L);
+/* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */
+void tetrain_guard_script(lua_State *L);
 
 /* patterns.c: replaces the functions of strings that match patterns. */
 void tetrain_bound_patterns(lua_State *L);

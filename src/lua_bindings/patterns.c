@@ -1,12 +1,12 @@
 /* patterns.c - string.find, match, gmatch and gsub for restricted runtimes.
  *
- * LuaJIT's own cannot be stopped, and a few characters of pattern keep them busy for years ("(.-)(.-)(.-)(.-)x" on a long text).
- * These match the same patterns, count every step as an instruction of the script, and end as the script's own loops do: at the
- * instruction limit and when the host interrupts.
+ * LuaJIT's own cannot be stopped, and a few characters of pattern keep them busy for years ("(.-)(.-)(.-)(.-)x" on a
+ * long text). These match the same patterns, count every step as an instruction of the script, and end as the script's
+ * own loops do: at the instruction limit and when the host interrupts.
  *
- * A pattern is a list of items: one character or class, with * + - ? behind it or not; a capture; %b; %f; a back reference. An
- * item that repeats tries its lengths in order and asks the rest of the pattern each time. Only that question recurses, so the
- * depth is the number of items, and bounded.
+ * A pattern is a list of items: one character or class, with * + - ? behind it or not; a capture; %b; %f; a back
+ * reference. An item that repeats tries its lengths in order and asks the rest of the pattern each time. Only that
+ * question recurses, so the depth is the number of items, and bounded.
  */
 #include "host.h"
 
@@ -189,7 +189,8 @@ static const char *match_back_reference(matcher *m, const char *s, int digit)
     return (size_t)(m->text_end - s) >= n && memcmp(m->captures[i].start, s, n) == 0 ? s + n : NULL;
 }
 
-/* An item that is one character or class, and what repeats it; *next is where to go on, NULL when all is said in the result. */
+/* An item that is one character or class, and what repeats it; *next is where to go on, NULL when all is said in the
+ * result. */
 static const char *match_single(matcher *m, const char *s, const char *p, const char **next)
 {
     const char *end = item_end(m, p), *e;

@@ -1,5 +1,5 @@
-/* command_line.c - reading the command line. Options end at the script, at `-` and at `--`; what follows is the script's.
- * `--name value` and `--name=value` mean the same, `-e CODE` and `-eCODE` too. */
+/* command_line.c - reading the command line. Options end at the script, at `-` and at `--`; what follows is the
+ * script's. `--name value` and `--name=value` mean the same, `-e CODE` and `-eCODE` too. */
 #include "command_line.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* line_editor.c - reading lines.
  *
- * libedit reads its characters through read_key, so that three things are ours: a signal ends the line at once, a paste
- * (which terminals bracket with ESC [200~ and ESC [201~ when asked to) is taken as text, tabs included, and its newlines are
- * told from those that were typed.
+ * libedit reads its characters through read_key, so that three things are ours: a signal ends the line at once, a
+ * paste (which terminals bracket with ESC [200~ and ESC [201~ when asked to) is taken as text, tabs included, and its
+ * newlines are told from those that were typed.
  */
 #include "line_editor.h"
 
@@ -39,8 +39,8 @@ static volatile sig_atomic_t signalled; /* the number of the signal that arrived
 
 static void on_signal(int number) { signalled = number; }
 
-/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed between a
- * look at `signalled` and the next wait. before receives the signals that were blocked. */
+/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed
+ * between a look at `signalled` and the next wait. before receives the signals that were blocked. */
 static void take_signals(sigset_t *before)
 {
     struct sigaction action = {.sa_handler = on_signal};
@@ -215,7 +215,7 @@ static bool open_edit(line_editor *e)
     el_set(e->edit, EL_SIGNAL, 0);
     el_set(e->edit, EL_EDITOR, "emacs");
     el_set(e->edit, EL_GETCFN, read_key);
-    el_set(e->edit, EL_ADDFN, "complete", "complete the name before the cursor", complete);
+    el_wset(e->edit, EL_ADDFN, L"complete", L"complete the name before the cursor", complete); /* el_set leaks copies */
     el_set(e->edit, EL_BIND, "^I", "complete", NULL);
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     history(e->history, &event, H_SETSIZE, HISTORY_LINES);

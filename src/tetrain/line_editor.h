@@ -10,8 +10,8 @@
 
 typedef struct line_editor line_editor;
 
-/* What to insert behind the text before the cursor, and what to show when there are several ways to go on. Both are freed by
- * the editor and may be NULL. */
+/* What to insert behind the text before the cursor, and what to show when there are several ways to go on. Both are
+ * freed by the editor and may be NULL. */
 typedef struct completion {
     char *insert, *show;
 } completion;

@@ -9,8 +9,8 @@ typedef struct lua_texts {
     char *first, *second;
 } lua_texts;
 
-/* Calls require(module)[function](text). False when it raised or memory is exhausted; results may be NULL. What runs here is
- * short and must not be interrupted, so it is no call of the host interface. */
+/* Calls require(module)[function](text). False when it raised or memory is exhausted; results may be NULL. What runs
+ * here is short and must not be interrupted, so it is no call of the host interface. */
 bool lua_call_text(tetrain *rt, const char *module, const char *function, const char *text, size_t size, lua_texts *results);
 void lua_texts_free(lua_texts *texts);
 

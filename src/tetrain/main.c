@@ -3,11 +3,11 @@
  *     tetrain [options] [script [arguments]]
  *     tetrain [options] TOOL [arguments]
  *
- * Tools are Lua files of the embedded library (te.tools.NAME); the prompt is the one that C runs, since every line must be
- * a call of its own for an interrupt to end that line alone.
+ * Tools are Lua files of the embedded library (te.tools.NAME); the prompt is the one that C runs, since every line
+ * must be a call of its own for an interrupt to end that line alone.
  *
- * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 130 after an interrupt that a script did not handle;
- * or what the script passes to os.exit.
+ * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 130 after an interrupt that a script did not
+ * handle; or what the script passes to os.exit.
  */
 #include "command_line.h"
 #include "lua_call.h"
@@ -137,7 +137,8 @@ int main(int argc, char **argv)
     if (code >= 0) return code;
     bool            prompt = line.interactive || (line.tool && strcmp(line.tool->name, "repl") == 0);
     tetrain_options options = {.struct_size = sizeof options, .device = line.device, .threads = line.threads,
-                               .tensor_memory_limit = line.mem_limit, .flags = TETRAIN_ENVIRONMENT | (prompt ? TETRAIN_INTERPRETED : 0u)};
+                               .tensor_memory_limit = line.mem_limit,
+                               .flags = TETRAIN_MAY_EXIT | TETRAIN_ENVIRONMENT | (prompt ? TETRAIN_INTERPRETED : 0u)};
     running = tetrain_open(&options);
     if (!running) {
         fprintf(stderr, "tetrain: out of memory\n");

@@ -25,6 +25,7 @@ local rows = {
     { "global '([%w_]+)' %(a nil value%)", function(name)
         local names = {}
         for known in pairs(_G) do names[#names + 1] = tostring(known) end
+        table.sort(names) -- of equally near ones always the same
         local near = te._core.nearest(name, names)
         local there = rawget(te, name) ~= nil or require("te.modules")[name]
         return there and ("there is te.%s"):format(name) or near and near ~= name and ("did you mean %s?"):format(near)

@@ -45,7 +45,7 @@ build() {
 clang_warnings() {
     mkdir -p "$logs/include"
     ln -sf "$(gcc -print-file-name=include)/omp.h" "$logs/include/omp.h"
-    sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g' |
+    sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g; s/\\\\/\\/g' |
         sed "s|^[^ ]*|clang -fsyntax-only -Werror -idirafter $logs/include|; s| -o [^ ]*||" |
         tr '\n' '\0' | xargs -0 -n 1 -P "$(nproc)" sh -c
 }
@@ -106,6 +106,15 @@ step "warnings of clang" clang_warnings
 c_tests build
 specs build
 device_specs build
+
+# Without oneDNN: our own GEMM alone, in the same tests.
+plain() {
+    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF &&
+        cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
+        build-plain/test_gemm && build-plain/test_engine &&
+        busted --lua="$PWD/build-plain/tetrain" spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
+}
+step "without oneDNN" plain
 
 step "build with sanitizers" build asan
 if [ -x build-asan/tetrain ]; then

@@ -430,7 +430,12 @@ te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
                        te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
     if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
-    te_tensor_retain(grad);
+    if (grad && grad->node) { /* outside the graph, or tensor and graph would keep each other alive */
+        grad = te_tensor_alias(grad, grad->ndim, grad->shape, grad->stride, grad->offset);
+        if (!grad) return t->ctx->status;
+    } else {
+        te_tensor_retain(grad);
+    }
     te_tensor_release(t->grad);
     t->grad = grad;
     return TE_OK;

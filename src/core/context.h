@@ -8,6 +8,7 @@
 #include "tetrain/te.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 
 #define TE_PRINTF(string, first) __attribute__((__format__(__printf__, string, first)))
 
@@ -53,7 +54,7 @@ struct te_context {
     void    *free_tensors; /* recycled te_tensor structs */
     int      n_free_tensors;
 
-    volatile int interrupted;
+    atomic_int interrupted; /* set from any thread or a signal handler */
     te_status    status;
     char         message[1024];
 };

@@ -270,7 +270,11 @@ static te_status topk_forward(te_call *call)
     te_tensor_release(v);
     te_tensor_release(at);
     call->memo[0] = dim;
-    if (status == TE_OK && call->record && te_call_save(call, indices) < 0) status = call->ctx->status;
+    if (status != TE_OK || !call->record) return status;
+    /* without its place in the graph, or node and result would keep each other alive */
+    te_tensor *kept = te_tensor_alias(indices, indices->ndim, indices->shape, indices->stride, indices->offset);
+    if (!kept || te_call_save(call, kept) < 0) status = call->ctx->status;
+    te_tensor_release(kept);
     return status;
 }
 

@@ -6,6 +6,7 @@
  */
 #include "program_exec.h"
 
+#include <math.h>
 #include <omp.h>
 
 /* Below this many element-additions a parallel region costs more than it saves. */
@@ -49,6 +50,17 @@ static const te_job *job_of(const call *c, int run, te_job *other)
     return other;
 }
 
+/* Of a run's chunks, the first that starts at `element` or later; chunk i starts at i * elements / chunks. Threads that ask for
+ * the same element get the same answer, which is all that matters, so that rounding may move it: the exact product need not
+ * fit 64 bits. */
+static int64_t first_chunk(int64_t element, int64_t elements, int64_t chunks)
+{
+    if (element <= 0) return 0;
+    if (element >= elements) return chunks;
+    int64_t first = (int64_t)ceil((double)element * ((double)chunks / (double)elements));
+    return first < chunks ? first : chunks;
+}
+
 /* The share of thread `index` of `count`: each chunk that starts within the thread's stretch of all elements. */
 static void run_share(const call *c, int index, int count, void *workspace, char *parts)
 {
@@ -59,10 +71,7 @@ static void run_share(const call *c, int index, int count, void *workspace, char
         const te_job *job = job_of(c, r, &other);
         int64_t       elements = job_elements(job), chunks = te_job_chunks(job);
         if (chunks > 0) {
-            /* chunk i starts at before + i * elements / chunks */
-            int64_t first = begin <= before ? 0 : ((begin - before) * chunks + elements - 1) / elements;
-            int64_t last = end <= before ? 0 : ((end - before) * chunks + elements - 1) / elements;
-            if (last > chunks) last = chunks;
+            int64_t first = first_chunk(begin - before, elements, chunks), last = first_chunk(end - before, elements, chunks);
             if (first < last) te_job_run(job, first, last, workspace, parts);
         }
         before += elements;

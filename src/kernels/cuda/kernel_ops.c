@@ -109,6 +109,8 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
     if (plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
     if (checked) status = clear_fault(exec, hand);
     te_cuda_plan_bind(plan, scratch, hand->fault);
+    te_cuda_trace(exec, "dispatch: %s: kernel %s, %u blocks of %u\n", operation, plan->calls[0].launch.name,
+                  plan->calls[0].launch.grid[0], plan->calls[0].launch.block[0]);
     for (int i = 0; i < plan->n_calls && status == TE_OK; i++) {
         status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
         if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);

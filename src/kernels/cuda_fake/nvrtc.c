@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENTER()                                        \
-    do {                                               \
-        int code = te_fake_enter(__func__);            \
-        if (code) return (nvrtcResult)code;            \
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        int code = te_fake_enter(__func__);                                                                            \
+        if (code) return (nvrtcResult)code;                                                                            \
     } while (0)
 
 struct _nvrtcProgram {
     char *image;
-    char  log[4096];
+    char log[4096];
 };
 
 static const char magic[] = "fake cubin\n";
@@ -77,7 +77,8 @@ TE_FAKE nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program)
 }
 
 /* The real compiler, where $TE_FAKE_NVRTC names its library: what it refuses is refused here. */
-static nvrtcResult compile_really(const char *source, int n_options, const char *const *options, char *log, size_t log_size)
+static nvrtcResult compile_really(const char *source, int n_options, const char *const *options, char *log,
+                                  size_t log_size)
 {
     const char *path = getenv("TE_FAKE_NVRTC");
     void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;

@@ -245,6 +245,7 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
     p.output = g->c.dtype;
     p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
+    p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
     int64_t products = 1;
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;

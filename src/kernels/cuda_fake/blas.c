@@ -224,13 +224,22 @@ static void put(char *base, cudaDataType_t type, int64_t i, double value)
     }
 }
 
+/* 10 bits of fraction are left. */
+static double round_to_tf32(double x)
+{
+    int exponent;
+    double fraction = frexp(x, &exponent);
+    return ldexp(rint(ldexp(fraction, 11)), exponent - 11);
+}
+
 /* op(x) as doubles, the lines fastest. */
-static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t lines, int64_t k)
+static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t lines, int64_t k, bool tf32)
 {
     double *out = malloc((size_t)(lines * k + 1) * sizeof *out);
     for (int64_t j = 0; j < k; j++)
         for (int64_t i = 0; i < lines; i++)
             out[j * lines + i] = get(base, l->type, k_is_row ? j + i * l->ld : i + j * l->ld);
+    for (int64_t i = 0; tf32 && i < lines * k; i++) out[i] = round_to_tf32(out[i]);
     return out;
 }
 
@@ -262,7 +271,8 @@ static void one_product(const product *p, int64_t batch)
     const char *base_a = p->pa + batch * p->a.step * element_size(p->a.type);
     const char *base_b = p->pb + batch * p->b.step * element_size(p->b.type);
     char *base_c = p->pc + batch * p->c.step * element_size(p->c.type);
-    double *a = unpack(base_a, &p->a, p->d.op_a, m, k), *b = unpack(base_b, &p->b, !p->d.op_b, n, k);
+    bool tf32 = p->d.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    double *a = unpack(base_a, &p->a, p->d.op_a, m, k, tf32), *b = unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
         column_sums(sums, a, b, m, n, k, j);

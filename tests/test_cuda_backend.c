@@ -3,6 +3,8 @@
  */
 #include "cuda_backend.h"
 
+#include <sys/wait.h>
+
 static bool mentions(te_context *ctx, const char *text) { return strstr(te_context_error(ctx), text) != NULL; }
 
 #define CHECK_MENTIONS(ctx, text) CHECK_MSG(mentions(ctx, text), "\"%s\" lacks \"%s\"", te_context_error(ctx), text)
@@ -240,6 +242,30 @@ static void test_cache(void)
     setenv("TETRAIN_CACHE", cache_folder, 1);
 }
 
+/* Several processes fill the cache at once: all of them work, and nothing half written stays. */
+static void test_processes(void)
+{
+    enum { PROCESSES = 4 };
+    pid_t children[PROCESSES];
+    each_cached(remove_entry);
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        if (children[i] < 0) abort();
+        if (children[i] == 0) _exit(compilations() >= 0 && test_failures == 0 ? 0 : 1);
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        CHECK(waitpid(children[i], &status, 0) == children[i] && status == 0);
+    }
+    int entries = compilations();
+    CHECK_MSG(entries == 0, "%d compilations after other processes made them", entries);
+    cached = 0;
+    each_cached(count_entry);
+    each_cached(remove_entry);
+    int fresh = compilations();
+    CHECK_MSG(cached == fresh, "%d files for %d kernels", cached, fresh);
+}
+
 /* --- host memory -------------------------------------------------------------------------------------------------- */
 
 typedef struct heap {
@@ -317,6 +343,7 @@ int main(void)
                  {"newer card", test_newer_card},
                  {"two devices", test_two_devices},
                  {"cache", test_cache},
+                 {"processes", test_processes},
                  {"host memory", test_host_memory}};
     fake_open();
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

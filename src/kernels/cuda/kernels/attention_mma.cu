@@ -41,27 +41,24 @@ __device__ static inline void te_mma(float (&c)[4], const uint32_t (&a)[4], uint
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #if TE_A_IS_BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-        "%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    int lane = threadIdx.x % 32, row = lane & ~3, column = lane % 4 * 8;
+    int      row = threadIdx.x % 32 & ~3, column = threadIdx.x % 4 * 8;
+    uint64_t low = a[0] | (uint64_t)a[1] << 32, high = a[2] | (uint64_t)a[3] << 32, b = b0 | (uint64_t)b1 << 32;
     for (int k = 0; k < 4; k++) {
-        uint32_t left[4], right[2][2];
-        for (int i = 0; i < 4; i++) left[i] = __shfl_sync(0xffffffffu, a[i], row + k);
-        for (int i = 0; i < 2; i++) {
-            right[i][0] = __shfl_sync(0xffffffffu, b0, column + 4 * i + k);
-            right[i][1] = __shfl_sync(0xffffffffu, b1, column + 4 * i + k);
-        }
+        uint64_t left[2] = {__shfl_sync(0xffffffffu, low, row + k), __shfl_sync(0xffffffffu, high, row + k)};
+        uint64_t right[2] = {__shfl_sync(0xffffffffu, b, column + k), __shfl_sync(0xffffffffu, b, column + 4 + k)};
         for (int e = 0; e < 4; e++)
-            for (int half = 0; half < 2; half++)
-                c[e] += te_half_of(left[e / 2], half) * te_half_of(right[e % 2][0], half) +
-                        te_half_of(left[e / 2 + 2], half) * te_half_of(right[e % 2][1], half);
+            for (int part = 0; part < 2; part++) {
+                uint32_t x = (uint32_t)(left[part] >> e / 2 * 32), y = (uint32_t)(right[e % 2] >> part * 32);
+                c[e] += te_half_of(x, 0) * te_half_of(y, 0) + te_half_of(x, 1) * te_half_of(y, 1);
+            }
     }
 #endif
 }

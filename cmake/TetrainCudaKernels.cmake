@@ -1,5 +1,5 @@
-# Target cuda_kernels: nvcc compiles the sources of a training step for every target that the toolkit knows, and a kernel
-# that spills registers fails it. Run with -P, this file does it: NVCC, FOLDER with the sources, TARGETS separated by commas.
+# Target cuda_kernels: nvcc compiles the sources of a training step for each target, and a kernel that spills registers
+# fails it. Run with -P, this file does it: NVCC, FOLDER with the sources, TARGETS separated by commas.
 if(CMAKE_SCRIPT_MODE_FILE)
   string(REPLACE "," ";" TARGETS "${TARGETS}")
   file(GLOB sources ${FOLDER}/*.cu)
@@ -8,7 +8,8 @@ if(CMAKE_SCRIPT_MODE_FILE)
   foreach(target IN LISTS TARGETS)
     foreach(source IN LISTS sources)
       get_filename_component(name ${source} NAME_WE)
-      execute_process(COMMAND ${NVCC} -arch=${target} -std=c++17 -fmad=false -cubin -Xptxas -v -o ${FOLDER}/${name}.cubin ${source}
+      execute_process(
+        COMMAND ${NVCC} -arch=${target} -std=c++17 -fmad=false -cubin -Xptxas -v -o ${FOLDER}/${name}.cubin ${source}
         RESULT_VARIABLE result OUTPUT_VARIABLE log ERROR_VARIABLE log)
       string(APPEND report "${target} ${name}\n${log}\n")
       if(NOT result EQUAL 0)

@@ -6,15 +6,15 @@ if(CMAKE_SCRIPT_MODE_FILE)
   set(bytes "")
   foreach(file IN LISTS FILES)
     file(READ ${file} hex HEX)
-    # "#include" to the end of its line, at the beginning of one; 23 and 0a stand at even places only by chance, so bytes
-    # are set apart first
+    # "#include" to the end of its line, at the beginning of one; bytes are set apart first, so that none is met halfway
     string(REGEX REPLACE "(..)" "\\1 " hex "${hex}")
     string(REGEX REPLACE "0a 23 69 6e 63 6c 75 64 65 ([1-9a-f]. |0[0-9b-f] )*" "" hex "${hex}")
     string(REGEX REPLACE "[89a-f][0-9a-f] " "2e " hex "${hex}") # not ASCII: in comments only
     string(REGEX REPLACE "(..) " "0x\\1," hex "${hex}")
     string(APPEND bytes "${hex}")
   endforeach()
-  file(WRITE ${OUTPUT} "/* Made by cmake/TetrainCudaSim.cmake. */\nextern const char ${NAME}[];\nconst char ${NAME}[] = {${bytes}0};\n")
+  file(WRITE ${OUTPUT} "/* Made by cmake/TetrainCudaSim.cmake. */\nextern const char ${NAME}[];\n"
+    "const char ${NAME}[] = {${bytes}0};\n")
   return()
 endif()
 
@@ -22,7 +22,8 @@ set(TE_CUDA_SIM_CMAKE ${CMAKE_CURRENT_LIST_FILE})
 function(te_embed_text name)
   string(REPLACE ";" "," files "${ARGN}")
   add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/${name}.c
-    COMMAND ${CMAKE_COMMAND} -DNAME=${name} -DOUTPUT=${CMAKE_BINARY_DIR}/${name}.c -DFILES=${files} -P ${TE_CUDA_SIM_CMAKE}
+    COMMAND ${CMAKE_COMMAND} -DNAME=${name} -DOUTPUT=${CMAKE_BINARY_DIR}/${name}.c -DFILES=${files}
+            -P ${TE_CUDA_SIM_CMAKE}
     DEPENDS ${ARGN} ${TE_CUDA_SIM_CMAKE} COMMENT "Embedding ${name}")
 endfunction()
 

@@ -131,6 +131,18 @@ describe("a CUDA device", function()
         assert.is_true(here[4] < here[1])
     end)
 
+    it("rounds the operands of float32 products when it may", function()
+        finally(function() te.set_float32_matmul_precision("highest") end)
+        local a, b = te.rand(8, 64, { device = "cpu" }), te.rand(64, 8, { device = "cpu" })
+        local exact = te.matmul(a, b)
+        assert.equal("highest", te.get_float32_matmul_precision())
+        local function error_of() return te.abs(te.matmul(a:to("cuda"), b:to("cuda")):to("cpu") - exact):max():item() end
+        assert.is_true(error_of() < 2e-5)
+        te.set_float32_matmul_precision("high")
+        assert.is_true(error_of() > 2e-5 and error_of() < 5e-2)
+        assert.error_matches(function() te.set_float32_matmul_precision("low") end, 'got "low"')
+    end)
+
     it("goes on after its memory was exhausted", function()
         local whole = 1e12
         assert.error_matches(function() te.empty({ whole }, { device = "cuda" }) end, "out of memory: .* on cuda")

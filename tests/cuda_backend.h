@@ -74,7 +74,8 @@ static inline void fake_close(void)
 }
 
 /* A tensor of consecutive numbers on a device; NULL where that fails. */
-static inline te_tensor *numbers_on(te_context *ctx, const char *device_name, te_dtype dtype, int ndim, const int64_t *shape)
+static inline te_tensor *numbers_on(te_context *ctx, const char *device_name, te_dtype dtype, int ndim,
+                                    const int64_t *shape)
 {
     te_device *device = te_context_device(ctx, device_name);
     te_tensor *t = device ? te_tensor_new(ctx, device, dtype, ndim, shape) : NULL;

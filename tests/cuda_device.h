@@ -1,4 +1,5 @@
-/* cuda_device.h - running CUDA sources in a test: by the simulator, and through NVRTC's compiler where it is installed. */
+/* cuda_device.h - running CUDA sources in a test: by the simulator, and through NVRTC's compiler where it is installed.
+ */
 #ifndef TE_TEST_CUDA_DEVICE_H
 #define TE_TEST_CUDA_DEVICE_H
 
@@ -8,7 +9,7 @@
 
 #include <dlfcn.h>
 
-/* --- NVRTC -------------------------------------------------------------------------------------------------------- */
+/* --- NVRTC ------------------------------------------------------------------------------------------------------- */
 
 typedef struct nvrtc_functions {
     int (*create)(void **program, const char *source, const char *name, int n_headers, const char *const *headers,
@@ -68,7 +69,7 @@ static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, con
     return result == 0;
 }
 
-/* --- programs ----------------------------------------------------------------------------------------------------- */
+/* --- programs ---------------------------------------------------------------------------------------------------- */
 
 typedef struct cuda_device {
     te_exec         exec; /* its message and scratch memory */
@@ -124,7 +125,7 @@ static inline te_status cuda_program_run(cuda_device *device, te_program *progra
     return status;
 }
 
-/* --- hand-written kernels ----------------------------------------------------------------------------------------- */
+/* --- hand-written kernels ---------------------------------------------------------------------------------------- */
 
 static inline te_status cuda_launch_call(cuda_device *device, const te_cuda_call *call)
 {
@@ -133,7 +134,8 @@ static inline te_status cuda_launch_call(cuda_device *device, const te_cuda_call
     te_text_open(&source, &te_mem_libc);
     te_status status = te_cuda_kernel_source(&call->kernel, &source);
     if (status == TE_OK && !nvrtc_accepts(&device->nvrtc, source.data, call->launch.name)) status = TE_ERROR_DEVICE;
-    if (status == TE_OK) sim = te_cuda_sim_compile(source.data, NULL, device->exec.message, sizeof device->exec.message);
+    if (status == TE_OK)
+        sim = te_cuda_sim_compile(source.data, NULL, device->exec.message, sizeof device->exec.message);
     void *params[1] = {(void *)(uintptr_t)call->launch.args};
     if (!sim || te_cuda_sim_launch(sim, call->launch.name, call->launch.grid, call->launch.block, call->launch.shared,
                                    params, device->exec.message, sizeof device->exec.message) != 0)

@@ -1,5 +1,5 @@
-/* cuda_sources.c - writes the CUDA sources of a training step, generated and hand-written, into a folder, one file each: for
- * nvcc to compile and report on (target cuda_kernels). `cuda_sources FOLDER` */
+/* cuda_sources.c - writes the CUDA sources of a training step, generated and hand-written, into a folder, one file
+ * each: for nvcc to compile and report on (target cuda_kernels). `cuda_sources FOLDER` */
 #include "core/program_build.h"
 #include "kernels/cuda/kernels/hand.h"
 #include "test.h"
@@ -22,37 +22,44 @@ typedef struct sample {
 #define ELEM TE_RATE_ELEM
 
 static const sample samples[] = {
-    {"gelu", "y = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x^3)))", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0,
-     {TE_OUT_ELEM}, TE_BF16, 4096, 3072, false, 1},
+    {"gelu", "y = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x^3)))", 1, 0, 1, {"x"}, {0}, {"y"},
+     {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 3072, false, 1},
     {"gelu_backward_bias", "t = tanh(0.7978845608028654 * (x + 0.044715 * x^3)); dx = dy * (0.5 * (1 + t) + 0.5 * x * "
      "(1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)); db = dx",
-     2, 0, 2, {"x", "dy"}, {0}, {"dx", "db"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_COLSUM}, TE_BF16, 4096, 3072, false, 1},
-    {"residual_dropout", "y = r + x * keep(p) / (1 - p)", 2, 1, 1, {"x", "r"}, {"p"}, {"y"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM},
-     TE_BF16, 4096, 768, false, 1},
+     2, 0, 2, {"x", "dy"}, {0}, {"dx", "db"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_COLSUM}, TE_BF16, 4096, 3072,
+     false, 1},
+    {"residual_dropout", "y = r + x * keep(p) / (1 - p)", 2, 1, 1, {"x", "r"}, {"p"}, {"y"}, {ELEM, ELEM}, 0,
+     {TE_OUT_ELEM}, TE_BF16, 4096, 768, false, 1},
     {"layer_norm", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
      {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 768, false, 1},
-    {"layer_norm_wide", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
+    {"layer_norm_wide",
+     "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
      {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 12288, false, 1},
     {"layer_norm_backward", "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
      "dgamma = dy * h; dbeta = dy",
      5, 0, 3, {"x", "dy", "gamma", "mean", "rstd"}, {0}, {"dx", "dgamma", "dbeta"}, {ELEM, ELEM, ELEM, ROW, ROW}, 4,
      {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 768, false, 1},
-    {"layer_norm_backward_wide", "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
+    {"layer_norm_backward_wide",
+     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
      "dgamma = dy * h; dbeta = dy",
      5, 0, 3, {"x", "dy", "gamma", "mean", "rstd"}, {0}, {"dx", "dgamma", "dbeta"}, {ELEM, ELEM, ELEM, ROW, ROW}, 4,
      {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 12288, false, 1},
-    {"softmax", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16,
-     4096, 1024, false, 1},
+    {"softmax", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM},
+     TE_BF16, 4096, 1024, false, 1},
     {"cross_entropy", "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); "
      "loss = where(t >= 0, lse - rowsum(where(column() == t, x, 0)), 0)",
-     2, 0, 2, {"x", "t"}, {0}, {"loss", "lse"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096, 50257, false, 1},
+     2, 0, 2, {"x", "t"}, {0}, {"loss", "lse"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096, 50257,
+     false, 1},
     {"cross_entropy_backward", "dx = where(t >= 0, dloss, 0) * (exp(x - lse) - (column() == t))", 4, 0, 1,
      {"x", "t", "lse", "dloss"}, {0}, {"dx"}, {ELEM, ROW, ROW, ROW}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 50304, false, 1},
     {"transpose", "y = x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 768, true, 1},
-    {"adamw", "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps)",
-     4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2", "eps"}, {"p2", "m2", "v2"},
+    {"adamw",
+     "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
+     "(sqrt(v2) + eps)",
+     4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2", "eps"},
+     {"p2", "m2", "v2"},
      {ELEM, ELEM, ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ELEM}, TE_F32, 1, 768 * 768, false, 20},
     {"sum_squares", "y = x * x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_SUM}, TE_F32, 1, 768 * 768, false, 20},
 };
@@ -71,8 +78,13 @@ static int write_text(const char *folder, const char *name, const te_text *text)
 
 static int write_sample(te_exec *exec, const char *folder, const sample *s)
 {
-    te_formula     formula = {.text = s->text, .n_inputs = s->n_inputs, .n_params = s->n_params, .n_outputs = s->n_outputs,
-                              .input_names = s->inputs, .input_rates = s->rates, .param_names = s->params,
+    te_formula     formula = {.text = s->text,
+                              .n_inputs = s->n_inputs,
+                              .n_params = s->n_params,
+                              .n_outputs = s->n_outputs,
+                              .input_names = s->inputs,
+                              .input_rates = s->rates,
+                              .param_names = s->params,
                               .output_names = s->outputs};
     te_build_error error;
     te_program    *program = te_formula_compile(&te_mem_libc, s->name, &formula, &error);
@@ -99,7 +111,8 @@ static int write_sample(te_exec *exec, const char *folder, const sample *s)
                               .stride = {s->kinds[o] == TE_OUT_ELEM ? s->columns : 1, 1}};
     }
     for (int r = 0; r < s->runs; r++)
-        runs[r] = (te_run){.ndim = 2, .shape = {s->rows, s->columns}, .inputs = in, .outputs = out, .params = params, .rngs = rngs};
+        runs[r] = (te_run){.ndim = 2, .shape = {s->rows, s->columns}, .inputs = in, .outputs = out,
+                           .params = params, .rngs = rngs};
     te_text_open(&text, &te_mem_libc);
     te_status status = te_cuda_program_shape_make(exec, program, runs, &shape);
     te_cuda_program_batch(exec, program, &shape, runs, s->runs);
@@ -129,11 +142,16 @@ int main(int argc, char **argv)
     te_exec exec = test_exec_open(1);
     int     failed = 0;
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) failed += write_sample(&exec, argv[1], &samples[i]);
-    failed += write_kernel(argv[1], "index_float32", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}});
-    failed += write_kernel(argv[1], "index_bfloat16", (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}});
-    failed += write_kernel(argv[1], "select_float32", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}});
-    failed += write_kernel(argv[1], "select_int64", (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}});
-    failed += write_kernel(argv[1], "attention_float32", (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}});
+    failed += write_kernel(argv[1], "index_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}});
+    failed += write_kernel(argv[1], "index_bfloat16",
+                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}});
+    failed += write_kernel(argv[1], "select_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}});
+    failed += write_kernel(argv[1], "select_int64",
+                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}});
+    failed += write_kernel(argv[1], "attention_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}});
     failed += write_kernel(argv[1], "attention_mma_64",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}});
     failed += write_kernel(argv[1], "attention_mma_128",

@@ -8,7 +8,7 @@
 
 enum { MAX_RUNS = 3 };
 
-/* --- running and comparing -------------------------------------------------------------------------------------- */
+/* --- running and comparing --------------------------------------------------------------------------------------- */
 
 /* NaN equals NaN whatever its sign and payload, which differ with the order of arguments. */
 static bool same_element(const void *a, const void *b, te_dtype dtype, int64_t i)
@@ -66,7 +66,7 @@ static void fill(buffer *b, uint64_t *state)
     memcpy(b->want, b->start, buffer_bytes(b));
 }
 
-/* --- random runs ------------------------------------------------------------------------------------------------ */
+/* --- random runs ------------------------------------------------------------------------------------------------- */
 
 typedef struct scene {
     te_run     run;
@@ -215,7 +215,7 @@ static void print_program(const te_program *p, const te_run *run)
     fprintf(stderr, "\n");
 }
 
-/* --- random programs -------------------------------------------------------------------------------------------- */
+/* --- random programs --------------------------------------------------------------------------------------------- */
 
 /* A whole number from -8 to 8, so that sums of many are exact. */
 static int whole(built *b, int a)

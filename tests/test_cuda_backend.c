@@ -1,6 +1,9 @@
-/* test_cuda_backend.c - the CUDA backend on a machine that is made up: memory, order, failures, the kernel cache, and what
- * is said when something is missing. Everything taken is given back, also when host memory ends at any allocation. */
+/* test_cuda_backend.c - the CUDA backend on a machine that is made up: memory, order, failures, the kernel cache, and
+ * what is said when something is missing. Everything taken is given back, also when host memory ends at any allocation.
+ */
 #include "cuda_backend.h"
+
+#include <sys/wait.h>
 
 static bool mentions(te_context *ctx, const char *text) { return strstr(te_context_error(ctx), text) != NULL; }
 
@@ -16,7 +19,7 @@ static void test_copies(void)
     for (int i = 0; i < 5; i++) {
         te_tensor *t = numbers_on(ctx, "cuda", TE_F64, 1, &sizes[i]);
         te_tensor *other = t ? te_tensor_on_device(t, te_context_device(ctx, "cuda:1")) : NULL;
-        double    *back = malloc(((size_t)sizes[i] + 1) * sizeof *back);
+        double *back = malloc(((size_t)sizes[i] + 1) * sizeof *back);
         CHECK(other && te_tensor_read(other, TE_F64, back) == TE_OK);
         int wrong = 0;
         for (int64_t k = 0; k < sizes[i]; k++) wrong += back[k] != (double)(k % 97) - 40;
@@ -32,7 +35,7 @@ static void test_copies(void)
 /* When the device is full, cached blocks are given back first; then the request fails, and a smaller one works. */
 static void test_exhaustion(void)
 {
-    te_context   *ctx = te_context_open(NULL);
+    te_context *ctx = te_context_open(NULL);
     const int64_t half = (1 << 20) / 4 / 2, third = (1 << 20) / 4 / 3, whole = (1 << 20) / 4;
     fake.set_memory(1200 << 10); /* writing a third takes another two for its conversion */
     te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 1, &third);
@@ -61,7 +64,7 @@ static void test_failing_calls(void)
     static const char *const functions[] = {"cuLaunchKernel", "nvrtcCompileProgram", "cuModuleLoadData"};
     for (int i = 0; i < 3; i++) {
         te_context *ctx = te_context_open(NULL);
-        te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+        te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
         each_cached(remove_entry);
         fake.fail_call(functions[i], 0, 700);
         te_tensor *y = apply(ctx, "exp", t);
@@ -80,8 +83,8 @@ static void test_failing_calls(void)
 static void test_failing_work(void)
 {
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL, *z = NULL;
-    double      value[5];
+    te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL, *z = NULL;
+    double value[5];
     CHECK(te_tensor_read(t, TE_F64, value) == TE_OK);
     fake.fail_work(1, CUDA_ERROR_ILLEGAL_ADDRESS);
     y = apply(ctx, "exp", t);
@@ -110,9 +113,9 @@ static void test_failing_work(void)
 static void expect_no_device(const char *name, te_status status, const char *text)
 {
     te_context *ctx = te_context_open(NULL);
-    te_device  *device = te_context_device(ctx, name);
-    CHECK_MSG(!device && ctx->status == status, "%s opened, or failed with %d instead of %d: %s", name, (int)ctx->status,
-              (int)status, te_context_error(ctx));
+    te_device *device = te_context_device(ctx, name);
+    CHECK_MSG(!device && ctx->status == status, "%s opened, or failed with %d instead of %d: %s", name,
+              (int)ctx->status, (int)status, te_context_error(ctx));
     CHECK_MENTIONS(ctx, text);
     CHECK_MENTIONS(ctx, name);
     te_context_release(ctx);
@@ -148,7 +151,7 @@ static void test_newer_card(void)
 {
     fake.set_devices(1, 123);
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
     CHECK_MSG(t != NULL, "%s", te_context_error(ctx));
     CHECK(fake.count("nvrtcGetPTX") > 0);
     te_tensor_release(t);
@@ -160,9 +163,10 @@ static void test_newer_card(void)
 static void test_two_devices(void)
 {
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *a = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *b = numbers_on(ctx, "cuda:1", TE_F32, 1, (int64_t[]){5});
-    te_arg      args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_TENSOR, .as.tensor = b}};
-    te_tensor  *out = NULL;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}),
+              *b = numbers_on(ctx, "cuda:1", TE_F32, 1, (int64_t[]){5});
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_TENSOR, .as.tensor = b}};
+    te_tensor *out = NULL;
     CHECK(te_op_run(ctx, te_op_find(ctx, "add"), args, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
     CHECK_MENTIONS(ctx, "cuda and cuda:1");
     args[0].as.tensor = b;
@@ -188,7 +192,7 @@ static void count_entry(const char *path)
 static void damage_entry(const char *path)
 {
     FILE *f = fopen(path, "r+b");
-    int   byte;
+    int byte;
     if (!f || fseek(f, 0, SEEK_END) != 0) abort();
     long middle = ftell(f) / 2;
     fseek(f, middle, SEEK_SET);
@@ -206,10 +210,10 @@ static void shorten_entry(const char *path)
 /* Compilations that a fresh context makes for one op. */
 static int compilations(void)
 {
-    uint64_t    before = fake.count("nvrtcCompileProgram");
+    uint64_t before = fake.count("nvrtcCompileProgram");
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){6}), *y = t ? apply(ctx, "tanh", t) : NULL;
-    float       values[6];
+    te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){6}), *y = t ? apply(ctx, "tanh", t) : NULL;
+    float values[6];
     CHECK_MSG(y && te_tensor_read(y, TE_F32, values) == TE_OK, "%s", te_context_error(ctx));
     CHECK(fabsf(values[0] + 1) < 1e-6f);
     te_tensor_release(y);
@@ -238,10 +242,34 @@ static void test_cache(void)
     setenv("TETRAIN_CACHE", cache_folder, 1);
 }
 
+/* Several processes fill the cache at once: all of them work, and nothing half written stays. */
+static void test_processes(void)
+{
+    enum { PROCESSES = 4 };
+    pid_t children[PROCESSES];
+    each_cached(remove_entry);
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        if (children[i] < 0) abort();
+        if (children[i] == 0) _exit(compilations() >= 0 && test_failures == 0 ? 0 : 1);
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        CHECK(waitpid(children[i], &status, 0) == children[i] && status == 0);
+    }
+    int entries = compilations();
+    CHECK_MSG(entries == 0, "%d compilations after other processes made them", entries);
+    cached = 0;
+    each_cached(count_entry);
+    each_cached(remove_entry);
+    int fresh = compilations();
+    CHECK_MSG(cached == fresh, "%d files for %d kernels", cached, fresh);
+}
+
 /* --- host memory -------------------------------------------------------------------------------------------------- */
 
 typedef struct heap {
-    long   countdown;
+    long countdown;
     size_t live;
 } heap;
 
@@ -262,9 +290,10 @@ static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_siz
 /* linear and its gradient on the device; whether it came to its end. */
 static bool train_once(te_context *ctx)
 {
-    te_tensor *x = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){4, 3}), *w = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){5, 3});
-    bool       done = x && w && te_tensor_set_requires_grad(w, true) == TE_OK;
-    te_arg     args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x}, {.kind = TE_ARG_TENSOR, .as.tensor = w}};
+    te_tensor *x = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){4, 3}),
+              *w = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){5, 3});
+    bool done = x && w && te_tensor_set_requires_grad(w, true) == TE_OK;
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x}, {.kind = TE_ARG_TENSOR, .as.tensor = w}};
     te_tensor *y = NULL;
     done = done && te_op_run(ctx, te_op_find(ctx, "linear"), args, 2, &y, 1) == TE_OK;
     te_tensor *loss = done ? apply(ctx, "sum", y) : NULL;
@@ -282,12 +311,16 @@ static void test_host_memory(void)
     bool done = false;
     long n = 0;
     for (; !done && n < 3000; n++) {
-        heap               h = {.countdown = n};
-        te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = heap_realloc, .realloc_user = &h};
-        te_context        *ctx = te_context_open(&options);
-        bool trained = ctx && train_once(ctx); /* without room for a cached kernel it is compiled again, which is no failure */
+        heap h = {.countdown = n};
+        te_context_options options = {
+            .struct_size = sizeof options, .threads = 1, .realloc = heap_realloc, .realloc_user = &h};
+        te_context *ctx = te_context_open(&options);
+        bool trained =
+            ctx && train_once(ctx); /* without room for a cached kernel it is compiled again, which is no failure */
         done = trained && h.countdown >= 0;
-        if (ctx && !trained) CHECK_MSG(ctx->status == TE_ERROR_MEMORY, "n = %ld: status %d, %s", n, (int)ctx->status, te_context_error(ctx));
+        if (ctx && !trained)
+            CHECK_MSG(ctx->status == TE_ERROR_MEMORY, "n = %ld: status %d, %s", n, (int)ctx->status,
+                      te_context_error(ctx));
         h.countdown = -1;
         if (ctx && !trained) CHECK_MSG(train_once(ctx), "after n = %ld: %s", n, te_context_error(ctx));
         te_context_release(ctx);
@@ -301,10 +334,16 @@ int main(void)
 {
     static const struct {
         const char *name;
-        void      (*run)(void);
-    } tests[] = {{"copies", test_copies}, {"exhaustion", test_exhaustion}, {"failing calls", test_failing_calls},
-                 {"failing work", test_failing_work}, {"missing", test_missing},
-                 {"newer card", test_newer_card}, {"two devices", test_two_devices}, {"cache", test_cache},
+        void (*run)(void);
+    } tests[] = {{"copies", test_copies},
+                 {"exhaustion", test_exhaustion},
+                 {"failing calls", test_failing_calls},
+                 {"failing work", test_failing_work},
+                 {"missing", test_missing},
+                 {"newer card", test_newer_card},
+                 {"two devices", test_two_devices},
+                 {"cache", test_cache},
+                 {"processes", test_processes},
                  {"host memory", test_host_memory}};
     fake_open();
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {

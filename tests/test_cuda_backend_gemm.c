@@ -1,12 +1,12 @@
-/* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes, layouts,
- * dtypes, biases, activations and accumulation; and the choice of algorithms, made once and kept on disk. */
+/* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes,
+ * layouts, dtypes, biases, activations and accumulation; and the choice of algorithms, made once and kept on disk. */
 #include "cuda_backend.h"
 
 /* A matrix (and batches of it) on the device, and its values as doubles, row-major. */
 typedef struct operand {
     te_tensor *whole, *view;
-    double    *values;
-    int64_t    n;
+    double *values;
+    int64_t n;
 } operand;
 
 static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16, TE_F64};
@@ -14,15 +14,19 @@ static const te_dtype floats[] = {TE_F32, TE_BF16, TE_F16, TE_F64};
 static int64_t pick(uint64_t *state, int64_t n) { return (int64_t)(test_random(state) % (uint64_t)n); }
 
 /* Small whole numbers, which every dtype holds, in one of five layouts; spread: the first dimension may repeat. */
-static operand random_operand(te_context *ctx, uint64_t *state, te_dtype dtype, int ndim, const int64_t *shape, bool spread)
+static operand random_operand(te_context *ctx, uint64_t *state, te_dtype dtype, int ndim, const int64_t *shape,
+                              bool spread)
 {
     int64_t stride[TE_MAX_DIMS], step = 1, last = shape[ndim - 1], before = ndim > 1 ? shape[ndim - 2] : 1;
-    int     layout = (int)pick(state, ndim > 1 ? 5 : 2);
-    bool    repeats = spread && ndim > 2 && pick(state, 3) == 0;
+    int layout = (int)pick(state, ndim > 1 ? 5 : 2);
+    bool repeats = spread && ndim > 2 && pick(state, 3) == 0;
     stride[ndim - 1] = layout == 1 ? 2 : layout == 2 ? before : layout == 3 ? before + 3 : 1;
     if (ndim > 1) stride[ndim - 2] = layout == 0 ? last : layout == 1 ? 2 * last + 1 : layout == 4 ? last + 8 : 1;
-    step = layout == 0 ? before * last : layout == 1 ? before * (2 * last + 1) : layout == 2 ? before * last
-                                     : layout == 3 ? (before + 3) * last : before * (last + 8);
+    step = layout == 0   ? before * last
+           : layout == 1 ? before * (2 * last + 1)
+           : layout == 2 ? before * last
+           : layout == 3 ? (before + 3) * last
+                         : before * (last + 8);
     for (int i = ndim - 3; i >= 0; i--) {
         stride[i] = repeats ? 0 : step;
         if (!repeats) step *= shape[i];
@@ -63,7 +67,7 @@ static double tolerance(te_dtype dtype)
 static int wrong_values(te_tensor *t, const double *expected, int64_t n, double tolerance_of)
 {
     double *actual = malloc(((size_t)n + 1) * sizeof *actual);
-    int     wrong = 0;
+    int wrong = 0;
     if (te_tensor_read(t, TE_F64, actual) != TE_OK) abort();
     for (int64_t i = 0; i < n; i++) wrong += !(fabs(actual[i] - expected[i]) <= tolerance_of * (1 + fabs(expected[i])));
     free(actual);
@@ -73,41 +77,48 @@ static int wrong_values(te_tensor *t, const double *expected, int64_t n, double 
 static void random_case(te_context *ctx, uint64_t *state, int number)
 {
     static const int64_t extents[] = {1, 2, 3, 5, 8, 16, 17, 24};
-    int      batch_dims = (int)pick(state, 3), ndim = batch_dims + 2;
-    int64_t  a_shape[4], b_shape[4], c_shape[4], batches = 1;
-    int64_t  m = extents[pick(state, 8)], n = extents[pick(state, 8)], k = pick(state, 8) ? extents[pick(state, 8)] : 0;
+    int batch_dims = (int)pick(state, 3), ndim = batch_dims + 2;
+    int64_t a_shape[4], b_shape[4], c_shape[4], batches = 1;
+    int64_t m = extents[pick(state, 8)], n = extents[pick(state, 8)], k = pick(state, 8) ? extents[pick(state, 8)] : 0;
     te_dtype in = floats[pick(state, 4)], out = in == TE_F64 || pick(state, 3) ? in : TE_F32;
     for (int i = 0; i < batch_dims; i++) batches *= a_shape[i] = b_shape[i] = c_shape[i] = 1 + pick(state, 3);
     a_shape[ndim - 2] = c_shape[ndim - 2] = m;
     b_shape[ndim - 1] = c_shape[ndim - 1] = n;
     a_shape[ndim - 1] = b_shape[ndim - 2] = k;
-    bool    bias_wanted = pick(state, 2), aux_wanted = pick(state, 3) == 0;
-    operand a = random_operand(ctx, state, in, ndim, a_shape, true), b = random_operand(ctx, state, in, ndim, b_shape, true);
-    operand c = random_operand(ctx, state, out, ndim, c_shape, false), aux = random_operand(ctx, state, out, ndim, c_shape, false);
+    bool bias_wanted = pick(state, 2), aux_wanted = pick(state, 3) == 0;
+    operand a = random_operand(ctx, state, in, ndim, a_shape, true),
+            b = random_operand(ctx, state, in, ndim, b_shape, true);
+    operand c = random_operand(ctx, state, out, ndim, c_shape, false),
+            aux = random_operand(ctx, state, out, ndim, c_shape, false);
     operand bias = random_operand(ctx, state, floats[pick(state, 4)], 1, &n, false);
-    te_gemm g = {.a = te_tensor_view(a.view), .b = te_tensor_view(b.view), .c = te_tensor_view(c.view),
-                 .activation = (te_activation)pick(state, 3), .alpha = pick(state, 2) ? 1 : -0.5f,
+    te_gemm g = {.a = te_tensor_view(a.view),
+                 .b = te_tensor_view(b.view),
+                 .c = te_tensor_view(c.view),
+                 .activation = (te_activation)pick(state, 3),
+                 .alpha = pick(state, 2) ? 1 : -0.5f,
                  .beta = (float)pick(state, 2)};
     if (bias_wanted) g.bias = te_tensor_view(bias.view);
     if (aux_wanted) g.aux = te_tensor_view(aux.view);
     double *x = malloc((size_t)c.n * sizeof *x), *y = malloc((size_t)c.n * sizeof *y);
     for (int64_t i = 0; i < c.n; i++) {
         int64_t batch = i / (m * n), row = i / n % m, column = i % n;
-        double  sum = 0;
-        for (int64_t l = 0; l < k; l++) sum += a.values[(batch * m + row) * k + l] * b.values[(batch * k + l) * n + column];
+        double sum = 0;
+        for (int64_t l = 0; l < k; l++)
+            sum += a.values[(batch * m + row) * k + l] * b.values[(batch * k + l) * n + column];
         x[i] = g.alpha * sum + (bias_wanted ? bias.values[column] : 0);
         y[i] = activated(g.activation, x[i]) + g.beta * c.values[i];
     }
-    te_exec  *exec = &te_context_device(ctx, "cuda")->exec;
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
     te_status status = exec->backend->gemm(exec, &g);
-    int       wrong = status == TE_OK ? wrong_values(c.view, y, c.n, tolerance(out)) : -1;
-    int       wrong_aux = status == TE_OK && aux_wanted ? wrong_values(aux.view, x, c.n, tolerance(out)) : 0;
-    CHECK_MSG(wrong == 0 && wrong_aux == 0,
-              "case %d: %lldx%lldx%lld, %lld batches, %s into %s, activation %d, bias %d, aux %d, beta %g: status %d (%s), "
-              "%d and %d of %lld differ",
-              number, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(in), te_dtype_name(out),
-              (int)g.activation, bias_wanted, aux_wanted, (double)g.beta, (int)status, status == TE_OK ? "" : exec->message, wrong,
-              wrong_aux, (long long)c.n);
+    int wrong = status == TE_OK ? wrong_values(c.view, y, c.n, tolerance(out)) : -1;
+    int wrong_aux = status == TE_OK && aux_wanted ? wrong_values(aux.view, x, c.n, tolerance(out)) : 0;
+    CHECK_MSG(
+        wrong == 0 && wrong_aux == 0,
+        "case %d: %lldx%lldx%lld, %lld batches, %s into %s, activation %d, bias %d, aux %d, beta %g: status %d (%s), "
+        "%d and %d of %lld differ",
+        number, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(in), te_dtype_name(out),
+        (int)g.activation, bias_wanted, aux_wanted, (double)g.beta, (int)status, status == TE_OK ? "" : exec->message,
+        wrong, wrong_aux, (long long)c.n);
     free(x);
     free(y);
     drop(&bias);
@@ -121,11 +132,11 @@ static void random_case(te_context *ctx, uint64_t *state, int number)
 static uint64_t timed_product(void)
 {
     const int64_t size[] = {160, 160};
-    te_context   *ctx = te_context_open(NULL);
-    uint64_t      before = fake.count("cublasLtMatmul");
-    te_tensor    *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *c = a ? te_tensor_new_like(a) : NULL;
-    te_exec      *exec = &te_context_device(ctx, "cuda")->exec;
-    te_gemm       g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c), .alpha = 1};
+    te_context *ctx = te_context_open(NULL);
+    uint64_t before = fake.count("cublasLtMatmul");
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *c = a ? te_tensor_new_like(a) : NULL;
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c), .alpha = 1};
     CHECK(exec->backend->gemm(exec, &g) == TE_OK && exec->backend->synchronize(exec) == TE_OK);
     te_tensor_release(c);
     te_tensor_release(a);
@@ -149,9 +160,10 @@ static void test_choice(void)
 
 static void test_refusals(te_context *ctx)
 {
-    te_exec   *exec = &te_context_device(ctx, "cuda")->exec;
-    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){3, 4}), *b = numbers_on(ctx, "cuda", TE_F64, 2, (int64_t[]){4, 3});
-    te_gemm    g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(a), .alpha = 1};
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){3, 4}),
+              *b = numbers_on(ctx, "cuda", TE_F64, 2, (int64_t[]){4, 3});
+    te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(a), .alpha = 1};
     CHECK(exec->backend->gemm(exec, &g) == TE_ERROR_ARGUMENT);
     g.b = te_tensor_view(b);
     g.c.shape[1] = 3;
@@ -164,7 +176,7 @@ int main(void)
 {
     fake_open();
     te_context *ctx = te_context_open(NULL);
-    uint64_t    state = 20;
+    uint64_t state = 20;
     for (int i = 0; i < 600; i++) random_case(ctx, &state, i);
     test_refusals(ctx);
     te_context_release(ctx);

@@ -9,7 +9,7 @@ static cuda_device  cuda;
 static te_cuda_plan plan;
 static uint64_t     state = 0x2545f4914f6cdd1du;
 
-/* --- operands ----------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
 /* The same contents twice: for the kernel and for the CPU. */
 typedef struct twins {
@@ -47,7 +47,8 @@ static void each(twins *t, double (*value)(double), double bound)
     int64_t n = (int64_t)(t->bytes / te_dtype_size(t->gpu.dtype));
     for (int64_t i = 0; i < n; i++)
         te_store_f64(t->gpu.data, t->gpu.dtype, i,
-                     value ? value(te_load_f64(t->gpu.data, t->gpu.dtype, i)) : (double)(test_random(&state) % (uint32_t)bound));
+                     value ? value(te_load_f64(t->gpu.data, t->gpu.dtype, i))
+                           : (double)(test_random(&state) % (uint32_t)bound));
     memcpy(t->cpu.data, t->gpu.data, t->bytes);
 }
 
@@ -75,7 +76,7 @@ static bool same(const twins *t, double tolerance)
 
 #define CHECK_PLAN(made) CHECK_MSG((made) == TE_OK && cuda_plan_run(&cuda, &plan) == TE_OK, "%s", cuda.exec.message)
 
-/* --- embedding ---------------------------------------------------------------------------------------------------- */
+/* --- embedding --------------------------------------------------------------------------------------------------- */
 
 static void check_embedding(te_dtype out_dtype, te_dtype table_dtype, layout l, te_dtype id_dtype, int64_t width)
 {
@@ -108,7 +109,7 @@ static void check_embeddings(void)
     check_embedding(TE_F64, TE_F64, DENSE, TE_I64, 33);
 }
 
-/* --- gather and scatter_add --------------------------------------------------------------------------------------- */
+/* --- gather and scatter_add -------------------------------------------------------------------------------------- */
 
 static void check_index(te_dtype dtype, layout l, te_dtype index_dtype, int dim, const int64_t *whole_shape,
                         const int64_t *part_shape)
@@ -134,13 +135,14 @@ static void check_indices(void)
 {
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_I32, TE_U8, TE_F16, TE_BOOL};
     for (int i = 0; i < 8; i++)
-        check_index(dtypes[i], (layout)(i % 3), i % 2 ? TE_I32 : TE_I64, i % 3, (int64_t[3]){6, 9, 20}, (int64_t[3]){6, 9, 20});
+        check_index(dtypes[i], (layout)(i % 3), i % 2 ? TE_I32 : TE_I64, i % 3, (int64_t[3]){6, 9, 20},
+                    (int64_t[3]){6, 9, 20});
     check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){2, 3, 11}, (int64_t[3]){2, 3, 900}); /* few long lines: sorted */
     check_index(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){40, 2, 3}, (int64_t[3]){300, 2, 3});
     check_index(TE_I32, DENSE, TE_I32, 0, (int64_t[3]){5, 30, 20}, (int64_t[3]){70, 30, 20});
 }
 
-/* --- select ------------------------------------------------------------------------------------------------------- */
+/* --- select ------------------------------------------------------------------------------------------------------ */
 
 static void check_select(te_dtype dtype, layout l, int64_t n, bool largest)
 {
@@ -182,7 +184,8 @@ static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws
     CHECK_MSG(same(&out, 0), "multinomial of %lld %s", (long long)n, te_dtype_name(dtype));
     te_store_f64(src.gpu.data, dtype, src.gpu.stride[0] * 2, -1);
     CHECK(te_cuda_plan_multinomial(&cuda.exec, &plan, &out.gpu, &src.gpu, replacement, rng) == TE_OK);
-    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "row 2 has a weight that is neg"));
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT &&
+          strstr(cuda.exec.message, "row 2 has a weight that is neg"));
     twins_free(&src), twins_free(&out);
 }
 

@@ -10,7 +10,7 @@ static cuda_device  cuda;
 static te_cuda_plan plan;
 static uint64_t     state = 0x9e3779b97f4a7c15u;
 
-/* --- problems ----------------------------------------------------------------------------------------------------- */
+/* --- problems ---------------------------------------------------------------------------------------------------- */
 
 typedef struct extents {
     int64_t batch, heads, kv_heads, seq_q, seq_kv, dim, dim_v;
@@ -39,8 +39,8 @@ static te_attention_grad problem(te_dtype dtype, extents e)
     a->k = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim, 2);
     a->v = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim_v, 2);
     a->out = operand(dtype, e.batch, e.heads, e.seq_q, e.dim_v, 0);
-    a->lse = test_view(test_scratch(&cuda.exec, (size_t)(e.batch * e.heads * e.seq_q) * 8), dtype == TE_F64 ? TE_F64 : TE_F32,
-                       3, lse);
+    a->lse = test_view(test_scratch(&cuda.exec, (size_t)(e.batch * e.heads * e.seq_q) * 8),
+                       dtype == TE_F64 ? TE_F64 : TE_F32, 3, lse);
     g.dout = operand(dtype, e.batch, e.heads, e.seq_q, e.dim_v, 2);
     g.dq = operand(dtype, e.batch, e.heads, e.seq_q, e.dim, 0);
     g.dk = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim, 0);
@@ -108,7 +108,8 @@ static void check(te_attention_grad *g, const char *name)
         CHECK_MSG(te_cuda_plan_attention_backward(&cuda.exec, &plan, both[i]) == TE_OK &&
                   cuda_plan_run(&cuda, &plan) == TE_OK, "%s: %s", name, cuda.exec.message);
     }
-    CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK && te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
+    CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK &&
+                  te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
               "%s", cuda.exec.message);
     for (int i = 0; i < 5; i++) {
         CHECK_MSG(agree(names[i], results[i], wanted[i], tolerance), "%s: %s", name, names[i]);
@@ -117,7 +118,7 @@ static void check(te_attention_grad *g, const char *name)
     }
 }
 
-/* --- cases -------------------------------------------------------------------------------------------------------- */
+/* --- cases ------------------------------------------------------------------------------------------------------- */
 
 static void check_dtypes(void)
 {
@@ -167,7 +168,8 @@ static void check_bias_and_dropout(te_dtype dtype)
     te_attention     *a = &g.forward;
     int64_t           shape[4] = {1, 3, 1, 45};
     a->bias = test_view(test_scratch(&cuda.exec, 3 * 45 * 2), TE_BF16, 4, shape);
-    for (int i = 0; i < 3 * 45; i++) te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+    for (int i = 0; i < 3 * 45; i++)
+        te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
     a->bias.shape[0] = 2, a->bias.stride[0] = 0;
     a->bias.shape[2] = 20, a->bias.stride[2] = 0;
     check(&g, "bias");
@@ -203,7 +205,8 @@ int main(void)
     nvrtc_open(&cuda.nvrtc);
     check_dtypes();
     for (int i = 0; i < 3; i++) {
-        static const te_dtype dtypes[3] = {TE_F32, TE_BF16, TE_F16}; /* the 16-bit ones take the tensor cores' kernels */
+        static const te_dtype dtypes[3] = {TE_F32, TE_BF16,
+                                           TE_F16}; /* the 16-bit ones take the tensor cores' kernels */
         gap = i < 2 ? 2 : 8;
         check_masks(dtypes[i]);
         check_packed(dtypes[i]);

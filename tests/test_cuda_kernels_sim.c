@@ -1,5 +1,5 @@
-/* test_cuda_kernels_sim.c - the simulator itself: places, shared memory and barriers, warp operations, atomics, parameters
- * of all sizes, and what it says of kernels that cannot go on. */
+/* test_cuda_kernels_sim.c - the simulator itself: places, shared memory and barriers, warp operations, atomics,
+ * parameters of all sizes, and what it says of kernels that cannot go on. */
 #include "kernels/cuda_sim/cuda_sim.h"
 #include "test.h"
 
@@ -11,7 +11,8 @@ static const char source[] =
     "{\n"
     "    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;\n"
     "    unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;\n"
-    "    out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread + small + p.y[2] + (int)p.x;\n"
+    "    out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread + small + p.y[2] + "
+    "(int)p.x;\n"
     "}\n"
     "extern \"C\" __global__ void __launch_bounds__(96) reverse(int *data)\n"
     "{\n"
@@ -51,7 +52,8 @@ static const char source[] =
     "    out[0] = __shfl_sync(0xffffffffu, out[0], 0);\n"
     "}\n";
 
-static int launch(te_cuda_sim *sim, const char *kernel, uint32_t blocks, uint32_t threads, uint32_t shared, void *pointer)
+static int launch(te_cuda_sim *sim, const char *kernel, uint32_t blocks, uint32_t threads, uint32_t shared,
+                  void *pointer)
 {
     const uint32_t grid[3] = {blocks, 1, 1}, block[3] = {threads, 1, 1};
     void          *params[] = {&pointer};
@@ -99,14 +101,17 @@ static void check_lanes(te_cuda_sim *sim)
 static void check_failures(te_cuda_sim *sim)
 {
     int out[64] = {0};
-    CHECK(launch(sim, "lost", 1, 64, 0, out) == -1 && strstr(message, "lanes ffffffff") && strstr(message, "33 have returned"));
+    CHECK(launch(sim, "lost", 1, 64, 0, out) == -1 && strstr(message, "lanes ffffffff") &&
+          strstr(message, "33 have returned"));
     CHECK(launch(sim, "nothing", 1, 64, 0, out) == -1 && strstr(message, "no kernel nothing"));
     CHECK(launch(sim, "early", 1, 2000, 0, out) == -1 && strstr(message, "2000"));
     CHECK(launch(sim, "early", 0, 32, 0, out) == -1);
     CHECK(!te_cuda_sim_has(sim, "nothing") && te_cuda_sim_has(sim, "early"));
-    CHECK(te_cuda_sim_compile("extern \"C\" __global__ void k() { int x = \"\"; }", NULL, message, sizeof message) == NULL &&
+    CHECK(te_cuda_sim_compile("extern \"C\" __global__ void k() { int x = \"\"; }", NULL, message, sizeof message) ==
+              NULL &&
           strstr(message, "kernel.cu:1:"));
-    CHECK(te_cuda_sim_compile(source, "/nowhere/at/all", message, sizeof message) == NULL && strstr(message, "/nowhere"));
+    CHECK(te_cuda_sim_compile(source, "/nowhere/at/all", message, sizeof message) == NULL &&
+          strstr(message, "/nowhere"));
 }
 
 int main(void)

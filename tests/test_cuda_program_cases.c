@@ -1,6 +1,7 @@
-/* test_cuda_program_cases.c - what a random program in the simulator would hardly meet: every operation on hostile values,
- * rows of every length class and their sums, many runs in one launch, turned tiles with random numbers, operands that
- * are not aligned, empty spaces, wrong arguments, memory that runs out. The CPU backend gives the bits to expect. */
+/* test_cuda_program_cases.c - what a random program in the simulator would hardly meet: every operation on hostile
+ * values, rows of every length class and their sums, many runs in one launch, turned tiles with random numbers,
+ * operands that are not aligned, empty spaces, wrong arguments, memory that runs out. The CPU backend gives the bits to
+ * expect. */
 #include "cuda_device.h"
 #include "program_hand.h"
 
@@ -38,7 +39,7 @@ static void run_both(built *b, const te_run *gpu, const te_run *cpu, int n, cons
     CHECK_MSG(te_cpu_program_run(&cuda.exec, &b->program, cpu, n) == TE_OK, "%s: %s", name, cuda.exec.message);
 }
 
-/* --- every operation ---------------------------------------------------------------------------------------------- */
+/* --- every operation --------------------------------------------------------------------------------------------- */
 
 static void check_operation(te_opcode op)
 {
@@ -69,7 +70,7 @@ static void check_operation(te_opcode op)
     release(&b);
 }
 
-/* --- rows and their sums ------------------------------------------------------------------------------------------ */
+/* --- rows and their sums ----------------------------------------------------------------------------------------- */
 
 static void build_softmax(built *b)
 {
@@ -112,8 +113,8 @@ static sums run_sums(built *b, int64_t rows, int64_t columns, int skip, bool on_
     for (size_t i = 0; i < n; i++) x[i] = (float)test_uniform(&state, -3, 3);
     for (int64_t j = 0; j < columns; j++) gamma[j] = (float)test_uniform(&state, 0.5, 2);
     te_operand in[2] = {operand(x, TE_F32, columns, 1), operand(gamma, TE_F32, 0, 1)};
-    te_operand out[4] = {operand(s.y, TE_F32, columns, 1), operand(s.row, TE_F32, 1, 1), operand(&s.total[0], TE_F32, 0, 0),
-                         operand(&s.total[1], TE_F32, 0, 0)};
+    te_operand out[4] = {operand(s.y, TE_F32, columns, 1), operand(s.row, TE_F32, 1, 1),
+                         operand(&s.total[0], TE_F32, 0, 0), operand(&s.total[1], TE_F32, 0, 0)};
     if (b->outputs[1].kind == TE_OUT_COLSUM) out[1] = operand(s.column, TE_F32, 0, 1);
     te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out};
     CHECK_MSG((on_cuda ? cuda_program_run(&cuda, &b->program, &run, 1)
@@ -144,7 +145,7 @@ static void check_sums(int64_t rows, int64_t columns)
     }
 }
 
-/* --- many runs ---------------------------------------------------------------------------------------------------- */
+/* --- many runs --------------------------------------------------------------------------------------------------- */
 
 /* Tensors of several sizes and a momentum update in place; the sum of squares of all in one output. */
 static void check_many_runs(void)
@@ -158,7 +159,8 @@ static void check_many_runs(void)
     double        params[2] = {0.9, 0.01};
     uint64_t      state = 3;
     begin(&update, "momentum");
-    int w = input(&update, TE_RATE_ELEM), m = input(&update, TE_RATE_ELEM), beta = param(&update), rate = param(&update);
+    int w = input(&update, TE_RATE_ELEM), m = input(&update, TE_RATE_ELEM), beta = param(&update),
+        rate = param(&update);
     int next = emit(&update, TE_PW_ADD, emit(&update, TE_PW_MUL, m, beta, -1), w, -1);
     output(&update, TE_OUT_ELEM, emit(&update, TE_PW_SUB, w, emit(&update, TE_PW_MUL, next, rate, -1), -1));
     output(&update, TE_OUT_ELEM, next);
@@ -169,7 +171,8 @@ static void check_many_runs(void)
     for (int r = 0; r < RUNS; r++) {
         int64_t n = r % 7 == 0 ? LONGEST : r % 7 == 1 ? 1 : 100 + 3 * r;
         for (int k = 0; k < 2; k++) {
-            for (int i = 0; i < LONGEST; i++) weight[k][r][i] = (float)test_uniform(&state, -9, 9), moment[k][r][i] = 0.5f;
+            for (int i = 0; i < LONGEST; i++)
+                weight[k][r][i] = (float)test_uniform(&state, -9, 9), moment[k][r][i] = 0.5f;
             memcpy(weight[k][r], weight[0][r], sizeof weight[0][r]);
             in[k][r][0] = out[k][r][0] = operand(weight[k][r], TE_F32, 1, 0);
             in[k][r][1] = out[k][r][1] = operand(moment[k][r], TE_F32, 1, 0);
@@ -188,7 +191,7 @@ static void check_many_runs(void)
     release(&update), release(&squares);
 }
 
-/* --- turned tiles ------------------------------------------------------------------------------------------------- */
+/* --- turned tiles ------------------------------------------------------------------------------------------------ */
 
 /* Dropout of a transposed operand, added to a plain one, to a transposed and a plain output, with its column sums and
  * amax, on [3, 45, 50]. */
@@ -213,7 +216,8 @@ static void check_turned(void)
     output(&b, TE_OUT_ELEM, emit(&b, TE_PW_ADD, y, column, -1));
     output(&b, TE_OUT_AMAX, y);
     output(&b, TE_OUT_COLSUM, emit(&b, TE_PW_ROUND, y, -1, -1));
-    te_operand in[3] = {{.data = x, .dtype = TE_F32, .stride = {B * C, 1, B}}, {.data = x, .dtype = TE_F32, .stride = {0, C, 1}},
+    te_operand in[3] = {{.data = x, .dtype = TE_F32, .stride = {B * C, 1, B}},
+                        {.data = x, .dtype = TE_F32, .stride = {0, C, 1}},
                         {.data = x, .dtype = TE_F32, .stride = {0, 1, 0}}};
     te_operand out[2][4];
     te_run     runs[2];
@@ -222,17 +226,19 @@ static void check_turned(void)
         out[k][1] = (te_operand){.data = plain[k], .dtype = TE_F32, .stride = {B * C, C, 1}};
         out[k][2] = operand(&amax[k], TE_F32, 0, 0);
         out[k][3] = (te_operand){.data = column_sums[k], .dtype = TE_F32, .stride = {0, 0, 1}};
-        runs[k] = (te_run){.ndim = 3, .shape = {A, B, C}, .inputs = in, .outputs = out[k], .params = params, .rngs = &rng};
+        runs[k] =
+            (te_run){.ndim = 3, .shape = {A, B, C}, .inputs = in, .outputs = out[k], .params = params, .rngs = &rng};
     }
     int before = cuda.kinds[TE_CUDA_TILED];
     run_both(&b, &runs[0], &runs[1], 1, "turned");
     CHECK(cuda.kinds[TE_CUDA_TILED] == before + 1);
-    CHECK(same_floats(plain[0], plain[1], N) && memcmp(turned[0], turned[1], sizeof turned[0]) == 0 && amax[0] == amax[1]);
+    CHECK(same_floats(plain[0], plain[1], N) && memcmp(turned[0], turned[1], sizeof turned[0]) == 0 &&
+          amax[0] == amax[1]);
     CHECK(same_floats(column_sums[0], column_sums[1], C));
     release(&b);
 }
 
-/* --- edges -------------------------------------------------------------------------------------------------------- */
+/* --- edges ------------------------------------------------------------------------------------------------------- */
 
 static void check_empty(void)
 {
@@ -272,7 +278,8 @@ static void check_errors(void)
           strstr(exec->message, "input 0 has no data"));
     in.data = &x;
     in.dtype = (te_dtype)99;
-    CHECK(te_cuda_program_shape_make(exec, &b.program, &run, &shape) == TE_ERROR_ARGUMENT && strstr(exec->message, "99"));
+    CHECK(te_cuda_program_shape_make(exec, &b.program, &run, &shape) == TE_ERROR_ARGUMENT &&
+          strstr(exec->message, "99"));
     in.dtype = TE_F32;
     run.ndim = 0;
     CHECK(te_cuda_program_shape_make(exec, &b.program, &run, &shape) == TE_ERROR_ARGUMENT);

@@ -41,6 +41,10 @@ TE_API void        te_context_interrupt(te_context *ctx);   /* from any thread o
 TE_API void        te_context_clear_interrupt(te_context *ctx);
 TE_API void        te_context_set_threads(te_context *ctx, int threads);
 TE_API int         te_context_threads(const te_context *ctx);
+/* Whether float32 matrix products may round their operands to TF32 (10 bits of fraction) on devices that are faster with
+ * it; off at first. The CPU never does. */
+TE_API void        te_context_set_tf32(te_context *ctx, bool on);
+TE_API bool        te_context_tf32(const te_context *ctx);
 /* Called when tensor memory runs out, before the last attempt; may release tensors. */
 TE_API void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user);
 

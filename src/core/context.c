@@ -73,6 +73,7 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
     *exec = (te_exec){.backend = backend,
                       .mem = &ctx->mem,
                       .threads = ctx->threads,
+                      .tf32 = ctx->tf32,
                       .scratch = lend_scratch,
                       .scratch_free = take_scratch,
                       .owner = device};
@@ -256,6 +257,14 @@ void te_context_set_threads(te_context *ctx, int threads)
 }
 
 int te_context_threads(const te_context *ctx) { return ctx->threads; }
+
+void te_context_set_tf32(te_context *ctx, bool on)
+{
+    ctx->tf32 = on;
+    for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.tf32 = on;
+}
+
+bool te_context_tf32(const te_context *ctx) { return ctx->tf32; }
 
 void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user)
 {

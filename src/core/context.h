@@ -33,6 +33,7 @@ struct te_context {
     te_device_module cuda;
     size_t    tensor_memory_limit;
     int       threads;
+    bool      tf32; /* see te_exec */
 
     bool     grad_enabled;
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */

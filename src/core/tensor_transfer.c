@@ -43,8 +43,8 @@ te_status te_tensor_fill(te_tensor *t, double value)
 
 /* --- between devices ---------------------------------------------------------------------------------------------- */
 
-/* The bytes of a dense tensor into a dense one on another device. Either side's earlier work has finished when they move,
- * except that of the device which copies: its own order keeps that right. */
+/* The bytes of a dense tensor into a dense one on another device. Either side's earlier work has finished when they
+ * move, except that of the device which copies: its own order keeps that right. */
 static te_status move_bytes(te_tensor *dst, const te_tensor *src)
 {
     te_exec *to = &dst->storage->device->exec, *from = &src->storage->device->exec;

@@ -117,6 +117,7 @@ struct te_exec {
     const te_mem     *mem;     /* host memory for descriptors, caches, compiled programs */
     void             *device;  /* the backend's own state */
     int               threads; /* CPU threads that kernels may use; results do not depend on it */
+    bool              tf32;    /* float32 products may round their operands to TF32 where that is faster */
 
     /* Device memory for the duration of a kernel, from the engine's caching allocator, 64-byte aligned; NULL with the
      * message set when memory is exhausted. */

@@ -126,6 +126,27 @@ static int synchronize(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "synchronize", status);
 }
 
+/* te.set_float32_matmul_precision(precision): "highest" keeps float32 in matrix products, "high" allows TF32. */
+static int set_float32_matmul_precision(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *precision = luaL_optstring(L, 1, "");
+    bool        high = strcmp(precision, "high") == 0;
+    if (!high && strcmp(precision, "highest") != 0)
+        return te_lua_fail(L, "set_float32_matmul_precision", "expected \"highest\" or \"high\", got \"%.40s\"", precision);
+    te_lua_enter(rt, L, "set_float32_matmul_precision");
+    te_context_set_tf32(rt->ctx, high);
+    return 0;
+}
+
+static int get_float32_matmul_precision(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "get_float32_matmul_precision");
+    lua_pushstring(L, te_context_tf32(rt->ctx) ? "high" : "highest");
+    return 1;
+}
+
 /* te.get_default_device(): where tensors are made that no device is named for. */
 static int get_default_device(lua_State *L)
 {
@@ -214,6 +235,8 @@ const luaL_Reg te_lua_runtime_functions[] = {
     {"manual_seed", manual_seed},         {"rng_state", rng_state},     {"memory_stats", memory_stats},
     {"reset_peak_memory", reset_peak_memory}, {"empty_cache", empty_cache}, {"set_num_threads", set_num_threads},
     {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device},
+    {"set_float32_matmul_precision", set_float32_matmul_precision},
+    {"get_float32_matmul_precision", get_float32_matmul_precision},
     {"synchronize", synchronize},         {"is_tensor", is_tensor},
     {"ops_list", ops_list},               {NULL, NULL},
 };

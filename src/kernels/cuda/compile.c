@@ -1,7 +1,7 @@
 /* compile.c - source to kernels: NVRTC behind a cache in memory and one on disk.
  *
- * The key on disk is everything the result depends on: source, target, options and NVRTC's version. Options are fixed by
- * the rule that each instruction of a program rounds once: no contraction, IEEE division and square root.
+ * The key on disk is everything the result depends on: source, target, options and NVRTC's version. Options are fixed
+ * by the rule that each instruction of a program rounds once: no contraction, IEEE division and square root.
  */
 #include "cuda_backend.h"
 
@@ -11,12 +11,12 @@ enum { MAX_FUNCTIONS = 16 };
 
 struct te_cuda_code {
     te_hash128 key;
-    CUmodule   module;
-    int        n_functions;
+    CUmodule module;
+    int n_functions;
     struct {
-        char       name[48];
+        char name[48];
         CUfunction function;
-        uint32_t   shared; /* dynamic shared memory it was allowed */
+        uint32_t shared; /* dynamic shared memory it was allowed */
     } functions[MAX_FUNCTIONS];
 };
 
@@ -26,7 +26,7 @@ static const char *const fixed_options[] = {"--fmad=false", "--std=c++17"};
 enum { N_FIXED = sizeof fixed_options / sizeof *fixed_options };
 
 typedef struct image {
-    char  *bytes;
+    char *bytes;
     size_t size;
 } image;
 
@@ -55,7 +55,8 @@ static te_status take_image(te_exec *exec, nvrtcProgram program, const char *nam
 {
     te_cuda_device *d = te_cuda(exec);
     bool binary = strncmp(d->target, "sm_", 3) == 0;
-    nvrtcResult r = binary ? d->nvrtc.nvrtcGetCUBINSize(program, &out->size) : d->nvrtc.nvrtcGetPTXSize(program, &out->size);
+    nvrtcResult r =
+        binary ? d->nvrtc.nvrtcGetCUBINSize(program, &out->size) : d->nvrtc.nvrtcGetPTXSize(program, &out->size);
     if (r != NVRTC_SUCCESS) return fail_compile(exec, program, name, r);
     if (!(out->bytes = te_mem_alloc(exec->mem, out->size)))
         return te_exec_fail(exec, TE_ERROR_MEMORY, "kernel %s: out of host memory", name);
@@ -202,8 +203,8 @@ te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_l
     void *params[] = {(void *)(uintptr_t)launch->args};
     const uint32_t *g = launch->grid, *b = launch->block;
     te_cuda_note(exec, operation);
-    return te_cuda_result(exec,
-                         d->driver.cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared, d->stream,
-                                                  params, NULL),
-                         operation);
+    return te_cuda_result(
+        exec,
+        d->driver.cuLaunchKernel(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared, d->stream, params, NULL),
+        operation);
 }

@@ -25,8 +25,14 @@ static te_program *copy_program(te_exec *exec)
     c->load = (te_insn){.op = TE_PW_LOAD, .rate = TE_RATE_ELEM, .arg = {-1, -1, -1}};
     c->rate = TE_RATE_ELEM;
     c->output = (struct te_program_output){TE_OUT_ELEM, 0};
-    c->program = (te_program){.mem = exec->mem, .name = "copy", .insns = &c->load, .outputs = &c->output,
-                              .input_rates = &c->rate, .n_insns = 1, .n_outputs = 1, .n_inputs = 1};
+    c->program = (te_program){.mem = exec->mem,
+                              .name = "copy",
+                              .insns = &c->load,
+                              .outputs = &c->output,
+                              .input_rates = &c->rate,
+                              .n_insns = 1,
+                              .n_outputs = 1,
+                              .n_inputs = 1};
     d->copier = c;
     return &c->program;
 }
@@ -54,7 +60,9 @@ te_status te_cuda_copy(te_exec *exec, const te_view *dst, const te_view *src)
                                    TE_COPY_DEVICE_TO_DEVICE);
     }
     te_operand in = {.data = src->data, .dtype = src->dtype}, out = {.data = dst->data, .dtype = dst->dtype};
-    te_run run = {.ndim = dst->ndim ? dst->ndim : 1, .inputs = &in, .outputs = &out,
+    te_run run = {.ndim = dst->ndim ? dst->ndim : 1,
+                  .inputs = &in,
+                  .outputs = &out,
                   .compute_f64 = needs_f64(src->dtype) || needs_f64(dst->dtype)};
     run.shape[0] = in.stride[0] = out.stride[0] = 1;
     memcpy(run.shape, dst->shape, (size_t)dst->ndim * sizeof *dst->shape);

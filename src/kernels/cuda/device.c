@@ -41,7 +41,10 @@ static void list_recent(const te_cuda_device *d, char *text, size_t size)
     size_t used = 0;
     text[0] = 0;
     for (uint64_t i = first; i < d->n_recent && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i > first ? ", " : first ? "..., " : "",
+        used += (size_t)snprintf(text + used, size - used, "%s%s",
+                                 i > first ? ", "
+                                 : first   ? "..., "
+                                           : "",
                                  d->recent[i % TE_CUDA_RECENT]);
 }
 
@@ -96,7 +99,8 @@ static te_status count_devices(te_exec *exec, te_cuda_device *d, int *count)
     te_status status = te_cuda_load_driver(exec, &d->driver);
     if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuInit(0), "starting the CUDA driver");
     if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuDeviceGetCount(count), "counting CUDA devices");
-    if (status == TE_OK && *count == 0) status = te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver knows no CUDA device");
+    if (status == TE_OK && *count == 0)
+        status = te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver knows no CUDA device");
     return status;
 }
 
@@ -125,8 +129,9 @@ static te_status read_properties(te_exec *exec)
     if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "the device's properties");
     d->capability = major * 10 + minor;
     if (d->capability < OLDEST_CAPABILITY)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s has compute capability %d.%d; %d.%d is the oldest supported",
-                            d->title, major, minor, OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10);
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                            "%s has compute capability %d.%d; %d.%d is the oldest supported", d->title, major, minor,
+                            OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10);
     return TE_OK;
 }
 
@@ -140,15 +145,14 @@ static te_status choose_target(te_exec *exec)
     nvrtcResult r = d->nvrtc.nvrtcVersion(&major, &minor);
     if (r == NVRTC_SUCCESS) r = d->nvrtc.nvrtcGetNumSupportedArchs(&n);
     if (r == NVRTC_SUCCESS && (size_t)n <= sizeof known / sizeof *known) r = d->nvrtc.nvrtcGetSupportedArchs(known);
-    if (r != NVRTC_SUCCESS)
-        return te_exec_fail(exec, TE_ERROR_DEVICE, "NVRTC: %s", d->nvrtc.nvrtcGetErrorString(r));
+    if (r != NVRTC_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "NVRTC: %s", d->nvrtc.nvrtcGetErrorString(r));
     for (int i = 0; i < n; i++) {
         exact |= known[i] == d->capability;
         if (known[i] <= d->capability && known[i] > newest) newest = known[i];
     }
     if (newest < OLDEST_CAPABILITY)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "NVRTC %d.%d cannot compile for %s (sm_%d)", major, minor, d->title,
-                            d->capability);
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "NVRTC %d.%d cannot compile for %s (sm_%d)", major, minor,
+                            d->title, d->capability);
     bool own = exact && d->capability >= 90;
     snprintf(d->target, sizeof d->target, "%s_%d%s", exact ? "sm" : "compute", newest, own ? "a" : "");
     d->nvrtc_version = major * 100 + minor * 10;
@@ -158,7 +162,8 @@ static te_status choose_target(te_exec *exec)
 static te_status open_stream(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
-    te_status status = te_cuda_result(exec, d->driver.cuDevicePrimaryCtxRetain(&d->context, d->handle), "opening the device");
+    te_status status =
+        te_cuda_result(exec, d->driver.cuDevicePrimaryCtxRetain(&d->context, d->handle), "opening the device");
     if (status != TE_OK) {
         d->context = NULL;
         return status;
@@ -181,8 +186,8 @@ te_status te_cuda_device_open(te_exec *exec, int index)
     te_disk_cache_open(&d->cache, exec->mem);
     te_status status = count_devices(exec, d, &count);
     if (status == TE_OK && index >= count)
-        status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "there %s %d CUDA device%s, counted from 0", count > 1 ? "are" : "is",
-                              count, count > 1 ? "s" : "");
+        status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "there %s %d CUDA device%s, counted from 0",
+                              count > 1 ? "are" : "is", count, count > 1 ? "s" : "");
     if (status == TE_OK) status = read_properties(exec);
     if (status == TE_OK) status = te_cuda_load_nvrtc(exec, &d->nvrtc);
     if (status == TE_OK) status = choose_target(exec);

@@ -12,7 +12,7 @@
 #define MAGIC UINT64_C(0x314548434143c574)
 
 typedef struct header {
-    uint64_t   magic, length;
+    uint64_t magic, length;
     te_hash128 checksum;
 } header;
 

@@ -1,8 +1,8 @@
 /* disk_cache.h - blobs on disk by the hash of what they were made from.
  *
- * An entry is written to a file of its own and renamed, so that readers and writers of several processes never see half of
- * one; it carries its length and checksum, and one that does not match counts as absent. No failure of the file system
- * is an error: the cache is then empty.
+ * An entry is written to a file of its own and renamed, so that readers and writers of several processes never see half
+ * of one; it carries its length and checksum, and one that does not match counts as absent. No failure of the file
+ * system is an error: the cache is then empty.
  */
 #ifndef TE_KERNELS_CUDA_DISK_CACHE_H
 #define TE_KERNELS_CUDA_DISK_CACHE_H

@@ -1,9 +1,9 @@
 /* gemm.c - matrix products on cuBLASLt.
  *
  * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
- * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride in
- * either dimension are only described; others are copied. What no epilogue does (float64, an activation together with
- * accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it.
+ * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride
+ * in either dimension are only described; others are copied. What no epilogue does (float64, an activation together
+ * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it.
  */
 #include "gemm.h"
 
@@ -22,11 +22,12 @@ static te_status check(te_exec *exec, const te_gemm *g)
                 g->b.shape[n - 1] == g->c.shape[n - 1] && g->a.shape[n - 1] == g->b.shape[n - 2];
     for (int i = 0; fits && i < n - 2; i++) fits = g->a.shape[i] == g->c.shape[i] && g->b.shape[i] == g->c.shape[i];
     if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: the shapes do not fit: {.., %lld, %lld} by {.., "
-                            "%lld, %lld} into {.., %lld, %lld}", (long long)g->a.shape[g->a.ndim - 2],
-                            (long long)g->a.shape[g->a.ndim - 1], (long long)g->b.shape[g->b.ndim - 2],
-                            (long long)g->b.shape[g->b.ndim - 1], (long long)g->c.shape[n - 2],
-                            (long long)g->c.shape[n - 1]);
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "matrix product: the shapes do not fit: {.., %lld, %lld} by {.., "
+                            "%lld, %lld} into {.., %lld, %lld}",
+                            (long long)g->a.shape[g->a.ndim - 2], (long long)g->a.shape[g->a.ndim - 1],
+                            (long long)g->b.shape[g->b.ndim - 2], (long long)g->b.shape[g->b.ndim - 1],
+                            (long long)g->c.shape[n - 2], (long long)g->c.shape[n - 1]);
     if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype || (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
                             te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
@@ -91,7 +92,8 @@ static te_status describable_operand(te_exec *exec, te_view *v, void **lent)
 /* --- the column-major form ---------------------------------------------------------------------------------------- */
 
 /* As a column-major matrix of rows x columns: the distance of its lines, and whether they are its rows. */
-static int64_t line_distance(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int32_t *transposed)
+static int64_t line_distance(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
+                             int32_t *transposed)
 {
     bool by_columns = (row_stride == 1 || rows == 1) && (column_stride >= rows || columns == 1);
     *transposed = !by_columns;
@@ -110,7 +112,8 @@ static int32_t alignment(const void *ptr)
 static bool row_major(const te_view *c)
 {
     int64_t columns = c->shape[c->ndim - 1];
-    return (c->stride[c->ndim - 1] == 1 || columns == 1) && (c->stride[c->ndim - 2] >= columns || c->shape[c->ndim - 2] == 1);
+    return (c->stride[c->ndim - 1] == 1 || columns == 1) &&
+           (c->stride[c->ndim - 2] >= columns || c->shape[c->ndim - 2] == 1);
 }
 
 static void describe_matrices(te_cuda_product *p, const te_gemm *g)
@@ -183,7 +186,7 @@ static te_status bias_of(te_exec *exec, const te_gemm *g, const void **bias, voi
 
 /* Batch dimensions, joined where all operands step evenly from one into the next; outermost first. */
 typedef struct batches {
-    int     n;
+    int n;
     int64_t extent[TE_MAX_DIMS], step[4][TE_MAX_DIMS]; /* of a, b, c, aux */
 } batches;
 
@@ -210,12 +213,14 @@ static void join_rows(batches *r, te_gemm *g)
         int last = r->n - 1;
         bool aux = te_view_present(&g->aux);
         if (r->step[1][last] != 0 || r->step[0][last] != g->c.shape[m] * g->a.stride[m] ||
-            r->step[2][last] != g->c.shape[m] * g->c.stride[m] || (aux && r->step[3][last] != g->c.shape[m] * g->aux.stride[m]))
+            r->step[2][last] != g->c.shape[m] * g->c.stride[m] ||
+            (aux && r->step[3][last] != g->c.shape[m] * g->aux.stride[m]))
             return;
         te_view a = g->a, c = g->c;
         a.shape[m] *= r->extent[last];
         c.shape[m] *= r->extent[last];
-        if (!describable(&a) || !describable(&c) || row_major(&c) != row_major(&g->c)) return; /* one row had more freedom */
+        if (!describable(&a) || !describable(&c) || row_major(&c) != row_major(&g->c))
+            return; /* one row had more freedom */
         g->a = a;
         g->c = c;
         r->n--;
@@ -240,6 +245,7 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
     p.output = g->c.dtype;
     p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
+    p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
     int64_t products = 1;
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;
@@ -250,9 +256,10 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
             rest /= r.extent[i];
         }
         int64_t in = (int64_t)te_dtype_size(g->a.dtype), out = (int64_t)te_dtype_size(g->c.dtype);
-        char *a = (char *)g->a.data + at[0] * in, *b = (char *)g->b.data + at[1] * in, *c = (char *)g->c.data + at[2] * out;
-        te_cuda_product_data data = {.a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data,
-                                     .alpha = g->alpha};
+        char *a = (char *)g->a.data + at[0] * in, *b = (char *)g->b.data + at[1] * in,
+             *c = (char *)g->c.data + at[2] * out;
+        te_cuda_product_data data = {
+            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data, .alpha = g->alpha};
         p.align_a = alignment(data.a);
         p.align_b = alignment(data.b);
         p.align_d = alignment(data.d);
@@ -284,7 +291,7 @@ static te_status run_finished(te_exec *exec, const te_gemm *g)
         te_cuda_device *d = te_cuda(exec);
         size_t bytes = (size_t)te_view_numel(&product) * te_dtype_size(product.dtype);
         status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
-                               "matrix product");
+                                "matrix product");
     } else {
         status = run_batches(exec, &plain, NULL);
     }

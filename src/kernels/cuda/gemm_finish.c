@@ -12,7 +12,8 @@ enum { MAX_INSNS = 16 };
 static int add(te_program *p, te_opcode op, int slot, double imm, int a, int b)
 {
     te_rate rate = op == TE_PW_CONST ? TE_RATE_UNIFORM : TE_RATE_ELEM;
-    p->insns[p->n_insns] = (te_insn){.op = (uint8_t)op, .rate = (uint8_t)rate, .slot = (int16_t)slot, .arg = {a, b, -1}, .imm = imm};
+    p->insns[p->n_insns] =
+        (te_insn){.op = (uint8_t)op, .rate = (uint8_t)rate, .slot = (int16_t)slot, .arg = {a, b, -1}, .imm = imm};
     return p->n_insns++;
 }
 
@@ -21,7 +22,8 @@ static int add_gelu(te_program *p, int x)
 {
     int cube = add(p, TE_PW_MUL, 0, 0, add(p, TE_PW_MUL, 0, 0, x, x), x);
     int inner = add(p, TE_PW_ADD, 0, 0, x, add(p, TE_PW_MUL, 0, 0, cube, add(p, TE_PW_CONST, 0, 0.044715, -1, -1)));
-    int t = add(p, TE_PW_TANH, 0, 0, add(p, TE_PW_MUL, 0, 0, inner, add(p, TE_PW_CONST, 0, 0.7978845608028654, -1, -1)), -1);
+    int t = add(p, TE_PW_TANH, 0, 0, add(p, TE_PW_MUL, 0, 0, inner, add(p, TE_PW_CONST, 0, 0.7978845608028654, -1, -1)),
+                -1);
     int half = add(p, TE_PW_MUL, 0, 0, x, add(p, TE_PW_CONST, 0, 0.5, -1, -1));
     return add(p, TE_PW_MUL, 0, 0, half, add(p, TE_PW_ADD, 0, 0, t, add(p, TE_PW_CONST, 0, 1, -1, -1)));
 }
@@ -43,10 +45,10 @@ static void build(te_program *p, bool bias, bool aux, te_activation activation)
 
 /* A program and its arrays, in one block. */
 typedef struct finish {
-    te_program               program;
-    te_insn                  insns[MAX_INSNS];
+    te_program program;
+    te_insn insns[MAX_INSNS];
     struct te_program_output outputs[2];
-    uint8_t                  rates[2];
+    uint8_t rates[2];
 } finish;
 
 static te_program *finish_of(te_exec *exec, te_cuda_blas *blas, const te_gemm *g)

@@ -1,8 +1,8 @@
 /* gemm_plan.c - algorithms of cuBLASLt, chosen by measuring.
  *
- * For each product (shape, layout, types, epilogue) the library's heuristic names candidates; they are timed once on the
- * operands at hand, and the winner is kept in memory and on disk. A product that adds to its result is timed on a copy's
- * memory. Small products take the first candidate: measuring would cost more than it can win.
+ * For each product (shape, layout, types, epilogue) the library's heuristic names candidates; they are timed once on
+ * the operands at hand, and the winner is kept in memory and on disk. A product that adds to its result is timed on a
+ * copy's memory. Small products take the first candidate: measuring would cost more than it can win.
  */
 #include "gemm.h"
 
@@ -14,12 +14,12 @@ enum { CANDIDATES = 8, REPEATS = 3, WORKSPACE = 32 << 20 };
 static const double worth_timing = 4e6; /* multiplications */
 
 struct te_cuda_gemm_plan {
-    te_cuda_product         product;
-    te_hash128              hash;
-    cublasLtMatmulDesc_t    desc;
-    cublasLtMatrixLayout_t  a, b, d;
-    cublasLtMatmulAlgo_t    algorithm;
-    size_t                  workspace;
+    te_cuda_product product;
+    te_hash128 hash;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
 };
 
 static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus_t r, const te_cuda_product *p)
@@ -53,15 +53,18 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
 {
     const te_cuda_blas_library *l = &blas->library;
     bool f64 = p->input == TE_F64;
-    cublasComputeType_t compute = f64 ? CUBLAS_COMPUTE_64F : p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasComputeType_t compute = f64       ? CUBLAS_COMPUTE_64F
+                                  : p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                            : CUBLAS_COMPUTE_32F;
+    cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p->epilogue;
     cublasStatus_t r = l->cublasLtMatmulDescCreate(out, compute, f64 ? CUDA_R_64F : CUDA_R_32F);
     struct {
         cublasLtMatmulDescAttributes_t name;
         const void *value;
         size_t size;
-        bool   wanted;
+        bool wanted;
     } attributes[] = {
         {CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a, true},
         {CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b, true},
@@ -75,12 +78,14 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
 }
 
 /* Addresses that the descriptor itself carries. */
-static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
+static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                                   const te_cuda_product_data *data)
 {
     const te_cuda_blas_library *l = &blas->library;
     cublasStatus_t r = CUBLAS_STATUS_SUCCESS;
     if (data->bias)
-        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias, sizeof data->bias);
+        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias,
+                                              sizeof data->bias);
     if (r == CUBLAS_STATUS_SUCCESS && data->aux && plan->product.ld_aux > 0)
         r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &data->aux,
                                               sizeof data->aux);
@@ -91,8 +96,8 @@ static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *
 {
     cublasStatus_t r = make_desc(blas, p, &plan->desc);
     if (r == CUBLAS_STATUS_SUCCESS)
-        r = make_layout(blas, &plan->a, p->input, p->transposed_a ? p->inner : p->rows, p->transposed_a ? p->rows : p->inner,
-                        p->ld_a, p->batch, p->step_a);
+        r = make_layout(blas, &plan->a, p->input, p->transposed_a ? p->inner : p->rows,
+                        p->transposed_a ? p->rows : p->inner, p->ld_a, p->batch, p->step_a);
     if (r == CUBLAS_STATUS_SUCCESS)
         r = make_layout(blas, &plan->b, p->input, p->transposed_b ? p->columns : p->inner,
                         p->transposed_b ? p->inner : p->columns, p->ld_b, p->batch, p->step_b);
@@ -110,9 +115,10 @@ static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te
     float alpha = (float)data->alpha, beta = accumulate;
     double alpha64 = data->alpha, beta64 = accumulate;
     bool f64 = plan->product.input == TE_F64;
-    return blas->library.cublasLtMatmul(blas->handle, plan->desc, f64 ? (void *)&alpha64 : (void *)&alpha, data->a, plan->a,
-                                        data->b, plan->b, f64 ? (void *)&beta64 : (void *)&beta, data->d, plan->d, data->d,
-                                        plan->d, algorithm, workspace, workspace_bytes, te_cuda(exec)->stream);
+    return blas->library.cublasLtMatmul(blas->handle, plan->desc, f64 ? (void *)&alpha64 : (void *)&alpha, data->a,
+                                        plan->a, data->b, plan->b, f64 ? (void *)&beta64 : (void *)&beta, data->d,
+                                        plan->d, data->d, plan->d, algorithm, workspace, workspace_bytes,
+                                        te_cuda(exec)->stream);
 }
 
 /* --- choosing ----------------------------------------------------------------------------------------------------- */
@@ -151,7 +157,8 @@ static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cu
     CUresult r = CUDA_SUCCESS;
     for (int i = 0; i <= REPEATS && r == CUDA_SUCCESS; i++) { /* the first run is not counted */
         if (i == 1) r = d->driver.cuEventRecord(events[0], d->stream);
-        if (multiply(exec, blas, plan, &candidate->algo, data, false, workspace, candidate->workspaceSize) != CUBLAS_STATUS_SUCCESS)
+        if (multiply(exec, blas, plan, &candidate->algo, data, false, workspace, candidate->workspaceSize) !=
+            CUBLAS_STATUS_SUCCESS)
             return -1;
     }
     if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(events[1], d->stream);
@@ -191,7 +198,7 @@ static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_p
 
 typedef struct choice {
     cublasLtMatmulAlgo_t algorithm;
-    uint64_t             workspace;
+    uint64_t workspace;
 } choice;
 
 static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan)
@@ -220,7 +227,8 @@ static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_pla
     return good;
 }
 
-static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan, const te_cuda_product_data *data)
+static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan,
+                             const te_cuda_product_data *data)
 {
     const te_cuda_product *p = &plan->product;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];

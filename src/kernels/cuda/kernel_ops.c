@@ -1,18 +1,18 @@
 /* kernel_ops.c - operations by hand-written kernels: a plan is made, its memory lent, its kernels launched.
  *
- * Ids and weights are checked on the device while they are used; the host reads the verdict at once, so that a wrong one is
- * an error of the call that was given it.
+ * Ids and weights are checked on the device while they are used; the host reads the verdict at once, so that a wrong
+ * one is an error of the call that was given it.
  */
 #include "cuda_backend.h"
 #include "kernels/hand.h"
 
 struct te_cuda_hand {
     uint64_t *fault; /* on the device */
-    size_t    n, capacity;
+    size_t n, capacity;
     struct hand_code {
         te_cuda_kernel kernel;
-        te_cuda_code  *code;
-    } *codes;
+        te_cuda_code *code;
+    } * codes;
 };
 
 static te_status open_hand(te_exec *exec, struct te_cuda_hand **out)
@@ -48,8 +48,8 @@ static te_status compile_kernel(te_exec *exec, const te_cuda_kernel *kernel, con
     return status;
 }
 
-static te_status find_kernel(te_exec *exec, struct te_cuda_hand *hand, const te_cuda_kernel *kernel, const char *operation,
-                             te_cuda_code **code)
+static te_status find_kernel(te_exec *exec, struct te_cuda_hand *hand, const te_cuda_kernel *kernel,
+                             const char *operation, te_cuda_code **code)
 {
     for (size_t i = 0; i < hand->n; i++) {
         if (memcmp(&hand->codes[i].kernel, kernel, sizeof *kernel) != 0) continue;
@@ -69,8 +69,9 @@ static te_status clear_fault(te_exec *exec, struct te_cuda_hand *hand)
     te_cuda_device *d = te_cuda(exec);
     if (!hand->fault && !(hand->fault = te_cuda_memory_alloc(exec, sizeof *hand->fault)))
         return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
-    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(hand->fault), 0xff, sizeof *hand->fault, d->stream),
-                         "clearing the report of kernels");
+    return te_cuda_result(exec,
+                          d->driver.cuMemsetD8Async(te_cuda_address(hand->fault), 0xff, sizeof *hand->fault, d->stream),
+                          "clearing the report of kernels");
 }
 
 /* The element of an index that is out of range, by its position in row-major order. */
@@ -80,16 +81,19 @@ static te_status name_index(te_exec *exec, const te_cuda_check *check, const te_
     int32_t narrow = 0;
     bool wide = index->dtype == TE_I64;
     size_t size = te_dtype_size(index->dtype);
-    for (int i = index->ndim - 1; i >= 0; rest /= index->shape[i--]) offset += rest % index->shape[i] * index->stride[i];
-    te_status status = te_cuda_memory_copy(exec, wide ? (void *)&value : (void *)&narrow,
-                                           (const char *)index->data + (size_t)offset * size, size, TE_COPY_DEVICE_TO_HOST);
+    for (int i = index->ndim - 1; i >= 0; rest /= index->shape[i--])
+        offset += rest % index->shape[i] * index->stride[i];
+    te_status status =
+        te_cuda_memory_copy(exec, wide ? (void *)&value : (void *)&narrow,
+                            (const char *)index->data + (size_t)offset * size, size, TE_COPY_DEVICE_TO_HOST);
     if (status != TE_OK) return status;
     return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %lld at position %llu is outside 0 to %lld", check->operation,
                         check->kind == TE_CUDA_CHECK_IDS ? "id" : "index", (long long)(wide ? value : narrow),
                         (unsigned long long)position, (long long)check->bound - 1);
 }
 
-static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check, const te_view *index)
+static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check,
+                            const te_view *index)
 {
     uint64_t fault;
     te_status status = te_cuda_memory_copy(exec, &fault, hand->fault, sizeof fault, TE_COPY_DEVICE_TO_HOST);
@@ -109,6 +113,8 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
     if (plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
     if (checked) status = clear_fault(exec, hand);
     te_cuda_plan_bind(plan, scratch, hand->fault);
+    te_cuda_trace(exec, "dispatch: %s: kernel %s, %u blocks of %u\n", operation, plan->calls[0].launch.name,
+                  plan->calls[0].launch.grid[0], plan->calls[0].launch.block[0]);
     for (int i = 0; i < plan->n_calls && status == TE_OK; i++) {
         status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
         if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);
@@ -119,10 +125,10 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
 }
 
 /* Enters the device, makes the plan and runs it. */
-#define RUN(operation, index, make)                                            \
-    te_cuda_plan plan;                                                         \
-    te_status    status = te_cuda_enter(exec);                                 \
-    if (status == TE_OK) status = make;                                        \
+#define RUN(operation, index, make)                                                                                    \
+    te_cuda_plan plan;                                                                                                 \
+    te_status status = te_cuda_enter(exec);                                                                            \
+    if (status == TE_OK) status = make;                                                                                \
     return status == TE_OK ? run_plan(exec, &plan, operation, index) : status
 
 te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
@@ -177,8 +183,9 @@ static te_status check_offsets(te_exec *exec, const int32_t *at, int n_seqs, int
     bool fits = at[0] >= 0 && at[n_seqs] <= total;
     for (int i = 0; fits && i < n_seqs; i++) fits = at[i] <= at[i + 1];
     return fits ? TE_OK
-                : te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention: offsets of %d packed sequences do not ascend within %lld",
-                               n_seqs, (long long)total);
+                : te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                               "attention: offsets of %d packed sequences do not ascend within %lld", n_seqs,
+                               (long long)total);
 }
 
 static void lend_back(te_exec *exec, const offsets *o)

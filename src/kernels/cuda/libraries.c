@@ -12,7 +12,7 @@ enum { PATH_BYTES = 1024 };
 
 /* Folders to look in: "%s" stands for the variable's value. Patterns may match several. */
 static const struct place {
-    int         variable; /* te_variable, -1: none */
+    int variable; /* te_variable, -1: none */
     const char *pattern;
 } places[] = {
     {TE_ENV_CUDA_HOME, "%s/lib64"},
@@ -30,8 +30,8 @@ static const struct place {
 typedef struct search {
     te_exec *exec;
     const char *file;
-    void    *library;
-    char     broken[200]; /* what the loader said of a file that is there */
+    void *library;
+    char broken[200]; /* what the loader said of a file that is there */
 } search;
 
 static void try_file(search *s, const char *path)
@@ -70,7 +70,8 @@ static te_status fail_search(const search *s, const char *const *files, const ch
     char names[128] = "";
     for (size_t i = 0, used = 0; files[i] && used < sizeof names; i++)
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " or " : "", files[i]);
-    if (wish) return te_exec_fail(s->exec, TE_ERROR_UNSUPPORTED, "%s cannot be opened in %.200s%s", names, wish, s->broken);
+    if (wish)
+        return te_exec_fail(s->exec, TE_ERROR_UNSUPPORTED, "%s cannot be opened in %.200s%s", names, wish, s->broken);
     return te_exec_fail(s->exec, TE_ERROR_UNSUPPORTED,
                         "%s not found on the loader's path, in $CUDA_HOME, $CUDA_PATH, /usr/local/cuda or the nvidia "
                         "packages of Python%s",
@@ -86,22 +87,25 @@ te_status te_cuda_load_library(te_exec *exec, const char *const *files, const ch
     for (int i = 0; files[i] && !s.library; i++) {
         s.file = files[i];
         snprintf(path, sizeof path, "%s/%s", wish ? wish : "", files[i]);
-        if (wish) try_file(&s, path);
-        else try_places(&s);
+        if (wish)
+            try_file(&s, path);
+        else
+            try_places(&s);
     }
     if (!s.library) return fail_search(&s, files, wish);
     for (size_t i = 0; i < n; i++) {
         void *address = dlsym(s.library, functions[i]);
         if (!address)
-            return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s has no function %s: it is too old", s.file, functions[i]);
+            return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s has no function %s: it is too old", s.file,
+                                functions[i]);
         memcpy((char *)table + i * sizeof address, &address, sizeof address);
     }
     return TE_OK;
 }
 
 #define NAME(name) #name,
-#define LOAD(functions_of, ...)                                                                                       \
-    static const char *const files[] = {__VA_ARGS__, NULL}, *const functions[] = {functions_of(NAME)};                \
+#define LOAD(functions_of, ...)                                                                                        \
+    static const char *const files[] = {__VA_ARGS__, NULL}, *const functions[] = {functions_of(NAME)};                 \
     return te_cuda_load_library(exec, files, functions, sizeof functions / sizeof *functions, table)
 
 te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table) { LOAD(TE_CUDA_DRIVER, "libcuda.so.1"); }

@@ -5,8 +5,8 @@
  *      host --memcpy--> stage 0 --stream--> device        while stage 0 is on its way, stage 1 is filled
  *                       stage 1
  *
- * Up, the caller's memory is free again when the last piece lies in a stage; the stream carries it on in order. Down, the
- * call returns when the bytes have arrived.
+ * Up, the caller's memory is free again when the last piece lies in a stage; the stream carries it on in order. Down,
+ * the call returns when the bytes have arrived.
  */
 #include "cuda_backend.h"
 
@@ -45,7 +45,8 @@ void te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes)
 {
     te_cuda_device *d = te_cuda(exec);
     (void)bytes;
-    if (ptr && te_cuda_enter(exec) == TE_OK) d->driver.cuMemFree(te_cuda_address(ptr)); /* waits for work that uses it */
+    if (ptr && te_cuda_enter(exec) == TE_OK)
+        d->driver.cuMemFree(te_cuda_address(ptr)); /* waits for work that uses it */
 }
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
@@ -96,8 +97,9 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
     if (status != TE_OK || bytes == 0) return status;
     if (kind == TE_COPY_HOST_TO_DEVICE) return copy_up(exec, te_cuda_address(dst), src, bytes);
     if (kind == TE_COPY_DEVICE_TO_HOST) return copy_down(exec, dst, te_cuda_address(src), bytes);
-    return te_cuda_result(exec, d->driver.cuMemcpyDtoDAsync(te_cuda_address(dst), te_cuda_address(src), bytes, d->stream),
-                         "copy on the device");
+    return te_cuda_result(exec,
+                          d->driver.cuMemcpyDtoDAsync(te_cuda_address(dst), te_cuda_address(src), bytes, d->stream),
+                          "copy on the device");
 }
 
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes)

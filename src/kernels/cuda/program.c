@@ -3,14 +3,14 @@
 
 /* What a program was compiled to, for one device and shape. */
 typedef struct compiled {
-    const te_cuda_device  *device;
-    te_cuda_program_shape  shape;
-    te_cuda_code          *code; /* the device's */
+    const te_cuda_device *device;
+    te_cuda_program_shape shape;
+    te_cuda_code *code; /* the device's */
 } compiled;
 
 typedef struct compiled_list {
     compiled *entries;
-    size_t    n, capacity;
+    size_t n, capacity;
 } compiled_list;
 
 static void release_list(te_program *program)
@@ -53,8 +53,8 @@ static te_status find_code(te_exec *exec, te_program *program, const te_cuda_pro
         *code = c->code;
         return TE_OK;
     }
-    bool room = list && te_mem_grow(program->mem, (void **)&list->entries, &list->capacity, list->n + 1,
-                                    sizeof *list->entries);
+    bool room =
+        list && te_mem_grow(program->mem, (void **)&list->entries, &list->capacity, list->n + 1, sizeof *list->entries);
     if (!room) return te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", program->name);
     te_status status = compile_shape(exec, program, shape, code);
     if (status == TE_OK) list->entries[list->n++] = (compiled){te_cuda(exec), *shape, *code};

@@ -6,7 +6,7 @@
 extern const char te_cuda_program_prelude[]; /* device headers up to where te_real is known, made by the build */
 extern const char te_cuda_program_device[];  /* and those that use it */
 
-/* --- analysis ----------------------------------------------------------------------------------------------------- */
+/* --- analysis ---------------------------------------------------------------------------------------------------- */
 
 static bool takes_rates(const te_program *p, int v)
 {
@@ -86,7 +86,7 @@ static void choose_held(te_emitter *e)
     }
 }
 
-/* --- text --------------------------------------------------------------------------------------------------------- */
+/* --- text -------------------------------------------------------------------------------------------------------- */
 
 static void emit_text(te_emitter *e, const char *text) { te_text_write(e->out, text, strlen(text)); }
 

@@ -44,12 +44,12 @@ typedef struct te_cuda_launch {
 typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED } te_cuda_program_kind;
 
 typedef enum te_cuda_access {
-    TE_CUDA_ABSENT,  /* an output that is not wanted, an input without elements */
-    TE_CUDA_VECTOR,  /* neighbours in memory, aligned to a whole unit */
-    TE_CUDA_NEXT,    /* neighbours in memory, not aligned */
-    TE_CUDA_SAME,    /* one element serves the whole row */
+    TE_CUDA_ABSENT, /* an output that is not wanted, an input without elements */
+    TE_CUDA_VECTOR, /* neighbours in memory, aligned to a whole unit */
+    TE_CUDA_NEXT,   /* neighbours in memory, not aligned */
+    TE_CUDA_SAME,   /* one element serves the whole row */
     TE_CUDA_STRIDED,
-    TE_CUDA_TURNED   /* TILED: through shared memory */
+    TE_CUDA_TURNED /* TILED: through shared memory */
 } te_cuda_access;
 
 typedef struct te_cuda_operand_shape {
@@ -57,17 +57,17 @@ typedef struct te_cuda_operand_shape {
 } te_cuda_operand_shape;
 
 typedef struct te_cuda_program_shape {
-    uint8_t kind;                /* te_cuda_program_kind */
-    uint8_t compute_f64, wide;   /* wide: offsets need 64 bits */
-    uint8_t rows_matter;         /* the last dimension is the row; else columns are the innermost that merged */
-    uint8_t n_outer;             /* dimensions before the row, after merging */
-    uint8_t vector;              /* elements per unit */
-    uint8_t items;               /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
-    uint8_t axis[TE_MAX_DIMS];   /* the run's dimension behind each outer one */
-    uint8_t column_axis;         /* the run's dimension behind the columns */
-    uint8_t n_operands;          /* inputs, then outputs */
-    uint8_t runs;                /* that a launch has room for */
-    uint16_t lanes;              /* ROWS: threads per row */
+    uint8_t               kind;              /* te_cuda_program_kind */
+    uint8_t               compute_f64, wide; /* wide: offsets need 64 bits */
+    uint8_t               rows_matter; /* the last dimension is the row; else columns are the innermost that merged */
+    uint8_t               n_outer;     /* dimensions before the row, after merging */
+    uint8_t               vector;      /* elements per unit */
+    uint8_t               items;       /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
+    uint8_t               axis[TE_MAX_DIMS]; /* the run's dimension behind each outer one */
+    uint8_t               column_axis;       /* the run's dimension behind the columns */
+    uint8_t               n_operands;        /* inputs, then outputs */
+    uint8_t               runs;              /* that a launch has room for */
+    uint16_t              lanes;             /* ROWS: threads per row */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
 
@@ -88,8 +88,8 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
-/* The launches that serve the runs, in order: 1, or 2 when there are sums to join. n_runs as te_cuda_program_batch gave;
- * `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
+/* The launches that serve the runs, in order: 1, or 2 when there are sums to join. n_runs as te_cuda_program_batch
+ * gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[2]);
 

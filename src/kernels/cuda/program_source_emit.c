@@ -3,11 +3,12 @@
 
 #include <math.h>
 
-/* --- names -------------------------------------------------------------------------------------------------------- */
+/* --- names ------------------------------------------------------------------------------------------------------- */
 
-static const char *const element_types[TE_DTYPE_COUNT] = {
-    [TE_F32] = "float",    [TE_BF16] = "uint16_t", [TE_F16] = "uint16_t", [TE_F64] = "double",    [TE_I64] = "int64_t",
-    [TE_I32] = "int32_t",  [TE_U8] = "uint8_t",    [TE_BOOL] = "uint8_t", [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
+static const char *const element_types[TE_DTYPE_COUNT] =
+    {[TE_F32] = "float",      [TE_BF16] = "uint16_t", [TE_F16] = "uint16_t", [TE_F64] = "double",
+     [TE_I64] = "int64_t",    [TE_I32] = "int32_t",   [TE_U8] = "uint8_t",   [TE_BOOL] = "uint8_t",
+     [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
 
 const char *te_emit_type(const te_emitter *e, int operand) { return element_types[e->shape->operand[operand].dtype]; }
 
@@ -44,11 +45,14 @@ void te_emit_arguments(te_emitter *e)
 {
     te_emit(e, "struct te_run_args {\n");
     te_cuda_visit_fields(e->program, e->shape, declare_field, e);
-    te_emit(e, "};\n\nstruct te_args {\n    te_run_args run[%d];\n    int64_t n_runs, blocks;\n    te_real *column_parts;\n"
-               "    double *sum_parts;\n    int64_t n_column_parts;\n};\n\n", e->shape->runs);
+    te_emit(
+        e,
+        "};\n\nstruct te_args {\n    te_run_args run[%d];\n    int64_t n_runs, blocks;\n    te_real *column_parts;\n"
+        "    double *sum_parts;\n    int64_t n_column_parts;\n};\n\n",
+        e->shape->runs);
 }
 
-/* --- values of lower rates ---------------------------------------------------------------------------------------- */
+/* --- values of lower rates --------------------------------------------------------------------------------------- */
 
 static void emit_number(te_emitter *e, double x)
 {
@@ -123,14 +127,15 @@ void te_emit_row_values(te_emitter *e, int level)
     }
 }
 
-/* --- where operands are ------------------------------------------------------------------------------------------- */
+/* --- where operands are ------------------------------------------------------------------------------------------ */
 
 void te_emit_coordinates(te_emitter *e, int n, const char *row)
 {
     if (n == 0) return;
     te_emit(e, "        te_index rest = %s;\n", row);
     for (int d = n - 1; d > 0; d--)
-        te_emit(e, "        const te_index q%d = rest %% (te_index)r.extent%d;\n        rest /= (te_index)r.extent%d;\n",
+        te_emit(e,
+                "        const te_index q%d = rest %% (te_index)r.extent%d;\n        rest /= (te_index)r.extent%d;\n",
                 d, d, d);
     te_emit(e, "        const te_index q0 = rest;\n");
 }
@@ -152,7 +157,7 @@ void te_emit_offsets(te_emitter *e, int n)
     }
 }
 
-/* --- what a section computes -------------------------------------------------------------------------------------- */
+/* --- what a section computes ------------------------------------------------------------------------------------- */
 
 static void mark_arguments(te_emitter *e)
 {
@@ -177,11 +182,12 @@ void te_emit_mark(te_emitter *e, int pass)
         if (te_program_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
             e->values[p->insns[v].arg[0]].need = true;
     for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
-        if (p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o)) e->values[p->outputs[o].value].need = true;
+        if (p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o))
+            e->values[p->outputs[o].value].need = true;
     mark_arguments(e);
 }
 
-/* --- units -------------------------------------------------------------------------------------------------------- */
+/* --- units ------------------------------------------------------------------------------------------------------- */
 
 static bool loads_operand(const te_emitter *e, int i)
 {
@@ -197,7 +203,8 @@ static void emit_unit_load(te_emitter *e, const char *name, int i, const char *c
     int         unit = e->shape->vector;
     switch (e->shape->operand[i].access) {
     case TE_CUDA_VECTOR:
-        if (!count) te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + column);\n", name, i, e->item, type, unit, i, i);
+        if (!count)
+            te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + column);\n", name, i, e->item, type, unit, i, i);
         else
             te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + column) : "
                        "te_unit_gather<%s, %d>(r.p%d + o%d + column, (te_index)1, %s);\n",
@@ -208,9 +215,11 @@ static void emit_unit_load(te_emitter *e, const char *name, int i, const char *c
                 unit, i, i, count ? count : "TE_WHOLE");
         break;
     default:
-        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, (te_index)r.p%d_column, "
-                   "%s);\n",
-                name, i, e->item, type, unit, i, i, i, i, count ? count : "TE_WHOLE");
+        te_emit(
+            e,
+            "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, (te_index)r.p%d_column, "
+            "%s);\n",
+            name, i, e->item, type, unit, i, i, i, i, count ? count : "TE_WHOLE");
     }
 }
 
@@ -304,10 +313,12 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_TILED) te_emit(e, "c%d += ", o);
     else if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
-    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED) te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
+    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
+        te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d.e[k] = te_as_%s(", o, dtype_of(e, i));
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
-    if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(y%d.e[k]) + ", dtype_of(e, i), o);
+    if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
+        te_emit(e, "te_from_%s(y%d.e[k]) + ", dtype_of(e, i), o);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_ROWS && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
     emit_value_name(e, v);
     te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
@@ -320,7 +331,8 @@ static void emit_output_units(te_emitter *e, const char *count)
     e->item = "";
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
-        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED) continue;
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED)
+            continue;
         te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
         if (!e->shape->operand[i].accumulate) continue;
         te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
@@ -341,14 +353,16 @@ static void emit_unit_stores(te_emitter *e, const char *count)
         case TE_CUDA_TURNED: break;
         case TE_CUDA_VECTOR:
             if (count)
-                te_emit(e, "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n"
-                           "            else\n    ",
-                        count, unit, type, unit, i, i, count, o);
+                te_emit(
+                    e,
+                    "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n"
+                    "            else\n    ",
+                    count, unit, type, unit, i, i, count, o);
             te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + column, y%d);\n", type, unit, i, i, o);
             break;
         case TE_CUDA_NEXT:
-            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n", type, unit, i,
-                    i, count ? count : "TE_WHOLE", o);
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n", type, unit,
+                    i, i, count ? count : "TE_WHOLE", o);
             break;
         default:
             te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, "
@@ -375,7 +389,7 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count)
     if (last) emit_unit_stores(e, count);
 }
 
-/* --- sums --------------------------------------------------------------------------------------------------------- */
+/* --- sums -------------------------------------------------------------------------------------------------------- */
 
 void te_emit_sums(te_emitter *e)
 {

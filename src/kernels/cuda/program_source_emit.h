@@ -1,8 +1,8 @@
 /* program_source_emit.h - writing the parts that every kind of kernel is made of.
  *
- * Names in the source: rN the run's arguments, vN the value of instruction N, qN the coordinates of the row at hand, oN the offset of operand N at
- * it, xN its elements, wN random words, yN elements about to be stored, hN values held from one pass to a later one,
- * sN and cN sums and column sums of output N.
+ * Names in the source: rN the run's arguments, vN the value of instruction N, qN the coordinates of the row at hand, oN
+ * the offset of operand N at it, xN its elements, wN random words, yN elements about to be stored, hN values held from
+ * one pass to a later one, sN and cN sums and column sums of output N.
  */
 #ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H
 #define TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H
@@ -24,10 +24,10 @@ typedef struct te_emitter {
     te_text                     *out;
     const te_program            *program;
     const te_cuda_program_shape *shape;
-    te_emit_value               *values; /* per instruction */
-    int                          passes; /* levels of reductions + 1 */
-    int                          pass;   /* being written */
-    const char                  *item;   /* "" or "[i]": behind what is held for several units */
+    te_emit_value               *values;                       /* per instruction */
+    int                          passes;                       /* levels of reductions + 1 */
+    int                          pass;                         /* being written */
+    const char                  *item;                         /* "" or "[i]": behind what is held for several units */
     bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that an earlier pass has loaded */
 } te_emitter;
 
@@ -58,9 +58,9 @@ void te_emit_sum_parts(te_emitter *e);
 /* Which of the wanted column sums an output is. */
 int te_emit_column_number(const te_emitter *e, int output);
 
-void te_emit_flat(te_emitter *e);  /* program_source_flat.c: FLAT and TILED */
+void te_emit_flat(te_emitter *e); /* program_source_flat.c: FLAT and TILED */
 void te_emit_tiled(te_emitter *e);
-void te_emit_rows(te_emitter *e);  /* program_source_rows.c */
+void te_emit_rows(te_emitter *e); /* program_source_rows.c */
 void te_emit_join(te_emitter *e);
 
 #endif

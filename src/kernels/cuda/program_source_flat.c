@@ -32,14 +32,16 @@ void te_emit_flat(te_emitter *e)
     emit_opening(e);
     te_emit(e, "    const te_index units = (columns + %d) / %d, end = %sunits;\n", unit - 1, unit,
             rows ? "(te_index)r.rows * " : "");
-    te_emit(e, "    for (te_index u = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x; u < end; u += "
-               "(te_index)r.blocks * %d) {\n",
+    te_emit(e,
+            "    for (te_index u = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x; u < end; u += "
+            "(te_index)r.blocks * %d) {\n",
             TE_CUDA_FLAT_THREADS, TE_CUDA_FLAT_THREADS);
     if (rows) {
         te_emit(e, "        const te_index row = u / units, column = (u - row * units) * %d;\n", unit);
     } else {
         te_emit(e, "        const te_index column = u * %d;\n", unit);
-        if (unit > 1) te_emit(e, "        const int n = columns - column < %d ? (int)(columns - column) : %d;\n", unit, unit);
+        if (unit > 1)
+            te_emit(e, "        const int n = columns - column < %d ? (int)(columns - column) : %d;\n", unit, unit);
     }
     te_emit_coordinates(e, e->shape->n_outer, "row");
     te_emit_offsets(e, e->shape->n_outer);
@@ -49,7 +51,7 @@ void te_emit_flat(te_emitter *e)
     emit_closing(e);
 }
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 /* Moves turned operands between memory and their tiles; threads are neighbours along memory's neighbours. */
 static void emit_tile_moves(te_emitter *e, bool outputs)
@@ -63,10 +65,11 @@ static void emit_tile_moves(te_emitter *e, bool outputs)
                "            if (down + x < across && right + y + j < columns) {\n");
     for (int i = first; i < end; i++) {
         if (e->shape->operand[i].access != TE_CUDA_TURNED) continue;
-        const char *format = outputs ? "                r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + (right + y + j) * "
-                                       "(te_index)r.p%d_column] = t%d[y + j][x];\n"
-                                     : "                t%d[y + j][x] = r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + "
-                                       "(right + y + j) * (te_index)r.p%d_column];\n";
+        const char *format = outputs
+                                 ? "                r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + (right + y + j) * "
+                                   "(te_index)r.p%d_column] = t%d[y + j][x];\n"
+                                 : "                t%d[y + j][x] = r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + "
+                                   "(right + y + j) * (te_index)r.p%d_column];\n";
         int last = e->shape->n_outer - 1;
         if (outputs) te_text_print(e->out, format, i, i, i, last, i, i);
         else te_text_print(e->out, format, i, i, i, i, last, i);
@@ -94,11 +97,13 @@ static void emit_tile_column_sums(te_emitter *e)
         if (!sums_columns(e, o)) continue;
         if (any) te_emit(e, "        __syncthreads();\n");
         any = true;
-        te_emit(e, "        column_sums[y][x] = c%d;\n        __syncthreads();\n"
-                   "        if (y == 0 && right + x < columns) {\n"
-                   "            for (int j = 1; j < 8; j++) c%d += column_sums[j][x];\n"
-                   "            a.column_parts[((int64_t)%d * a.n_column_parts + tile / wide) * r.columns + right + x] = c%d;\n"
-                   "        }\n",
+        te_emit(e,
+                "        column_sums[y][x] = c%d;\n        __syncthreads();\n"
+                "        if (y == 0 && right + x < columns) {\n"
+                "            for (int j = 1; j < 8; j++) c%d += column_sums[j][x];\n"
+                "            a.column_parts[((int64_t)%d * a.n_column_parts + tile / wide) * r.columns + right + x] = "
+                "c%d;\n"
+                "        }\n",
                 o, o, te_emit_column_number(e, o), o);
     }
 }
@@ -119,7 +124,8 @@ static void emit_tile_offsets(te_emitter *e, bool inner)
         bool uniform = i < e->program->n_inputs ? e->program->input_rates[i] == TE_RATE_UNIFORM
                                                 : e->program->outputs[i - e->program->n_inputs].kind != TE_OUT_ELEM;
         if (access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED || uniform) continue;
-        if (inner) te_emit(e, "            const te_index o%d = o%d_tile + q%d * (te_index)r.p%d_%d;\n", i, i, last, i, last);
+        if (inner)
+            te_emit(e, "            const te_index o%d = o%d_tile + q%d * (te_index)r.p%d_%d;\n", i, i, last, i, last);
         else te_emit(e, "            const te_index o%d_tile = o%d;\n", i, i);
     }
 }
@@ -134,8 +140,9 @@ void te_emit_tiled(te_emitter *e)
         if (e->shape->operand[i].access == TE_CUDA_TURNED)
             te_emit(e, "    __shared__ %s t%d[32][33];\n", te_emit_type(e, i), i);
     if (te_shape_column_sums(e->program, e->shape)) te_emit(e, "    __shared__ te_real column_sums[8][32];\n");
-    te_emit(e, "    const te_index across = (te_index)r.extent%d, wide = (columns + 31) / 32, high = (across + 31) / 32;\n",
-            last);
+    te_emit(
+        e, "    const te_index across = (te_index)r.extent%d, wide = (columns + 31) / 32, high = (across + 31) / 32;\n",
+        last);
     te_emit(e, "    const te_index tiles = across ? (te_index)(r.rows / r.extent%d) * wide * high : 0;\n", last);
     te_emit(e, "    const int x = threadIdx.x %% 32, y = threadIdx.x / 32;\n"
                "    for (te_index tile = blockIdx.x; tile < tiles; tile += (te_index)r.blocks) {\n"

@@ -10,7 +10,7 @@ static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op 
 static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
 static inline bool te_program_sums(int kind) { return kind == TE_OUT_SUM || kind == TE_OUT_AMAX; }
 
-static inline const te_cuda_operand_shape *te_shape_output(const te_program *program,
+static inline const te_cuda_operand_shape *te_shape_output(const te_program            *program,
                                                            const te_cuda_program_shape *shape, int output)
 {
     return &shape->operand[program->n_inputs + output];
@@ -38,8 +38,8 @@ static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
-/* The members of a kernel's te_run_args, 8 bytes each: the source declares them, the launch fills them, both in the order
- * of te_cuda_visit_fields. */
+/* The members of a kernel's te_run_args, 8 bytes each: the source declares them, the launch fills them, both in the
+ * order of te_cuda_visit_fields. */
 typedef enum te_field_kind {
     TE_FIELD_ROWS,
     TE_FIELD_COLUMNS,
@@ -51,7 +51,7 @@ typedef enum te_field_kind {
     TE_FIELD_COLUMN_STRIDE, /* of operand `index` */
     TE_FIELD_OUTER_STRIDE,  /* of operand `index` along outer dimension `dim` */
     TE_FIELD_PARAM,
-    TE_FIELD_KEEP,          /* threshold of instruction `index` */
+    TE_FIELD_KEEP, /* threshold of instruction `index` */
     TE_FIELD_SEED,
     TE_FIELD_STREAM,
     TE_FIELD_OFFSET

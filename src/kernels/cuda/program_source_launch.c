@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* --- fields ------------------------------------------------------------------------------------------------------- */
+/* --- fields ------------------------------------------------------------------------------------------------------ */
 
 static bool has_random(const te_program *program)
 {
@@ -73,7 +73,7 @@ int te_cuda_run_words(const te_program *program, const te_cuda_program_shape *sh
     return words;
 }
 
-/* --- values ------------------------------------------------------------------------------------------------------- */
+/* --- values ------------------------------------------------------------------------------------------------------ */
 
 /* One run being written. */
 typedef struct writer {
@@ -154,7 +154,7 @@ static void write_field(void *user, te_field field)
     *w->at++ = field_value(w, field);
 }
 
-/* --- geometry ----------------------------------------------------------------------------------------------------- */
+/* --- geometry ---------------------------------------------------------------------------------------------------- */
 
 static void measure(writer *w)
 {
@@ -167,8 +167,8 @@ static int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t bounded(int64_t n, int64_t most) { return n < 1 ? 1 : n > most ? most : n; }
 
-/* Blocks of one run. Where there are sums this depends on the shape alone; enough to fill any device, few enough for the
- * joining to be cheap. */
+/* Blocks of one run. Where there are sums this depends on the shape alone; enough to fill any device, few enough for
+ * the joining to be cheap. */
 static int64_t blocks_of(const writer *w, int multiprocessors)
 {
     enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 512, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
@@ -207,7 +207,7 @@ static int64_t all_blocks(const te_program *program, const te_cuda_program_shape
     return blocks;
 }
 
-/* --- interface ---------------------------------------------------------------------------------------------------- */
+/* --- interface --------------------------------------------------------------------------------------------------- */
 
 int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
                           int n_runs)
@@ -227,7 +227,8 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
 }
 
 /* Rows of parts that a column sum is joined from: one per block, in TILED one per row of tiles. */
-static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run, int64_t blocks)
+static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run,
+                            int64_t blocks)
 {
     writer w = writer_for(program, shape, run);
     if (shape->kind != TE_CUDA_TILED) return blocks;
@@ -239,8 +240,9 @@ static int64_t column_parts(const te_program *program, const te_cuda_program_sha
 static size_t column_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int64_t blocks)
 {
-    size_t bytes = (size_t)te_shape_column_sums(program, shape) * (size_t)column_parts(program, shape, &runs[0], blocks) *
-                   (size_t)row_length(shape, &runs[0]) * (shape->compute_f64 ? 8u : 4u);
+    size_t bytes = (size_t)te_shape_column_sums(program, shape) *
+                   (size_t)column_parts(program, shape, &runs[0], blocks) * (size_t)row_length(shape, &runs[0]) *
+                   (shape->compute_f64 ? 8u : 4u);
     return (bytes + 63) / 64 * 64;
 }
 

@@ -1,7 +1,7 @@
 /* program_source_rows.c - kernels that walk rows, and the one that joins the parts of sums.
  *
- * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units in
- * the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
+ * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units
+ * in the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
  * bits. Outputs are stored in the last pass, after everything else is read, so they may lie where inputs do.
  */
 #include "program_source_emit.h"
@@ -54,10 +54,12 @@ static void emit_long_column_sums(te_emitter *e, bool before)
         if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
         int n = te_emit_column_number(e, o), unit = e->shape->vector;
         if (before)
-            te_emit(e, "            te_real *part%d = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns + "
-                       "column;\n            te_unit<te_real, %d> c%d = {};\n"
-                       "            if (base != (te_index)blockIdx.x) c%d = te_unit_gather<te_real, %d>(part%d, 1, %d);\n",
-                    o, n, unit, o, o, unit, o, unit);
+            te_emit(
+                e,
+                "            te_real *part%d = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns + "
+                "column;\n            te_unit<te_real, %d> c%d = {};\n"
+                "            if (base != (te_index)blockIdx.x) c%d = te_unit_gather<te_real, %d>(part%d, 1, %d);\n",
+                o, n, unit, o, o, unit, o, unit);
         else te_emit(e, "            te_unit_scatter<te_real, %d>(part%d, 1, %d, c%d);\n", unit, o, unit, o);
     }
 }
@@ -127,7 +129,8 @@ static void emit_column_parts(te_emitter *e, int o)
 {
     int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = te_emit_column_number(e, o);
     int at_once = te_shape_rows_at_once(e->shape);
-    te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n", n);
+    te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n",
+            n);
     if (at_once > 1)
         te_emit(e, "        __shared__ te_real column_sums[%d];\n        for (int g = 0; g < %d; g++) {\n"
                    "            __syncthreads();\n            if ((int)threadIdx.x / %d != g) continue;\n",
@@ -141,7 +144,9 @@ static void emit_column_parts(te_emitter *e, int o)
                    "        for (te_index t = threadIdx.x; t < columns; t += %d) part[t] = column_sums[t];\n"
                    "        __syncthreads();\n    }\n",
                 o, o, te_shape_threads(e->shape));
-    else te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n", o);
+    else
+        te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n",
+                o);
 }
 
 void te_emit_rows(te_emitter *e)
@@ -164,7 +169,7 @@ void te_emit_rows(te_emitter *e)
     te_emit(e, "}\n");
 }
 
-/* --- joining ------------------------------------------------------------------------------------------------------ */
+/* --- joining ----------------------------------------------------------------------------------------------------- */
 
 static void emit_join_store(te_emitter *e, int o, const char *place, bool amax)
 {
@@ -179,16 +184,19 @@ static void emit_join_store(te_emitter *e, int o, const char *place, bool amax)
 static void emit_join_columns(te_emitter *e)
 {
     te_emit(e, "    const te_run_args &first = a.run[0];\n"
-               "    const int64_t column_blocks = (first.columns + 31) / 32, column = (int64_t)blockIdx.x * 32 + threadIdx.x;\n"
+               "    const int64_t column_blocks = (first.columns + 31) / 32, column = (int64_t)blockIdx.x * 32 + "
+               "threadIdx.x;\n"
                "    if (blockIdx.x < column_blocks) {\n");
     for (int o = 0; o < e->program->n_outputs; o++) {
         if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
         int  i = e->program->n_inputs + o;
         char place[64];
         snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
-        te_emit(e, "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * first.columns, "
-                   "first.rows ? a.n_column_parts : 0, first.columns);\n"
-                   "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
+        te_emit(e,
+                "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * "
+                "first.columns, "
+                "first.rows ? a.n_column_parts : 0, first.columns);\n"
+                "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
                 o, te_emit_column_number(e, o), o);
         emit_join_store(e, o, place, false);
     }
@@ -199,8 +207,10 @@ static void emit_join_columns(te_emitter *e)
 void te_emit_join(te_emitter *e)
 {
     int n = 0;
-    te_emit(e, "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
-            TE_CUDA_JOIN_THREADS);
+    te_emit(
+        e,
+        "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
+        TE_CUDA_JOIN_THREADS);
     if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
     if (te_shape_sums(e->program, e->shape)) te_emit(e, "    for (int at = 0; at < a.n_runs; at++) {\n"
                                                         "        const te_run_args &r = a.run[at];\n");
@@ -209,9 +219,11 @@ void te_emit_join(te_emitter *e)
         char place[32];
         if (!te_program_sums(kind) || !te_shape_wants(e->program, e->shape, o)) continue;
         snprintf(place, sizeof place, "*r.p%d", e->program->n_inputs + o);
-        te_emit(e, "        const double total%d = te_join_parts<%s>(a.sum_parts + %d * a.blocks + r.first_block, r.blocks);\n"
-                   "        if (threadIdx.x == 0) {\n            te_real value = (te_real)total%d;\n",
-                o, kind == TE_OUT_AMAX ? "true" : "false", n++, o);
+        te_emit(
+            e,
+            "        const double total%d = te_join_parts<%s>(a.sum_parts + %d * a.blocks + r.first_block, r.blocks);\n"
+            "        if (threadIdx.x == 0) {\n            te_real value = (te_real)total%d;\n",
+            o, kind == TE_OUT_AMAX ? "true" : "false", n++, o);
         emit_join_store(e, o, place, kind == TE_OUT_AMAX);
     }
     if (n) te_emit(e, "    }\n");

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* --- facts about a program ---------------------------------------------------------------------------------------- */
+/* --- facts about a program --------------------------------------------------------------------------------------- */
 
 /* Rows mean something: dimensions may not be merged into the last. */
 static bool structured(const te_program *program)
@@ -50,7 +50,7 @@ int te_shape_column_sums(const te_program *program, const te_cuda_program_shape 
     return n;
 }
 
-/* --- operands ----------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
 /* What the shape is being made of. */
 typedef struct sketch {
@@ -72,7 +72,7 @@ static int rate_of(const sketch *s, int i)
     return kind == TE_OUT_ELEM ? TE_RATE_ELEM : kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_UNIFORM;
 }
 
-/* --- dimensions --------------------------------------------------------------------------------------------------- */
+/* --- dimensions -------------------------------------------------------------------------------------------------- */
 
 /* Whether stepping over dimension a is stepping over the whole of b, for every operand with elements of its own. */
 static bool mergeable(const sketch *s, int a, int b)
@@ -136,10 +136,10 @@ static bool is_wide(const sketch *s)
     return false;
 }
 
-/* --- units -------------------------------------------------------------------------------------------------------- */
+/* --- units ------------------------------------------------------------------------------------------------------- */
 
-/* As many elements as 16 bytes of the narrowest operand, at most 8; a divisor of the row unless the row is all there is.
- * Depends on shapes, strides and types, not on addresses, since it gives the order of sums. */
+/* As many elements as 16 bytes of the narrowest operand, at most 8; a divisor of the row unless the row is all there
+ * is. Depends on shapes, strides and types, not on addresses, since it gives the order of sums. */
 static int unit_of(const sketch *s)
 {
     int  size = 16, most = s->shape->compute_f64 ? 4 : 8;
@@ -179,11 +179,12 @@ static void reach_operands(sketch *s)
         te_cuda_operand_shape *shape = &s->shape->operand[i];
         shape->access = (uint8_t)access_of(s, i);
         shape->dtype = shape->access == TE_CUDA_ABSENT ? 0 : (uint8_t)operand_of(s, i)->dtype;
-        shape->accumulate = i >= s->program->n_inputs && shape->access != TE_CUDA_ABSENT && operand_of(s, i)->accumulate;
+        shape->accumulate =
+            i >= s->program->n_inputs && shape->access != TE_CUDA_ABSENT && operand_of(s, i)->accumulate;
     }
 }
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 /* A warp or less while a thread holds at most WARP_HELD elements of a row; then blocks, the smallest whose threads hold
  * at most BLOCK_HELD; longer rows are not held. */
@@ -216,7 +217,7 @@ static void share_row(sketch *s)
     }
 }
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 static bool turns(const sketch *s, int i, int axis)
 {
@@ -253,7 +254,7 @@ static void turn_tiles(sketch *s)
     }
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------------ */
 
 static te_status check_operand(te_exec *exec, const te_program *program, const te_operand *operand, const char *what,
                                int i)

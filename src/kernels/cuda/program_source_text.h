@@ -1,5 +1,5 @@
-/* program_source_text.h - text that grows, for generated source. A failed allocation is remembered, so that writers need
- * not check each line. */
+/* program_source_text.h - text that grows, for generated source. A failed allocation is remembered, so that writers
+ * need not check each line. */
 #ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_TEXT_H
 #define TE_KERNELS_CUDA_PROGRAM_SOURCE_TEXT_H
 

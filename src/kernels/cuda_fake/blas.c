@@ -8,28 +8,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENTER()                                        \
-    do {                                               \
-        int code = te_fake_enter(__func__);            \
-        if (code) return (cublasStatus_t)code;         \
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        int code = te_fake_enter(__func__);                                                                            \
+        if (code) return (cublasStatus_t)code;                                                                         \
     } while (0)
 
 typedef struct desc {
     cublasComputeType_t compute;
-    int32_t             op_a, op_b;
-    uint32_t            epilogue;
-    const void         *bias;
-    void               *aux;
-    int64_t             ld_aux;
+    int32_t op_a, op_b;
+    uint32_t epilogue;
+    const void *bias;
+    void *aux;
+    int64_t ld_aux;
 } desc;
 
 typedef struct layout {
     cudaDataType_t type;
-    int64_t        rows, columns, ld, step;
-    int32_t        batch;
+    int64_t rows, columns, ld, step;
+    int32_t batch;
 } layout;
 
-static desc   *desc_of(cublasLtMatmulDesc_t d) { return (desc *)(void *)d; }
+static desc *desc_of(cublasLtMatmulDesc_t d) { return (desc *)(void *)d; }
 static layout *layout_of(cublasLtMatrixLayout_t l) { return (layout *)(void *)l; }
 
 /* --- objects ------------------------------------------------------------------------------------------------------ */
@@ -61,7 +61,8 @@ TE_FAKE const char *cublasLtGetStatusName(cublasStatus_t status)
     return status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_FAKED";
 }
 
-TE_FAKE cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
+TE_FAKE cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                                cudaDataType_t scale)
 {
     ENTER();
     if ((scale == CUDA_R_64F) != (compute == CUBLAS_COMPUTE_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -104,14 +105,18 @@ TE_FAKE cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, c
 
 TE_FAKE cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy(l); }
 
-TE_FAKE cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle, cublasLtMatrixLayoutAttribute_t name,
-                                                        const void *value, size_t size)
+TE_FAKE cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                        cublasLtMatrixLayoutAttribute_t name, const void *value,
+                                                        size_t size)
 {
     layout *l = layout_of(handle);
     ENTER();
-    if (name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && size == 4) memcpy(&l->batch, value, 4);
-    else if (name == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && size == 8) memcpy(&l->step, value, 8);
-    else return CUBLAS_STATUS_INVALID_VALUE;
+    if (name == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && size == 4)
+        memcpy(&l->batch, value, 4);
+    else if (name == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && size == 8)
+        memcpy(&l->step, value, 8);
+    else
+        return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -125,8 +130,8 @@ TE_FAKE cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t
 TE_FAKE cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy(p); }
 
 TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
-                                                            cublasLtMatmulPreferenceAttributes_t name, const void *value,
-                                                            size_t size)
+                                                            cublasLtMatmulPreferenceAttributes_t name,
+                                                            const void *value, size_t size)
 {
     (void)p, (void)name, (void)value;
     ENTER();
@@ -142,7 +147,8 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
     int64_t m = d->op_a ? a->columns : a->rows, k = d->op_a ? a->rows : a->columns;
     int64_t k2 = d->op_b ? b->columns : b->rows, n = d->op_b ? b->rows : b->columns;
     bool f64 = d->compute == CUBLAS_COMPUTE_64F;
-    if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch || b->batch != c->batch)
+    if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch ||
+        b->batch != c->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (a->type != b->type || (c->type != a->type && c->type != CUDA_R_32F) || f64 != (a->type == CUDA_R_64F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -172,9 +178,11 @@ TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, c
     return status;
 }
 
-TE_FAKE cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
-                                               const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
+TE_FAKE cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t d,
+                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
+                                               const cublasLtMatmulAlgo_t *algorithm,
+                                               cublasLtMatmulHeuristicResult_t *result)
 {
     (void)handle, (void)e;
     ENTER();
@@ -186,11 +194,11 @@ TE_FAKE cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLt
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
 typedef struct product {
-    desc        d;
-    layout      a, b, c;
+    desc d;
+    layout a, b, c;
     const char *pa, *pb;
-    char       *pc;
-    double      alpha, beta;
+    char *pc;
+    double alpha, beta;
 } product;
 
 static int element_size(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
@@ -206,26 +214,38 @@ static double get(const char *base, cudaDataType_t type, int64_t i)
 
 static void put(char *base, cudaDataType_t type, int64_t i, double value)
 {
-    if (type == CUDA_R_64F) ((double *)(void *)base)[i] = value;
-    else if (type == CUDA_R_32F) ((float *)(void *)base)[i] = (float)value;
+    if (type == CUDA_R_64F)
+        ((double *)(void *)base)[i] = value;
+    else if (type == CUDA_R_32F)
+        ((float *)(void *)base)[i] = (float)value;
     else {
         uint16_t half = type == CUDA_R_16BF ? te_f32_to_bf16((float)value) : te_f32_to_f16((float)value);
         memcpy(base + 2 * i, &half, 2);
     }
 }
 
+/* 10 bits of fraction are left. */
+static double round_to_tf32(double x)
+{
+    int exponent;
+    double fraction = frexp(x, &exponent);
+    return ldexp(rint(ldexp(fraction, 11)), exponent - 11);
+}
+
 /* op(x) as doubles, the lines fastest. */
-static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t lines, int64_t k)
+static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t lines, int64_t k, bool tf32)
 {
     double *out = malloc((size_t)(lines * k + 1) * sizeof *out);
     for (int64_t j = 0; j < k; j++)
-        for (int64_t i = 0; i < lines; i++) out[j * lines + i] = get(base, l->type, k_is_row ? j + i * l->ld : i + j * l->ld);
+        for (int64_t i = 0; i < lines; i++)
+            out[j * lines + i] = get(base, l->type, k_is_row ? j + i * l->ld : i + j * l->ld);
+    for (int64_t i = 0; tf32 && i < lines * k; i++) out[i] = round_to_tf32(out[i]);
     return out;
 }
 
 /* sums[0 … m) of column j. Four steps at a time: the sums stay in cache, not in registers. */
-static void column_sums(double *restrict sums, const double *restrict a, const double *b, int64_t m, int64_t n, int64_t k,
-                        int64_t j)
+static void column_sums(double *restrict sums, const double *restrict a, const double *b, int64_t m, int64_t n,
+                        int64_t k, int64_t j)
 {
     int64_t l = 0;
     memset(sums, 0, (size_t)m * sizeof *sums);
@@ -251,7 +271,8 @@ static void one_product(const product *p, int64_t batch)
     const char *base_a = p->pa + batch * p->a.step * element_size(p->a.type);
     const char *base_b = p->pb + batch * p->b.step * element_size(p->b.type);
     char *base_c = p->pc + batch * p->c.step * element_size(p->c.type);
-    double *a = unpack(base_a, &p->a, p->d.op_a, m, k), *b = unpack(base_b, &p->b, !p->d.op_b, n, k);
+    bool tf32 = p->d.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    double *a = unpack(base_a, &p->a, p->d.op_a, m, k, tf32), *b = unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
         column_sums(sums, a, b, m, n, k, j);
@@ -281,10 +302,10 @@ static bool inside(const char *base, const layout *l)
 }
 
 TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
-                                      cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb, const void *beta,
-                                      const void *c, cublasLtMatrixLayout_t lc, void *out, cublasLtMatrixLayout_t lout,
-                                      const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
-                                      cudaStream_t stream)
+                                      cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
+                                      const void *beta, const void *c, cublasLtMatrixLayout_t lc, void *out,
+                                      cublasLtMatrixLayout_t lout, const cublasLtMatmulAlgo_t *algorithm,
+                                      void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     (void)handle, (void)lout;
     ENTER();
@@ -302,6 +323,7 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
         !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
     uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
-    return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS ? CUBLAS_STATUS_SUCCESS
-                                                                                            : CUBLAS_STATUS_EXECUTION_FAILED;
+    return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_EXECUTION_FAILED;
 }

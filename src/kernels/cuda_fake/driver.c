@@ -10,10 +10,10 @@
 
 extern uint64_t te_fake_time;
 
-#define ENTER()                                        \
-    do {                                               \
-        int code = te_fake_enter(__func__);            \
-        if (code) return (CUresult)code;               \
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        int code = te_fake_enter(__func__);                                                                            \
+        if (code) return (CUresult)code;                                                                               \
     } while (0)
 
 static int devices = 2, capability = 90;
@@ -51,7 +51,8 @@ TE_FAKE CUresult cuGetErrorName(CUresult error, const char **text)
 
 TE_FAKE CUresult cuGetErrorString(CUresult error, const char **text)
 {
-    *text = error == CUDA_ERROR_ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : "a failure made for a test";
+    *text =
+        error == CUDA_ERROR_ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : "a failure made for a test";
     return CUDA_SUCCESS;
 }
 
@@ -166,9 +167,9 @@ TE_FAKE CUresult cuMemFreeHost(void *ptr)
 }
 
 typedef struct transfer {
-    void       *dst;
+    void *dst;
     const void *src;
-    size_t      bytes;
+    size_t bytes;
 } transfer;
 
 static void run_transfer(void *work)
@@ -204,9 +205,9 @@ TE_FAKE CUresult cuMemcpyDtoDAsync(CUdeviceptr dst, CUdeviceptr src, size_t byte
 }
 
 typedef struct filling {
-    void         *dst;
+    void *dst;
     unsigned char value;
-    size_t        bytes;
+    size_t bytes;
 } filling;
 
 static void run_filling(void *work)
@@ -301,14 +302,14 @@ TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
 typedef struct function {
-    te_cuda_sim     *sim;
+    te_cuda_sim *sim;
     struct function *next;
-    char             name[64];
+    char name[64];
 } function;
 
 typedef struct module {
     te_cuda_sim *sim;
-    function    *functions;
+    function *functions;
 } module;
 
 TE_FAKE CUresult cuModuleLoadData(CUmodule *out, const void *image)
@@ -367,15 +368,15 @@ TE_FAKE CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute
 
 typedef struct launch {
     const function *function;
-    uint32_t        grid[3], block[3], shared;
-    uint64_t        args[TE_CUDA_ARGS / 8];
+    uint32_t grid[3], block[3], shared;
+    uint64_t args[TE_CUDA_ARGS / 8];
 } launch;
 
 static void run_launch(void *work)
 {
     launch *l = work;
-    char    message[512];
-    void   *params[] = {l->args};
+    char message[512];
+    void *params[] = {l->args};
     if (te_cuda_sim_launch(l->function->sim, l->function->name, l->grid, l->block, l->shared, params, message,
                            sizeof message) == 0)
         return;
@@ -384,11 +385,12 @@ static void run_launch(void *work)
 }
 
 /* All kernels take one struct by value, part of a te_cuda_launch: as many bytes as that has are read. */
-TE_FAKE CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                unsigned shared, CUstream stream, void **params, void **extra)
+TE_FAKE CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                unsigned bz, unsigned shared, CUstream stream, void **params, void **extra)
 {
     ENTER();
-    bool fits = gx && gy && gz && bx && by && bz && gy < 65536 && gz < 65536 && (uint64_t)bx * by * bz <= 1024 && !extra;
+    bool fits =
+        gx && gy && gz && bx && by && bz && gy < 65536 && gz < 65536 && (uint64_t)bx * by * bz <= 1024 && !extra;
     if (!fits) return CUDA_ERROR_INVALID_VALUE;
     launch l = {.function = (const function *)(void *)f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
     memcpy(l.args, params[0], sizeof l.args);

@@ -5,20 +5,20 @@
 #include <string.h>
 
 typedef struct work {
-    struct work      *next;
+    struct work *next;
     te_fake_function *run;
-    uint64_t          cost;
+    uint64_t cost;
     _Alignas(16) char bytes[];
 } work;
 
 enum { MAX_QUEUED = 2000, MAX_FUNCTIONS = 128 };
 
-static work    *first, **last = &first;
-static int      queued, live, failing_call, failing_code, work_countdown = -1, work_code, broken;
-static char     failing_function[64];
+static work *first, **last = &first;
+static int queued, live, failing_call, failing_code, work_countdown = -1, work_code, broken;
+static char failing_function[64];
 static struct {
     const char *name;
-    uint64_t    calls;
+    uint64_t calls;
 } counts[MAX_FUNCTIONS];
 uint64_t te_fake_time; /* nanoseconds of work that has run */
 

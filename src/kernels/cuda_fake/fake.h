@@ -1,9 +1,9 @@
-/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC and cuBLASLt that the backend
- * calls, for tests. All are in one shared object, which stands in a folder under each library's name.
+/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC and cuBLASLt that the
+ * backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
- * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device memory
- * holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
+ * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device
+ * memory holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
  *
  * Kernels are compiled and run by the simulator (cuda_sim.h).
  */
@@ -30,7 +30,7 @@ TE_FAKE void te_fake_reset(void);
 /* Things made and not destroyed: allocations, streams, events, modules, retained contexts, descriptors. */
 TE_FAKE int te_fake_live(void);
 /* Borders found damaged, and addresses that are no allocation's, so far. */
-TE_FAKE int te_fake_faults(void);
+TE_FAKE int      te_fake_faults(void);
 TE_FAKE uint64_t te_fake_count(const char *function); /* calls so far */
 
 /* --- within ------------------------------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ TE_FAKE uint64_t te_fake_count(const char *function); /* calls so far */
 typedef void te_fake_function(void *work);
 
 /* Every entry point begins with it: counts the call; the code that it is to return, 0 when it is to go on. */
-int te_fake_enter(const char *function);
+int  te_fake_enter(const char *function);
 void te_fake_made(int change); /* +1, -1 */
 
 /* Queues work: `run` gets a copy of the `size` bytes at `work` later; `cost` in nanoseconds of the counted time. */

@@ -13,10 +13,10 @@ typedef struct region {
     size_t bytes;
 } region;
 
-static char   *arena;
+static char *arena;
 static region *regions; /* by address */
-static size_t  n_regions, capacity, used, limit = (size_t)8 << 30, high;
-static int     faults;
+static size_t n_regions, capacity, used, limit = (size_t)8 << 30, high;
+static int faults;
 
 TE_FAKE void te_fake_set_memory(size_t bytes) { limit = bytes; }
 TE_FAKE int te_fake_faults(void) { return faults; }

@@ -1,8 +1,8 @@
 /* cuda_sim.c - from source to kernels that can be called: see cuda_sim.h.
  *
- * What is compiled is abi.h, device.h, the source, and a line per kernel found in it. Its text and the compiler's command
- * give the name of the shared object in the cache folder; a new one is made under a name of its own and renamed, so that
- * processes do not see each other's halves.
+ * What is compiled is abi.h, device.h, the source, and a line per kernel found in it. Its text and the compiler's
+ * command give the name of the shared object in the cache folder; a new one is made under a name of its own and
+ * renamed, so that processes do not see each other's halves.
  */
 #include "cuda_sim.h"
 
@@ -46,7 +46,7 @@ static const char *compiler(void)
     return cxx && cxx[0] ? cxx : "c++";
 }
 
-/* --- names -------------------------------------------------------------------------------------------------------- */
+/* --- names ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t hash(uint64_t h, const char *text)
 {
@@ -74,9 +74,12 @@ static bool make_folder(const char *folder, char path[PATH_SIZE], char *message,
     return false;
 }
 
-/* --- compiling ---------------------------------------------------------------------------------------------------- */
+/* --- compiling --------------------------------------------------------------------------------------------------- */
 
-static bool word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+static bool word(char c)
+{
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
 
 /* A line for each `__global__ … name(`. */
 static void write_kernels(FILE *out, const char *source)
@@ -165,7 +168,7 @@ static bool compile(const char *folder, const char *object, const char *source, 
     return done;
 }
 
-/* --- interface ---------------------------------------------------------------------------------------------------- */
+/* --- interface --------------------------------------------------------------------------------------------------- */
 
 static te_cuda_sim *open_object(const char *path, char *message, size_t size)
 {

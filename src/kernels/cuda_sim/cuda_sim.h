@@ -1,13 +1,13 @@
 /* cuda_sim.h - CUDA C kernels run by the host: a library for tests on machines without a GPU.
  *
  * The source is compiled by the host's C++ compiler behind a small shim (device.h) into a shared object. Blocks run one
- * after the other; the threads of a block are fibers that change at barriers and warp operations, so a thread that meets
- * none costs a function call. Memory is the host's.
+ * after the other; the threads of a block are fibers that change at barriers and warp operations, so a thread that
+ * meets none costs a function call. Memory is the host's.
  *
  * Kernels are functions marked `extern "C" __global__ void`; any parameters. Shared memory: `__shared__` variables, and
  * TE_DYNAMIC_SHARED(type, name) for that which the launch asks for. Warp operations must be reached by every thread of
- * their mask, barriers by every thread of the block that has not returned; otherwise the launch fails and says who waits
- * where.
+ * their mask, barriers by every thread of the block that has not returned; otherwise the launch fails and says who
+ * waits where.
  */
 #ifndef TE_KERNELS_CUDA_SIM_H
 #define TE_KERNELS_CUDA_SIM_H

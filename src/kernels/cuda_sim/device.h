@@ -17,7 +17,7 @@
 static te_sim_state *te_sim;
 extern "C" __attribute__((visibility("default"))) void te_sim_attach(te_sim_state *state) { te_sim = state; }
 
-/* --- places ----------------------------------------------------------------------------------------------------- */
+/* --- places ------------------------------------------------------------------------------------------------------ */
 
 struct dim3 {
     unsigned x, y, z;
@@ -31,14 +31,14 @@ static inline dim3 te_sim_dim(const unsigned *v) { return dim3{v[0], v[1], v[2]}
 #define gridDim   te_sim_dim(te_sim->grid_dim)
 #define warpSize  32
 
-/* --- vectors ---------------------------------------------------------------------------------------------------- */
+/* --- vectors ----------------------------------------------------------------------------------------------------- */
 
 struct uint2 { unsigned x, y; } __attribute__((aligned(8)));
 struct uint4 { unsigned x, y, z, w; } __attribute__((aligned(16)));
 struct float2 { float x, y; } __attribute__((aligned(8)));
 struct float4 { float x, y, z, w; } __attribute__((aligned(16)));
 
-/* --- waiting ---------------------------------------------------------------------------------------------------- */
+/* --- waiting ----------------------------------------------------------------------------------------------------- */
 
 static inline void __syncthreads() { te_sim->barrier(te_sim); }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { te_sim->exchange(te_sim, mask, 0); }
@@ -68,7 +68,8 @@ template <class T> static inline T __shfl_sync(unsigned mask, T value, int sourc
 
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int with, int width = 32)
 {
-    unsigned lane = te_sim->lane, other = lane ^ (unsigned)with, end = (lane & ~(unsigned)(width - 1)) + (unsigned)width;
+    unsigned lane = te_sim->lane, other = lane ^ (unsigned)with,
+             end = (lane & ~(unsigned)(width - 1)) + (unsigned)width;
     return te_sim_from(mask, value, other, other < end);
 }
 
@@ -95,7 +96,7 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate)
 static inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 
-/* --- bits and atomics --------------------------------------------------------------------------------------------- */
+/* --- bits and atomics -------------------------------------------------------------------------------------------- */
 
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
@@ -111,9 +112,12 @@ template <class T> static inline T atomicAdd(T *at, T value) { return te_sim_swa
 template <class T> static inline T atomicMax(T *at, T value) { return te_sim_swap(at, value > *at ? value : *at); }
 template <class T> static inline T atomicMin(T *at, T value) { return te_sim_swap(at, value < *at ? value : *at); }
 template <class T> static inline T atomicExch(T *at, T value) { return te_sim_swap(at, value); }
-template <class T> static inline T atomicCAS(T *at, T old, T value) { return te_sim_swap(at, *at == old ? value : *at); }
+template <class T> static inline T atomicCAS(T *at, T old, T value)
+{
+    return te_sim_swap(at, *at == old ? value : *at);
+}
 
-/* --- the C library's float64 functions ---------------------------------------------------------------------------- */
+/* --- the C library's float64 functions --------------------------------------------------------------------------- */
 
 extern "C" {
 double exp(double), log(double), sin(double), cos(double), tanh(double), erf(double), pow(double, double);
@@ -131,7 +135,7 @@ double exp(double), log(double), sin(double), cos(double), tanh(double), erf(dou
 #define sqrt   __builtin_sqrt
 #define sqrtf  __builtin_sqrtf
 
-/* --- calling a kernel --------------------------------------------------------------------------------------------- */
+/* --- calling a kernel -------------------------------------------------------------------------------------------- */
 
 template <int... I> struct te_sim_indices {};
 template <int N, int... I> struct te_sim_count : te_sim_count<N - 1, N - 1, I...> {};

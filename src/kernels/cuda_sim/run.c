@@ -1,8 +1,8 @@
 /* run.c - blocks one after the other, their threads as fibers.
  *
- * The threads of a warp run until each of them waits or has returned; lanes that wait for each other go on as soon as all
- * of their mask are there. When every thread of the block waits at the barrier or has returned, the barrier opens. A
- * thread that never waits borrows a stack and gives it back, so most kernels need one stack.
+ * The threads of a warp run until each of them waits or has returned; lanes that wait for each other go on as soon as
+ * all of their mask are there. When every thread of the block waits at the barrier or has returned, the barrier opens.
+ * A thread that never waits borrows a stack and gives it back, so most kernels need one stack.
  */
 #include "run.h"
 
@@ -46,7 +46,7 @@ typedef struct launch {
 /* The fiber that is about to start has no other way to know its launch. */
 static _Thread_local launch *starting;
 
-/* --- threads ------------------------------------------------------------------------------------------------------ */
+/* --- threads ----------------------------------------------------------------------------------------------------- */
 
 static void place(launch *l, int index)
 {
@@ -100,7 +100,7 @@ static void resume(launch *l, int index)
     if (t->status == THREAD_DONE) l->free_stacks[l->n_free++] = t->stack;
 }
 
-/* --- warps and blocks --------------------------------------------------------------------------------------------- */
+/* --- warps and blocks -------------------------------------------------------------------------------------------- */
 
 /* Whether every lane of this thread's mask waits with the same mask in the same round. */
 static bool exchange_complete(const launch *l, int first, int index)
@@ -167,7 +167,7 @@ static int run_block(launch *l, char *message, size_t size)
     }
 }
 
-/* --- launches ----------------------------------------------------------------------------------------------------- */
+/* --- launches ---------------------------------------------------------------------------------------------------- */
 
 static bool open_launch(launch *l, uint32_t shared)
 {

@@ -60,7 +60,7 @@ TE_HD static inline uint8_t  te_as_bool(te_real x) { return x != 0; }
 TE_HD static inline uint8_t  te_as_float8_e4m3(te_real x) { return TE_NARROW(f8e4m3)(x); }
 TE_HD static inline uint8_t  te_as_float8_e5m2(te_real x) { return TE_NARROW(f8e5m2)(x); }
 
-/* --- random numbers ----------------------------------------------------------------------------------------------- */
+/* --- random numbers ---------------------------------------------------------------------------------------------- */
 
 /* The words of elements first … first + V - 1: one generator call for four of them where they begin on a multiple. */
 template <int V> TE_HD static inline te_unit<uint32_t, V> te_unit_words(te_rng rng, uint64_t first)

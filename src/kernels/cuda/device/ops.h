@@ -1,7 +1,7 @@
 /* ops.h - the operations of row programs on one value of type te_real: te_op_NAME for every opcode that has arguments.
  *
- * The source defines te_real and TE_REAL_IS_F32 before. The bits are those of the CPU's loops (program_blocks_body.h); in
- * float64 the elementary functions are the device library's.
+ * The source defines te_real and TE_REAL_IS_F32 before. The bits are those of the CPU's loops (program_blocks_body.h);
+ * in float64 the elementary functions are the device library's.
  */
 #if TE_REAL_IS_F32
 #define TE_REAL_FN(name) te_##name
@@ -37,7 +37,8 @@ TE_HD static inline uint16_t te_wide_to_f16(double x) { return te_f64_to_f16(x);
 #endif
 
 #define TE_UNARY(name, expression)  TE_HD static inline te_real te_op_##name(te_real x) { return expression; }
-#define TE_BINARY(name, expression) TE_HD static inline te_real te_op_##name(te_real x, te_real y) { return expression; }
+#define TE_BINARY(name, expression)                                                                                    \
+    TE_HD static inline te_real te_op_##name(te_real x, te_real y) { return expression; }
 #define TE_TRUE(condition)          ((condition) ? (te_real)1 : (te_real)0)
 
 TE_UNARY(neg, -x)

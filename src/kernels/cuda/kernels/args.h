@@ -1,6 +1,6 @@
-/* args.h - the arguments of the hand-written kernels, for the host that fills them and the device that reads them. Every
- * member takes 8 bytes or a multiple, so both see one layout; the first two are the plan's scratch memory and fault word,
- * which te_cuda_plan_bind sets. */
+/* args.h - the arguments of the hand-written kernels, for the host that fills them and the device that reads them.
+ * Every member takes 8 bytes or a multiple, so both see one layout; the first two are the plan's scratch memory and
+ * fault word, which te_cuda_plan_bind sets. */
 #ifndef TE_KERNELS_CUDA_KERNELS_ARGS_H
 #define TE_KERNELS_CUDA_KERNELS_ARGS_H
 

@@ -1,14 +1,15 @@
 /* attention.cu - attention forward and backward for what cuDNN declines: any type, mask, bias and head size.
  *
  * A block owns a tile of TE_VECTOR queries (or keys) of one head and sequence, and walks over the tiles on the other
- * side that its mask reaches, with online softmax in forward (Dao et al., arXiv:2205.14135). In backward, dk and dv have
- * one owner and dq another, each of which computes the scores anew; so nothing is added from two places, and gradients
- * repeat to the bit. What a query does not see is never multiplied: a value that is not finite does not get through.
+ * side that its mask reaches, with online softmax in forward (Dao et al., arXiv:2205.14135). In backward, dk and dv
+ * have one owner and dq another, each of which computes the scores anew; so nothing is added from two places, and
+ * gradients repeat to the bit. What a query does not see is never multiplied: a value that is not finite does not get
+ * through.
  */
 
 enum { TE_TILE = TE_VECTOR };
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Rows first … first + n of a head into shared memory, `pitch` apart. */
 __device__ static inline void te_load_rows(te_real *to, int pitch, const te_cuda_view &v, int64_t batch, int64_t head,
@@ -39,7 +40,7 @@ TE_HD static inline te_real te_dot(const te_real *x, const te_real *y, int n)
     return sum;
 }
 
-/* --- forward ------------------------------------------------------------------------------------------------------ */
+/* --- forward ----------------------------------------------------------------------------------------------------- */
 
 __device__ static inline te_real te_warp_max(te_real x)
 {
@@ -177,8 +178,10 @@ __device__ static inline void te_backward_scores(const te_attention_args &a, con
         te_real lse = te_lse_at(a, s, head, query + i);
         b.p[e] = -1;
         if (j >= n || lse == TE_LOWEST || !te_sees(s, query + i, key + j)) continue;
-        te_real score = te_dot(b.q + i * b.pitch, b.k + j * b.pitch, b.dim) + te_bias_at(a, s, head, query + i, key + j);
-        te_real weight = TE_ATTENTION_EXP(score - lse), dp = te_dot(b.dout + i * b.pitch_v, b.v + j * b.pitch_v, b.dim_v);
+        te_real score =
+            te_dot(b.q + i * b.pitch, b.k + j * b.pitch, b.dim) + te_bias_at(a, s, head, query + i, key + j);
+        te_real weight = TE_ATTENTION_EXP(score - lse),
+                dp = te_dot(b.dout + i * b.pitch_v, b.v + j * b.pitch_v, b.dim_v);
         b.p[e] = te_drop(a, s, head, query + i, key + j, weight);
         b.ds[e] = weight * (te_drop(a, s, head, query + i, key + j, dp) - d[query + i]);
     }
@@ -206,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
             int     i = e / b.dim, d = e % b.dim;
             te_real sum = b.sum[e];
             for (int j = 0; j < n; j++)
-                if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.k[j * b.pitch + d], sum);
+                if (!(b.p[i * TE_TILE + j] < 0))
+                    sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.k[j * b.pitch + d], sum);
             b.sum[e] = sum;
         }
         __syncthreads();
@@ -239,14 +243,16 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dkv(const __grid_
                 int     j = e / b.dim, d = e % b.dim;
                 te_real sum = dk[e];
                 for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.q[i * b.pitch + d], sum);
+                    if (!(b.p[i * TE_TILE + j] < 0))
+                        sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.q[i * b.pitch + d], sum);
                 dk[e] = sum;
             }
             for (int e = threadIdx.x; e < n * b.dim_v; e += TE_ATTENTION_THREADS) {
                 int     j = e / b.dim_v, d = e % b.dim_v;
                 te_real sum = dv[e];
                 for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0)) sum = TE_ATTENTION_FMA(b.p[i * TE_TILE + j], b.dout[i * b.pitch_v + d], sum);
+                    if (!(b.p[i * TE_TILE + j] < 0))
+                        sum = TE_ATTENTION_FMA(b.p[i * TE_TILE + j], b.dout[i * b.pitch_v + d], sum);
                 dv[e] = sum;
             }
             __syncthreads();

@@ -1,5 +1,5 @@
-/* attention_common.cu - what both families of attention kernels share: sequences and masks, where rows lie, bias, dropout,
- * lse, and the row sums that backward begins with.
+/* attention_common.cu - what both families of attention kernels share: sequences and masks, where rows lie, bias,
+ * dropout, lse, and the row sums that backward begins with.
  */
 
 enum { TE_ATTENTION_THREADS = 128 };
@@ -15,7 +15,7 @@ enum { TE_ATTENTION_THREADS = 128 };
 #endif
 #define TE_LOWEST (-(te_real)TE_INFINITY)
 
-/* --- sequences ---------------------------------------------------------------------------------------------------- */
+/* --- sequences --------------------------------------------------------------------------------------------------- */
 
 /* A batch entry, or a part of packed extents; what lies before the first and behind the last part sees nothing. */
 struct te_sequence {
@@ -39,27 +39,37 @@ __device__ static inline te_sequence te_sequence_at(const te_attention_args &a, 
     return s;
 }
 
-TE_HD static inline int64_t te_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+TE_HD static inline int64_t te_clamp(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
 
 /* Keys that query i sees. */
-TE_HD static inline int64_t te_first_key(const te_sequence &s, int64_t i) { return te_clamp(i + s.delta - s.left, 0, s.n_kv); }
-TE_HD static inline int64_t te_end_key(const te_sequence &s, int64_t i) { return te_clamp(i + s.delta + s.right + 1, 0, s.n_kv); }
+TE_HD static inline int64_t te_first_key(const te_sequence &s, int64_t i)
+{
+    return te_clamp(i + s.delta - s.left, 0, s.n_kv);
+}
+TE_HD static inline int64_t te_end_key(const te_sequence &s, int64_t i)
+{
+    return te_clamp(i + s.delta + s.right + 1, 0, s.n_kv);
+}
 
 TE_HD static inline bool te_sees(const te_sequence &s, int64_t i, int64_t key)
 {
     return key >= i + s.delta - s.left && key <= i + s.delta + s.right;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 TE_HD static inline te_a *te_row_of(const te_cuda_view &v, int64_t batch, int64_t head, int64_t row)
 {
     return (te_a *)v.data + batch * v.stride[0] + head * v.stride[1] + row * v.stride[2];
 }
 
-/* --- scores ------------------------------------------------------------------------------------------------------- */
+/* --- scores ------------------------------------------------------------------------------------------------------ */
 
-TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i, int64_t key)
+TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
+                                       int64_t key)
 {
     if (!a.bias.data) return 0;
     int64_t at = s.batch * a.bias.stride[0] + head * a.bias.stride[1] + (s.q_start + i) * a.bias.stride[2] +
@@ -89,7 +99,7 @@ TE_HD static inline te_real te_lse_at(const te_attention_args &a, const te_seque
     return a.lse_wide ? (te_real)((const double *)a.lse.data)[at] : (te_real)((const float *)a.lse.data)[at];
 }
 
-/* --- row sums ------------------------------------------------------------------------------------------------------ */
+/* --- row sums ---------------------------------------------------------------------------------------------------- */
 
 __device__ static inline te_real te_warp_sum(te_real x)
 {
@@ -105,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rows(const __grid
     te_a    *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
     te_a    *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
     te_real  sum = 0;
-    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) sum = TE_ATTENTION_FMA(te_from_a(dout[d]), te_from_a(out[d]), sum);
+    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32)
+        sum = TE_ATTENTION_FMA(te_from_a(dout[d]), te_from_a(out[d]), sum);
     sum = te_warp_sum(sum);
     if (row < n && threadIdx.x % 32 == 0) ((te_real *)a.bound.scratch)[row] = sum;
 }

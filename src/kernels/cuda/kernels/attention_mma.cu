@@ -25,52 +25,56 @@ enum {
     TE_PITCH_FORWARD = TE_MMA_FORWARD + 8, TE_PITCH_BACKWARD = TE_MMA_BACKWARD + 8
 };
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- products ---------------------------------------------------------------------------------------------------- */
 
 /* Two values as a pair of elements, the first in the low half. */
 TE_HD static inline uint32_t te_pair(float x, float y) { return (uint32_t)te_as_a(x) | (uint32_t)te_as_a(y) << 16; }
 
-TE_HD static inline float te_half_of(uint32_t pair, int upper) { return te_from_a((te_a)(upper ? pair >> 16 : pair & 0xffffu)); }
+TE_HD static inline float te_half_of(uint32_t pair, int upper)
+{
+    return te_from_a((te_a)(upper ? pair >> 16 : pair & 0xffffu));
+}
 
-/* c += a b. Lane 4 g + t holds of a[16][16] the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), of b[16][8] the
- * pairs of rows 2t and 2t + 8 in column g, and of c[16][8] the pairs (g, 2t) and (g + 8, 2t). */
+/* c += a b. Lane 4 g + t holds of a[16][16] the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), of b[16][8]
+ * the pairs of rows 2t and 2t + 8 in column g, and of c[16][8] the pairs (g, 2t) and (g + 8, 2t). */
 __device__ static inline void te_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #if TE_A_IS_BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-    int lane = threadIdx.x % 32, row = lane & ~3, column = lane % 4 * 8;
+    int      row = threadIdx.x % 32 & ~3, column = threadIdx.x % 4 * 8;
+    uint64_t low = a[0] | (uint64_t)a[1] << 32, high = a[2] | (uint64_t)a[3] << 32, b = b0 | (uint64_t)b1 << 32;
     for (int k = 0; k < 4; k++) {
-        uint32_t left[4], right[2][2];
-        for (int i = 0; i < 4; i++) left[i] = __shfl_sync(0xffffffffu, a[i], row + k);
-        for (int i = 0; i < 2; i++) {
-            right[i][0] = __shfl_sync(0xffffffffu, b0, column + 4 * i + k);
-            right[i][1] = __shfl_sync(0xffffffffu, b1, column + 4 * i + k);
-        }
+        uint64_t left[2] = {__shfl_sync(0xffffffffu, low, row + k), __shfl_sync(0xffffffffu, high, row + k)};
+        uint64_t right[2] = {__shfl_sync(0xffffffffu, b, column + k), __shfl_sync(0xffffffffu, b, column + 4 + k)};
         for (int e = 0; e < 4; e++)
-            for (int half = 0; half < 2; half++)
-                c[e] += te_half_of(left[e / 2], half) * te_half_of(right[e % 2][0], half) +
-                        te_half_of(left[e / 2 + 2], half) * te_half_of(right[e % 2][1], half);
+            for (int part = 0; part < 2; part++) {
+                uint32_t x = (uint32_t)(left[part] >> e / 2 * 32), y = (uint32_t)(right[e % 2] >> part * 32);
+                c[e] += te_half_of(x, 0) * te_half_of(y, 0) + te_half_of(x, 1) * te_half_of(y, 1);
+            }
     }
 #endif
 }
 
 /* c[n / 8] += a rows^T: right operand `rows`, n of them, K elements each. */
 template <int N, int K>
-__device__ static inline void te_mma_rows(float (&c)[N / 8][4], const uint32_t (&a)[K / 16][4], const te_a *rows, int pitch)
+__device__ static inline void te_mma_rows(float (&c)[N / 8][4], const uint32_t (&a)[K / 16][4], const te_a *rows,
+                                          int pitch)
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         const te_a *row = rows + (n * 8 + g) * pitch + 2 * t;
 #pragma unroll
-        for (int k = 0; k < K / 16; k++) te_mma(c[n], a[k], *(const uint32_t *)(row + k * 16), *(const uint32_t *)(row + k * 16 + 8));
+        for (int k = 0; k < K / 16; k++)
+            te_mma(c[n], a[k], *(const uint32_t *)(row + k * 16), *(const uint32_t *)(row + k * 16 + 8));
     }
 }
 
@@ -92,7 +96,7 @@ template <int N> __device__ static inline void te_mma_clear(float (&c)[N][4])
     for (int n = 0; n < N; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------ */
 
 TE_HD static inline uint32_t te_pair_at(const te_a *row, int d, int dim)
 {
@@ -101,8 +105,8 @@ TE_HD static inline uint32_t te_pair_at(const te_a *row, int d, int dim)
 
 /* A warp's 16 rows as left operand, from memory; rows from `n` on are 0. */
 template <int K>
-__device__ static inline void te_mma_load_left(uint32_t (&a)[K / 16][4], const te_cuda_view &v, int64_t batch, int64_t head,
-                                               int64_t first, int n)
+__device__ static inline void te_mma_load_left(uint32_t (&a)[K / 16][4], const te_cuda_view &v, int64_t batch,
+                                               int64_t head, int64_t first, int n)
 {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = (int)v.shape[3];
 #pragma unroll
@@ -120,8 +124,8 @@ __device__ static inline void te_mma_load_left(uint32_t (&a)[K / 16][4], const t
 /* N rows of memory into shared memory, as they are and turned where places are given; rows from `n` on and columns from
  * the view's dim to DIM are 0. */
 template <int N, int DIM>
-__device__ static inline void te_mma_load(te_a *straight, te_a *turned, const te_cuda_view &v, int64_t batch, int64_t head,
-                                          int64_t first, int n)
+__device__ static inline void te_mma_load(te_a *straight, te_a *turned, const te_cuda_view &v, int64_t batch,
+                                          int64_t head, int64_t first, int n)
 {
     const int dim = (int)v.shape[3], units = DIM / TE_VECTOR;
     for (int u = threadIdx.x; u < N * units; u += TE_ATTENTION_THREADS) {
@@ -169,7 +173,7 @@ TE_HD static inline float te_quad_sum(float x)
     return x;
 }
 
-/* --- forward ------------------------------------------------------------------------------------------------------ */
+/* --- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Scores of 16 queries from `query` on and a tile of keys: scaled, biased; -inf where nothing is seen. */
 __device__ static inline void te_mma_mask(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t query,
@@ -268,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma(const __grid_
     te_mma_store<TE_DIM_V>(a.out, s.batch, head, s.q_start + first + warp, mine, out, factor[0], factor[1]);
 }
 
-/* --- backward ----------------------------------------------------------------------------------------------------- */
+/* --- backward ---------------------------------------------------------------------------------------------------- */
 
 /* From S and dP of one pair: P Z and dS. */
 __device__ static inline void te_mma_gradient(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
@@ -290,7 +294,8 @@ TE_HD static inline float te_d_at(const te_attention_args &a, const te_sequence 
 
 extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __grid_constant__ te_attention_args a)
 {
-    __shared__ __align__(16) te_a k[TE_MMA_BACKWARD * TE_PITCH], v[TE_MMA_BACKWARD * TE_PITCH_V], turned[TE_DIM * TE_PITCH_BACKWARD];
+    __shared__ __align__(16) te_a k[TE_MMA_BACKWARD * TE_PITCH], v[TE_MMA_BACKWARD * TE_PITCH_V],
+        turned[TE_DIM * TE_PITCH_BACKWARD];
     int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
     te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
     int64_t     first = blockIdx.x % a.tiles * TE_MMA_ROWS;
@@ -324,8 +329,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __gr
         for (int m = 0; m < TE_MMA_BACKWARD / 8; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                te_mma_gradient(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, lse[e / 2], d[e / 2],
-                                c[m][e], dp[m][e]);
+                te_mma_gradient(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, lse[e / 2],
+                                d[e / 2], c[m][e], dp[m][e]);
         te_mma_left<TE_MMA_BACKWARD>(ds, dp);
         te_mma_rows<TE_DIM, TE_MMA_BACKWARD>(dq, ds, turned, TE_PITCH_BACKWARD);
         __syncthreads();

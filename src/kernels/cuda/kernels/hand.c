@@ -7,7 +7,7 @@
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[]; /* made by the build */
 
-/* --- views -------------------------------------------------------------------------------------------------------- */
+/* --- views ------------------------------------------------------------------------------------------------------- */
 
 te_view_words te_describe_view(const te_view *view)
 {
@@ -35,7 +35,7 @@ int64_t te_row_count(const te_view *view)
     return n;
 }
 
-/* --- plans -------------------------------------------------------------------------------------------------------- */
+/* --- plans ------------------------------------------------------------------------------------------------------- */
 
 void te_cuda_plan_open(te_cuda_plan *plan)
 {
@@ -83,13 +83,14 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
                         (long long)check->bound - 1);
 }
 
-/* --- source ------------------------------------------------------------------------------------------------------- */
+/* --- source ------------------------------------------------------------------------------------------------------ */
 
 static void write_type(te_text *out, char name, te_dtype dtype)
 {
-    static const char *const types[TE_DTYPE_COUNT] = {
-        [TE_F32] = "float",   [TE_BF16] = "uint16_t", [TE_F16] = "uint16_t", [TE_F64] = "double",     [TE_I64] = "int64_t",
-        [TE_I32] = "int32_t", [TE_U8] = "uint8_t",    [TE_BOOL] = "uint8_t", [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
+    static const char *const types[TE_DTYPE_COUNT] =
+        {[TE_F32] = "float",      [TE_BF16] = "uint16_t", [TE_F16] = "uint16_t", [TE_F64] = "double",
+         [TE_I64] = "int64_t",    [TE_I32] = "int32_t",   [TE_U8] = "uint8_t",   [TE_BOOL] = "uint8_t",
+         [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
     char capital = (char)(name - 'a' + 'A');
     te_text_print(out, "typedef %s te_%c;\n#define te_from_%c te_from_%s\n#define te_as_%c te_as_%s\n"
                        "#define TE_%c_IS_INTEGER %d\n#define TE_%c_IS_INT64 %d\n#define TE_%c_IS_BF16 %d\n",
@@ -99,12 +100,14 @@ static void write_type(te_text *out, char name, te_dtype dtype)
 
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
 {
-    static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select, te_cuda_hand_attention_common};
+    static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select,
+                                                          te_cuda_hand_attention_common};
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));
-    te_text_print(out, "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\n#define TE_VECTOR %d\n#define TE_SAME_TYPE %d\n"
-                       "#define TE_DIM %d\n#define TE_DIM_V %d\n",
-                  kernel->wide ? "double" : "float", !kernel->wide, kernel->vector, kernel->dtype[0] == kernel->dtype[1],
-                  kernel->dim[0], kernel->dim[1]);
+    te_text_print(out,
+                  "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\n#define TE_VECTOR %d\n#define TE_SAME_TYPE %d\n"
+                  "#define TE_DIM %d\n#define TE_DIM_V %d\n",
+                  kernel->wide ? "double" : "float", !kernel->wide, kernel->vector,
+                  kernel->dtype[0] == kernel->dtype[1], kernel->dim[0], kernel->dim[1]);
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);

@@ -1,7 +1,7 @@
 /* hand.h - the hand-written kernels: what else a backend offers beside row programs and matrix products.
  *
- * For each operation a plan is made: it checks the operands (as the CPU backend does), and holds the launches that do the
- * work, in order. The caller then
+ * For each operation a plan is made: it checks the operands (as the CPU backend does), and holds the launches that do
+ * the work, in order. The caller then
  *
  *      allocates plan.scratch_bytes of device memory (64-byte aligned; kept until the launches are done), and where
  *      plan.check.kind is not 0 one uint64_t of device memory set to all ones;
@@ -15,7 +15,12 @@
 
 #include "../program_source.h"
 
-typedef enum te_cuda_file { TE_CUDA_FILE_INDEX, TE_CUDA_FILE_SELECT, TE_CUDA_FILE_ATTENTION, TE_CUDA_FILE_COUNT } te_cuda_file;
+typedef enum te_cuda_file {
+    TE_CUDA_FILE_INDEX,
+    TE_CUDA_FILE_SELECT,
+    TE_CUDA_FILE_ATTENTION,
+    TE_CUDA_FILE_COUNT
+} te_cuda_file;
 
 /* What the source depends on. */
 typedef struct te_cuda_kernel {
@@ -31,7 +36,12 @@ typedef struct te_cuda_call {
     te_cuda_launch launch;
 } te_cuda_call;
 
-typedef enum te_cuda_check_kind { TE_CUDA_CHECK_NONE, TE_CUDA_CHECK_IDS, TE_CUDA_CHECK_INDEX, TE_CUDA_CHECK_WEIGHTS } te_cuda_check_kind;
+typedef enum te_cuda_check_kind {
+    TE_CUDA_CHECK_NONE,
+    TE_CUDA_CHECK_IDS,
+    TE_CUDA_CHECK_INDEX,
+    TE_CUDA_CHECK_WEIGHTS
+} te_cuda_check_kind;
 
 /* What a fault word means; small, to be kept where it is read later. */
 typedef struct te_cuda_check {

@@ -5,7 +5,7 @@
 
 enum { THREADS = 128, MAX_DIM = 512, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
 
-/* --- operands ----------------------------------------------------------------------------------------------------- */
+/* --- operands ---------------------------------------------------------------------------------------------------- */
 
 static bool has_shape(const te_view *v, int ndim, const int64_t *shape)
 {
@@ -60,13 +60,14 @@ static te_status check_operands(te_exec *exec, const char *op, const te_attentio
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
     bool packed = a->cu_seqlens_q || a->cu_seqlens_kv;
     if (packed && (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences",
-                            op, (long long)a->q.shape[0], a->n_seqs);
+        return te_exec_fail(
+            exec, TE_ERROR_ARGUMENT,
+            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
+            (long long)a->q.shape[0], a->n_seqs);
     return TE_OK;
 }
 
-/* --- arguments ---------------------------------------------------------------------------------------------------- */
+/* --- arguments --------------------------------------------------------------------------------------------------- */
 
 static te_attention_args args_for(const te_attention *a)
 {
@@ -106,13 +107,14 @@ static int tile_rows(const te_attention *a, bool backward)
     return tile;
 }
 
-/* --- kinds of kernels --------------------------------------------------------------------------------------------- */
+/* --- kinds of kernels -------------------------------------------------------------------------------------------- */
 
 /* Tensor cores take 16-bit types and heads that fit registers. */
 static bool uses_mma(const te_attention *a)
 {
     bool half = a->q.dtype == TE_BF16 || a->q.dtype == TE_F16;
-    return half && a->q.shape[3] > 0 && a->q.shape[3] <= MMA_MAX_DIM && a->v.shape[3] > 0 && a->v.shape[3] <= MMA_MAX_DIM;
+    return half && a->q.shape[3] > 0 && a->q.shape[3] <= MMA_MAX_DIM && a->v.shape[3] > 0 &&
+           a->v.shape[3] <= MMA_MAX_DIM;
 }
 
 /* Elements of the rows of all these operands that may be loaded at a time. */
@@ -174,8 +176,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
         if (!has_shape(views[i], 4, like[i]->shape) || views[i]->dtype != g->forward.q.dtype ||
             (views[i]->stride[3] != 1 && views[i]->shape[3] > 1))
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                                "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension", names[i],
-                                te_describe_view(like[i]).text);
+                                "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension",
+                                names[i], te_describe_view(like[i]).text);
     return TE_OK;
 }
 
@@ -194,8 +196,9 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
     args.dv = te_cuda_view_of(&g->dv);
     if (queries > 0) {
         plan->scratch_bytes = (size_t)queries * 8;
-        te_cuda_call *rows = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
-                                              (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
+        te_cuda_call *rows =
+            te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
+                             (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
         rows->kernel = kernel_for(a, g);
         add_call(plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }

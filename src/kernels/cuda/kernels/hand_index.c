@@ -27,7 +27,7 @@ static int add_sort(te_cuda_plan *plan, int64_t n, uint64_t largest)
 
 static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
 
-/* --- embedding ---------------------------------------------------------------------------------------------------- */
+/* --- embedding --------------------------------------------------------------------------------------------------- */
 
 static te_status check_embedding(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
                                  const te_view *ids)
@@ -51,16 +51,21 @@ static int embedding_vector(const te_view *rows, const te_view *table)
     int64_t steps = table->shape[1] | table->stride[0];
     bool    flat = rows->stride[last] == 1 && table->stride[1] == 1;
     for (int i = 0; i < last; i++) steps |= rows->stride[i];
-    while (vector > 1 && (steps % vector != 0 || (uintptr_t)rows->data % (te_dtype_size(rows->dtype) * (size_t)vector) ||
-                          (uintptr_t)table->data % (te_dtype_size(table->dtype) * (size_t)vector)))
+    while (vector > 1 &&
+           (steps % vector != 0 || (uintptr_t)rows->data % (te_dtype_size(rows->dtype) * (size_t)vector) ||
+            (uintptr_t)table->data % (te_dtype_size(table->dtype) * (size_t)vector)))
         vector /= 2;
     return flat ? vector : 1;
 }
 
 static te_embedding_args embedding_args(const te_view *rows, const te_view *table, const te_view *ids)
 {
-    return (te_embedding_args){.rows = te_cuda_view_of(rows), .table = te_cuda_view_of(table), .ids = te_cuda_view_of(ids),
-                               .n = te_view_numel(ids), .width = table->shape[1], .ids_wide = ids->dtype == TE_I64};
+    return (te_embedding_args){.rows = te_cuda_view_of(rows),
+                               .table = te_cuda_view_of(table),
+                               .ids = te_cuda_view_of(ids),
+                               .n = te_view_numel(ids),
+                               .width = table->shape[1],
+                               .ids_wide = ids->dtype == TE_I64};
 }
 
 static void set_types(te_cuda_call *call, te_dtype a, te_dtype b)
@@ -80,9 +85,10 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
     bool same = out->dtype == table->dtype;
     int  vector = embedding_vector(out, table);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0]};
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding", blocks_for(args.n * args.width / vector),
-                                          THREADS, &args, sizeof args);
-    set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype, same ? te_storage_dtype(out->dtype) : table->dtype);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding",
+                                          blocks_for(args.n * args.width / vector), THREADS, &args, sizeof args);
+    set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype,
+              same ? te_storage_dtype(out->dtype) : table->dtype);
     call->kernel.vector = (uint16_t)vector;
     return TE_OK;
 }
@@ -107,7 +113,7 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     return TE_OK;
 }
 
-/* --- gather and scatter_add --------------------------------------------------------------------------------------- */
+/* --- gather and scatter_add -------------------------------------------------------------------------------------- */
 
 static te_status check_index(te_exec *exec, const char *op, const te_view *whole, const te_view *part,
                              const te_view *index, int dim)
@@ -126,8 +132,12 @@ static te_status check_index(te_exec *exec, const char *op, const te_view *whole
 
 static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
 {
-    return (te_index_args){.whole = te_cuda_view_of(whole), .part = te_cuda_view_of(part), .index = te_cuda_view_of(index),
-                           .n = te_view_numel(index), .dim = dim, .index_wide = index->dtype == TE_I64};
+    return (te_index_args){.whole = te_cuda_view_of(whole),
+                           .part = te_cuda_view_of(part),
+                           .index = te_cuda_view_of(index),
+                           .n = te_view_numel(index),
+                           .dim = dim,
+                           .index_wide = index->dtype == TE_I64};
 }
 
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
@@ -139,8 +149,8 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
     te_index_args args = index_args(src, out, index, dim);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim]};
     te_dtype type = te_storage_dtype(src->dtype);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", blocks_for(args.n), THREADS, &args, sizeof args), type,
-              type);
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", blocks_for(args.n), THREADS, &args, sizeof args),
+              type, type);
     return TE_OK;
 }
 
@@ -157,11 +167,13 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
     te_cuda_call *call;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim]};
     if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {
-        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", blocks_for(lines), THREADS, &args, sizeof args);
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", blocks_for(lines), THREADS, &args,
+                                sizeof args);
     } else {
         te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", blocks_for(args.n), THREADS, &args, sizeof args);
         args.sorted = add_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
-        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", blocks_for(args.n), THREADS, &args, sizeof args);
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", blocks_for(args.n), THREADS, &args,
+                                sizeof args);
     }
     set_types(call, dst->dtype, dst->dtype);
     return TE_OK;

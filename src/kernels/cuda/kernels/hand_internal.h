@@ -19,8 +19,8 @@ int64_t      te_row_count(const te_view *view);
 /* Starts a plan without calls. */
 void te_cuda_plan_open(te_cuda_plan *plan);
 
-/* Adds a launch of `blocks` blocks (bounded to 1 … most) of `threads`; args are copied. Returns its kernel, which has the
- * file and is otherwise 0. */
+/* Adds a launch of `blocks` blocks (bounded to 1 … most) of `threads`; args are copied. Returns its kernel, which has
+ * the file and is otherwise 0. */
 te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char *name, int64_t blocks, int threads,
                                const void *args, size_t bytes);
 
@@ -34,6 +34,9 @@ static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that si
     }
 }
 
-static inline bool te_is_whole(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL; }
+static inline bool te_is_whole(te_dtype dtype)
+{
+    return dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
+}
 
 #endif

@@ -19,11 +19,11 @@ static te_select_args args_for(const te_view *src)
     return (te_select_args){.src = te_cuda_view_of(src), .rows = te_row_count(src), .n = row_length(src)};
 }
 
-static void add_call(te_cuda_plan *plan, const char *name, const te_select_args *args, int64_t most, te_dtype a, te_dtype b,
-                     bool wide)
+static void add_call(te_cuda_plan *plan, const char *name, const te_select_args *args, int64_t most, te_dtype a,
+                     te_dtype b, bool wide)
 {
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, name, args->rows < most ? args->rows : most, THREADS,
-                                          args, sizeof *args);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, name, args->rows < most ? args->rows : most,
+                                          THREADS, args, sizeof *args);
     call->kernel.dtype[0] = (uint8_t)a;
     call->kernel.dtype[1] = (uint8_t)b;
     call->kernel.wide = wide;

@@ -5,7 +5,7 @@
  * to the bit; they are the CPU's.
  */
 
-/* --- embedding ---------------------------------------------------------------------------------------------------- */
+/* --- embedding --------------------------------------------------------------------------------------------------- */
 
 /* Rows of the table (te_b) to rows (te_a), TE_VECTOR columns a thread. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding(const __grid_constant__ te_embedding_args a)
@@ -57,11 +57,12 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_
     te_b   *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
     te_real sum = te_from_b(*target);
     for (int64_t i = first; i < a.n && keys[i] == key; i++)
-        sum += te_from_a(((const te_a *)a.rows.data)[te_offset(a.rows, last, positions[i]) + column * a.rows.stride[last]]);
+        sum += te_from_a(
+            ((const te_a *)a.rows.data)[te_offset(a.rows, last, positions[i]) + column * a.rows.stride[last]]);
     *target = te_as_b(sum);
 }
 
-/* --- sorting ------------------------------------------------------------------------------------------------------ */
+/* --- sorting ----------------------------------------------------------------------------------------------------- */
 
 /* One block: each thread owns a stretch of the pairs, counts its digits, and after a scan over digits and threads moves
  * its pairs to their places. */
@@ -104,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(512) te_sort(const __grid_constant_
     }
 }
 
-/* --- gather and scatter_add --------------------------------------------------------------------------------------- */
+/* --- gather and scatter_add -------------------------------------------------------------------------------------- */
 
 /* Offset into `whole` of the element of index's shape, without its coordinate along dim. */
 TE_HD static inline int64_t te_line_offset(const te_index_args &a, int64_t element)
@@ -185,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_co
     for (int64_t first = TE_FIRST; first < a.n; first += TE_STEP) {
         uint64_t key = keys[first];
         if (key >= (uint64_t)(lines * bound) || (first > 0 && keys[first - 1] == key)) continue;
-        te_a *to = (te_a *)a.whole.data + te_line_offset(a, positions[first]) + (int64_t)(key % bound) * a.whole.stride[a.dim];
+        te_a *to =
+            (te_a *)a.whole.data + te_line_offset(a, positions[first]) + (int64_t)(key % bound) * a.whole.stride[a.dim];
         te_a  sum = *to;
         for (int64_t i = first; i < a.n && keys[i] == key; i++)
             sum = te_added(sum, ((const te_a *)a.part.data)[te_offset(a.part, a.part.ndim, positions[i])]);

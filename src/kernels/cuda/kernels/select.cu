@@ -1,7 +1,7 @@
 /* select.cu - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial; a block per row.
  *
- * Comparisons are made on 64-bit keys that order as the values do: any type, NaN above everything (below everything when
- * the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
+ * Comparisons are made on 64-bit keys that order as the values do: any type, NaN above everything (below everything
+ * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
  */
 
 enum { TE_SELECT_THREADS = 256 };
@@ -56,7 +56,7 @@ __device__ static inline te_choice te_next_best(const te_select_args &a, const t
     return te_best(best);
 }
 
-/* --- arg_reduce and topk ------------------------------------------------------------------------------------------ */
+/* --- arg_reduce and topk ----------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(256) te_arg_reduce(const __grid_constant__ te_select_args a)
 {
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) te_topk(const __grid_constant_
     }
 }
 
-/* --- cumsum ------------------------------------------------------------------------------------------------------- */
+/* --- cumsum ------------------------------------------------------------------------------------------------------ */
 
 #if TE_A_IS_INTEGER
 typedef uint64_t te_sum;
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256) te_cumsum(const __grid_constan
     }
 }
 
-/* --- multinomial -------------------------------------------------------------------------------------------------- */
+/* --- multinomial ------------------------------------------------------------------------------------------------- */
 
 /* As on the CPU: a tree of sums, tree[1] the total, tree[leaves + i] weight i. */
 __device__ static inline void te_tree_load(const te_select_args &a, double *tree, const te_a *row, int64_t r)
@@ -151,7 +151,8 @@ __device__ static inline void te_tree_load(const te_select_args &a, double *tree
     }
     for (int64_t level = a.leaves / 2; level > 0; level /= 2) {
         __syncthreads();
-        for (int64_t i = level + threadIdx.x; i < 2 * level; i += TE_SELECT_THREADS) tree[i] = tree[2 * i] + tree[2 * i + 1];
+        for (int64_t i = level + threadIdx.x; i < 2 * level; i += TE_SELECT_THREADS)
+            tree[i] = tree[2 * i] + tree[2 * i + 1];
     }
     __syncthreads();
     if (threadIdx.x != 0) return;

@@ -104,6 +104,8 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
         op->n_outputs++;
         while (*outputs == ' ' || *outputs == ',') outputs++;
     }
+    op->simple = def->formula && !def->resolve && !def->rows && op->n_attrs == 0 && op->n_outputs == 1 && !op->takes_list &&
+                 !(def->flags & (TE_OP_BOOL | TE_OP_F32 | TE_OP_GATED | TE_OP_LASTROW | TE_OP_COMPUTE));
     return TE_OK;
 }
 
@@ -357,9 +359,11 @@ te_status te_call_run_op(te_call *call)
 
 te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
+    te_status status;
     for (int i = 0; i < n_out; i++) out[i] = NULL;
+    if (op->simple && n_out == 1 && te_program_op_quick(ctx, op, args, n_args, out, &status)) return status;
     te_call call = {.ctx = ctx, .op = op};
-    te_status status = take_arguments(&call, args, n_args);
+    status = take_arguments(&call, args, n_args);
     if (status == TE_OK) status = te_call_run_op(&call);
     if (status != TE_OK) return status;
     for (int i = 0; i < op->n_outputs; i++) {

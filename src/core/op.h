@@ -87,6 +87,7 @@ struct te_op {
     te_param         params[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS];
     int              n_params, n_inputs, n_attrs, n_outputs;
     bool             takes_list; /* first input is a list of tensors */
+    bool             simple;     /* a formula of tensors alone with one result in their dtype: te_program_op_quick may run it */
     int              refs;       /* holders of an op that te_op_define made; 0: declared in a table */
 };
 
@@ -169,5 +170,7 @@ te_status te_call_result(te_call *call, te_tensor *result);
 /* Program ops. */
 te_status te_program_op_forward(te_call *call);
 te_status te_program_op_backward(te_call *call);
+/* The short way for a simple op on tensors alike (op_quick.c). False, with nothing done, where it is not open. */
+bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, te_status *status);
 
 #endif

@@ -4,7 +4,7 @@
  *          -- variant (the compiled program for this case) -- operands (strides, 0 where broadcast) -- te_run
  *
  * op_variant.c compiles and keeps variants, op_space.c does geometry and binding, op_program.c runs forward,
- * op_gradient.c backward.
+ * op_quick.c forward where none of that is needed, op_gradient.c backward.
  */
 #ifndef TE_CORE_OP_PROGRAM_H
 #define TE_CORE_OP_PROGRAM_H
@@ -22,6 +22,7 @@ typedef struct te_variant {
     const te_op *op;
     uint64_t     key;
     te_gradient  gradient; /* forward alone when nothing is recorded */
+    bool         flat;     /* no gradient, and one result whose elements depend on nothing but those at their place */
 } te_variant;
 
 /* The program's inputs: which tensor of the call each one reads. */
@@ -40,6 +41,8 @@ typedef struct te_space {
 /* The variant for a call; wanted and reduce per program input. NULL on failure. */
 te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, const te_layout *l, const bool *wanted,
                            const te_output_kind *reduce);
+/* The variant without gradient for all n inputs of an op, when it was made before; else NULL. */
+te_variant *te_variant_find(te_context *ctx, const te_op *op, int n);
 /* Whether the gradient of program input i was asked for when the variant was made. */
 static inline bool te_variant_wants(const te_variant *v, int i) { return v->key >> (13 + i) & 1; }
 bool te_is_row_input(const te_op_def *def, const char *name);

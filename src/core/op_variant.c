@@ -177,6 +177,20 @@ static te_status compile_variant(te_call *call, te_variant *v, const formula_nam
     return status == TE_OK ? TE_OK : te_call_fail(call, status, "%s", error.message);
 }
 
+static bool is_flat(const te_program *p)
+{
+    if (p->n_outputs != 1 || p->outputs[0].kind != TE_OUT_ELEM || p->n_params || p->n_rngs) return false;
+    for (int i = 0; i < p->n_insns; i++)
+        if (p->insns[i].rate == TE_RATE_ROW || p->insns[i].op == TE_PW_COLUMN) return false;
+    return true;
+}
+
+te_variant *te_variant_find(te_context *ctx, const te_op *op, int n)
+{
+    const te_variants *cache = ctx->variants;
+    return cache->capacity ? *find_slot(cache->slots, cache->capacity, op, (1u << n) - 1) : NULL;
+}
+
 /* The variant for this call: wanted and reduce per program input. */
 te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, const te_layout *l, const bool *wanted,
                            const te_output_kind *reduce)
@@ -203,6 +217,7 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
         free_variant(ctx, v);
         return NULL;
     }
+    v->flat = !call->record && is_flat(v->gradient.forward);
     ctx->variants->count++;
     return *slot = v;
 }

@@ -269,13 +269,30 @@ static bool taken_over(lua_State *L, const char *name, int n)
     return false;
 }
 
+/* The short way for what most calls are: one live tensor for every parameter. Nothing was read when it is false. */
+static bool read_tensors(reader *r, int n)
+{
+    if (n != r->op->n_inputs || n != r->op->n_params || r->op->takes_list) return false;
+    for (int i = 0; i < n; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(r->L, i + 1);
+        if (!u || !u->t || r->op->params[i].by_name) return false;
+        r->args[i].kind = TE_ARG_TENSOR;
+        r->args[i].as.tensor = u->t;
+    }
+    return true;
+}
+
 int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
 {
     te_tensor *out[TE_OP_MAX_OUTPUTS];
-    reader     r = {.L = L, .op = op, .name = op->name};
-    if (taken_over(L, op->name, n)) return lua_gettop(L);
+    reader     r; /* large, and filled as far as it is used */
+    r.L = L;
+    r.op = op;
+    r.name = op->name;
+    bool read = read_tensors(&r, n);
+    if (!read && taken_over(L, op->name, n)) return lua_gettop(L);
     te_lua_enter(rt, L, r.name);
-    read_arguments(&r, n);
+    if (!read) read_arguments(&r, n);
     int            n_out = r.op->n_outputs;
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
@@ -320,6 +337,7 @@ static int run_operator(lua_State *L)
     const te_op *op = lua_touserdata(L, lua_upvalueindex(2));
     char         text[256];
     lua_settop(L, op->n_inputs);
+    if (te_lua_to_tensor(L, 1) && te_lua_to_tensor(L, op->n_inputs)) return run(L);
     if (taken_over(L, op->name, op->n_inputs)) return lua_gettop(L);
     for (int i = 1; i <= op->n_inputs; i++)
         if (lua_type(L, i) != LUA_TNUMBER && !te_lua_to_tensor(L, i))

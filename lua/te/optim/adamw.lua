@@ -20,6 +20,13 @@ function AdamW.describe(group, batch)
     }
 end
 
-AdamW.update = te._core.adamw_step
+AdamW.update, AdamW.prepare, AdamW.again = te._core.adamw_step, te._core.adamw_prepare, te._core.adamw_again
+
+-- The numbers of batch b in a prepared step, in adamw_again's order.
+function AdamW.numbers(list, b, group, lr, step, grad_scale)
+    local at = (b - 1) * 7
+    list[at + 1], list[at + 2], list[at + 3], list[at + 4] = lr, group.betas[1], group.betas[2], group.eps
+    list[at + 5], list[at + 6], list[at + 7] = group.weight_decay, step, grad_scale
+end
 
 return AdamW

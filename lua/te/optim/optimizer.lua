@@ -4,6 +4,10 @@
 -- replace the optimizer's. One step updates every group in one pass of the engine; parameters without a gradient are
 -- left alone, and each counts its own steps.
 --
+-- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW). It is taken as long as
+-- nothing is other than it was: groups, parameters, states, step counts, and which parameters have a gradient. So a step
+-- over small parameters makes no tables.
+--
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
 -- their rounding.
 
@@ -115,16 +119,92 @@ local function add_batches(self, group, list)
     end
 end
 
---- Updates the parameters from their gradients: all of them, or none when something fails.
----@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
----  lr: used instead of the groups' own
-function Optimizer:step(opts)
-    opts = options.check("te.optim." .. self.name .. ":step", opts,
-        { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } })
+-- What must not have changed when a prepared step is made: the list of groups, and for each its parameters, each with its
+-- state (false: none yet) and what the state holds.
+local function remember(self, batches)
+    local memory, idle, active = { groups = {}, list = self.groups, batches = batches, numbers = {} }, {}, {}
+    for _, batch in ipairs(batches) do
+        for _, parameter in ipairs(batch.params) do active[parameter] = true end
+    end
+    for g, group in ipairs(self.groups) do
+        local entry = { group = group, list = group.params, slots = group.slots, params = {}, states = {}, held = {}, steps = {} }
+        for i, parameter in ipairs(group.params) do
+            local state = self.state[parameter]
+            entry.params[i], entry.states[i] = parameter, state or false
+            for _, slot in ipairs(group.slots) do table.insert(entry.held, state and state[slot] or false) end
+            table.insert(entry.held, state and state.master or false)
+            entry.steps[i] = state and state.step or false
+            if not active[parameter] then idle[#idle + 1] = parameter end
+        end
+        memory.groups[g] = entry
+    end
+    for _, batch in ipairs(batches) do batch.grads = nil end
+    memory.prepared = self.prepare(batches, idle)
+    return memory
+end
+
+local function is_remembered_state(entry, i, state)
+    if state ~= entry.states[i] or state.step ~= entry.steps[i] then return false end
+    local slots, held = entry.slots, entry.held
+    local n = #slots
+    local at = (i - 1) * (n + 1)
+    for k = 1, n do
+        if not rawequal(state[slots[k]], held[at + k]) then return false end
+    end
+    return rawequal(state.master or false, held[at + n + 1])
+end
+
+local function is_remembered(self, memory)
+    local groups = self.groups
+    if groups ~= memory.list or #groups ~= #memory.groups then return false end
+    for g = 1, #groups do
+        local group, entry = groups[g], memory.groups[g]
+        local params = group.params
+        if group ~= entry.group or params ~= entry.list or group.slots ~= entry.slots or #params ~= #entry.params then
+            return false
+        end
+        for i = 1, #params do
+            local parameter = params[i]
+            if not rawequal(parameter, entry.params[i]) then return false end
+            local state = self.state[parameter] or false
+            if not state and entry.states[i] then return false end
+            if state and not is_remembered_state(entry, i, state) then return false end
+        end
+    end
+    return true
+end
+
+-- After a step: counts it.
+local function count(memory)
+    for _, batch in ipairs(memory.batches) do
+        batch.step = batch.step + 1
+        for k = 1, #batch.states do batch.states[k].step = batch.step end
+    end
+    for g = 1, #memory.groups do
+        local entry = memory.groups[g]
+        local states, steps = entry.states, entry.steps
+        for i = 1, #states do steps[i] = states[i] and states[i].step end
+    end
+end
+
+-- Whether the step that was prepared was made.
+local function step_again(self, memory, grad_scale, lr)
+    if not is_remembered(self, memory) then return false end
+    local batches, numbers = memory.batches, memory.numbers
+    for b = 1, #batches do
+        local batch = batches[b]
+        self.numbers(numbers, b, batch.group, lr or batch.group.lr, batch.step + 1, grad_scale)
+    end
+    if not self.again(memory.prepared, numbers) then return false end
+    count(memory)
+    return true
+end
+
+local function step_anew(self, grad_scale, lr)
     local batches, described = {}, {}
     for _, group in ipairs(self.groups) do add_batches(self, group, batches) end
     for i, batch in ipairs(batches) do
-        batch.lr, batch.grad_scale = opts.lr or batch.group.lr, opts.grad_scale
+        batch.lr, batch.grad_scale = lr or batch.group.lr, grad_scale
         described[i] = self.describe(batch.group, batch)
     end
     self.update(described)
@@ -135,6 +215,26 @@ function Optimizer:step(opts)
             batch.grads[k]:release() -- this handle; the collector would keep a whole model's gradients for a while
         end
     end
+    return batches
+end
+
+--- Updates the parameters from their gradients: all of them, or none when something fails.
+---@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
+---  lr: used instead of the groups' own
+function Optimizer:step(opts)
+    local grad_scale, lr = 1, nil
+    if opts ~= nil then
+        opts = options.check("te.optim." .. self.name .. ":step", opts,
+            { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } })
+        grad_scale, lr = opts.grad_scale, opts.lr
+    end
+    local memory = self.memory
+    if memory and step_again(self, memory, grad_scale, lr) then return end
+    self.memory = nil
+    local batches = step_anew(self, grad_scale, lr)
+    if not self.prepare then return end
+    local prepared, result = pcall(remember, self, batches) -- the step is made, whatever happens here
+    self.memory = prepared and result or nil
 end
 
 function Optimizer:zero_grad()

@@ -49,6 +49,12 @@ static double attention_flops(const describing *d, const te_unit *unit)
     return 4 * d->tokens * (double)d->sequence * width;
 }
 
+/* A product reads the weight's copy in its own dtype, which is kept as long as the weight stays the same. */
+static double weight_bytes(const describing *d, const te_unit *unit)
+{
+    return (double)d->plan->values[unit->weight].width * (double)te_dtype_size(unit->compute);
+}
+
 static void forward_unit(const describing *d, const te_unit *unit)
 {
     const te_fuse_plan *plan = d->plan;
@@ -68,7 +74,7 @@ static void forward_unit(const describing *d, const te_unit *unit)
         say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, read, written, attention_flops(d, unit), false);
         return;
     }
-    read += value_bytes(d, unit->weight, 0) + (unit->bias == TE_NO_VALUE ? 0 : value_bytes(d, unit->bias, 0));
+    read += weight_bytes(d, unit) + (unit->bias == TE_NO_VALUE ? 0 : value_bytes(d, unit->bias, 0));
     double flops = 2 * d->tokens * (double)plan->values[unit->x].width * (double)plan->values[unit->result].width;
     say(d, unit, TE_STEP_PRODUCT, "linear", read, written, flops, false);
 }
@@ -120,10 +126,9 @@ static void backward_unit(const describing *d, const te_unit *unit)
             2.5 * attention_flops(d, unit), true);
         return;
     }
-    double w = value_bytes(d, unit->weight, 0);
     double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
-    if (values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "dgrad", y + w, x, flops, true);
-    if (values[unit->weight].wanted) say(d, unit, TE_STEP_PRODUCT, "wgrad", x + y, w, flops, true);
+    if (values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "dgrad", y + weight_bytes(d, unit), x, flops, true);
+    if (values[unit->weight].wanted) say(d, unit, TE_STEP_PRODUCT, "wgrad", x + y, value_bytes(d, unit->weight, 0), flops, true);
     if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
         say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", y, value_bytes(d, unit->bias, 0), 0, true);
 }

@@ -2,6 +2,7 @@
  * what is said when something is missing. Everything taken is given back, also when host memory ends at any allocation.
  */
 #include "cuda_backend.h"
+#include "failing_memory.h"
 
 #include <sys/wait.h>
 
@@ -268,25 +269,6 @@ static void test_processes(void)
 
 /* --- host memory -------------------------------------------------------------------------------------------------- */
 
-typedef struct heap {
-    long countdown;
-    size_t live;
-} heap;
-
-static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
-{
-    heap *h = user;
-    if (new_size == 0) {
-        h->live -= ptr ? old_size : 0;
-        free(ptr);
-        return NULL;
-    }
-    if (h->countdown >= 0 && h->countdown-- == 0) return NULL;
-    void *p = realloc(ptr, new_size);
-    if (p) h->live += new_size - (ptr ? old_size : 0);
-    return p;
-}
-
 /* linear and its gradient on the device; whether it came to its end. */
 static bool train_once(te_context *ctx)
 {
@@ -311,9 +293,9 @@ static void test_host_memory(void)
     bool done = false;
     long n = 0;
     for (; !done && n < 3000; n++) {
-        heap h = {.countdown = n};
+        failing_memory h = {.countdown = n};
         te_context_options options = {
-            .struct_size = sizeof options, .threads = 1, .realloc = heap_realloc, .realloc_user = &h};
+            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &h};
         te_context *ctx = te_context_open(&options);
         bool trained =
             ctx && train_once(ctx); /* without room for a cached kernel it is compiled again, which is no failure */

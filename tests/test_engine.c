@@ -1,5 +1,6 @@
 /* test_engine.c - the engine without Lua: operations, gradients, the optimizer, and every allocation failing in turn.
  */
+#include "failing_memory.h"
 #include "test.h"
 
 #include "core/op.h"
@@ -194,32 +195,13 @@ static void test_adamw(void)
 
 /* --- memory that runs out ----------------------------------------------------------------------------------------- */
 
-typedef struct failing {
-    long countdown; /* fails when it reaches 0; negative: never */
-    size_t live;
-} failing;
-
-static void *failing_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
-{
-    failing *f = user;
-    if (new_size == 0) {
-        f->live -= old_size;
-        free(ptr);
-        return NULL;
-    }
-    if (f->countdown >= 0 && f->countdown-- == 0) return NULL;
-    void *p = realloc(ptr, new_size);
-    if (p) f->live += new_size - (ptr ? old_size : 0);
-    return p;
-}
-
 /* Allocation n fails during a training step: a clean error, weights and moments as before, nothing leaked, and the next
  * step works. Returns whether the step got by without reaching allocation n. */
 static bool step_with_failure(long n)
 {
-    failing f = {.countdown = -1};
+    failing_memory f = {.countdown = -1};
     te_context_options options = {
-        .struct_size = sizeof options, .threads = 2, .realloc = failing_realloc, .realloc_user = &f};
+        .struct_size = sizeof options, .threads = 2, .realloc = failing_memory_realloc, .realloc_user = &f};
     te_context *ctx = te_context_open(&options);
     network net;
     float before[N_PARAMS][HIDDEN * HIDDEN], after[HIDDEN * HIDDEN];
@@ -249,10 +231,10 @@ static void test_failing_allocations(void)
     long n = 0;
     while (!step_with_failure(n) && n < 20000) n++;
     CHECK_MSG(n > 50 && n < 20000, "%ld allocations in a step", n);
-    failing f = {.countdown = 0};
+    failing_memory f = {.countdown = 0};
     for (long k = 0; k < 10000; k++) { /* opening */
-        f = (failing){.countdown = k};
-        te_context_options options = {.struct_size = sizeof options, .realloc = failing_realloc, .realloc_user = &f};
+        f = (failing_memory){.countdown = k};
+        te_context_options options = {.struct_size = sizeof options, .realloc = failing_memory_realloc, .realloc_user = &f};
         te_context *ctx = te_context_open(&options);
         te_context_release(ctx);
         CHECK(f.live == 0);

@@ -1,5 +1,6 @@
 /* test_fuser.c - groups without Lua: a pre-norm block as one group against the same operations one by one, gradients that
  * are kept, consumed and refused, and every allocation failing in turn. */
+#include "failing_memory.h"
 #include "test.h"
 
 #include "core/autograd.h"
@@ -246,25 +247,6 @@ static void test_refusals(void)
 
 /* --- memory that runs out ----------------------------------------------------------------------------------------- */
 
-typedef struct failing {
-    long   countdown;
-    size_t live;
-} failing;
-
-static void *failing_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
-{
-    failing *f = user;
-    if (new_size == 0) {
-        f->live -= old_size;
-        free(ptr);
-        return NULL;
-    }
-    if (f->countdown >= 0 && f->countdown-- == 0) return NULL;
-    void *p = realloc(ptr, new_size);
-    if (p) f->live += new_size - (ptr ? old_size : 0);
-    return p;
-}
-
 static bool block_step(network *net)
 {
     te_tensor *out[2] = {NULL, NULL};
@@ -279,8 +261,8 @@ static bool block_step(network *net)
 /* Returns whether the step got by without reaching allocation n. */
 static bool step_with_failure(long n)
 {
-    failing f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_realloc, .realloc_user = &f};
+    failing_memory f = {.countdown = -1};
+    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
     te_context *ctx = te_context_open(&options);
     network net;
     CHECK(ctx && network_open(&net, ctx, TE_F32));

@@ -18,9 +18,9 @@
  */
 
 enum {
-    TE_MMA_ROWS = 64,       /* queries (keys) of a block */
-    TE_MMA_FORWARD = 64,    /* keys of a tile in forward */
-    TE_MMA_BACKWARD = 32,   /* keys or queries of a tile in backward */
+    TE_MMA_ROWS = 64,     /* queries (keys) of a block */
+    TE_MMA_FORWARD = TE_DIM + TE_DIM_V >= 128 ? 32 : 64, /* keys of a tile in forward, as registers allow */
+    TE_MMA_BACKWARD = 32, /* keys or queries of a tile in backward */
     TE_PITCH = TE_DIM + 8, TE_PITCH_V = TE_DIM_V + 8,
     TE_PITCH_FORWARD = TE_MMA_FORWARD + 8, TE_PITCH_BACKWARD = TE_MMA_BACKWARD + 8
 };

@@ -65,37 +65,45 @@ c_tests() {
     fi
 }
 
+# count_specs STATUS LOG: what a run of specs said. A process that died, or a file that did not load, is a failure of its own.
+count_specs() {
+    good=$(grep -c '^ok ' "$2")
+    bad=$(grep -c '^not ok ' "$2")
+    [ "$1" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
+    [ "$good" -eq 0 ] && [ "$bad" -eq 0 ] && bad=1
+    [ "$bad" -eq 0 ] || grep -v '^ok ' "$2"
+    count "$good" "$bad"
+}
+
 # specs FOLDER: the Lua specs under FOLDER/tetrain.
 specs() {
     echo "== Lua specs in $1"
     TETRAIN="$PWD/$1/tetrain" busted --lua="$PWD/$1/tetrain" -o TAP spec >"$logs/specs" 2>&1
-    status=$?
-    good=$(grep -c '^ok ' "$logs/specs")
-    bad=$(grep -c '^not ok ' "$logs/specs")
-    # a process that died, or a file that did not load, is a failure of its own
-    [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
-    [ "$good" -eq 0 ] && [ "$bad" -eq 0 ] && bad=1
-    [ "$bad" -eq 0 ] || grep -v '^ok ' "$logs/specs"
-    count "$good" "$bad"
+    count_specs $? "$logs/specs"
 }
 
-# device_specs FOLDER: what the CPU computes, again on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake).
+# made_up_gpu FOLDER DEVICE LOG FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as
+# the default device. Kernels are compiled one by one and run on the CPU.
+made_up_gpu() {
+    folder=$1 device=$2 log=$3
+    shift 3
+    TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES=$PWD/$folder/cuda_fake TETRAIN_CACHE=$logs/cache TETRAIN="$PWD/$folder/tetrain" \
+        busted --lua="$PWD/$folder/tetrain" -o TAP "$@" >"$log" 2>&1
+}
+
+# device_specs FOLDER: what the CPU computes, again on the CUDA backend; the two halves side by side.
 device_specs() {
     [ -d "$1/cuda_fake" ] || return 0
     echo "== Lua specs on the CUDA backend in $1"
-    for device in cpu cuda; do
-        [ "$device" = cpu ] && files=spec/cuda_spec.lua ||
-            files="spec/ops_spec.lua spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua
-                spec/tensor_spec.lua spec/models"
-        TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES=$PWD/$1/cuda_fake TETRAIN_CACHE=$logs/cache TETRAIN="$PWD/$1/tetrain" \
-            busted --lua="$PWD/$1/tetrain" -o TAP $files >"$logs/specs" 2>&1
-        status=$?
-        good=$(grep -c '^ok ' "$logs/specs")
-        bad=$(grep -c '^not ok ' "$logs/specs")
-        [ "$status" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
-        [ "$bad" -eq 0 ] || grep -v '^ok ' "$logs/specs"
-        count "$good" "$bad"
-    done
+    made_up_gpu "$1" cuda "$logs/device-1" spec/ops_spec.lua &
+    first=$!
+    made_up_gpu "$1" cpu "$logs/device-2" spec/cuda_spec.lua
+    count_specs $? "$logs/device-2"
+    made_up_gpu "$1" cuda "$logs/device-3" spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models
+    count_specs $? "$logs/device-3"
+    wait $first
+    count_specs $? "$logs/device-1"
 }
 
 install_packages $TETRAIN_BUILD_PACKAGES $TETRAIN_TEST_PACKAGES || { count 0 1; finish; }

@@ -43,7 +43,7 @@ static te_status make_part(te_quantized *z, te_device *device, int side, const t
     part->scale_inv = shared ? te_tensor_retain(z->side[0].scale_inv)
                              : te_tensor_new(ctx, device, l->scale_dtype, l->scale_ndim, l->scale_shape);
     if (!part->scale_inv) return ctx->status;
-    if (!l->amaxes) return TE_OK;
+    if (l->amaxes < 0) return TE_OK;
     part->amax = shared ? te_tensor_retain(z->side[0].amax) : te_tensor_new(ctx, device, TE_F32, 1, &l->amaxes);
     return part->amax ? TE_OK : ctx->status;
 }
@@ -59,7 +59,7 @@ static te_quantized_side bind_side(const te_quantized_part *part, const te_quant
     side.scale_row_stride = l->scale_row_stride;
     side.scale_col_stride = l->scale_col_stride;
     side.amax = part->amax ? te_tensor_pointer(part->amax) : NULL;
-    side.amax_stride = l->amaxes > 1;
+    side.amax_stride = l->amaxes != 1;
     return side;
 }
 

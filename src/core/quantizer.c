@@ -74,7 +74,7 @@ te_quantized_layout te_quantizer_layout(const te_quantizer *q, int side, int64_t
     l.row_stride = swapped ? 1 : l.data_bytes;
     l.col_stride = swapped ? l.data_bytes : 1;
     layout_scales(q, swapped, &l);
-    if (q->scale == TE_SCALE_E4M3) l.amaxes = side == 0 && q->row_scaled ? rows : 1;
-    else if (!q->block_rows) l.amaxes = 1;
+    bool has_amax = q->scale == TE_SCALE_E4M3 || !q->block_rows;
+    l.amaxes = !has_amax ? -1 : side == 0 && q->row_scaled ? rows : 1;
     return l;
 }

@@ -23,7 +23,7 @@ typedef struct te_quantized_layout {
     te_dtype data_dtype, scale_dtype;
     int      scale_ndim;
     int64_t  scale_shape[2], scale_row_stride, scale_col_stride;
-    int64_t  amaxes; /* 0: none */
+    int64_t  amaxes; /* -1: none */
 } te_quantized_layout;
 
 te_quantized_layout te_quantizer_layout(const te_quantizer *q, int side, int64_t rows, int64_t cols);

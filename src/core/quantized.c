@@ -33,11 +33,11 @@ static int data_shape(const te_quantized *z, int side, const te_quantized_layout
 
 static te_status make_part(te_quantized *z, te_device *device, int side, const te_quantized_layout *l)
 {
-    te_context        *ctx = device->ctx;
+    te_context *ctx = device->ctx;
     te_quantized_part *part = &z->side[side];
-    int64_t            shape[TE_MAX_DIMS];
-    int                ndim = data_shape(z, side, l, shape);
-    bool               shared = side == 1 && z->side[0].data && !z->quantizer.block_rows; /* one factor serves both */
+    int64_t shape[TE_MAX_DIMS];
+    int ndim = data_shape(z, side, l, shape);
+    bool shared = side == 1 && z->side[0].data && !z->quantizer.block_rows; /* one factor serves both */
     part->data = te_tensor_new(ctx, device, l->data_dtype, ndim, shape);
     if (!part->data) return ctx->status;
     part->scale_inv = shared ? te_tensor_retain(z->side[0].scale_inv)
@@ -74,12 +74,13 @@ static te_quantize_job bind(const te_quantized *z)
     return job;
 }
 
-/* Side 1 takes its numbers after those of side 0, which are counted whether or not it is made: the bytes of a direction do not
- * depend on whether the other one was wanted. */
+/* Side 1 takes its numbers after those of side 0, which are counted whether or not it is made: the bytes of a direction
+ * do not depend on whether the other one was wanted. */
 static void draw(te_context *ctx, te_quantize_job *job, const uint64_t *seed)
 {
     uint64_t groups = te_quantize_groups(&job->side[0]);
-    te_rng   rng = seed ? (te_rng){.seed = *seed} : te_context_draw(ctx, 4 * (groups + te_quantize_groups(&job->side[1])));
+    te_rng rng =
+        seed ? (te_rng){.seed = *seed} : te_context_draw(ctx, 4 * (groups + te_quantize_groups(&job->side[1])));
     job->side[0].rng = job->side[1].rng = rng;
     job->side[1].rng.offset += groups;
 }
@@ -87,22 +88,26 @@ static void draw(te_context *ctx, te_quantize_job *job, const uint64_t *seed)
 static te_status check_source(const te_tensor *source, const te_quantizer *q, const te_quantize_options *options)
 {
     te_context *ctx = source->ctx;
-    te_status   status = te_quantizer_check(ctx, q);
+    te_status status = te_quantizer_check(ctx, q);
     if (status != TE_OK) return status;
     if (source->dtype != TE_F32 && source->dtype != TE_BF16 && source->dtype != TE_F16)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: %s; convert to float32, bfloat16 or float16 first", te_dtype_name(source->dtype));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: %s; convert to float32, bfloat16 or float16 first",
+                       te_dtype_name(source->dtype));
     if (!source->storage->device->exec.backend->host_memory)
-        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.quantize: the tensor is on %s; this build quantizes on the cpu", source->storage->device->name);
+        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.quantize: the tensor is on %s; this build quantizes on the cpu",
+                       source->storage->device->name);
     if (!options->want[0] && !options->want[1])
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: neither rowwise nor columnwise is wanted");
     if (options->want[1] && !q->has_columnwise)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: columnwise: this quantizer has no column-wise form");
     if (q->needs_history && !(options->scale > 0.0f && options->scale <= TE_FLT_MAX))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: scale: %g; a factor must be positive and finite", (double)options->scale);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: scale: %g; a factor must be positive and finite",
+                       (double)options->scale);
     return TE_OK;
 }
 
-te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options, te_quantized *result)
+te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
+                      te_quantized *result)
 {
     memset(result, 0, sizeof *result);
     te_status status = check_source(source, q, options);
@@ -136,7 +141,8 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
 
 static bool has_shape(const te_tensor *t, te_dtype dtype, int ndim, const int64_t *shape)
 {
-    bool same = t && t->dtype == dtype && t->ndim == ndim && te_tensor_contiguous(t) && t->storage->device->exec.backend->host_memory;
+    bool same = t && t->dtype == dtype && t->ndim == ndim && te_tensor_contiguous(t) &&
+                t->storage->device->exec.backend->host_memory;
     for (int i = 0; i < ndim && same; i++) same = t->shape[i] == shape[i];
     return same;
 }
@@ -150,19 +156,21 @@ static te_status check_part(te_context *ctx, const te_quantized *z, int side)
     if (status != TE_OK) return status;
     const char *direction = side ? "columnwise" : "rowwise";
     if (te_shape_numel(z->ndim, z->shape, sizeof(double)) < 0)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: shape: %s is no shape", te_shape_text(z->ndim, z->shape, (char[160]){0}, 160));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: shape: %s is no shape",
+                       te_shape_text(z->ndim, z->shape, (char[160]){0}, 160));
     if (!part->data) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: there is no %s data", direction);
     matrix_of(z->ndim, z->shape, &rows, &cols);
     te_quantized_layout l = te_quantizer_layout(&z->quantizer, side, rows, cols);
     int ndim = data_shape(z, side, &l, shape);
     if (!has_shape(part->data, l.data_dtype, ndim, shape))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_data: expected %s %s", direction, te_dtype_name(l.data_dtype),
-                       te_shape_text(ndim, shape, (char[160]){0}, 160));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_data: expected %s %s", direction,
+                       te_dtype_name(l.data_dtype), te_shape_text(ndim, shape, (char[160]){0}, 160));
     if (!has_shape(part->scale_inv, l.scale_dtype, l.scale_ndim, l.scale_shape))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_scale_inv: expected %s %s", direction, te_dtype_name(l.scale_dtype),
-                       te_shape_text(l.scale_ndim, l.scale_shape, (char[160]){0}, 160));
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_scale_inv: expected %s %s", direction,
+                       te_dtype_name(l.scale_dtype), te_shape_text(l.scale_ndim, l.scale_shape, (char[160]){0}, 160));
     if (z->quantizer.scale == TE_SCALE_E4M3 && !has_shape(part->amax, TE_F32, 1, &l.amaxes))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s amax: expected float32 {%lld}", direction, (long long)l.amaxes);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s amax: expected float32 {%lld}", direction,
+                       (long long)l.amaxes);
     return TE_OK;
 }
 

@@ -1,6 +1,7 @@
 /* quantizer.h - what makes a quantizer valid, and the shapes it gives.
  *
- * The fields of te_quantizer (kernels/quantize.h) are capabilities: code that uses a quantizer asks them and knows no recipe.
+ * The fields of te_quantizer (kernels/quantize.h) are capabilities: code that uses a quantizer asks them and knows no
+ * recipe.
  */
 #ifndef TE_CORE_QUANTIZER_H
 #define TE_CORE_QUANTIZER_H
@@ -17,13 +18,13 @@ te_status te_quantizer_check(te_context *ctx, const te_quantizer *q);
 
 /* What side 0 or 1 of a matrix of rows x cols is stored as. */
 typedef struct te_quantized_layout {
-    int64_t  rows, cols;             /* of the quantized matrix; see te_quantized_side */
-    int64_t  data_rows, data_bytes;  /* as stored: bytes per row of it */
-    int64_t  row_stride, col_stride;
+    int64_t rows, cols;            /* of the quantized matrix; see te_quantized_side */
+    int64_t data_rows, data_bytes; /* as stored: bytes per row of it */
+    int64_t row_stride, col_stride;
     te_dtype data_dtype, scale_dtype;
-    int      scale_ndim;
-    int64_t  scale_shape[2], scale_row_stride, scale_col_stride;
-    int64_t  amaxes; /* -1: none */
+    int scale_ndim;
+    int64_t scale_shape[2], scale_row_stride, scale_col_stride;
+    int64_t amaxes; /* -1: none */
 } te_quantized_layout;
 
 te_quantized_layout te_quantizer_layout(const te_quantizer *q, int side, int64_t rows, int64_t cols);

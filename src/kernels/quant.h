@@ -16,7 +16,10 @@
 /* What a value is stored as. */
 typedef enum te_element { TE_E4M3, TE_E5M2, TE_E2M1, TE_ELEMENT_COUNT } te_element;
 
-TE_HD static inline float te_element_max(te_element e) { return e == TE_E4M3 ? 448.0f : e == TE_E5M2 ? 57344.0f : 6.0f; }
+TE_HD static inline float te_element_max(te_element e)
+{
+    return e == TE_E4M3 ? 448.0f : e == TE_E5M2 ? 57344.0f : 6.0f;
+}
 
 /* The larger magnitude; a NaN is passed over. */
 TE_HD static inline float te_amax(float amax, float x)
@@ -53,24 +56,25 @@ TE_HD static inline float te_e8m0_inverse(uint8_t code)
 TE_HD static inline float te_e2m1_to_f32(uint8_t code)
 {
     uint32_t magnitude = code & 7u;
-    float    size = magnitude < 4 ? 0.5f * (float)magnitude : magnitude == 7 ? 6.0f : (float)magnitude - 2.0f;
+    float size = magnitude < 4 ? 0.5f * (float)magnitude : magnitude == 7 ? 6.0f : (float)magnitude - 2.0f;
     return code & 8u ? -size : size;
 }
 
 /* To nearest, ties to the even code; saturates. */
 TE_HD static inline uint8_t te_f32_to_e2m1(float x)
 {
-    float    t = te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu);
-    uint32_t code = (uint32_t)(t > 0.25f) + (t >= 0.75f) + (t > 1.25f) + (t >= 1.75f) + (t > 2.5f) + (t >= 3.5f) + (t > 5.0f);
+    float t = te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu);
+    uint32_t code =
+        (uint32_t)(t > 0.25f) + (t >= 0.75f) + (t > 1.25f) + (t >= 1.75f) + (t > 2.5f) + (t >= 3.5f) + (t > 5.0f);
     return (uint8_t)(x != x ? 7u : code | (te_f32_bits(x) >> 28 & 8u));
 }
 
 /* Up with the probability that the distance from the value below says, to 1/256, as the byte `random` decides. */
 TE_HD static inline uint8_t te_f32_to_e2m1_stochastic(float x, uint32_t random)
 {
-    float    t = te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu);
-    float    step = t < 2.0f ? 0.5f : t < 4.0f ? 1.0f : 2.0f;
-    float    raised = t + step * ((float)(int32_t)random * 0x1p-8f);
+    float t = te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu);
+    float step = t < 2.0f ? 0.5f : t < 4.0f ? 1.0f : 2.0f;
+    float raised = t + step * ((float)(int32_t)random * 0x1p-8f);
     uint32_t high = raised >= 6.0f ? 7u : 6u, code;
     if (x != x) return 7;
     code = t < 2.0f ? (uint32_t)(int32_t)(raised * 2.0f) : t < 4.0f ? (uint32_t)(int32_t)raised + 2u : high;
@@ -90,8 +94,8 @@ TE_HD static inline float te_scale_from_amax(float amax, float max, bool power_o
     return power_of_two ? te_f32_from_bits(te_f32_bits(scale) & 0xff800000u) : scale;
 }
 
-/* Two levels: blocks have e4m3 factors, and the tensor (or the row) one float32 factor that spreads them over e4m3 up to
- * scale_max. */
+/* Two levels: blocks have e4m3 factors, and the tensor (or the row) one float32 factor that spreads them over e4m3 up
+ * to scale_max. */
 TE_HD static inline float te_two_level_encode(float amax, float scale_max)
 {
     float encode = scale_max * 6.0f / amax;

@@ -11,9 +11,10 @@
 
 #include "core/quantized.h"
 
-static const char *const fields[] = {"element", "scale", "block_rows", "block_cols", "needs_history", "has_columnwise",
-                                     "transposed", "replicated", "power_of_two", "epsilon", "row_scaled", "hadamard",
-                                     "stochastic", "four_over_six", "scale_max", NULL};
+static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
+                                     "needs_history", "has_columnwise", "transposed", "replicated",
+                                     "power_of_two",  "epsilon",        "row_scaled", "hadamard",
+                                     "stochastic",    "four_over_six",  "scale_max",  NULL};
 
 static bool read_bool(lua_State *L, int table, const char *function, const char *name, bool otherwise)
 {
@@ -38,7 +39,8 @@ static int read_extent(lua_State *L, int table, const char *function, const char
 {
     lua_getfield(L, table, name);
     int64_t value = lua_isnil(L, -1) ? 0 : te_lua_check_int(L, -1, function, name);
-    if (value < 0 || value > 128) te_lua_fail(L, function, "%s: %lld; blocks have at most 128 rows and columns", name, (long long)value);
+    if (value < 0 || value > 128)
+        te_lua_fail(L, function, "%s: %lld; blocks have at most 128 rows and columns", name, (long long)value);
     lua_pop(L, 1);
     return (int)value;
 }
@@ -55,7 +57,8 @@ static int read_choice(lua_State *L, int table, const char *function, const char
         return i;
     }
     const char *nearest = te_lua_nearest(given, names, -1);
-    te_lua_fail(L, function, "%s: no choice %s; use \"%s\"", field, te_lua_describe(L, -1, text, sizeof text), nearest ? nearest : names[0]);
+    te_lua_fail(L, function, "%s: no choice %s; use \"%s\"", field, te_lua_describe(L, -1, text, sizeof text),
+                nearest ? nearest : names[0]);
     return 0;
 }
 
@@ -84,7 +87,7 @@ static te_quantizer read_quantizer(lua_State *L, int index, const char *function
 
 static int check_quantizer(lua_State *L)
 {
-    te_lua      *rt = te_lua_runtime(L);
+    te_lua *rt = te_lua_runtime(L);
     te_quantizer q = read_quantizer(L, 1, "recipe");
     te_lua_enter(rt, L, "recipe");
     te_status status = te_quantizer_check(rt->ctx, &q);
@@ -113,14 +116,14 @@ enum { PARTS = 6 };
 
 static int quantize(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
+    te_lua *rt = te_lua_runtime(L);
     te_tensor *source = te_lua_check_tensor(L, 1, "quantize", "t");
-    uint64_t   seed = 0;
+    uint64_t seed = 0;
     lua_settop(L, 3);
-    te_quantizer        q = read_quantizer(L, 2, "quantize");
+    te_quantizer q = read_quantizer(L, 2, "quantize");
     te_quantize_options options = read_options(L, 3, &seed);
-    te_quantized        result;
-    te_lua_tensor      *parts[PARTS];
+    te_quantized result;
+    te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(rt, L);
     te_lua_enter(rt, L, "quantize");
     te_tensor_retain(source);
@@ -144,7 +147,7 @@ static int quantize(lua_State *L)
 static int dequantize(lua_State *L)
 {
     static const char *const sides[] = {"rowwise", "columnwise", NULL};
-    te_lua      *rt = te_lua_runtime(L);
+    te_lua *rt = te_lua_runtime(L);
     te_quantized z = {0};
     lua_settop(L, 7);
     z.quantizer = read_quantizer(L, 1, "dequantize");
@@ -172,14 +175,15 @@ static int dequantize(lua_State *L)
 /* tensor_bytes(t): the elements of a contiguous tensor on the cpu as they lie in memory. */
 static int tensor_bytes(lua_State *L)
 {
-    te_tensor  *t = te_lua_check_tensor(L, 1, "tensor_bytes", "t");
+    te_tensor *t = te_lua_check_tensor(L, 1, "tensor_bytes", "t");
     const char *data = te_tensor_data(t);
-    if (!data && te_tensor_numel(t)) return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor on the cpu");
+    if (!data && te_tensor_numel(t))
+        return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor on the cpu");
     lua_pushlstring(L, data ? data : "", (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype));
     return 1;
 }
 
 const luaL_Reg te_lua_quantized_functions[] = {
     {"check_quantizer", check_quantizer}, {"quantize", quantize}, {"dequantize", dequantize},
-    {"tensor_bytes", tensor_bytes}, {NULL, NULL},
+    {"tensor_bytes", tensor_bytes},       {NULL, NULL},
 };

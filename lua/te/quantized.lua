@@ -6,8 +6,9 @@
 --     te.save(path, q:state_dict())                    its parts are plain tensors
 --     te.QuantizedTensor.from_parts(q.quantizer, te.load(path), { shape = q.shape, dtype = q.dtype })
 --
--- Both directions are quantized from x itself, together. float4 data are uint8, two elements each, the even one in the low
--- half. Where a transform runs along the column-wise copy, that copy has whole groups of 16: dequantizing drops the rest.
+-- Both directions are quantized from x itself, together. float4 data are uint8, two elements each, the even one in the
+-- low half. Where a transform runs along the column-wise copy, that copy has whole groups of 16: dequantizing drops the
+-- rest.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -18,6 +19,8 @@ local core = te._core
 local PARTS = {
     "rowwise_data", "rowwise_scale_inv", "amax", "columnwise_data", "columnwise_scale_inv", "columnwise_amax",
 }
+
+local DIRECTIONS = { "rowwise", "columnwise" }
 
 local QuantizedTensor = {}
 QuantizedTensor.__index = QuantizedTensor
@@ -38,7 +41,7 @@ end
 ---@param direction string|nil  "rowwise" or "columnwise"; nil: row-wise where it is there
 function QuantizedTensor:dequantize(direction)
     direction = direction or (self.rowwise_data and "rowwise" or "columnwise")
-    options.argument("te.QuantizedTensor.dequantize", "direction", direction, { "string", choices = { "rowwise", "columnwise" } })
+    options.argument("te.QuantizedTensor.dequantize", "direction", direction, { "string", choices = DIRECTIONS })
     if not self[direction .. "_data"] then fail("te.QuantizedTensor.dequantize: there is no %s data", direction) end
     local amax = direction == "rowwise" and self.amax or self.columnwise_amax
     return core.dequantize(self.quantizer, self.dtype, self.shape, direction, self[direction .. "_data"],
@@ -54,9 +57,11 @@ end
 
 --- Keeps one direction or both: update_usage{ rowwise = false } lets go of the row-wise copy.
 function QuantizedTensor:update_usage(wanted)
-    wanted = options.check("te.QuantizedTensor.update_usage", wanted, { rowwise = { "boolean", self.rowwise_data ~= nil },
-        columnwise = { "boolean", self.columnwise_data ~= nil } })
-    for _, direction in ipairs { "rowwise", "columnwise" } do
+    wanted = options.check("te.QuantizedTensor.update_usage", wanted, {
+        rowwise = { "boolean", self.rowwise_data ~= nil },
+        columnwise = { "boolean", self.columnwise_data ~= nil },
+    })
+    for _, direction in ipairs(DIRECTIONS) do
         if wanted[direction] and not self[direction .. "_data"] then
             fail("te.QuantizedTensor.update_usage: %s: it was not made; quantize again", direction)
         end
@@ -66,7 +71,9 @@ function QuantizedTensor:update_usage(wanted)
         self.rowwise_data, self.rowwise_scale_inv = nil, nil
         if has_two_levels(self.quantizer) then self.amax = nil end
     end
-    if not wanted.columnwise then self.columnwise_data, self.columnwise_scale_inv, self.columnwise_amax = nil, nil, nil end
+    if not wanted.columnwise then
+        self.columnwise_data, self.columnwise_scale_inv, self.columnwise_amax = nil, nil, nil
+    end
 end
 
 function QuantizedTensor:__tostring()
@@ -74,7 +81,8 @@ function QuantizedTensor:__tostring()
     if self.rowwise_data then directions[1] = "rowwise" end
     if self.columnwise_data then directions[#directions + 1] = "columnwise" end
     local rows = q.block_rows or 0
-    local blocks = rows == 0 and "one factor" or ("%s factors of %d x %d"):format(q.scale or "float32", rows, q.block_cols)
+    local blocks = rows == 0 and "one factor"
+        or ("%s factors of %d x %d"):format(q.scale or "float32", rows, q.block_cols)
     return ("quantized tensor {%s} of %s: %s, %s, %s"):format(table.concat(self.shape, ", "), self.dtype,
         q.element or "float8_e4m3", blocks, table.concat(directions, " and "))
 end
@@ -82,7 +90,8 @@ end
 --- A quantized tensor from the parts of another, as te.load gives them.
 function QuantizedTensor.from_parts(quantizer, parts, opts)
     if not recipes.is_quantizer(quantizer) then fail "te.QuantizedTensor.from_parts: expected a quantizer" end
-    opts = options.check("te.QuantizedTensor.from_parts", opts, { shape = { "table" }, dtype = { "string", "float32" } })
+    local declared = { shape = { "table" }, dtype = { "string", "float32" } }
+    opts = options.check("te.QuantizedTensor.from_parts", opts, declared)
     if not opts.shape then fail "te.QuantizedTensor.from_parts: option shape is missing" end
     local list = {}
     for i, name in ipairs(PARTS) do list[i] = parts[name] end
@@ -100,7 +109,9 @@ end
 local function quantize(t, how, role, opts)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
     if recipes.is_recipe(how) then how = how:quantizer(role) end
-    if not recipes.is_quantizer(how) then fail("te.quantize: expected a recipe or a quantizer, got %s", tostring(how)) end
+    if not recipes.is_quantizer(how) then
+        fail("te.quantize: expected a recipe or a quantizer, got %s", tostring(how))
+    end
     return new(how, t.shape, t.dtype, { core.quantize(t, how, opts) })
 end
 

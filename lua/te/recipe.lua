@@ -7,8 +7,8 @@
 --     end }
 --
 -- A recipe turns a role ("input", "weight" or "grad_output") into a quantizer, a table of capabilities whose fields are
--- those of te_quantizer (src/kernels/quantize.h). Nothing else in the library knows a recipe by name: a new one is an entry
--- of `recipes` below. Options are checked when they are given and when they are assigned later.
+-- those of te_quantizer (src/kernels/quantize.h). Nothing else in the library knows a recipe by name: a new one is an
+-- entry of `recipes` below. Options are checked when they are given and when they are assigned later.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -57,7 +57,9 @@ local dimension = { "integer", 1, min = 1, max = 2 }
 -- Attention computes in high precision; an option that asks for more would be silently ignored.
 local function check_attention(recipe, name)
     for _, option in ipairs { "fp8_dpa", "fp8_mha" } do
-        if recipe[option] then fail("te.recipe.%s: option %s: attention computes in high precision only", name, option) end
+        if recipe[option] then
+            fail("te.recipe.%s: option %s: attention computes in high precision only", name, option)
+        end
     end
 end
 
@@ -81,7 +83,8 @@ recipes.DelayedScaling = {
         check_attention(recipe, name)
         local algo = recipe.amax_compute_algo
         if algo ~= "max" and algo ~= "most_recent" and options.reason({ "callable" }, algo) then
-            fail("te.recipe.%s: option amax_compute_algo: expected max, most_recent or a function, got %s", name, tostring(algo))
+            fail("te.recipe.%s: option amax_compute_algo: expected max, most_recent or a function, got %s", name,
+                tostring(algo))
         end
     end,
     quantizer = function(recipe, role) return { element = element_of(recipe, role), needs_history = true } end,
@@ -172,8 +175,8 @@ recipes.NVFP4BlockScaling = {
     },
     check = function(recipe, name)
         if chosen(recipe.nvfp4_4over6, "input") and not recipe.disable_rht then
-            fail("te.recipe.%s: option nvfp4_4over6: %q needs disable_rht = true: the transform of activations leaves no "
-                .. "choice of scales", name, recipe.nvfp4_4over6)
+            fail("te.recipe.%s: option nvfp4_4over6: %q needs disable_rht = true: activations are transformed otherwise",
+                name, recipe.nvfp4_4over6)
         end
     end,
     quantizer = function(recipe, role)
@@ -193,7 +196,9 @@ recipes.NVFP4BlockScaling = {
 recipes.Custom = {
     options = { qfactory = { "callable" }, backward_override = backward_override },
     check = function(recipe, name)
-        if not recipe.qfactory then fail("te.recipe.%s: option qfactory: expected a function from role to quantizer", name) end
+        if not recipe.qfactory then
+            fail("te.recipe.%s: option qfactory: expected a function from role to quantizer", name)
+        end
     end,
 }
 
@@ -240,7 +245,8 @@ function methods:quantizer(role)
     local made = self.qfactory(asked)
     if getmetatable(made) == Recipe and made ~= self then return made:quantizer(asked) end
     if getmetatable(made) ~= Quantizer then
-        fail("te.recipe.%s: qfactory(%q) gave %s; expected a te.recipe.Quantizer or a recipe", self._name, asked.tensor_type, tostring(made))
+        fail("te.recipe.%s: qfactory(%q) gave %s; expected a te.recipe.Quantizer or a recipe", self._name,
+            asked.tensor_type, tostring(made))
     end
     return made
 end

@@ -17,8 +17,8 @@ local function same_bytes(expected, got, what)
 end
 
 local HOSTILE = {
-    0, -0.0, 0 / 0, 1 / 0, -1 / 0, 1e-45, -1e-42, 1.1754943508222875e-38, 3.4e38, -3.4e38, 448, 449, 464, 480, -57344, 61440,
-    0.25, 0.75, 1.25, 2.5, 5, -6, 1 / 448, 2 ^ -126, 2 ^ -127, 2 ^ 127, 65504, 1e-8,
+    0, -0.0, 0 / 0, 1 / 0, -1 / 0, 1e-45, -1e-42, 1.1754943508222875e-38, 3.4e38, -3.4e38,
+    448, 449, 464, 480, -57344, 61440, 0.25, 0.75, 1.25, 2.5, 5, -6, 1 / 448, 2 ^ -126, 2 ^ -127, 2 ^ 127, 65504, 1e-8,
 }
 
 -- Deterministic values over many magnitudes; `hostile` mixes in the list above.
@@ -81,7 +81,8 @@ local function check(q, direction, expected, packed, swapped, what)
     end
     same_bytes(book.bytes(codes), bytes_of(q[direction .. "_data"]), what .. " data")
     local scale = q[direction .. "_scale_inv"]
-    same_bytes(scale.dtype == "float32" and book.floats(scales) or book.bytes(scales), bytes_of(scale), what .. " scales")
+    local expected_scales = scale.dtype == "float32" and book.floats(scales) or book.bytes(scales)
+    same_bytes(expected_scales, bytes_of(scale), what .. " scales")
     local amax = direction == "rowwise" and q.amax or q.columnwise_amax
     if amax then same_bytes(book.floats { expected.amax }, bytes_of(amax), what .. " amax") end
 end
@@ -92,11 +93,15 @@ local FORMATS = { input = "float8_e4m3", weight = "float8_e4m3", grad_output = "
 describe("per-tensor FP8", function()
     it("follows the book with current scaling", function()
         for _, o in ipairs { {}, { power_of_two = true }, { epsilon = 0.5 } } do
-            local recipe = te.recipe.Float8CurrentScaling { use_power_2_scales = o.power_of_two, amax_epsilon = o.epsilon }
+            local recipe = te.recipe.Float8CurrentScaling {
+                use_power_2_scales = o.power_of_two, amax_epsilon = o.epsilon,
+            }
             for_each_source(function(x, m, _, cols, what)
                 for role, format in pairs(FORMATS) do
-                    local q, given = te.quantize(x, recipe, role, BOTH), { format = format, power_of_two = o.power_of_two, epsilon = o.epsilon }
-                    local expected = book.per_tensor(m, given)
+                    local q = te.quantize(x, recipe, role, BOTH)
+                    local expected = book.per_tensor(m, {
+                        format = format, power_of_two = o.power_of_two, epsilon = o.epsilon,
+                    })
                     check(q, "rowwise", expected, false, false, what)
                     expected.codes = book.transpose(expected.codes, cols)
                     check(q, "columnwise", expected, false, false, what)
@@ -138,14 +143,17 @@ end)
 
 describe("block-scaled FP8", function()
     it("follows the book", function()
-        for _, o in ipairs { {}, { use_f32_scales = true }, { use_f32_scales = true, amax_epsilon = 2 }, { w_block_scaling_dim = 1, x_block_scaling_dim = 2 } } do
+        for _, o in ipairs {
+            {}, { use_f32_scales = true }, { use_f32_scales = true, amax_epsilon = 2 },
+            { w_block_scaling_dim = 1, x_block_scaling_dim = 2 },
+        } do
             local recipe = te.recipe.Float8BlockScaling(o)
             local square = { weight = o.w_block_scaling_dim ~= 1, input = o.x_block_scaling_dim == 2 }
             for_each_source(function(x, m, rows, cols, what)
                 for _, role in ipairs { "input", "weight" } do
                     local given = {
-                        format = "float8_e4m3", rows = square[role] and 128 or 1, cols = 128, overflow = OVERFLOW[x.dtype],
-                        power_of_two = not o.use_f32_scales, epsilon = o.amax_epsilon,
+                        format = "float8_e4m3", rows = square[role] and 128 or 1, cols = 128,
+                        overflow = OVERFLOW[x.dtype], power_of_two = not o.use_f32_scales, epsilon = o.amax_epsilon,
                     }
                     local q = te.quantize(x, recipe, role, BOTH)
                     check(q, "rowwise", book.blocks(m, cols, given), false, false, what)
@@ -163,13 +171,16 @@ end
 
 -- Both directions of an NVFP4 quantizer; `o` is what the book needs to know.
 local function check_nvfp4(x, m, rows, cols, q, o, what)
-    local across, seed = book.transpose(m, cols), o.seed
-    check(q, "rowwise", book.nvfp4(m, cols, { rows = o.rows, scale_max = o.scale_max, four_over_six = o.four_over_six,
-        row_scaled = o.row_scaled, seed = seed, first = 0 }), true, false, what)
+    local across = book.transpose(m, cols)
+    local function expected(values_of_side, width, row_scaled, first)
+        return book.nvfp4(values_of_side, width, {
+            rows = o.rows, scale_max = o.scale_max, four_over_six = o.four_over_six, row_scaled = row_scaled,
+            seed = o.seed, first = first,
+        })
+    end
+    check(q, "rowwise", expected(m, cols, o.row_scaled, 0), true, false, what)
     if o.hadamard then across = book.hadamard(across, rows, rounding(x.dtype)) end
-    local groups = rows * math.ceil(cols / 16)
-    check(q, "columnwise", book.nvfp4(across, rows, { rows = o.rows, scale_max = o.scale_max, four_over_six = o.four_over_six,
-        seed = seed, first = groups }), true, false, what)
+    check(q, "columnwise", expected(across, rows, false, rows * math.ceil(cols / 16)), true, false, what)
 end
 
 describe("NVFP4", function()
@@ -188,7 +199,8 @@ describe("NVFP4", function()
 
     it("follows the book for activations, transformed or not", function()
         checks(te.recipe.NVFP4BlockScaling { disable_rht = true }, "input", {})
-        checks(te.recipe.NVFP4BlockScaling { disable_rht = true, row_scaled_activation = true }, "input", { row_scaled = true })
+        local by_row = te.recipe.NVFP4BlockScaling { disable_rht = true, row_scaled_activation = true }
+        checks(by_row, "input", { row_scaled = true })
         checks(te.recipe.NVFP4BlockScaling {}, "input", { hadamard = true })
     end)
 
@@ -205,22 +217,26 @@ describe("NVFP4", function()
         end
         checks(recipe {}, "input", { four_over_six = "mae", scale_max = 256 })
         checks(recipe {}, "weight", { four_over_six = "mae", scale_max = 256, rows = 16 })
-        checks(recipe { nvfp4_4over6_err_mode = "MSE", nvfp4_4over6_e4m3_use_256 = "weights" }, "input", { four_over_six = "mse" })
+        local squared = recipe { nvfp4_4over6_err_mode = "MSE", nvfp4_4over6_e4m3_use_256 = "weights" }
+        checks(squared, "input", { four_over_six = "mse" })
     end)
 
     it("comes closer to the values with the choice than without", function()
         local x = te.tensor(values(64, 64))
-        local plain = te.quantize(x, te.recipe.NVFP4BlockScaling { disable_rht = true }, "input"):dequantize()
-        local chosen = te.quantize(x, te.recipe.NVFP4BlockScaling { disable_rht = true, nvfp4_4over6 = "all" }, "input"):dequantize()
-        local function err(y) return (y - x):abs():sum():item() end
-        assert.is_true(err(chosen) < err(plain))
+        local function err(choice)
+            local recipe = te.recipe.NVFP4BlockScaling { disable_rht = true, nvfp4_4over6 = choice }
+            return (te.quantize(x, recipe, "input"):dequantize() - x):abs():sum():item()
+        end
+        assert.is_true(err("all") < err("none"))
     end)
 end)
 
 describe("any quantizer", function()
     local function every(fn)
         for _, role in ipairs { "input", "weight", "grad_output" } do
-            for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" } do
+            for _, name in ipairs {
+                "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling",
+            } do
                 fn(te.recipe[name] {}, role, name .. " " .. role)
             end
         end
@@ -246,7 +262,8 @@ describe("any quantizer", function()
     it("reads views as it reads their copies", function()
         local x = te.tensor(values(40, 70)):transpose(1, 2)
         every(function(recipe, role, what)
-            local a, b = te.quantize(x, recipe, role, { seed = 1 }), te.quantize(x:contiguous(), recipe, role, { seed = 1 })
+            local a = te.quantize(x, recipe, role, { seed = 1 })
+            local b = te.quantize(x:contiguous(), recipe, role, { seed = 1 })
             same_bytes(bytes_of(a.rowwise_data), bytes_of(b.rowwise_data), what)
         end)
     end)
@@ -334,9 +351,11 @@ describe("any quantizer", function()
         local m = values(20, 50, true)
         local x = te.tensor(m)
         local mx = te.recipe.Quantizer { element = "float4_e2m1", scale = "e8m0", block_rows = 1, block_cols = 32 }
-        check(te.quantize(x, mx), "rowwise", book.mx(x:totable(), 50, { format = "float4_e2m1", rows = 1, cols = 32 }), true, false, "mxfp4")
+        local expected = book.mx(x:totable(), 50, { format = "float4_e2m1", rows = 1, cols = 32 })
+        check(te.quantize(x, mx), "rowwise", expected, true, false, "mxfp4")
         local one = te.recipe.Quantizer { element = "float4_e2m1" }
-        check(te.quantize(x, one), "rowwise", book.per_tensor(x:totable(), { format = "float4_e2m1" }), true, false, "fp4")
+        expected = book.per_tensor(x:totable(), { format = "float4_e2m1" })
+        check(te.quantize(x, one), "rowwise", expected, true, false, "fp4")
     end)
 end)
 
@@ -352,7 +371,9 @@ describe("formats", function()
                 for code = 0, format.last - 1 do
                     local low, high = format.values[code], format.values[code + 1]
                     local middle = (low + high) / 2
-                    for _, x in ipairs { low, middle, middle * (1 - 2 ^ -20), middle * (1 + 2 ^ -20), -middle } do xs[#xs + 1] = x end
+                    for _, x in ipairs { low, middle, middle * (1 - 2 ^ -20), middle * (1 + 2 ^ -20), -middle } do
+                        xs[#xs + 1] = x
+                    end
                 end
                 for i, x in ipairs(xs) do expected[i] = book.encode(format, book.f32(x)) end
                 assert.same(expected, codes_of(xs, te.recipe.Quantizer { element = name, needs_history = true }))
@@ -362,8 +383,8 @@ describe("formats", function()
 
     it("rounds float4 at its thresholds", function()
         -- a first element of 6 makes the factor 1
-        local xs = { 6, 0, .25, .25 + 1e-7, .5, .75 - 1e-7, .75, 1.25, 1.25 + 1e-6, 1.75 - 1e-6, 1.75, 2.5, 2.5 + 1e-6, 3.5 - 1e-6,
-            3.5, 5, 5 + 1e-6, -0.0, -.25, -.3, -5, -6 }
+        local xs = { 6, 0, .25, .25 + 1e-7, .5, .75 - 1e-7, .75, 1.25, 1.25 + 1e-6, 1.75 - 1e-6, 1.75, 2.5, 2.5 + 1e-6,
+            3.5 - 1e-6, 3.5, 5, 5 + 1e-6, -0.0, -.25, -.3, -5, -6 }
         local expected = { 7, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 8, 8, 9, 14, 15 }
         local got = {}
         for _, byte in ipairs(codes_of(xs, te.recipe.Quantizer { element = "float4_e2m1" })) do
@@ -391,7 +412,9 @@ describe("stochastic rounding", function()
 
     it("repeats from a seed, from the library's seed, and not otherwise", function()
         local x = te.tensor(values(64, 64))
-        local function run(seed) return bytes_of(te.quantize(x, recipe, "grad_output", { seed = seed }).rowwise_data) end
+        local function run(seed)
+            return bytes_of(te.quantize(x, recipe, "grad_output", { seed = seed }).rowwise_data)
+        end
         assert.equal(run(7), run(7))
         assert.not_equal(run(7), run(8))
         te.manual_seed(3)
@@ -404,12 +427,14 @@ describe("stochastic rounding", function()
     it("is unbiased within four standard errors over a million draws", function()
         local n = 1024 * 64 -- blocks of 16, the first element 6 so that the factor is 1
         local grid = { 0, .5, 1, 1.5, 2, 3, 4, 6 }
-        for _, x in ipairs { 0.125, 0.8125, 1.75, 2.25, 3.75, 4.5, -5.25 } do -- multiples of step / 256: no bias from the byte
+        for _, x in ipairs { 0.125, 0.8125, 1.75, 2.25, 3.75, 4.5, -5.25 } do -- multiples of step / 256: exact by a byte
             local m = te.full({ n, 16 }, x)
             m:narrow(2, 1, 1):fill_(6)
             local y = te.quantize(m, recipe, "grad_output", { seed = 11 }):dequantize():narrow(2, 2, 15):contiguous()
             local low, high
-            for i = 1, 7 do if grid[i] <= math.abs(x) and math.abs(x) < grid[i + 1] then low, high = grid[i], grid[i + 1] end end
+            for i = 1, 7 do
+                if grid[i] <= math.abs(x) and math.abs(x) < grid[i + 1] then low, high = grid[i], grid[i + 1] end
+            end
             local p = (math.abs(x) - low) / (high - low)
             local sigma = (high - low) * math.sqrt(p * (1 - p) / (n * 15))
             local mean = y:to("float64"):mean():item()

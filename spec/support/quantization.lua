@@ -1,5 +1,6 @@
---- Quantization by the book, one value at a time: what the specs of recipes compare bytes with. Matrices are lists of rows of
---- Lua numbers. Every float32 operation is done in float64 and rounded, which gives what one float32 operation gives.
+--- Quantization by the book, one value at a time: what the specs of recipes compare bytes with. Matrices are lists of
+--- rows of Lua numbers. Every float32 operation is done in float64 and rounded, which gives what one float32 operation
+--- gives.
 
 local ffi = require "ffi"
 local bit = require "bit"
@@ -24,7 +25,8 @@ local function values_of(mantissa_bits, bias, last_code)
     local values, steps = {}, 2 ^ mantissa_bits
     for code = 0, last_code do
         local exponent, mantissa = math.floor(code / steps), code % steps
-        values[code] = exponent == 0 and mantissa / steps * 2 ^ (1 - bias) or (1 + mantissa / steps) * 2 ^ (exponent - bias)
+        values[code] = exponent == 0 and mantissa / steps * 2 ^ (1 - bias)
+            or (1 + mantissa / steps) * 2 ^ (exponent - bias)
     end
     return values
 end
@@ -69,7 +71,8 @@ local function philox(seed, counter)
     local k0, k1 = ffi.cast("uint64_t", seed % 2 ^ 32), ffi.cast("uint64_t", math.floor(seed / 2 ^ 32))
     for _ = 1, 10 do
         local a, b = 0xd2511f53ULL * c[1], 0xcd9e8d57ULL * c[3]
-        c = { bit.bxor(bit.rshift(b, 32), c[2], k0), bit.band(b, mask), bit.bxor(bit.rshift(a, 32), c[4], k1), bit.band(a, mask) }
+        local high_a, high_b = bit.rshift(a, 32), bit.rshift(b, 32)
+        c = { bit.bxor(high_b, c[2], k0), bit.band(b, mask), bit.bxor(high_a, c[4], k1), bit.band(a, mask) }
         k0, k1 = bit.band(k0 + 0x9e3779b9ULL, mask), bit.band(k1 + 0xbb67ae85ULL, mask)
     end
     return c
@@ -164,7 +167,8 @@ end
 function book.per_tensor(m, o)
     local format, amax = book.formats[o.format], book.amax(m)
     local scale = o.scale or book.scale(amax, format.values[format.last], o)
-    return { codes = codes_of(m, format, function() return scale end), scales = { { f32(1 / scale) } }, amax = { amax } }
+    local codes = codes_of(m, format, function() return scale end)
+    return { codes = codes, scales = { { f32(1 / scale) } }, amax = { amax } }
 end
 
 -- A value per block, and where the blocks are: block(i, j) is the entry for element i, j.
@@ -299,7 +303,8 @@ function book.nvfp4(m, cols, o)
     local list, block = per_block(m, cols, o.rows, 16, function(i0, i1, j0, j1)
         return two_level_block(m, i0, i1, j0, j1, amax[o.row_scaled and i0 or 1], o)
     end)
-    local codes = codes_of(m, book.formats.float4_e2m1, function(i, j) return block(i, j).multiplier end, o.seed, o.first)
+    local function multiplier(i, j) return block(i, j).multiplier end
+    local codes = codes_of(m, book.formats.float4_e2m1, multiplier, o.seed, o.first)
     return { codes = codes, scales = field(m, list, o.rows, "code", true), amax = amax }
 end
 

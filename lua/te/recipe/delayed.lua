@@ -2,8 +2,8 @@
 ---
 ---     local scale, history, skipped = recipe:update(role, scale, history)
 ---
---- scale: float32 {1}. history: float32 {amax_history_len}; its first entry collects the amax of the step that ends here, the
---- others are those of earlier steps, the oldest second. One rule for built-in and own algorithms:
+--- scale: float32 {1}. history: float32 {amax_history_len}; its first entry collects the amax of the step that ends
+--- here, the others are those of earlier steps, the oldest second. One rule for built-in and own algorithms:
 ---
 ---     the step's amax is 0           nothing changes: the tensor was not used
 ---     it is infinite or NaN          the scale stays, the amax is forgotten, skipped is true
@@ -36,7 +36,9 @@ local algorithms = {
 
 local function number_from(value, what)
     if te.is_tensor(value) then value = value:item() end
-    if type(value) ~= "number" then fail("te.recipe.DelayedScaling: %s gave %s, expected a number", what, type(value)) end
+    if type(value) ~= "number" then
+        fail("te.recipe.DelayedScaling: %s gave %s, expected a number", what, type(value))
+    end
     return value
 end
 
@@ -63,7 +65,8 @@ end
 
 return function(recipe, max, scale, history)
     if not recipe.amax_history_len then fail("te.recipe: update: %s keeps no history", tostring(recipe)) end
-    local old, amaxes = check_tensor("scale", scale)[1], resize(check_tensor("history", history), recipe.amax_history_len)
+    local old = check_tensor("scale", scale)[1]
+    local amaxes = resize(check_tensor("history", history), recipe.amax_history_len)
     local last = amaxes[1]
     if last == 0 then return scale, te.tensor(amaxes), false end
     if not is_positive(last) then

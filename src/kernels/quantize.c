@@ -32,14 +32,17 @@ static int block_cols_inside(const block *b)
 static void encode_bytes(const block *b, float multiplier)
 {
     int rows = block_rows_inside(b), cols = block_cols_inside(b);
+    int64_t step = b->side->col_stride;
+    uint8_t codes[TE_TILE];
     for (int i = 0; i < rows; i++) {
         const float *x = &b->tile[b->row + i][b->col];
-        uint8_t *to = b->side->data + (b->first_row + i) * b->side->row_stride + b->first_col * b->side->col_stride;
-        int64_t step = b->side->col_stride;
+        uint8_t *to = b->side->data + (b->first_row + i) * b->side->row_stride + b->first_col * step;
         if (b->q->element == TE_E4M3)
-            for (int j = 0; j < cols; j++) to[j * step] = te_f32_to_f8e4m3(x[j] * multiplier);
+            for (int j = 0; j < cols; j++) codes[j] = te_f32_to_f8e4m3(x[j] * multiplier);
         else
-            for (int j = 0; j < cols; j++) to[j * step] = te_f32_to_f8e5m2(x[j] * multiplier);
+            for (int j = 0; j < cols; j++) codes[j] = te_f32_to_f8e5m2(x[j] * multiplier);
+        if (step == 1) memcpy(to, codes, (size_t)cols);
+        for (int j = 0; j < cols && step != 1; j++) to[j * step] = codes[j];
     }
 }
 
@@ -196,12 +199,17 @@ static void convert(const te_quantize_job *job, te_lane *l, int64_t row, int64_t
     quantize_tile(job, &job->side[1], l->across, col, row);
 }
 
+/* Row by row: an amax of its own for each. */
 static void measure_rows(const te_quantize_job *job)
 {
+    float x[TE_TILE];
     for (int64_t i = 0; i < job->rows; i++) {
         float amax = 0;
-        for (int64_t j = 0; j < job->cols; j++)
-            amax = te_amax(amax, te_tile_load_value(job->source, job->dtype, i * job->cols + j));
+        for (int64_t col = 0; col < job->cols; col += TE_TILE) {
+            int n = te_tile_extent(job->cols, col);
+            te_tile_load_row(job, i * job->cols + col, n, x);
+            amax = te_row_amax(x, n, amax);
+        }
         job->side[0].amax[i] = amax;
     }
 }

@@ -3,13 +3,6 @@
 
 #include <omp.h>
 
-float te_tile_load_value(const void *source, te_dtype dtype, int64_t i)
-{
-    if (dtype == TE_BF16) return te_bf16_to_f32(((const uint16_t *)source)[i]);
-    if (dtype == TE_F16) return te_f16_to_f32(((const uint16_t *)source)[i]);
-    return ((const float *)source)[i];
-}
-
 static void store(void *target, te_dtype dtype, int64_t i, float x)
 {
     if (dtype == TE_BF16)
@@ -20,13 +13,23 @@ static void store(void *target, te_dtype dtype, int64_t i, float x)
         ((float *)target)[i] = x;
 }
 
+void te_tile_load_row(const te_quantize_job *job, int64_t at, int n, float *x)
+{
+    const uint16_t *narrow = job->source;
+    if (job->dtype == TE_F32)
+        memcpy(x, (const float *)job->source + at, (size_t)n * sizeof *x);
+    else if (job->dtype == TE_BF16)
+        for (int i = 0; i < n; i++) x[i] = te_bf16_to_f32(narrow[at + i]);
+    else
+        for (int i = 0; i < n; i++) x[i] = te_f16_to_f32(narrow[at + i]);
+}
+
 void te_tile_load(const te_quantize_job *job, te_lane *l, int64_t row, int64_t col)
 {
     int rows = te_tile_extent(job->rows, row), cols = te_tile_extent(job->cols, col);
     if (rows < TE_TILE || cols < TE_TILE) memset(l->tile, 0, sizeof l->tile);
     for (int i = 0; i < rows; i++) {
-        int64_t at = (row + i) * job->cols + col;
-        for (int j = 0; j < cols; j++) l->tile[i][j] = te_tile_load_value(job->source, job->dtype, at + j);
+        te_tile_load_row(job, (row + i) * job->cols + col, cols, l->tile[i]);
     }
 }
 
@@ -69,11 +72,22 @@ void te_tile_transform_back(float (*tile)[TE_TILE])
     }
 }
 
+/* Magnitudes compare as integers do, which vectorizes. */
+float te_row_amax(const float *x, int n, float amax)
+{
+    int32_t most = (int32_t)te_f32_bits(amax);
+    for (int i = 0; i < n; i++) {
+        int32_t size = (int32_t)(te_f32_bits(x[i]) & 0x7fffffffu);
+        size = size > 0x7f800000 ? 0 : size;
+        most = size > most ? size : most;
+    }
+    return te_f32_from_bits((uint32_t)most);
+}
+
 float te_tile_amax(float (*tile)[TE_TILE], int row, int col, int rows, int cols)
 {
     float amax = 0;
-    for (int i = row; i < row + rows; i++)
-        for (int j = col; j < col + cols; j++) amax = te_amax(amax, tile[i][j]);
+    for (int i = row; i < row + rows; i++) amax = te_row_amax(&tile[i][col], cols, amax);
     return amax;
 }
 

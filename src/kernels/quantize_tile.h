@@ -38,8 +38,8 @@ static inline float te_side_amax(const te_quantized_side *side, int64_t row)
 /* Visits every tile of the matrix. Maxima over the lanes come back in amax. */
 te_status te_tiles_visit(te_exec *exec, const te_quantize_job *job, te_visit *v, float amax[2]);
 
-/* Element i of the source. */
-float te_tile_load_value(const void *source, te_dtype dtype, int64_t i);
+/* Elements at … at + n - 1 of the source as float32. */
+void te_tile_load_row(const te_quantize_job *job, int64_t at, int n, float *x);
 /* The tile at row, col of the source, with zeros beyond its edges; and back. */
 void te_tile_load(const te_quantize_job *job, te_lane *l, int64_t row, int64_t col);
 void te_tile_store(const te_quantize_job *job, float (*tile)[TE_TILE], int64_t row, int64_t col);
@@ -47,6 +47,8 @@ void te_tile_transpose(float (*to)[TE_TILE], float (*from)[TE_TILE]);
 /* The Hadamard transform along the rows, rounded to the source's dtype as the unfused graph would; and back. */
 void te_tile_transform(float (*tile)[TE_TILE], te_dtype dtype);
 void te_tile_transform_back(float (*tile)[TE_TILE]);
+/* The largest magnitude of n elements, or amax; a NaN is passed over. */
+float te_row_amax(const float *x, int n, float amax);
 float te_tile_amax(float (*tile)[TE_TILE], int row, int col, int rows, int cols);
 
 #endif

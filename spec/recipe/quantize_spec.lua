@@ -221,6 +221,22 @@ describe("NVFP4", function()
         checks(squared, "input", { four_over_six = "mse" })
     end)
 
+    -- Each row has an amax of its own and a block whose factor lies next to the middle of two codes.
+    it("rounds block factors as the book does next to ties", function()
+        local m, e4m3 = {}, book.formats.float8_e4m3
+        for i = 1, 1000 do
+            local g, code = book.f32(1 + i * 0.61803398875 % 1), 20 + i % 100
+            local middle = (e4m3.values[code] + e4m3.values[code + 1]) / 2
+            m[i] = { g }
+            for j = 2, 16 do m[i][j] = 0 end
+            m[i][17] = book.f32(middle * g / 448)
+        end
+        local recipe = te.recipe.NVFP4BlockScaling { row_scaled_activation = true }
+        local q = te.quantize(te.tensor(m), recipe, "input")
+        local o = { rows = 1, scale_max = 448, four_over_six = "none", row_scaled = true }
+        check(q, "rowwise", book.nvfp4(m, 17, o), true, false, "ties")
+    end)
+
     it("comes closer to the values with the choice than without", function()
         local x = te.tensor(values(64, 64))
         local function err(choice)

@@ -251,7 +251,8 @@ describe("any quantizer", function()
     local function every(fn)
         for _, role in ipairs { "input", "weight", "grad_output" } do
             for _, name in ipairs {
-                "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling",
+                "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+                "NVFP4BlockScaling",
             } do
                 fn(te.recipe[name] {}, role, name .. " " .. role)
             end
@@ -443,7 +444,7 @@ describe("stochastic rounding", function()
     it("is unbiased within four standard errors over a million draws", function()
         local n = 1024 * 64 -- blocks of 16, the first element 6 so that the factor is 1
         local grid = { 0, .5, 1, 1.5, 2, 3, 4, 6 }
-        for _, x in ipairs { 0.125, 0.8125, 1.75, 2.25, 3.75, 4.5, -5.25 } do -- multiples of step / 256: exact by a byte
+        for _, x in ipairs { 0.125, 0.8125, 1.75, 2.25, 3.75, 4.5, -5.25 } do -- multiples of step / 256
             local m = te.full({ n, 16 }, x)
             m:narrow(2, 1, 1):fill_(6)
             local y = te.quantize(m, recipe, "grad_output", { seed = 11 }):dequantize():narrow(2, 2, 15):contiguous()

@@ -31,7 +31,8 @@ describe("te.recipe", function()
     end)
 
     it("prints its options", function()
-        local text = "MXFP8BlockScaling{enable_2d_quantization = true, fp8_dpa = false, fp8_format = E4M3, fp8_mha = false}"
+        local text = "MXFP8BlockScaling{enable_2d_quantization = true, fp8_dpa = false, fp8_format = E4M3, "
+            .. "fp8_mha = false}"
         assert.equal(text, tostring(te.recipe.MXFP8BlockScaling { enable_2d_quantization = true }))
     end)
 

@@ -23,6 +23,11 @@ local modules = {
     unregister_forward_fusion = "te.fuser.rules:unregister_forward_fusion",
     unregister_backward_fusion = "te.fuser.rules:unregister_backward_fusion",
 
+    -- low precision
+    recipe = "te.recipe",
+    quantize = "te.quantized:quantize",
+    QuantizedTensor = "te.quantized:QuantizedTensor",
+
     -- libraries
     ops = "te.ops",
     optim = "te.optim",

@@ -166,6 +166,7 @@ extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
+extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
 extern const luaL_Reg te_lua_process_functions[];  /* system.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */

@@ -1,0 +1,118 @@
+--- Quantized tensors.
+--
+--     local q = te.quantize(x, recipe, "input", { columnwise = true })
+--     q.rowwise_data, q.rowwise_scale_inv, q.columnwise_data, q.columnwise_scale_inv, q.amax
+--     q:dequantize()                                   in the shape and dtype of x
+--     te.save(path, q:state_dict())                    its parts are plain tensors
+--     te.QuantizedTensor.from_parts(q.quantizer, te.load(path), { shape = q.shape, dtype = q.dtype })
+--
+-- Both directions are quantized from x itself, together. float4 data are uint8, two elements each, the even one in the
+-- low half. Where a transform runs along the column-wise copy, that copy has whole groups of 16: dequantizing drops the
+-- rest.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local recipes = require "te.recipe"
+local core = te._core
+
+local PARTS = {
+    "rowwise_data", "rowwise_scale_inv", "amax", "columnwise_data", "columnwise_scale_inv", "columnwise_amax",
+}
+
+local DIRECTIONS = { "rowwise", "columnwise" }
+
+local QuantizedTensor = {}
+QuantizedTensor.__index = QuantizedTensor
+
+-- Whether the amax is part of the values: a factor above those of the blocks.
+local function has_two_levels(quantizer) return quantizer.scale == "float8_e4m3" end
+
+local function new(quantizer, shape, dtype, parts)
+    local self = { quantizer = quantizer, shape = shape, dtype = dtype }
+    for i, name in ipairs(PARTS) do self[name] = parts[i] end
+    if not has_two_levels(quantizer) then -- both directions have seen the same amax, if any
+        self.amax, self.columnwise_amax = self.amax or self.columnwise_amax, nil
+    end
+    return setmetatable(self, QuantizedTensor)
+end
+
+--- The tensor that the quantized values stand for.
+---@param direction string|nil  "rowwise" or "columnwise"; nil: row-wise where it is there
+function QuantizedTensor:dequantize(direction)
+    direction = direction or (self.rowwise_data and "rowwise" or "columnwise")
+    options.argument("te.QuantizedTensor.dequantize", "direction", direction, { "string", choices = DIRECTIONS })
+    if not self[direction .. "_data"] then fail("te.QuantizedTensor.dequantize: there is no %s data", direction) end
+    local amax = direction == "rowwise" and self.amax or self.columnwise_amax
+    return core.dequantize(self.quantizer, self.dtype, self.shape, direction, self[direction .. "_data"],
+        self[direction .. "_scale_inv"], amax)
+end
+
+--- Its parts by name.
+function QuantizedTensor:state_dict()
+    local parts = {}
+    for _, name in ipairs(PARTS) do parts[name] = self[name] end
+    return parts
+end
+
+--- Keeps one direction or both: update_usage{ rowwise = false } lets go of the row-wise copy.
+function QuantizedTensor:update_usage(wanted)
+    wanted = options.check("te.QuantizedTensor.update_usage", wanted, {
+        rowwise = { "boolean", self.rowwise_data ~= nil },
+        columnwise = { "boolean", self.columnwise_data ~= nil },
+    })
+    for _, direction in ipairs(DIRECTIONS) do
+        if wanted[direction] and not self[direction .. "_data"] then
+            fail("te.QuantizedTensor.update_usage: %s: it was not made; quantize again", direction)
+        end
+    end
+    if not (wanted.rowwise or wanted.columnwise) then fail "te.QuantizedTensor.update_usage: nothing would be left" end
+    if not wanted.rowwise then
+        self.rowwise_data, self.rowwise_scale_inv = nil, nil
+        if has_two_levels(self.quantizer) then self.amax = nil end
+    end
+    if not wanted.columnwise then
+        self.columnwise_data, self.columnwise_scale_inv, self.columnwise_amax = nil, nil, nil
+    end
+end
+
+function QuantizedTensor:__tostring()
+    local q, directions = self.quantizer, {}
+    if self.rowwise_data then directions[1] = "rowwise" end
+    if self.columnwise_data then directions[#directions + 1] = "columnwise" end
+    local rows = q.block_rows or 0
+    local blocks = rows == 0 and "one factor"
+        or ("%s factors of %d x %d"):format(q.scale or "float32", rows, q.block_cols)
+    return ("quantized tensor {%s} of %s: %s, %s, %s"):format(table.concat(self.shape, ", "), self.dtype,
+        q.element or "float8_e4m3", blocks, table.concat(directions, " and "))
+end
+
+--- A quantized tensor from the parts of another, as te.load gives them.
+function QuantizedTensor.from_parts(quantizer, parts, opts)
+    if not recipes.is_quantizer(quantizer) then fail "te.QuantizedTensor.from_parts: expected a quantizer" end
+    local declared = { shape = { "table" }, dtype = { "string", "float32" } }
+    opts = options.check("te.QuantizedTensor.from_parts", opts, declared)
+    if not opts.shape then fail "te.QuantizedTensor.from_parts: option shape is missing" end
+    local list = {}
+    for i, name in ipairs(PARTS) do list[i] = parts[name] end
+    local self = new(quantizer, opts.shape, opts.dtype, list)
+    if self.rowwise_data then self:dequantize("rowwise") end -- which says where parts do not fit
+    if self.columnwise_data then self:dequantize("columnwise") end
+    return self
+end
+
+--- t in low precision.
+---@param how table         a recipe or a quantizer
+---@param role string|nil   "input" (default), "weight" or "grad_output": which of the recipe's quantizers
+---@param opts table|nil    rowwise (true), columnwise (false); scale, what delayed scaling multiplies by (1); seed of
+---                         stochastic rounding (the library's generator otherwise)
+local function quantize(t, how, role, opts)
+    if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
+    if recipes.is_recipe(how) then how = how:quantizer(role) end
+    if not recipes.is_quantizer(how) then
+        fail("te.quantize: expected a recipe or a quantizer, got %s", tostring(how))
+    end
+    return new(how, t.shape, t.dtype, { core.quantize(t, how, opts) })
+end
+
+return { quantize = quantize, QuantizedTensor = QuantizedTensor }

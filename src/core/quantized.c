@@ -1,0 +1,191 @@
+/* quantized.c - the tensors of a quantized tensor, and the way there and back. */
+#include "quantized.h"
+
+void te_quantized_close(te_quantized *quantized)
+{
+    for (int s = 0; s < 2; s++) {
+        te_tensor_release(quantized->side[s].data);
+        te_tensor_release(quantized->side[s].scale_inv);
+        te_tensor_release(quantized->side[s].amax);
+        quantized->side[s] = (te_quantized_part){NULL, NULL, NULL};
+    }
+}
+
+static void matrix_of(int ndim, const int64_t *shape, int64_t *rows, int64_t *cols)
+{
+    *rows = 1;
+    *cols = ndim ? shape[ndim - 1] : 1;
+    for (int i = 0; i < ndim - 1; i++) *rows *= shape[i];
+}
+
+/* The stored matrix in the source's shape, or as it is. */
+static int data_shape(const te_quantized *z, int side, const te_quantized_layout *l, int64_t *shape)
+{
+    if (side == 1 && z->quantizer.transposed) {
+        shape[0] = l->data_rows;
+        shape[1] = l->data_bytes;
+        return 2;
+    }
+    memcpy(shape, z->shape, sizeof z->shape);
+    if (z->ndim) shape[z->ndim - 1] = l->data_bytes;
+    return z->ndim;
+}
+
+static te_status make_part(te_quantized *z, te_device *device, int side, const te_quantized_layout *l)
+{
+    te_context *ctx = device->ctx;
+    te_quantized_part *part = &z->side[side];
+    int64_t shape[TE_MAX_DIMS];
+    int ndim = data_shape(z, side, l, shape);
+    bool shared = side == 1 && z->side[0].data && !z->quantizer.block_rows; /* one factor serves both */
+    part->data = te_tensor_new(ctx, device, l->data_dtype, ndim, shape);
+    if (!part->data) return ctx->status;
+    part->scale_inv = shared ? te_tensor_retain(z->side[0].scale_inv)
+                             : te_tensor_new(ctx, device, l->scale_dtype, l->scale_ndim, l->scale_shape);
+    if (!part->scale_inv) return ctx->status;
+    if (l->amaxes < 0) return TE_OK;
+    part->amax = shared ? te_tensor_retain(z->side[0].amax) : te_tensor_new(ctx, device, TE_F32, 1, &l->amaxes);
+    return part->amax ? TE_OK : ctx->status;
+}
+
+static te_quantized_side bind_side(const te_quantized_part *part, const te_quantized_layout *l)
+{
+    te_quantized_side side = {.rows = l->rows, .cols = l->cols};
+    if (!part->data) return side;
+    side.data = te_tensor_pointer(part->data);
+    side.row_stride = l->row_stride;
+    side.col_stride = l->col_stride;
+    side.scale_inv = te_tensor_pointer(part->scale_inv);
+    side.scale_row_stride = l->scale_row_stride;
+    side.scale_col_stride = l->scale_col_stride;
+    side.amax = part->amax ? te_tensor_pointer(part->amax) : NULL;
+    side.amax_stride = l->amaxes != 1;
+    return side;
+}
+
+static te_quantize_job bind(const te_quantized *z)
+{
+    te_quantize_job job = {.quantizer = &z->quantizer, .dtype = z->dtype};
+    matrix_of(z->ndim, z->shape, &job.rows, &job.cols);
+    for (int s = 0; s < 2; s++) {
+        te_quantized_layout l = te_quantizer_layout(&z->quantizer, s, job.rows, job.cols);
+        job.side[s] = bind_side(&z->side[s], &l);
+    }
+    return job;
+}
+
+/* Side 1 takes its numbers after those of side 0, which are counted whether or not it is made: the bytes of a direction
+ * do not depend on whether the other one was wanted. */
+static void draw(te_context *ctx, te_quantize_job *job, const uint64_t *seed)
+{
+    uint64_t groups = te_quantize_groups(&job->side[0]);
+    te_rng rng =
+        seed ? (te_rng){.seed = *seed} : te_context_draw(ctx, 4 * (groups + te_quantize_groups(&job->side[1])));
+    job->side[0].rng = job->side[1].rng = rng;
+    job->side[1].rng.offset += groups;
+}
+
+static te_status check_source(const te_tensor *source, const te_quantizer *q, const te_quantize_options *options)
+{
+    te_context *ctx = source->ctx;
+    te_status status = te_quantizer_check(ctx, q);
+    if (status != TE_OK) return status;
+    if (source->dtype != TE_F32 && source->dtype != TE_BF16 && source->dtype != TE_F16)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: %s; convert to float32, bfloat16 or float16 first",
+                       te_dtype_name(source->dtype));
+    if (!source->storage->device->exec.backend->host_memory)
+        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.quantize: the tensor is on %s; this build quantizes on the cpu",
+                       source->storage->device->name);
+    if (!options->want[0] && !options->want[1])
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: neither rowwise nor columnwise is wanted");
+    if (options->want[1] && !q->has_columnwise)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: columnwise: this quantizer has no column-wise form");
+    if (q->needs_history && !(options->scale > 0.0f && options->scale <= TE_FLT_MAX))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: scale: %g; a factor must be positive and finite",
+                       (double)options->scale);
+    return TE_OK;
+}
+
+te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
+                      te_quantized *result)
+{
+    memset(result, 0, sizeof *result);
+    te_status status = check_source(source, q, options);
+    if (status != TE_OK) return status;
+    te_device *device = source->storage->device;
+    te_tensor *dense = te_tensor_contiguous_copy(source);
+    if (!dense) return source->ctx->status;
+    *result = (te_quantized){.quantizer = *q, .dtype = source->dtype, .ndim = source->ndim};
+    memcpy(result->shape, source->shape, sizeof result->shape);
+    int64_t rows, cols;
+    matrix_of(source->ndim, source->shape, &rows, &cols);
+    for (int s = 0; s < 2 && status == TE_OK; s++) {
+        te_quantized_layout l = te_quantizer_layout(q, s, rows, cols);
+        if (options->want[s]) status = make_part(result, device, s, &l);
+    }
+    if (status == TE_OK) {
+        te_quantize_job job = bind(result);
+        job.source = te_tensor_pointer(dense);
+        job.scale = options->scale;
+        if (q->stochastic) draw(source->ctx, &job, options->seed);
+        device->exec.message[0] = 0;
+        status = te_quantize_run(&device->exec, &job);
+        if (status != TE_OK) te_fail_exec(source->ctx, status, &device->exec, "quantize");
+    }
+    te_tensor_release(dense);
+    if (status != TE_OK) te_quantized_close(result);
+    return status;
+}
+
+/* --- back --------------------------------------------------------------------------------------------------------- */
+
+static bool has_shape(const te_tensor *t, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    bool same = t && t->dtype == dtype && t->ndim == ndim && te_tensor_contiguous(t) &&
+                t->storage->device->exec.backend->host_memory;
+    for (int i = 0; i < ndim && same; i++) same = t->shape[i] == shape[i];
+    return same;
+}
+
+/* The parts may come from a file or from a script: they are believed only where they have the quantizer's shapes. */
+static te_status check_part(te_context *ctx, const te_quantized *z, int side)
+{
+    const te_quantized_part *part = &z->side[side];
+    int64_t rows, cols, shape[TE_MAX_DIMS];
+    te_status status = te_quantizer_check(ctx, &z->quantizer);
+    if (status != TE_OK) return status;
+    const char *direction = side ? "columnwise" : "rowwise";
+    if (te_shape_numel(z->ndim, z->shape, sizeof(double)) < 0)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: shape: %s is no shape",
+                       te_shape_text(z->ndim, z->shape, (char[160]){0}, 160));
+    if (!part->data) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: there is no %s data", direction);
+    matrix_of(z->ndim, z->shape, &rows, &cols);
+    te_quantized_layout l = te_quantizer_layout(&z->quantizer, side, rows, cols);
+    int ndim = data_shape(z, side, &l, shape);
+    if (!has_shape(part->data, l.data_dtype, ndim, shape))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_data: expected %s %s", direction,
+                       te_dtype_name(l.data_dtype), te_shape_text(ndim, shape, (char[160]){0}, 160));
+    if (!has_shape(part->scale_inv, l.scale_dtype, l.scale_ndim, l.scale_shape))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_scale_inv: expected %s %s", direction,
+                       te_dtype_name(l.scale_dtype), te_shape_text(l.scale_ndim, l.scale_shape, (char[160]){0}, 160));
+    if (z->quantizer.scale == TE_SCALE_E4M3 && !has_shape(part->amax, TE_F32, 1, &l.amaxes))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s amax: expected float32 {%lld}", direction,
+                       (long long)l.amaxes);
+    return TE_OK;
+}
+
+te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side)
+{
+    if (check_part(ctx, quantized, side) != TE_OK) return NULL;
+    te_device *device = quantized->side[side].data->storage->device;
+    te_tensor *result = te_tensor_new(ctx, device, quantized->dtype, quantized->ndim, quantized->shape);
+    if (!result) return NULL;
+    te_quantize_job job = bind(quantized);
+    job.source = te_tensor_pointer(result);
+    device->exec.message[0] = 0;
+    te_status status = te_dequantize_run(&device->exec, &job, side);
+    if (status == TE_OK) return result;
+    te_fail_exec(ctx, status, &device->exec, "dequantize");
+    te_tensor_release(result);
+    return NULL;
+}

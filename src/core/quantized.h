@@ -1,0 +1,39 @@
+/* quantized.h - quantized tensors: data, factors and amaxes of one or both directions.
+ *
+ * Leading dimensions of the source count as rows. Side 0 is the row-wise copy, in the source's shape (E2M1: half the
+ * last dimension, rounded up). Side 1 is the column-wise copy, what the product that sums over rows reads: {cols,
+ * rows}, or the source's shape where the quantizer does not store it transposed. Factors have their logical shapes,
+ * without padding.
+ */
+#ifndef TE_CORE_QUANTIZED_H
+#define TE_CORE_QUANTIZED_H
+
+#include "quantizer.h"
+#include "tensor.h"
+
+typedef struct te_quantized_part {
+    te_tensor *data, *scale_inv, *amax; /* NULL: not there */
+} te_quantized_part;
+
+typedef struct te_quantized {
+    te_quantizer quantizer;
+    te_dtype dtype; /* of the source, and of what dequantizing gives */
+    int ndim;
+    int64_t shape[TE_MAX_DIMS];
+    te_quantized_part side[2];
+} te_quantized;
+
+typedef struct te_quantize_options {
+    bool want[2];         /* row-wise, column-wise */
+    float scale;          /* needs_history: the factor */
+    const uint64_t *seed; /* stochastic rounding: NULL draws from the context */
+} te_quantize_options;
+
+/* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
+te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
+                      te_quantized *result);
+/* A new tensor from one side; NULL with the reason recorded. */
+te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side);
+void te_quantized_close(te_quantized *quantized);
+
+#endif

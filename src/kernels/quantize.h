@@ -1,0 +1,77 @@
+/* quantize.h - a matrix to a quantized matrix and back, on host memory.
+ *
+ * A quantizer is a value: what it can do is what its fields say, and no recipe has a name here. The column-wise copy is
+ * the quantization of the transposed matrix, so a block always runs along the row of the matrix that is stored:
+ *
+ *      side 0   rows x cols of the source                    block_rows x block_cols
+ *      side 1   cols x rows, the source transposed           block_rows x block_cols of *that*
+ *
+ * Blocks are 1 x n or n x n with n dividing 128, or the whole matrix. The source is read in tiles of 128 x 128, padded
+ * with zeros at the edges, and both sides are made from a tile while it is in cache.
+ */
+#ifndef TE_KERNELS_QUANTIZE_H
+#define TE_KERNELS_QUANTIZE_H
+
+#include "kernels.h"
+#include "quant.h"
+
+typedef enum te_scale_kind {
+    TE_SCALE_F32,  /* float32 factors */
+    TE_SCALE_E8M0, /* exponents */
+    TE_SCALE_E4M3, /* e4m3 factors of blocks under a float32 factor that the amax gives */
+    TE_SCALE_COUNT
+} te_scale_kind;
+
+/* Among two factors for a block, its largest value to 6 or to 4, the one with the smaller error. */
+typedef enum te_four_over_six { TE_46_NONE, TE_46_MAE, TE_46_MSE, TE_46_COUNT } te_four_over_six;
+
+typedef struct te_quantizer {
+    te_element element;
+    te_scale_kind scale;
+    int block_rows, block_cols; /* 0, 0: one factor for the whole tensor */
+    bool needs_history; /* the factor comes from earlier amaxes: it is given, and the amax of this tensor is reported */
+    bool has_columnwise; /* can be stored for the transposed use */
+    bool transposed;     /* and is stored transposed then; otherwise in the source's layout */
+    bool replicated;     /* one factor per block and row, the same for the rows of a block */
+    bool power_of_two;
+    float epsilon;   /* amaxes below count as this */
+    bool row_scaled; /* TE_SCALE_E4M3: side 0 has an amax per row */
+    bool hadamard;   /* side 1 is transformed along its rows, in groups of 16 */
+    bool stochastic; /* E2M1: rounding by random bits */
+    te_four_over_six four_over_six;
+    float scale_max; /* TE_SCALE_E4M3: largest factor of a block, 448 or 256 */
+} te_quantizer;
+
+/* One stored copy. Data are bytes, for E2M1 two elements each with the even one in the low half. */
+typedef struct te_quantized_side {
+    uint8_t *data;                  /* NULL: not wanted */
+    int64_t rows, cols;             /* of the stored matrix; cols a multiple of 16 under the transform */
+    int64_t row_stride, col_stride; /* bytes; E2M1: col_stride is 1 and counts elements */
+    void *scale_inv;
+    int64_t scale_row_stride, scale_col_stride; /* elements, per block */
+    float *amax;                                /* NULL: none */
+    int64_t amax_stride;                        /* 1: one per row */
+    te_rng rng; /* stochastic: element k of group g of 16 takes byte k of counter offset + g */
+} te_quantized_side;
+
+typedef struct te_quantize_job {
+    const te_quantizer *quantizer;
+    void *source; /* contiguous rows x cols of float32, bfloat16 or float16; written by te_dequantize_run */
+    te_dtype dtype;
+    int64_t rows, cols;
+    float scale; /* needs_history: the factor */
+    te_quantized_side side[2];
+} te_quantize_job;
+
+/* Fills data, factors and amaxes of the wanted sides; amaxes of one per tensor are those of both. */
+te_status te_quantize_run(te_exec *exec, const te_quantize_job *job);
+/* Fills the source from one side. */
+te_status te_dequantize_run(te_exec *exec, const te_quantize_job *job, int side);
+
+/* Row-major groups of 16 of a side: how many counters stochastic rounding takes. */
+static inline uint64_t te_quantize_groups(const te_quantized_side *s)
+{
+    return (uint64_t)s->rows * (uint64_t)((s->cols + 15) / 16);
+}
+
+#endif

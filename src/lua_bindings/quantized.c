@@ -1,0 +1,189 @@
+/* quantized.c - quantizing for te.quantize. A quantizer is a plain table of capabilities, a quantized tensor the plain
+ * tensors that it consists of; lua/te/quantized.lua makes values of them.
+ *
+ *     te._core.check_quantizer(quantizer)                         raises when its fields contradict each other
+ *     local data, scale_inv, amax, data_c, scale_inv_c, amax_c =
+ *         te._core.quantize(t, quantizer, { rowwise = true, columnwise = true, scale = 1, seed = 7 })
+ *     local t = te._core.dequantize(quantizer, "bfloat16", { 4, 32 }, "rowwise", data, scale_inv, amax)
+ *     local text = te._core.tensor_bytes(data)                    what specs compare
+ */
+#include "bindings.h"
+
+#include "core/quantized.h"
+
+static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
+                                     "needs_history", "has_columnwise", "transposed", "replicated",
+                                     "power_of_two",  "epsilon",        "row_scaled", "hadamard",
+                                     "stochastic",    "four_over_six",  "scale_max",  NULL};
+
+static bool read_bool(lua_State *L, int table, const char *function, const char *name, bool otherwise)
+{
+    char text[256];
+    lua_getfield(L, table, name);
+    if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
+        te_lua_fail(L, function, "%s: expected true or false, got %s", name, te_lua_describe(L, -1, text, sizeof text));
+    bool value = lua_isnil(L, -1) ? otherwise : lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+static double read_number(lua_State *L, int table, const char *function, const char *name, double otherwise)
+{
+    lua_getfield(L, table, name);
+    double value = lua_isnil(L, -1) ? otherwise : te_lua_check_number(L, -1, function, name);
+    lua_pop(L, 1);
+    return value;
+}
+
+static int read_extent(lua_State *L, int table, const char *function, const char *name)
+{
+    lua_getfield(L, table, name);
+    int64_t value = lua_isnil(L, -1) ? 0 : te_lua_check_int(L, -1, function, name);
+    if (value < 0 || value > 128)
+        te_lua_fail(L, function, "%s: %lld; blocks have at most 128 rows and columns", name, (long long)value);
+    lua_pop(L, 1);
+    return (int)value;
+}
+
+/* The position of a name in a list that ends with NULL. */
+static int read_choice(lua_State *L, int table, const char *function, const char *field, const char *const *names)
+{
+    char text[256];
+    lua_getfield(L, table, field);
+    const char *given = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : lua_isnil(L, -1) ? names[0] : "";
+    for (int i = 0; names[i]; i++) {
+        if (strcmp(names[i], given) != 0) continue;
+        lua_pop(L, 1);
+        return i;
+    }
+    const char *nearest = te_lua_nearest(given, names, -1);
+    te_lua_fail(L, function, "%s: no choice %s; use \"%s\"", field, te_lua_describe(L, -1, text, sizeof text),
+                nearest ? nearest : names[0]);
+    return 0;
+}
+
+static te_quantizer read_quantizer(lua_State *L, int index, const char *function)
+{
+    te_quantizer q = {0};
+    te_lua_check_options(L, index, function, fields);
+    if (!lua_istable(L, index)) te_lua_fail(L, function, "quantizer: expected a table");
+    q.element = (te_element)read_choice(L, index, function, "element", te_element_names);
+    q.scale = (te_scale_kind)read_choice(L, index, function, "scale", te_scale_names);
+    q.four_over_six = (te_four_over_six)read_choice(L, index, function, "four_over_six", te_four_over_six_names);
+    q.block_rows = read_extent(L, index, function, "block_rows");
+    q.block_cols = read_extent(L, index, function, "block_cols");
+    q.needs_history = read_bool(L, index, function, "needs_history", false);
+    q.has_columnwise = read_bool(L, index, function, "has_columnwise", true);
+    q.transposed = read_bool(L, index, function, "transposed", true);
+    q.replicated = read_bool(L, index, function, "replicated", false);
+    q.power_of_two = read_bool(L, index, function, "power_of_two", false);
+    q.row_scaled = read_bool(L, index, function, "row_scaled", false);
+    q.hadamard = read_bool(L, index, function, "hadamard", false);
+    q.stochastic = read_bool(L, index, function, "stochastic", false);
+    q.epsilon = (float)read_number(L, index, function, "epsilon", 0);
+    q.scale_max = (float)read_number(L, index, function, "scale_max", 448);
+    return q;
+}
+
+static int check_quantizer(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_quantizer q = read_quantizer(L, 1, "recipe");
+    te_lua_enter(rt, L, "recipe");
+    te_status status = te_quantizer_check(rt->ctx, &q);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+}
+
+static te_quantize_options read_options(lua_State *L, int index, uint64_t *seed)
+{
+    static const char *const known[] = {"rowwise", "columnwise", "scale", "seed", NULL};
+    te_lua_check_options(L, index, "quantize", known);
+    te_quantize_options o = {.want = {true, false}, .scale = 1};
+    if (!lua_istable(L, index)) return o;
+    o.want[0] = read_bool(L, index, "quantize", "rowwise", true);
+    o.want[1] = read_bool(L, index, "quantize", "columnwise", false);
+    o.scale = (float)read_number(L, index, "quantize", "scale", 1);
+    lua_getfield(L, index, "seed");
+    if (!lua_isnil(L, -1)) {
+        *seed = (uint64_t)te_lua_check_int(L, -1, "quantize", "seed");
+        o.seed = seed;
+    }
+    lua_pop(L, 1);
+    return o;
+}
+
+enum { PARTS = 6 };
+
+static int quantize(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_tensor *source = te_lua_check_tensor(L, 1, "quantize", "t");
+    uint64_t seed = 0;
+    lua_settop(L, 3);
+    te_quantizer q = read_quantizer(L, 2, "quantize");
+    te_quantize_options options = read_options(L, 3, &seed);
+    te_quantized result;
+    te_lua_tensor *parts[PARTS];
+    for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(rt, L);
+    te_lua_enter(rt, L, "quantize");
+    te_tensor_retain(source);
+    te_status status = te_quantize(source, &q, &options, &result);
+    te_tensor_release(source);
+    if (status != TE_OK) return te_lua_raise(rt, L, "quantize", status);
+    for (int s = 0; s < 2; s++) {
+        parts[3 * s]->t = result.side[s].data;
+        parts[3 * s + 1]->t = result.side[s].scale_inv;
+        parts[3 * s + 2]->t = result.side[s].amax;
+    }
+    for (int i = 0; i < PARTS; i++) {
+        if (parts[i]->t) continue;
+        lua_pushnil(L);
+        lua_replace(L, 4 + i);
+    }
+    te_lua_charge(rt, L);
+    return PARTS;
+}
+
+static int dequantize(lua_State *L)
+{
+    static const char *const sides[] = {"rowwise", "columnwise", NULL};
+    te_lua *rt = te_lua_runtime(L);
+    te_quantized z = {0};
+    lua_settop(L, 7);
+    z.quantizer = read_quantizer(L, 1, "dequantize");
+    z.dtype = te_lua_check_dtype(L, 2, "dequantize", "dtype");
+    if (z.dtype != TE_F32 && z.dtype != TE_BF16 && z.dtype != TE_F16)
+        return te_lua_fail(L, "dequantize", "dtype: %s; use float32, bfloat16 or float16", te_dtype_name(z.dtype));
+    z.ndim = te_lua_check_ints(L, 3, "dequantize", "shape", z.shape);
+    int side = luaL_checkoption(L, 4, NULL, sides);
+    te_quantized_part *part = &z.side[side];
+    part->data = te_lua_check_tensor(L, 5, "dequantize", "data");
+    part->scale_inv = te_lua_check_tensor(L, 6, "dequantize", "scale_inv");
+    part->amax = lua_isnil(L, 7) ? NULL : te_lua_check_tensor(L, 7, "dequantize", "amax");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_enter(rt, L, "dequantize");
+    te_tensor_retain(part->data);
+    te_tensor_retain(part->scale_inv);
+    if (part->amax) te_tensor_retain(part->amax);
+    result->t = te_dequantize(rt->ctx, &z, side);
+    te_quantized_close(&z);
+    if (!result->t) return te_lua_raise(rt, L, "dequantize", rt->ctx->status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
+/* tensor_bytes(t): the elements of a contiguous tensor on the cpu as they lie in memory. */
+static int tensor_bytes(lua_State *L)
+{
+    te_tensor *t = te_lua_check_tensor(L, 1, "tensor_bytes", "t");
+    const char *data = te_tensor_data(t);
+    if (!data && te_tensor_numel(t))
+        return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor on the cpu");
+    lua_pushlstring(L, data ? data : "", (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype));
+    return 1;
+}
+
+const luaL_Reg te_lua_quantized_functions[] = {
+    {"check_quantizer", check_quantizer}, {"quantize", quantize}, {"dequantize", dequantize},
+    {"tensor_bytes", tensor_bytes},       {NULL, NULL},
+};

@@ -58,7 +58,7 @@ function te.autocast(opts, fn, ...)
     check_options("autocast", opts, { "enabled", "dtype", "recipe", "calibrating", "group" })
     check_function("autocast", fn)
     if opts.recipe ~= nil and opts.enabled ~= false then
-        error("te.autocast: recipe: this build has no low-precision recipes", 2)
+        error("te.autocast: recipe: training under a recipe is not built yet; te.quantize quantizes tensors", 2)
     end
     local dtype = opts.dtype
     if opts.enabled == false then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end

@@ -3,7 +3,7 @@
  * A tile is read once into float32. Side 0 is made from its rows, side 1 by the same code from the transposed tile.
  * Where a factor of the whole tensor is wanted, an earlier pass over the tiles takes the amaxes.
  */
-#include "philox.h"
+#include "../philox.h"
 #include "quantize_tile.h"
 
 /* --- codes ------------------------------------------------------------------------------------------------------ */

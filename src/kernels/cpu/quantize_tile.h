@@ -6,7 +6,7 @@
 #ifndef TE_KERNELS_QUANTIZE_TILE_H
 #define TE_KERNELS_QUANTIZE_TILE_H
 
-#include "quantize.h"
+#include "../quantize.h"
 
 enum { TE_TILE = 128, TE_GROUP = 16 };
 

@@ -212,9 +212,12 @@ describe("memory", function()
     end)
 
     it("of garbage is found by the collector: 10,000 tensors of 10 MB stay under 500 MB", function()
-        for _ = 1, 10000 do te.empty(2500000) end
-        assert.is_true(te.memory_stats().peak < 500e6)
-        assert.is_true(te._core.peak_rss() < 500e6)
+        -- in a process of its own: what other specs needed counts in the peak of this one
+        local script = "local te = require 'te' for _ = 1, 10000 do te.empty(2500000) end "
+            .. "print(te.memory_stats().peak < 500e6, te._core.peak_rss() < 500e6)"
+        local run = assert(io.popen(('"%s" -e "%s" 2>&1'):format(os.getenv("TETRAIN") or "build/tetrain", script)))
+        assert.equal("true\ttrue\n", run:read("*a"))
+        run:close()
     end)
 
     it("comes with a limit on shapes that cannot be", function()

@@ -215,7 +215,7 @@ describe("memory", function()
         -- in a process of its own: what other specs needed counts in the peak of this one
         local script = "local te = require 'te' for _ = 1, 10000 do te.empty(2500000) end "
             .. "print(te.memory_stats().peak < 500e6, te._core.peak_rss() < 500e6)"
-        local run = assert(io.popen(('"%s" -e "%s" 2>&1'):format(os.getenv("TETRAIN") or "build/tetrain", script)))
+        local run = assert(io.popen(('"%s" -e "%s" 2>&1'):format(os.getenv("TETRAIN") or te._core.executable(), script)))
         assert.equal("true\ttrue\n", run:read("*a"))
         run:close()
     end)

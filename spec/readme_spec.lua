@@ -1,20 +1,8 @@
 -- Every code block of the README runs. Blocks of one language run in order; `build/` stands for the folder of the
 -- interpreter that runs the specs. The two scripts that install and test are what runs this; they are not run again.
 
-local function read(path)
-    local file = assert(io.open(path))
-    local text = file:read "*a"
-    file:close()
-    return text
-end
-
-local function capture(command)
-    local pipe = assert(io.popen(command .. " 2>&1; echo \"status $?\""))
-    local text = pipe:read "*a"
-    pipe:close()
-    local output, status = text:match "^(.*)status (%d+)\n$"
-    return output, tonumber(status)
-end
+local shell = require "spec.support.shell"
+local read, capture = shell.read, shell.capture
 
 local build = capture("dirname $(readlink /proc/$PPID/exe)"):gsub("%s+$", "")
 

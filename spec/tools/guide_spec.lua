@@ -4,20 +4,8 @@
 
 local te = require "te"
 
-local function read(path)
-    local file = assert(io.open(path))
-    local text = file:read "*a"
-    file:close()
-    return text
-end
-
-local function capture(command)
-    local pipe = assert(io.popen(command .. " 2>&1; echo \"status $?\""))
-    local text = pipe:read "*a"
-    pipe:close()
-    local output, status = text:match "^(.*)status (%d+)\n$"
-    return output, tonumber(status)
-end
+local shell = require "spec.support.shell"
+local read, capture = shell.read, shell.capture
 
 local build = te._core.executable():match "^(.*)/"
 local folder = capture("mktemp -d"):gsub("%s+$", "")

@@ -11,6 +11,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local mode = require "te.recipe.mode"
 local options = require "te.options"
 
 local Module = { __name = "Module", is_module = true, training = true }
@@ -130,6 +131,14 @@ local function walk(self, prefix, visit)
     end)
 end
 
+-- Calls visit(prefix, module) for every module of the tree, as often as it stands there.
+local function walk_modules(self, prefix, visit)
+    visit(prefix, self)
+    each(self, function(kind, name, value)
+        if kind == "module" then walk_modules(value, prefix .. name .. ".", visit) end
+    end)
+end
+
 --- The list of all parameters, each once.
 function Module:parameters()
     local list, seen = {}, {}
@@ -167,7 +176,8 @@ function Module:children()
     return list
 end
 
---- Parameters and buffers by name. The tensors are the module's own; a shared one stands under its first name.
+--- Parameters and buffers by name, and what delayed scaling remembers. The tensors are the module's own; a shared one stands
+--- under its first name.
 function Module:state_dict()
     local state, seen = {}, {}
     walk(self, "", function(name, tensor)
@@ -175,6 +185,12 @@ function Module:state_dict()
             seen[tensor] = true
             state[name] = tensor
         end
+    end)
+    if not mode.products then return state end
+    walk_modules(self, "", function(prefix, module)
+        if seen[module] then return end
+        seen[module] = true
+        for name, tensor in pairs(mode.products.state(module)) do state[prefix .. name] = tensor end
     end)
     return state
 end
@@ -188,7 +204,23 @@ local function few(names)
     return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
 end
 
---- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match.
+-- Finds scales and histories of delayed scaling among `state`: their names are added to `known`. Returns what puts them in
+-- place, and what is wrong.
+local function find_recipe_state(self, state, known)
+    local steps, problem = {}, nil
+    local any = false
+    for name in pairs(state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
+    if not any then return steps end
+    walk_modules(self, "", function(prefix, module)
+        local found, load, wrong = require("te.recipe.products").loader(module, prefix, state)
+        for _, name in ipairs(found) do known[name] = true end
+        steps[#steps + 1], problem = load, problem or wrong
+    end)
+    return steps, problem
+end
+
+--- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match; what
+--- delayed scaling remembers may be missing.
 --- Nothing is changed unless everything fits.
 ---@param state table<string, any>
 ---@param opts table|nil  { strict = true }
@@ -212,6 +244,8 @@ function Module:load_state_dict(state, opts)
             source[tensor] = given
         end
     end)
+    local steps, wrong = find_recipe_state(self, state, known)
+    problem = problem or wrong
     if problem then fail("%s: %s", who, problem) end
     if strict then
         local missing, unexpected = {}, {}
@@ -230,6 +264,7 @@ function Module:load_state_dict(state, opts)
     te.no_grad(function()
         for tensor, given in pairs(source) do tensor:copy_(given) end
     end)
+    for _, step in ipairs(steps) do step() end
     return self
 end
 

@@ -25,6 +25,8 @@ local modules = {
 
     -- low precision
     recipe = "te.recipe",
+    autocast = "te.recipe.autocast:autocast",
+    fp8_autocast = "te.recipe.autocast:fp8_autocast",
     quantize = "te.quantized:quantize",
     QuantizedTensor = "te.quantized:QuantizedTensor",
 

@@ -21,10 +21,13 @@
 -- describes itself as operations of the engine over symbolic values, so that it can be planned together with its
 -- neighbours. x, the extra inputs and what comes back are values of the recorder g, which offers
 --
---     g:op(name, inputs, attributes)   an operation of the engine, by its name or itself (te._core.define): inputs in
+--     g:op(name, inputs, attributes, product)
+--                                      an operation of the engine, by its name or itself (te._core.define): inputs in
 --                                      the order of its signature, false where absent, a number where it takes one;
 --                                      attributes by name. Returns one value per result, or nil and why it is not
---                                      taken, which lower hands on
+--                                      taken, which lower hands on. `product` is of a linear operation that recipes
+--                                      quantize
+--     g:product(self, "weight")        what recipes remember of that operation, by the name of its weight
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none

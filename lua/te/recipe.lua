@@ -237,19 +237,34 @@ local function check_role(role)
     return asked
 end
 
---- The quantizer of an operand: role is "input", "weight", "grad_output", or a table with one of them as tensor_type.
-function methods:quantizer(role)
+-- What Custom's function may also give: the role stays in high precision.
+local HighPrecision = setmetatable({}, { __tostring = function() return "HighPrecision" end })
+
+--- The quantizer of an operand, nil where it stays in high precision, and the recipe of this library that made it, nil when
+--- it came from elsewhere. role: see quantizer.
+function methods:resolve(role)
     local asked = check_role(role or "input")
     local declared = recipes[self._name]
-    if declared.quantizer then return quantizer(declared.quantizer(self._options, asked.tensor_type)) end
+    if declared.quantizer then return quantizer(declared.quantizer(self._options, asked.tensor_type)), self end
     local made = self.qfactory(asked)
-    if getmetatable(made) == Recipe and made ~= self then return made:quantizer(asked) end
+    if made == HighPrecision then return nil, nil end
+    if getmetatable(made) == Recipe and made ~= self then return made:resolve(asked) end
     if getmetatable(made) ~= Quantizer then
-        fail("te.recipe.%s: qfactory(%q) gave %s; expected a te.recipe.Quantizer or a recipe", self._name,
-            asked.tensor_type, tostring(made))
+        fail("te.recipe.%s: qfactory(%q) gave %s; expected a te.recipe.Quantizer, a recipe or te.recipe.HighPrecision",
+            self._name, asked.tensor_type, tostring(made))
     end
-    return made
+    return made, nil
 end
+
+--- The quantizer of an operand: role is "input", "weight", "grad_output", or a table with one of them as tensor_type; nil
+--- where the recipe leaves it in high precision.
+function methods:quantizer(role) return (self:resolve(role)) end
+
+--- Whether the quantizers depend on nothing but the kind of tensor.
+function methods:is_uniform() return recipes[self._name].quantizer ~= nil end
+
+--- Its options as a table, another one after a change.
+function methods:options() return rawget(self, "_options") end
 
 --- The largest value of the format of a role.
 function methods:max(role) return MAX[self:quantizer(role).element] end
@@ -275,6 +290,7 @@ local library = {
         return quantizer(fields)
     end,
     is_recipe = function(value) return getmetatable(value) == Recipe end,
+    HighPrecision = HighPrecision,
     is_quantizer = function(value) return getmetatable(value) == Quantizer end,
 }
 for name in pairs(recipes) do library[name] = define(name) end

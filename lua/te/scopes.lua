@@ -3,6 +3,7 @@
 --- A scope returns what its function returns, and restores the setting also when it raises; the error passes unchanged.
 
 local te = require "te"
+local mode = require "te.recipe.mode"
 local core = te._core
 
 local function pack(...) return { n = select("#", ...), ... } end
@@ -20,21 +21,6 @@ local function check_function(name, fn)
     end
 end
 
-local function check_options(name, opts, known)
-    if type(opts) ~= "table" then
-        error(("te.%s: options: expected a table, got %s"):format(name, type(opts)), 3)
-    end
-    for key in pairs(opts) do
-        local found = false
-        for _, candidate in ipairs(known) do found = found or candidate == key end
-        if not found then
-            local nearest = core.nearest(tostring(key), known)
-            error(("te.%s: unknown option %q%s"):format(name, tostring(key),
-                nearest and ("; did you mean %q?"):format(nearest) or ""), 3)
-        end
-    end
-end
-
 -- Gradients -------------------------------------------------------------------------------------------------------
 
 --- Runs fn(...) without recording gradients.
@@ -49,21 +35,26 @@ function te.enable_grad(fn, ...)
     return leave(core.set_grad_enabled, core.set_grad_enabled(true), xpcall(fn, core.remember, ...))
 end
 
-te.backward, te.grad = core.backward, core.grad
-core.tensor_methods.backward = core.backward
+local in_backward = false
 
---- Runs fn(...) with the dtype that linear, norm, attention and embedding operations compute in.
----@param opts table  enabled (true), dtype ("bfloat16", "float16" or "float32"), recipe
-function te.autocast(opts, fn, ...)
-    check_options("autocast", opts, { "enabled", "dtype", "recipe", "calibrating", "group" })
-    check_function("autocast", fn)
-    if opts.recipe ~= nil and opts.enabled ~= false then
-        error("te.autocast: recipe: training under a recipe is not built yet; te.quantize quantizes tensors", 2)
-    end
-    local dtype = opts.dtype
-    if opts.enabled == false then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
-    return leave(core.set_compute_dtype, core.set_compute_dtype(dtype), xpcall(fn, core.remember, ...))
+local function ended(ok, ...)
+    in_backward = false
+    if not ok then error((...), 0) end
+    mode.products.update("grad_output")
+    return ...
 end
+
+-- Scales of gradients change when the outermost backward pass has ended.
+local function with_updates(backward)
+    return function(...)
+        if in_backward or not mode.products then return backward(...) end
+        in_backward = true
+        return ended(xpcall(backward, core.remember, ...))
+    end
+end
+
+te.backward, te.grad = with_updates(core.backward), with_updates(core.grad)
+core.tensor_methods.backward = te.backward
 
 -- Operations with a backward in Lua -------------------------------------------------------------------------------
 
@@ -102,12 +93,15 @@ end
 
 -- Checkpointing ---------------------------------------------------------------------------------------------------
 
--- Runs fn with the random state and compute dtype of the first run, recording, and puts both back.
+-- Runs fn with the random state, compute dtype, recipe and scales of the first run, recording, and puts all back.
 local function replay(state, fn, inputs)
-    local rng, dtype = te.rng_state(state.rng), core.set_compute_dtype(state.dtype)
+    local rng, dtype, before = te.rng_state(state.rng), core.set_compute_dtype(state.dtype), mode.set(state.mode)
+    core.replay_scales(state.scales)
     local results = pack(xpcall(te.enable_grad, core.remember, fn, unpack(inputs, 1, inputs.n)))
+    core.replay_scales()
     te.rng_state(rng)
     core.set_compute_dtype(dtype)
+    mode.set(before)
     if not results[1] then error(results[2], 0) end
     return results
 end
@@ -148,16 +142,31 @@ local function checkpoint_backward(ctx, ...)
     return unpack(grads, 1, inputs.n + 1)
 end
 
---- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers and
---- compute dtype. Parameters that fn uses get their gradients as usual. fn gives up to three tensors.
+local function recorded(state, before, ok, ...)
+    state.scales, mode.recording = core.recorded_scales(), before
+    if not ok then error((...), 0) end
+    return ...
+end
+
+-- The first run: what delayed scaling multiplied by is written down, and its amaxes count.
+local function run_recorded(state, fn, ...)
+    local before = mode.recording
+    mode.recording = true
+    core.record_scales()
+    return recorded(state, before, xpcall(fn, core.remember, ...))
+end
+
+--- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
+--- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives up to three tensors.
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
     local anchor = te.zeros({}, { requires_grad = true }) -- an input that needs a gradient even when no other does
-    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype() }
+    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype(),
+        mode = { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating } }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
-        return fn(...)
+        return run_recorded(state, fn, ...)
     end
     return core.custom(forward, checkpoint_backward, anchor, ...)
 end

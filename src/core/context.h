@@ -26,6 +26,13 @@ typedef struct te_device {
     bool         open;
 } te_device;
 
+/* Factors of delayed scaling in the order of their use; see recipe.h. */
+typedef struct te_scale_tape {
+    bool   on;
+    float *values;
+    size_t n, at, capacity;
+} te_scale_tape;
+
 struct te_context {
     te_mem    mem;
     int       refs; /* the owner's and one per tensor, storage and node */
@@ -37,6 +44,10 @@ struct te_context {
 
     bool     grad_enabled;
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
+    bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
+    te_scale_tape recorded_scales, replayed_scales;
+    struct te_recipe_state *product_state; /* of the quantized_linear that is called; borrowed */
+    uint64_t skipped_amaxes; /* infinite or NaN, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t next_storage_id, next_node;
 

@@ -10,8 +10,7 @@ te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b)
     return dtype != TE_F64 && ctx->compute_dtype != TE_DTYPE_COUNT ? ctx->compute_dtype : dtype;
 }
 
-/* Identifies the contents of a weight, so that a packed copy of it may be kept; 0: not worth it. */
-static uint64_t content_key(const te_tensor *t)
+uint64_t te_content_key(const te_tensor *t)
 {
     return t->storage->block ? (t->storage->id << 24 ^ t->storage->version << 4 ^ (uint64_t)t->offset << 44) | 1 : 0;
 }
@@ -26,8 +25,7 @@ static te_view transposed(te_view v)
     return v;
 }
 
-/* Leading dimensions joined: {.., k} as {rows, k}. False when they are not evenly spaced. */
-static bool as_rows(const te_tensor *t, te_view *out)
+bool te_rows_view(const te_tensor *t, te_view *out)
 {
     te_view v = te_tensor_view(t);
     int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1], rows = 1, step = width;
@@ -43,12 +41,11 @@ static bool as_rows(const te_tensor *t, te_view *out)
     return true;
 }
 
-/* The same as a tensor that stays valid: t itself or a copy. A new reference. */
-static te_tensor *row_tensor(te_tensor *t, te_view *view)
+te_tensor *te_rows_tensor(te_tensor *t, te_view *view)
 {
-    if (as_rows(t, view)) return te_tensor_retain(t);
+    if (te_rows_view(t, view)) return te_tensor_retain(t);
     te_tensor *copy = te_tensor_clone_data(t);
-    if (copy) as_rows(copy, view);
+    if (copy) te_rows_view(copy, view);
     return copy;
 }
 
@@ -61,10 +58,10 @@ static te_status run(te_tensor *c, const te_gemm *gemm)
 
 te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias)
 {
-    te_gemm gemm = {.b = transposed(te_tensor_view(w)), .alpha = 1, .b_key = content_key(w)};
-    te_tensor *rows = row_tensor(x, &gemm.a);
+    te_gemm gemm = {.b = transposed(te_tensor_view(w)), .alpha = 1, .b_key = te_content_key(w)};
+    te_tensor *rows = te_rows_tensor(x, &gemm.a);
     if (!rows) return y->ctx->status;
-    as_rows(y, &gemm.c);
+    te_rows_view(y, &gemm.c);
     if (bias) gemm.bias = te_tensor_view(bias);
     te_status status = run(y, &gemm);
     te_tensor_release(rows);
@@ -73,10 +70,10 @@ te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor 
 
 te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accumulate)
 {
-    te_gemm gemm = {.b = te_tensor_view(w), .alpha = 1, .beta = accumulate ? 1 : 0, .b_key = content_key(w)};
-    te_tensor *rows = row_tensor(dy, &gemm.a);
+    te_gemm gemm = {.b = te_tensor_view(w), .alpha = 1, .beta = accumulate ? 1 : 0, .b_key = te_content_key(w)};
+    te_tensor *rows = te_rows_tensor(dy, &gemm.a);
     if (!rows) return dx->ctx->status;
-    as_rows(dx, &gemm.c);
+    te_rows_view(dx, &gemm.c);
     te_status status = run(dx, &gemm);
     te_tensor_release(rows);
     return status;
@@ -85,7 +82,7 @@ te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accum
 te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accumulate)
 {
     te_gemm gemm = {.alpha = 1, .beta = accumulate ? 1 : 0};
-    te_tensor *dy_rows = row_tensor(dy, &gemm.a), *x_rows = dy_rows ? row_tensor(x, &gemm.b) : NULL;
+    te_tensor *dy_rows = te_rows_tensor(dy, &gemm.a), *x_rows = dy_rows ? te_rows_tensor(x, &gemm.b) : NULL;
     te_status status = x_rows ? TE_OK : dw->ctx->status;
     if (status == TE_OK) {
         gemm.a = transposed(gemm.a);

@@ -14,6 +14,14 @@ te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor 
 te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accumulate);
 /* dw = dy^T x, or dw += dy^T x. */
 te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accumulate);
+
+/* Leading dimensions joined: {.., k} as {rows, k}. False when they are not evenly spaced. */
+bool te_rows_view(const te_tensor *t, te_view *out);
+/* The same as a tensor that stays valid: t itself or a copy. A new reference; NULL on failure. */
+te_tensor *te_rows_tensor(te_tensor *t, te_view *view);
+/* Identifies the contents of a weight, so that a packed copy of it may be kept; 0: not worth it. */
+uint64_t te_content_key(const te_tensor *t);
+
 /* Whether a product of dtype `compute` can be written to, or added to, memory of `target`. */
 static inline bool te_product_fits(te_dtype target, te_dtype compute)
 {

@@ -146,6 +146,10 @@ int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n);
 /* define.c: the operation that the userdata at `index` holds, from te._core.define or te._core.operation; NULL when
  * there is none. Borrowed. */
 const te_op *te_lua_to_operation(lua_State *L, int index);
+/* quantized.c: a quantizer from its table of capabilities; raises when a field is no choice. */
+struct te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function);
+/* recipe.c: the state of one operation's recipe; raises when it is something else. Borrowed. */
+struct te_recipe_state *te_lua_check_recipe_state(lua_State *L, int index, const char *function);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
@@ -167,6 +171,7 @@ extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
 extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
+extern const luaL_Reg te_lua_recipe_functions[];   /* recipe.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
 extern const luaL_Reg te_lua_process_functions[];  /* system.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_file_functions[];     /* files.c */

@@ -3,9 +3,10 @@
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
  *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
- *     group_op(g, label, op, values, attributes, numbers)
+ *     group_op(g, label, op, values, attributes, numbers, recipe_state)
  *                                                   the value of an operation's result; false in `values`: absent, or the
- *                                                   number at the same place in `numbers`
+ *                                                   number at the same place in `numbers`; the state of a linear
+ *                                                   operation that recipes quantize, or nil
  *     group_output(g, value)
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
  *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the reason
@@ -102,7 +103,8 @@ static int group_op(lua_State *L)
     te_lua_reader r = {.L = L};
     te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
     int           result;
-    lua_settop(L, 6);
+    lua_settop(L, 7);
+    if (!lua_isnil(L, 7)) call.recipe_state = te_lua_check_recipe_state(L, 7, "group_op");
     call.op = r.op = check_op(rt, L, 3);
     r.name = r.op->name;
     luaL_checktype(L, 4, LUA_TTABLE);

@@ -62,7 +62,7 @@ static int read_choice(lua_State *L, int table, const char *function, const char
     return 0;
 }
 
-static te_quantizer read_quantizer(lua_State *L, int index, const char *function)
+te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function)
 {
     te_quantizer q = {0};
     te_lua_check_options(L, index, function, fields);
@@ -88,7 +88,7 @@ static te_quantizer read_quantizer(lua_State *L, int index, const char *function
 static int check_quantizer(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_quantizer q = read_quantizer(L, 1, "recipe");
+    te_quantizer q = te_lua_read_quantizer(L, 1, "recipe");
     te_lua_enter(rt, L, "recipe");
     te_status status = te_quantizer_check(rt->ctx, &q);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
@@ -120,7 +120,7 @@ static int quantize(lua_State *L)
     te_tensor *source = te_lua_check_tensor(L, 1, "quantize", "t");
     uint64_t seed = 0;
     lua_settop(L, 3);
-    te_quantizer q = read_quantizer(L, 2, "quantize");
+    te_quantizer q = te_lua_read_quantizer(L, 2, "quantize");
     te_quantize_options options = read_options(L, 3, &seed);
     te_quantized result;
     te_lua_tensor *parts[PARTS];
@@ -150,7 +150,7 @@ static int dequantize(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_quantized z = {0};
     lua_settop(L, 7);
-    z.quantizer = read_quantizer(L, 1, "dequantize");
+    z.quantizer = te_lua_read_quantizer(L, 1, "dequantize");
     z.dtype = te_lua_check_dtype(L, 2, "dequantize", "dtype");
     if (z.dtype != TE_F32 && z.dtype != TE_BF16 && z.dtype != TE_F16)
         return te_lua_fail(L, "dequantize", "dtype: %s; use float32, bfloat16 or float16", te_dtype_name(z.dtype));

@@ -12,6 +12,7 @@
 
 local te = require "te"
 local rates = require "te.rates"
+local mode = require "te.recipe.mode"
 local core = te._core
 
 local Plan = {}
@@ -87,6 +88,7 @@ function Plan.of(program, env, step)
     local items, backward = program.walk.items, {}
     for i, part in ipairs(program.parts) do
         if part.group then
+            if mode.on and part.products then mode.prepare(part.products) end
             local args, n = {}, #part.inputs
             for k, v in ipairs(part.inputs) do args[k] = env[v] end
             for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end

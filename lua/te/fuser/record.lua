@@ -7,6 +7,7 @@
 
 local te = require "te"
 local core = te._core
+local mode = require "te.recipe.mode"
 local operation = require "te.operation"
 
 local record = {}
@@ -28,10 +29,11 @@ local function symbol(g, v)
     return known
 end
 
-function Recorder:op(name, inputs, attributes)
+function Recorder:op(name, inputs, attributes, product)
     local fits, reason = core.group_accepts(name)
     if not fits then return nil, reason end
-    local step = { name = name, inputs = {}, attributes = attributes, label = self.label, result = value(self) }
+    local step = { name = name, inputs = {}, attributes = attributes, label = self.label, product = product,
+        result = value(self) }
     for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
         step.inputs[i] = type(input) == "table" and input.value or false
         if type(input) == "number" then
@@ -63,6 +65,8 @@ function Recorder:param(module, name)
     end
     return symbol(self, known)
 end
+
+function Recorder:product(module, name) return mode.product(module, name) end
 
 function Recorder:seq_lens() return self.lens and symbol(self, self.lens) or false end
 
@@ -140,7 +144,12 @@ local function make_group(g, first, last, readers)
         local step, inputs = g.steps[i], {}
         part.steps[#part.steps + 1] = step
         for k, v in ipairs(step.inputs) do inputs[k] = v and numbers[v] end
-        numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers)
+        numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers,
+            step.product and step.product.state)
+        if step.product then
+            part.products = part.products or {}
+            part.products[#part.products + 1] = step.product
+        end
     end
     for i = first, last do
         local v = g.steps[i].result

@@ -23,6 +23,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local mode = require "te.recipe.mode"
 local core = te._core
 local options = require "te.options"
 local operation = require "te.operation"
@@ -194,10 +195,11 @@ function rules.situation(key, module, x, ...)
     local tensor = te.is_tensor(x)
     local opts = {
         dtype = core.compute_dtype() or tensor and x.dtype or nil, device = tensor and x.device or nil,
-        training = module.training,
+        training = module.training, recipe = mode.enabled and mode.recipe or nil,
     }
     local situation = { opts = opts, wants_grad = wants_grad(module, x, ...) }
-    return situation, ("%d %s %s %s"):format(key, tostring(opts.dtype), tostring(opts.device), tostring(situation.wants_grad))
+    return situation, ("%d %s %s %s %s"):format(key, tostring(opts.dtype), tostring(opts.device),
+        tostring(situation.wants_grad), tostring(opts.recipe))
 end
 
 rules.stands_for = stands_for

@@ -4,6 +4,7 @@
 -- `pure` of what is called: it keeps neither its input nor its result, and returns a fresh tensor or its input.
 
 local te = require "te"
+local mode = require "te.recipe.mode"
 local core = te._core
 
 local run = {}
@@ -71,7 +72,11 @@ local function run_singly(part, env)
         end
         args[n + 1] = step.attributes
         local apply = type(step.name) == "string" and te[step.name] or step.name
-        env[step.result] = apply(unpack(args, 1, n + (step.attributes and 1 or 0)))
+        if mode.on and step.product then
+            env[step.result] = core.quantized_linear(step.product.state, args[1], args[2], args[3] or nil)
+        else
+            env[step.result] = apply(unpack(args, 1, n + (step.attributes and 1 or 0)))
+        end
     end
 end
 
@@ -84,6 +89,7 @@ local function finish(part, env, first, second, ...)
 end
 
 local function run_group(part, env, owned)
+    if mode.on and part.products then mode.prepare(part.products) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end
     for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
@@ -138,6 +144,7 @@ end
 function run.single(program, ...)
     local part, args, n = program.parts[1], program.args or {}, program.n_inputs
     local params = part.params
+    if mode.on and part.products then mode.prepare(part.products) end
     program.args = nil -- in use
     for i = 1, n do args[i] = (select(i, ...)) end
     for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end

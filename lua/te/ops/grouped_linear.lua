@@ -4,6 +4,7 @@ local te = require "te"
 local fail = require "te.fail"
 local declared = require "te.ops.declared"
 local options = require "te.options"
+local mode = require "te.recipe.mode"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
@@ -50,15 +51,27 @@ local function read_sizes(self, x, split_sizes)
     return sizes
 end
 
+function GroupedLinear:product_keys()
+    local keys = {}
+    for i = 1, self.num_groups do keys[i] = "weight." .. i end
+    return keys
+end
+
+-- Rows of one group times its weight.
+local function multiply(self, i, rows, bias)
+    if mode.on then return mode.linear(self, "weight." .. i, rows, self.weight[i], bias) end
+    return te.linear(rows, self.weight[i], bias)
+end
+
 --- split_sizes, the extra input, holds the number of rows of every group; zeros are fine. scales: see scale_bias.
 function GroupedLinear:op_forward(_, x, split_sizes, scales)
     local results, first = {}, 1
     for i, size in ipairs(read_sizes(self, x, split_sizes)) do
         local rows, bias = x:narrow(1, first, size), self.bias and self.bias[i]
         if scales then
-            results[i] = te.addcmul(te.linear(rows, self.weight[i]), scales:narrow(1, first, size):unsqueeze(-1), bias)
+            results[i] = te.addcmul(multiply(self, i, rows), scales:narrow(1, first, size):unsqueeze(-1), bias)
         else
-            results[i] = te.linear(rows, self.weight[i], bias)
+            results[i] = multiply(self, i, rows, bias)
         end
         first = first + size
     end

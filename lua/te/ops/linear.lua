@@ -4,6 +4,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local declared = require "te.ops.declared"
+local mode = require "te.recipe.mode"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
@@ -31,19 +32,32 @@ local function init_weight(self, in_features, out_features, opts)
     self.weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default, opts)
 end
 
+-- The weights that recipes quantize.
+local function product_keys() return { "weight" } end
+
 local BasicLinear = BasicOperation:extend("BasicLinear")
 BasicLinear.pure = true
+BasicLinear.product_keys = product_keys
 
 function BasicLinear:init(in_features, out_features, opts)
     init_weight(self, in_features, out_features, declared.check("te.BasicLinear", opts, WEIGHT, REFUSED))
 end
 
-function BasicLinear:op_forward(_, x)
+-- By itself, not in a group.
+local function multiply(self, x, bias)
     check_width(self, x)
-    return te.linear(x, self.weight)
+    if mode.on then return mode.linear(self, "weight", x, self.weight, bias) end
+    return te.linear(x, self.weight, bias)
 end
 
-function BasicLinear:lower(g, x) return g:op("linear", { x, g:param(self, "weight"), false }) end
+-- In a group.
+local function lower_product(self, g, x, bias)
+    return g:op("linear", { x, g:param(self, "weight"), bias }, nil, g:product(self, "weight"))
+end
+
+function BasicLinear:op_forward(_, x) return multiply(self, x) end
+
+function BasicLinear:lower(g, x) return lower_product(self, g, x, false) end
 
 function BasicLinear:describe()
     return ("in_features=%d, out_features=%d"):format(self.in_features, self.out_features)
@@ -67,6 +81,7 @@ function Bias:describe() return ("size=%d"):format(self.size) end
 
 local Linear = BasicOperation:extend("Linear")
 Linear.pure = true
+Linear.product_keys = product_keys
 Linear.plan_fields = { "return_bias" }
 
 function Linear:init(in_features, out_features, opts)
@@ -79,15 +94,14 @@ function Linear:init(in_features, out_features, opts)
 end
 
 function Linear:op_forward(_, x)
-    check_width(self, x)
-    if self.return_bias then return te.linear(x, self.weight), self.bias end
-    return te.linear(x, self.weight, self.bias)
+    if self.return_bias then return multiply(self, x), self.bias end
+    return multiply(self, x, self.bias)
 end
 
 function Linear:lower(g, x)
-    local weight, bias = g:param(self, "weight"), g:param(self, "bias")
-    if not self.return_bias then return g:op("linear", { x, weight, bias }) end
-    local y, reason = g:op("linear", { x, weight, false })
+    local bias = g:param(self, "bias")
+    if not self.return_bias then return lower_product(self, g, x, bias) end
+    local y, reason = lower_product(self, g, x, false)
     return y, y and bias or reason
 end
 

@@ -218,53 +218,88 @@ static te_status add_gradient(backward *b, int value, te_tensor *grad)
     return status;
 }
 
-static te_status input_gradient(backward *b, const te_unit *unit, te_tensor *dy, te_tensor *w)
+/* The gradient of a product's result as its two products read it, and their other operands. */
+typedef struct product_backward {
+    te_tensor *dy, *x, *weight;
+    te_factor  factor; /* of dy under a recipe */
+    const te_product_saved *saved; /* under a recipe: the other operands */
+} product_backward;
+
+static te_status dgrad(const product_backward *p, te_tensor *dx, bool accumulate)
+{
+    if (p->saved) return te_quantized_dgrad(p->saved, dx, &p->factor, accumulate);
+    return te_linear_dgrad(dx, p->dy, p->weight, accumulate);
+}
+
+static te_status wgrad(const product_backward *p, te_tensor *dweight, bool accumulate)
+{
+    if (p->saved) return te_quantized_wgrad(p->saved, dweight, &p->factor, accumulate);
+    return te_linear_wgrad(dweight, p->dy, p->x, accumulate);
+}
+
+static te_status input_gradient(backward *b, const te_unit *unit, const product_backward *p)
 {
     const te_plan_value *x = &b->plan->values[unit->x];
     bool accumulate = false;
-    if (te_product_fits(x->dtype, w->dtype)) {
+    if (te_product_fits(x->dtype, unit->compute)) {
         te_tensor *target = activation_target(b, unit->x, &accumulate);
-        return target ? te_linear_dgrad(target, dy, w, accumulate) : b->ctx->status;
+        return target ? dgrad(p, target, accumulate) : b->ctx->status;
     }
     te_plan_value narrow = *x;
-    narrow.dtype = w->dtype;
+    narrow.dtype = unit->compute;
     te_tensor *dx = te_state_tensor(b->state, &narrow);
-    te_status status = dx ? te_linear_dgrad(dx, dy, w, false) : b->ctx->status;
+    te_status status = dx ? dgrad(p, dx, false) : b->ctx->status;
     te_tensor *cast = status == TE_OK ? te_tensor_cast(dx, x->dtype) : NULL;
     te_tensor_release(dx);
     return cast ? add_gradient(b, unit->x, cast) : b->ctx->status;
 }
 
-static te_status weight_gradient(backward *b, int edge, te_tensor *dy, te_tensor *x)
+static te_status weight_gradient(backward *b, const te_unit *unit, int edge, const product_backward *p)
 {
     const te_grad_meta *meta = te_grad_input(b->call, edge);
-    bool direct = te_product_fits(meta->dtype, x->dtype), accumulate = false;
+    bool direct = te_product_fits(meta->dtype, unit->compute), accumulate = false;
     te_tensor *target = direct ? te_grad_target(b->call, edge, &accumulate)
-                               : te_tensor_new(b->ctx, meta->device, x->dtype, meta->ndim, meta->shape);
+                               : te_tensor_new(b->ctx, meta->device, unit->compute, meta->ndim, meta->shape);
     if (!target) return b->ctx->status;
-    te_status status = te_linear_wgrad(target, dy, x, accumulate);
+    te_status status = wgrad(p, target, accumulate);
     if (direct) return status;
     if (status == TE_OK) return te_grad_give(b->call, edge, target);
     te_tensor_release(target);
     return status;
 }
 
+static te_status open_product(backward *b, const te_unit *unit, te_tensor *grad, product_backward *p)
+{
+    te_group_state *state = b->state;
+    *p = (product_backward){.dy = NULL};
+    if (unit->recipe) {
+        p->saved = &state->products[unit->product];
+        return te_quantized_grad_output(p->saved, grad, b->plan->values[unit->x].wanted,
+                                        wanted_edge(b, unit->weight) >= 0, &p->factor);
+    }
+    p->x = state->aux[unit->first_aux];
+    p->weight = state->aux[unit->first_aux + 1];
+    p->dy = te_tensor_cast(grad, unit->compute);
+    return p->dy ? TE_OK : b->ctx->status;
+}
+
 static te_status backward_linear(backward *b, const te_unit *unit)
 {
-    te_tensor *grad = b->state->grads[unit->result], **aux = b->state->aux + unit->first_aux;
-    te_tensor *dy = grad ? te_tensor_cast(grad, unit->compute) : NULL;
+    te_tensor *grad = b->state->grads[unit->result];
+    product_backward p;
     if (!grad) return TE_OK;
-    te_status status = dy ? TE_OK : b->ctx->status;
-    if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, dy, aux[1]);
+    te_status status = open_product(b, unit, grad, &p);
+    if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
     int edge = wanted_edge(b, unit->weight);
-    if (status == TE_OK && edge >= 0) status = weight_gradient(b, edge, dy, aux[0]);
+    if (status == TE_OK && edge >= 0) status = weight_gradient(b, unit, edge, &p);
     edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : wanted_edge(b, unit->bias);
     if (status == TE_OK && edge >= 0) {
         bool accumulate;
         te_tensor *db = te_grad_target(b->call, edge, &accumulate);
         status = db ? te_sum_to(db, grad, 1, accumulate) : b->ctx->status;
     }
-    te_tensor_release(dy);
+    te_tensor_release(p.dy);
+    te_factor_close(&p.factor);
     return status;
 }
 
@@ -315,7 +350,8 @@ static void consume(backward *b, const te_unit *unit)
     }
     if (!b->release) return;
     for (int i = 0; i < unit->gradient.n_rows; i++) drop(&state->rows[unit->first_row + i]);
-    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM; i++) drop(&state->aux[unit->first_aux + i]);
+    if (unit->recipe) te_product_saved_close(&state->products[unit->product]);
+    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM && !unit->recipe; i++) drop(&state->aux[unit->first_aux + i]);
 }
 
 static te_status give_inputs(backward *b)

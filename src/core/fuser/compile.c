@@ -274,8 +274,11 @@ static void describe_linear(te_fuse_plan *plan, te_unit *unit)
     unit->bias = has_bias ? node->in[2] : TE_NO_VALUE;
     unit->result = node->out;
     unit->compute = plan->values[node->out].dtype;
+    unit->recipe = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
     unit->first_aux = plan->n_aux;
-    plan->n_aux += 2; /* x and weight */
+    unit->product = plan->n_products;
+    plan->n_aux += unit->recipe ? 0 : 2; /* x and weight */
+    plan->n_products += unit->recipe != NULL;
 }
 
 te_status te_plan_compile(te_fuse_plan *plan)

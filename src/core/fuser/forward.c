@@ -11,7 +11,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
 {
     size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
     size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
-                   (size_t)plan->n_rngs * sizeof(te_rng);
+                   (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved);
     te_group_state *state = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!state) {
         te_fail_memory(plan->ctx, "fuser");
@@ -29,6 +29,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     state->aux = state->rows + plan->n_rows;
     state->versions = (uint64_t *)(state->aux + plan->n_aux);
     state->rngs = (te_rng *)(state->versions + plan->n_values + plan->n_aux);
+    state->products = (te_product_saved *)(state->rngs + plan->n_rngs);
     return state;
 }
 
@@ -47,6 +48,7 @@ void te_group_state_free(te_group_state *state)
     drop(state->grads, plan->n_values);
     drop(state->rows, plan->n_rows);
     drop(state->aux, plan->n_aux);
+    for (int i = 0; i < plan->n_products; i++) te_product_saved_close(&state->products[i]);
     te_mem mem = plan->ctx->mem;
     te_mem_free(&mem, state, state->bytes);
     te_fuse_plan_release(plan);
@@ -126,8 +128,33 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
 
 /* --- products and calls ------------------------------------------------------------------------------------------- */
 
+static te_status run_quantized(te_group_state *state, const te_unit *unit)
+{
+    te_fuse_plan *plan = state->plan;
+    te_recipe_state *recipe_state = plan->nodes[unit->nodes[0]].recipe_state;
+    bool want_dx = plan->values[unit->x].wanted, want_dweight = plan->values[unit->weight].wanted;
+    te_product_saved *saved = &state->products[unit->product];
+    te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
+    te_tensor *y = state->values[unit->result] = te_state_tensor(state, &plan->values[unit->result]);
+    if (!y) return plan->ctx->status;
+    te_status status = te_quantized_product(recipe_state, y, state->values[unit->x], state->values[unit->weight], bias,
+                                            want_dx, want_dweight, saved);
+    if (!plan->record) te_product_saved_close(saved);
+    return status;
+}
+
+static te_status observe(te_group_state *state, const te_unit *unit)
+{
+    te_recipe_state *recipe_state = state->plan->nodes[unit->nodes[0]].recipe_state;
+    if (!state->plan->ctx->calibrating || !recipe_state || !recipe_state->recipe) return TE_OK;
+    te_status status = te_role_observe(recipe_state, TE_ROLE_INPUT, state->values[unit->x], unit->compute);
+    if (status != TE_OK) return status;
+    return te_role_observe(recipe_state, TE_ROLE_WEIGHT, state->values[unit->weight], unit->compute);
+}
+
 static te_status run_linear(te_group_state *state, const te_unit *unit)
 {
+    if (unit->recipe) return run_quantized(state, unit);
     te_fuse_plan *plan = state->plan;
     const te_plan_value *x = &plan->values[unit->x], *w = &plan->values[unit->weight];
     te_tensor *xc = te_tensor_cast(state->values[unit->x], unit->compute);
@@ -136,6 +163,7 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
     state->values[unit->result] = y;
     te_status status = y ? te_linear_product(y, xc, wc, bias) : plan->ctx->status;
+    if (status == TE_OK) status = observe(state, unit);
     if (status == TE_OK && w->wanted) state->aux[unit->first_aux] = te_tensor_retain(xc);
     if (status == TE_OK && x->wanted) state->aux[unit->first_aux + 1] = te_tensor_retain(wc);
     te_tensor_release(xc);

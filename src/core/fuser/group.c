@@ -27,7 +27,10 @@ void te_group_release(te_group *group)
         group->plans = plan->next;
         te_fuse_plan_release(plan);
     }
-    for (int i = 0; i < group->n_nodes; i++) te_op_release(group->nodes[i].call.op);
+    for (int i = 0; i < group->n_nodes; i++) {
+        te_op_release(group->nodes[i].call.op);
+        te_recipe_state_release(group->nodes[i].recipe_state);
+    }
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->producers, group->producer_capacity * sizeof *group->producers);
     te_mem_free(&ctx->mem, group->parameter, group->parameter_capacity * sizeof *group->parameter);
@@ -97,7 +100,7 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
 {
     te_context *ctx = group->ctx;
-    te_group_node node = {.call = {.ctx = ctx, .op = call->op}, .label = call->label};
+    te_group_node node = {.call = {.ctx = ctx, .op = call->op}, .label = call->label, .recipe_state = call->recipe_state};
     void *nodes = group->nodes;
     te_status status = te_call_attributes(&node.call, call->args, call->n_args);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) node.in[i] = i < call->op->n_inputs ? call->values[i] : TE_NO_VALUE;
@@ -117,6 +120,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     *result = node.out = add_value(group, group->n_nodes, false);
     if (node.out == TE_NO_VALUE) return ctx->status;
     te_op_retain(node.call.op);
+    te_recipe_state_retain(node.recipe_state);
     group->nodes[group->n_nodes++] = node;
     return TE_OK;
 }
@@ -147,12 +151,16 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_context *ctx = plan->ctx;
     const te_mem *mem = &ctx->mem;
     for (int u = 0; u < plan->n_units; u++) free_unit(mem, &plan->units[u]);
-    for (int i = 0; plan->nodes && i < plan->n_nodes; i++)
+    for (int i = 0; plan->nodes && i < plan->n_nodes; i++) {
         if (plan->nodes[i].call.op) te_op_release(plan->nodes[i].call.op);
+        te_recipe_state_release(plan->nodes[i].recipe_state);
+    }
+    for (int i = 0; plan->recipes && i < plan->n_nodes; i++) te_product_recipe_release(plan->recipes[i]);
     te_mem_free(mem, plan->keys, (size_t)plan->n_inputs * sizeof *plan->keys);
     te_mem_free(mem, plan->values, (size_t)plan->n_values * sizeof *plan->values);
     te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
     te_mem_free(mem, plan->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
+    te_mem_free(mem, plan->recipes, (size_t)plan->n_nodes * sizeof *plan->recipes);
     te_mem_free(mem, plan->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
     te_mem_free(mem, plan->refusal, sizeof ctx->message);
     te_mem_free(mem, plan, sizeof *plan);
@@ -171,8 +179,9 @@ static te_fuse_plan *open_plan(te_group *group)
     plan->values = te_mem_zalloc(&ctx->mem, (size_t)plan->n_values * sizeof *plan->values);
     plan->units = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->units);
     plan->nodes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->nodes);
+    plan->recipes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof(te_product_recipe *));
     plan->outputs = te_mem_zalloc(&ctx->mem, (size_t)plan->n_outputs * sizeof *plan->outputs);
-    if (plan->keys && plan->values && plan->units && plan->nodes && plan->outputs) return plan;
+    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs) return plan;
     te_fuse_plan_release(plan);
     return NULL;
 }
@@ -206,7 +215,11 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     }
     memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
     memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
-    for (int i = 0; i < plan->n_nodes; i++) te_op_retain(plan->nodes[i].call.op);
+    for (int i = 0; i < plan->n_nodes; i++) {
+        te_op_retain(plan->nodes[i].call.op);
+        te_recipe_state_retain(plan->nodes[i].recipe_state);
+        plan->recipes[i] = te_product_recipe_retain(te_recipe_active(plan->nodes[i].recipe_state));
+    }
     plan->compute_dtype = ctx->compute_dtype;
     plan->record = record;
     plan->x_ndim = x_ndim;
@@ -250,6 +263,8 @@ static void read_key(te_plan_key *key, const te_tensor *t, const te_tensor *x, b
 
 static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_ndim, bool record)
 {
+    for (int i = 0; i < plan->n_nodes; i++)
+        if (plan->recipes[i] != te_recipe_active(plan->nodes[i].recipe_state)) return false;
     return plan->record == record && plan->x_ndim == x_ndim && plan->compute_dtype == plan->ctx->compute_dtype &&
            memcmp(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys) == 0;
 }

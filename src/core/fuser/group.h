@@ -20,6 +20,7 @@
 #define TE_CORE_FUSER_GROUP_H
 
 #include "../op.h"
+#include "../recipe.h"
 
 enum { TE_NO_VALUE = -1, TE_GROUP_MAX_OUTPUTS = TE_OP_MAX_OUTPUTS };
 
@@ -40,6 +41,7 @@ typedef struct te_group_call {
     int           values[TE_OP_MAX_INPUTS];
     const te_arg *args;
     int           n_args, label;
+    te_recipe_state *recipe_state; /* of a linear operation, which then runs under the recipe that is active; or NULL */
 } te_group_call;
 
 /* Whether a group may hold the operation; the reason is recorded otherwise. */

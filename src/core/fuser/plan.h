@@ -18,12 +18,14 @@
 #define TE_CORE_FUSER_PLAN_H
 
 #include "../op_program.h"
+#include "../product_quantized.h"
 #include "group.h"
 
 typedef struct te_group_node {
     te_call call; /* op, attributes, numbers in place of tensors; nothing else is set */
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
+    te_recipe_state *recipe_state; /* NULL: its product is never quantized */
 } te_group_node;
 
 /* How a value's shape depends on x {.., width of x}. */
@@ -88,6 +90,8 @@ typedef struct te_unit {
     bool         bias_elsewhere;  /* the bias gradient is an output of the program that makes the gradient of the result */
     int          x, weight, bias, result; /* values */
     te_dtype     compute;         /* dtype of the product */
+    te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
+    int          product;         /* under a recipe: what backward reads, in the run's arrays */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
     int          first_aux;       /* tensors of its own in the run's arrays */
 } te_unit;
@@ -113,8 +117,9 @@ typedef struct te_fuse_plan {
     te_plan_value *values;
     te_unit       *units;
     te_group_node *nodes; /* copies of the group's */
+    te_product_recipe **recipes; /* per node: what its product runs under, NULL: high precision */
     int           *outputs;
-    int            n_rows, n_rngs, n_aux; /* sizes of a run's arrays */
+    int            n_rows, n_rngs, n_aux, n_products; /* sizes of a run's arrays */
     char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
     struct te_fuse_plan *next; /* of the same group */
 } te_fuse_plan;
@@ -141,6 +146,7 @@ typedef struct te_group_state {
     te_device    *device;
     te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
     uint64_t     *versions; /* of values and aux */
+    te_product_saved *products;
     te_rng       *rngs;
 } te_group_state;
 

@@ -3,7 +3,7 @@
 
 const te_op_def *const te_op_groups[] = {
     te_ops_pointwise, te_ops_activation, te_ops_norm,      te_ops_loss,   te_ops_reduce,  te_ops_view,
-    te_ops_index,     te_ops_linear,     te_ops_attention, te_ops_random, te_ops_convert, NULL,
+    te_ops_index,     te_ops_linear,     te_ops_attention, te_ops_random, te_ops_convert, te_ops_quantized, NULL,
 };
 
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args)

@@ -23,7 +23,7 @@ static te_status run_gemm(te_call *call, te_exec *exec, const te_gemm *gemm)
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
-static te_status check_linear(te_call *call)
+te_status te_linear_check(te_call *call)
 {
     te_tensor *x = call->in[0], *w = call->in[1], *b = call->in[2];
     if (w->ndim != 2)
@@ -41,7 +41,7 @@ static te_status check_linear(te_call *call)
 static te_status linear_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *w = call->in[1];
-    te_status status = check_linear(call);
+    te_status status = te_linear_check(call);
     if (status != TE_OK) return status;
     te_dtype dtype = te_product_dtype(call->ctx, x->dtype, w->dtype);
     te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_tensor_cast_cached(w, dtype) : NULL;

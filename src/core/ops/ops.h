@@ -7,7 +7,7 @@
 extern const te_op_def *const te_op_groups[]; /* ends with NULL; each table ends with an empty row */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[], te_ops_view[],
-    te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[];
+    te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[];
 
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);
@@ -33,6 +33,9 @@ te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_ar
 
 /* Common dtype of two operands: bool < uint8 < int32 < int64 < (bfloat16, float16) < float32 < float64; bfloat16 with float16 gives float32. */
 te_dtype te_promote(te_dtype a, te_dtype b);
+
+/* Whether the shapes of a linear layer's x, weight and bias fit. */
+te_status te_linear_check(te_call *call);
 
 /* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading ones). */
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate);

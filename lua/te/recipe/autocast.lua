@@ -1,0 +1,88 @@
+--- te.autocast and its older names: the precision that operations compute in, for the duration of a function.
+--
+--     te.autocast({ dtype = "bfloat16", recipe = te.recipe.DelayedScaling{} }, function() return model(x) end)
+--
+-- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how products
+-- quantize their operands, that of the te.autocast around it unless given; calibrating: with enabled = false, amaxes are
+-- collected and scales follow from them when the function ends; group: processes that share amaxes, not built yet.
+
+local te = require "te"
+local fail = require "te.fail"
+local mode = require "te.recipe.mode"
+local options = require "te.options"
+local core = te._core
+
+local OPTIONS = {
+    enabled = { "boolean", true },
+    dtype = { "string" },
+    recipe = { "any" },
+    calibrating = { "boolean", false },
+    group = { "any" },
+}
+
+local function check(who, opts)
+    opts = options.check(who, opts, OPTIONS)
+    if opts.group ~= nil then fail("%s: option group: amaxes are shared by one process only", who) end
+    if opts.recipe ~= nil and not require("te.recipe").is_recipe(opts.recipe) then
+        fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
+    end
+    return opts
+end
+
+-- What te.autocast with these options makes of the mode around it.
+local function inner(opts)
+    local recipe = opts.recipe or mode.recipe
+    if opts.calibrating and not recipe then recipe = require("te.recipe").DelayedScaling {} end
+    return {
+        recipe = recipe,
+        enabled = opts.enabled and recipe ~= nil and (opts.recipe ~= nil or mode.enabled),
+        calibrating = opts.calibrating and not opts.enabled,
+    }
+end
+
+-- The end of the outermost scope of a step.
+local function finish(scope, before)
+    if before.enabled or before.calibrating then return end
+    local trains = core.grad_enabled() or mode.recording or scope.calibrating
+    if trains and mode.products and (scope.enabled or scope.calibrating) then mode.products.update("input", "weight") end
+end
+
+local function leave(scope, before, dtype, ok, ...)
+    core.set_compute_dtype(dtype)
+    mode.set(before)
+    if not ok then error((...), 0) end
+    finish(scope, before)
+    return ...
+end
+
+local function run(who, opts, fn, ...)
+    opts = check(who, opts)
+    options.argument(who, "fn", fn, { "callable" })
+    local dtype = opts.dtype
+    if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
+    local scope, dtype_before = inner(opts), core.set_compute_dtype(dtype)
+    local before = mode.set(scope)
+    return leave(scope, before, dtype_before, xpcall(fn, core.remember, ...))
+end
+
+local autocast = {}
+
+--- Runs fn(...) with the dtype and the recipe that operations compute under; returns what it returns.
+function autocast.autocast(opts, fn, ...) return run("te.autocast", opts, fn, ...) end
+
+local OLDER = {
+    enabled = { "boolean", true },
+    calibrating = { "boolean", false },
+    fp8_recipe = { "any" },
+    fp8_group = { "any" },
+}
+
+--- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
+function autocast.fp8_autocast(opts, fn, ...)
+    opts = options.check("te.fp8_autocast", opts, OLDER)
+    local recipe = opts.fp8_recipe or opts.enabled and require("te.recipe").DelayedScaling {} or nil
+    return run("te.fp8_autocast", { enabled = opts.enabled, calibrating = opts.calibrating, recipe = recipe,
+        group = opts.fp8_group, dtype = core.compute_dtype() }, fn, ...)
+end
+
+return autocast

@@ -1,0 +1,48 @@
+--- The recipe that products run under now: what te.autocast sets and operations ask. Small, since every operation with a
+--- product loads it; te.recipe.products does the work once a recipe is used.
+
+local te = require "te"
+local core = te._core
+
+local mode = {
+    recipe = nil,        -- of the innermost te.autocast that named one
+    enabled = false,     -- products are quantized
+    calibrating = false, -- amaxes are collected without
+    on = false,          -- either: products have to be prepared
+    recording = false,   -- a stretch of forward that will run again in backward (te.checkpoint)
+    products = nil,      -- te.recipe.products once some product has a history: scales have to be updated
+}
+
+--- Sets recipe, enabled and calibrating from a table of them; returns the ones before.
+function mode.set(new)
+    local before = { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating }
+    mode.recipe, mode.enabled, mode.calibrating = new.recipe, new.enabled, new.calibrating
+    mode.on = mode.enabled or mode.calibrating
+    core.set_recipe_mode(mode.enabled, mode.calibrating)
+    return before
+end
+
+--- The state of a product: what `module` keeps for the parameter named `key`. Made when first asked for.
+function mode.product(module, key)
+    local products = rawget(module, "_products")
+    if not products then
+        products = {}
+        rawset(module, "_products", products)
+    end
+    if not products[key] then
+        products[key] = { state = core.recipe_state(), name = key, module = module.__name }
+    end
+    return products[key]
+end
+
+--- Makes products ready to run under the recipe in force.
+function mode.prepare(products) require("te.recipe.products").prepare(products, mode.recipe) end
+
+--- y = x weight^T + bias under the recipe in force, which is not None.
+function mode.linear(module, key, x, weight, bias)
+    local product = mode.product(module, key)
+    mode.prepare { product }
+    return core.quantized_linear(product.state, x, weight, bias)
+end
+
+return mode

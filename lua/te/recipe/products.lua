@@ -1,0 +1,143 @@
+--- Products under recipes: quantizers for their operands, and the updates of delayed scaling.
+--
+-- A product is one matrix that an operation multiplies with, its weight (te.recipe.mode.product). It gets its quantizers when
+-- it first runs under a recipe, and others when the recipe or one of its options has changed. Scales change at the end of a
+-- step: those of inputs and weights where the outermost te.autocast ends, those of gradients where backward has ended; of
+-- all products, whether they ran or not: an amax of 0 says that they did not, and changes nothing.
+
+local te = require "te"
+local fail = require "te.fail"
+local mode = require "te.recipe.mode"
+local core = te._core
+
+local products = {}
+
+local ROLES = { "input", "weight", "grad_output" }
+
+-- Products with delayed scaling, to be updated.
+local known = setmetatable({}, { __mode = "k" })
+
+-- The engine's form of a recipe, and which recipe's rule updates each role.
+local function make(recipe, product)
+    local quantizers, rules, length = {}, {}, 1
+    for i, role in ipairs(ROLES) do
+        local quantizer, owner = recipe:resolve { module_type = "linear", tensor_type = role, name = product.name }
+        quantizers[i] = quantizer or false
+        if quantizer and quantizer.needs_history then
+            if not owner then
+                fail("te.recipe: %s: a quantizer that needs a history comes from te.recipe.DelayedScaling", role)
+            end
+            rules[role], length = owner, math.max(length, owner.amax_history_len)
+        end
+    end
+    local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
+        recipe.backward_override or "quantized", length)
+    return { handle = handle, rules = rules, options = recipe:options() }
+end
+
+-- Recipes that look at the role alone have one form for all products.
+local function form(recipe, product)
+    local kept = recipe:is_uniform() and recipe or product
+    local forms = rawget(kept, "_forms")
+    if not forms then
+        forms = setmetatable({}, { __mode = "k" })
+        rawset(kept, "_forms", forms)
+    end
+    local found = forms[recipe]
+    if not found or found.options ~= recipe:options() then
+        found = make(recipe, product)
+        forms[recipe] = found
+    end
+    return found
+end
+
+function products.prepare(list, recipe)
+    local options = recipe:options()
+    for i = 1, #list do
+        local product = list[i]
+        if product.recipe ~= recipe or product.options ~= options then
+            local made = form(recipe, product)
+            core.recipe_state_use(product.state, made.handle)
+            product.recipe, product.options, product.rules = recipe, options, made.rules
+            if next(made.rules) then
+                known[product], mode.products = true, products
+            end
+        end
+    end
+end
+
+-- Own algorithms see the history as tensors, and run in Lua.
+local function update_in_lua(product, role, rule)
+    local scale, history = core.recipe_state_tensors(product.state, role)
+    if history:select(1, 1):item() == 0 then return end
+    local new_scale, new_history = rule:update(role, scale, history)
+    core.recipe_state_set(product.state, role, new_scale, new_history)
+end
+
+local function update(product, role)
+    local rule = product.rules[role]
+    if not rule then return end
+    local algorithm = rule.amax_compute_algo
+    if type(algorithm) == "string" and not rule.scaling_factor_compute_algo then
+        core.recipe_state_update(product.state, role, algorithm, rule.margin)
+    else
+        update_in_lua(product, role, rule)
+    end
+end
+
+--- The end of a step for the given roles of all products.
+function products.update(...)
+    for product in pairs(known) do
+        for i = 1, select("#", ...) do update(product, (select(i, ...))) end
+    end
+end
+
+-- State ------------------------------------------------------------------------------------------------------------
+
+-- Calls visit(key, role, name of the scale, name of the history) for every product of a module and role. Of the second
+-- weight of a list the names begin with "2.".
+local function each_role(module, visit)
+    for _, key in ipairs(module:product_keys()) do
+        local index = key:match("%.(%d+)$")
+        local prefix = index and index .. "." or ""
+        for _, role in ipairs(ROLES) do
+            visit(key, role, prefix .. role .. "_scale", prefix .. role .. "_amax_history")
+        end
+    end
+end
+
+--- What delayed scaling keeps with a module, by name: "input_scale", "weight_amax_history" ….
+function products.state(module)
+    local state, kept = {}, rawget(module, "_products")
+    if not (kept and module.product_keys) then return state end
+    each_role(module, function(key, role, scale_name, history_name)
+        if kept[key] then
+            state[scale_name], state[history_name] = core.recipe_state_tensors(kept[key].state, role)
+        end
+    end)
+    return state
+end
+
+local function fits(t) return te.is_tensor(t) and t.dtype == "float32" and t:dim() == 1 and t:numel() > 0 end
+
+--- Looks for the same in `given`, where names begin with `prefix`. Returns the names found, a function that puts the tensors
+--- in place, and what is wrong with them.
+function products.loader(module, prefix, given)
+    local found, steps, problem = {}, {}, nil
+    if not module.product_keys then return found end
+    each_role(module, function(key, role, scale_name, history_name)
+        local scale, history = given[prefix .. scale_name], given[prefix .. history_name]
+        if scale == nil and history == nil then return end
+        found[#found + 1], found[#found + 2] = prefix .. scale_name, prefix .. history_name
+        if not (fits(scale) and fits(history) and scale:numel() == 1) then
+            problem = ("%s and %s: expected float32 tensors, of one number and of amaxes"):format(prefix .. scale_name,
+                prefix .. history_name)
+        end
+        steps[#steps + 1] = function()
+            core.recipe_state_set(mode.product(module, key).state, role, scale, history)
+        end
+    end)
+    return found, function() for _, step in ipairs(steps) do step() end end, problem
+end
+
+return products

@@ -1,0 +1,374 @@
+-- Products under te.autocast{ recipe = … }: against float64 products of the operands that te.quantize gives, fused and
+-- unfused, and what delayed scaling remembers.
+local te = require "te"
+
+local recipes = {
+    delayed = function(opts) return te.recipe.DelayedScaling(opts) end,
+    current = function(opts) return te.recipe.Float8CurrentScaling(opts) end,
+    block = function(opts) return te.recipe.Float8BlockScaling(opts) end,
+    mxfp8 = function(opts) return te.recipe.MXFP8BlockScaling(opts) end,
+    nvfp4 = function(opts) return te.recipe.NVFP4BlockScaling(opts) end,
+}
+local names = { "delayed", "current", "block", "mxfp8", "nvfp4" }
+
+local function f64(t) return t:to("float64") end
+
+-- The largest difference, relative to the largest value.
+local function distance(a, b)
+    local scale = f64(b):abs():max():item()
+    return (f64(a) - f64(b)):abs():max():item() / (scale > 0 and scale or 1)
+end
+
+local function same(a, b) return te._core.tensor_bytes(a:contiguous()) == te._core.tensor_bytes(b:contiguous()) end
+
+local function linear(inputs, outputs, opts)
+    te.manual_seed(3)
+    return te.Linear(inputs, outputs, opts)
+end
+
+-- One step of a layer by itself under a recipe: y, dx, dW, db.
+local function step(module, x, dy, recipe, dtype)
+    x = x:clone()
+    x.requires_grad = true
+    for _, p in ipairs(module:parameters()) do p.grad = nil end
+    local y = te.autocast({ recipe = recipe, dtype = dtype }, module, x)
+    te.manual_seed(11)
+    y:backward(dy)
+    return y:detach(), x.grad
+end
+
+describe("products under a recipe", function()
+    for _, name in ipairs(names) do
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            for _, size in ipairs { { 64, 128, 32 }, { 37, 50, 21 }, { 200, 144, 130 } } do
+                it(("are those of the quantized operands: %s, %s, %dx%dx%d"):format(name, dtype, unpack(size)), function()
+                    local m, k, n = unpack(size)
+                    local recipe, module = recipes[name](), linear(k, n)
+                    te.manual_seed(5)
+                    local x, dy = te.randn({ m, k }), te.randn({ m, n }, { dtype = dtype })
+                    module.bias:copy_(te.randn({ n }))
+                    local y, dx = step(module, x, dy, recipe, dtype)
+                    assert.equal(dtype, y.dtype)
+
+                    local both = { columnwise = true }
+                    local qx = te.quantize(x:to(dtype), recipe, "input", both)
+                    local qw = te.quantize(module.weight:detach():to(dtype), recipe, "weight", both)
+                    te.manual_seed(11)
+                    local qdy = te.quantize(dy, recipe, "grad_output", both)
+                    local function rows(q) q.dtype = "float32" return f64(q:dequantize("rowwise")) end
+                    local function columns(q) q.dtype = "float32" return f64(q:dequantize("columnwise")) end
+
+                    local bound = dtype == "float32" and 2e-6 or 6e-3
+                    local expected = te.matmul(rows(qx), rows(qw):transpose(1, 2)) + f64(module.bias:detach())
+                    assert.is_true(distance(y, expected) < bound)
+                    assert.is_true(distance(dx, te.matmul(rows(qdy), columns(qw))) < bound)
+                    local dw = te.matmul(columns(qdy):transpose(1, 2), columns(qx))
+                    assert.is_true(distance(module.weight.grad, dw) < 4e-6)
+                    assert.is_true(distance(module.bias.grad, f64(dy):sum(1)) < 1e-5)
+                end)
+            end
+        end
+
+        it("are the same fused and by themselves: " .. name, function()
+            local function build()
+                te.manual_seed(2)
+                return te.Sequential(te.LayerNorm(48), te.Linear(48, 96), te.GELU(), te.Linear(96, 48), te.Dropout(0))
+            end
+            te.manual_seed(9)
+            local x, dy = te.randn({ 40, 48 }), te.randn({ 40, 48 }, { dtype = "bfloat16" })
+            local recipe = recipes[name]({})
+            if name == "nvfp4" then recipe.disable_stochastic_rounding = true end
+            local fused, plain = build(), build()
+            for _ = 1, 3 do
+                local y1 = step(fused, x, dy, recipe, "bfloat16")
+                local before = te.set_fusion(false)
+                local y2 = step(plain, x, dy, recipe, "bfloat16")
+                te.set_fusion(before)
+                assert.is_true(same(y1, y2))
+            end
+            for i, p in ipairs(fused:parameters()) do
+                assert.is_true(distance(p.grad, plain:parameters()[i].grad) < 0.02)
+            end
+        end)
+    end
+
+    it("approximate the unquantized gradient as the format allows", function()
+        local bounds = { delayed = 0.12, current = 0.12, block = 0.08, mxfp8 = 0.08, nvfp4 = 0.35 }
+        te.manual_seed(5)
+        local x, dy = te.randn({ 128, 128 }), te.randn({ 128, 64 })
+        local plain = linear(128, 64)
+        local _, dx = step(plain, x, dy, nil, "float32")
+        local function error_of(a, b) return ((f64(a) - f64(b)):norm() / f64(b):norm()):item() end
+        for _, name in ipairs(names) do
+            local module = linear(128, 64)
+            local _, qdx = step(module, x, dy, recipes[name](), "float32")
+            assert.is_true(error_of(qdx, dx) < bounds[name])
+            assert.is_true(error_of(qdx, dx) > 1e-3)
+            assert.is_true(error_of(module.weight.grad, plain.weight.grad) < bounds[name])
+        end
+    end)
+
+    it("compute backward from what backward_override says", function()
+        te.manual_seed(5)
+        local x, dy = te.randn({ 64, 32 }), te.randn({ 64, 48 })
+        local high, exact = linear(32, 48), linear(32, 48)
+        local y, dx = step(high, x, dy, recipes.mxfp8 { backward_override = "high_precision" }, "float32")
+        local y0, dx0 = step(exact, x, dy, nil, "float32")
+        assert.is_true(distance(y, y0) > 1e-3)
+        assert.is_true(same(dx, dx0))
+        assert.is_true(same(high.weight.grad, exact.weight.grad))
+
+        local recipe, module = recipes.current { backward_override = "dequantized" }, linear(32, 48)
+        local _, dxd = step(module, x, dy, recipe, "float32")
+        local qw = te.quantize(module.weight:detach(), recipe, "weight"):dequantize()
+        local qx = te.quantize(x, recipe, "input"):dequantize()
+        assert.is_true(distance(dxd, te.matmul(f64(dy), f64(qw))) < 2e-6)
+        assert.is_true(distance(module.weight.grad, te.matmul(f64(dy):transpose(1, 2), f64(qx))) < 2e-6)
+    end)
+
+    it("leave roles in high precision that Custom says so of", function()
+        local mx = recipes.mxfp8()
+        local seen = {}
+        local recipe = te.recipe.Custom { qfactory = function(role)
+            seen[#seen + 1] = role.tensor_type
+            return role.tensor_type == "weight" and mx or te.recipe.HighPrecision
+        end }
+        te.manual_seed(5)
+        local x, dy, module = te.randn({ 20, 64 }), te.randn({ 20, 24 }), linear(64, 24)
+        local y, dx = step(module, x, dy, recipe, "float32")
+        assert.same({ "input", "weight", "grad_output" }, seen)
+        local q = te.quantize(module.weight:detach(), mx, "weight", { columnwise = true })
+        assert.is_true(distance(y, te.matmul(f64(x), f64(q:dequantize("rowwise")):transpose(1, 2))) < 2e-6)
+        assert.is_true(distance(dx, te.matmul(f64(dy), f64(q:dequantize("columnwise")))) < 2e-6)
+        assert.is_true(distance(module.weight.grad, te.matmul(f64(dy):transpose(1, 2), f64(x))) < 2e-6)
+    end)
+
+    it("quantize a weight once per version", function()
+        local module, x = linear(32, 32), te.randn({ 4, 32 })
+        local function count()
+            local n = 0
+            local report = te.profile(function()
+                te.no_grad(te.autocast, { recipe = recipes.current() }, module, x)
+            end)
+            for _, kernel in ipairs(report.kernels) do
+                if kernel.name:find("^quantize") then n = n + kernel.calls end
+            end
+            return n
+        end
+        local recipe = recipes.current()
+        recipes.current, recipe = function() return recipe end, recipes.current()
+        finally(function() recipes.current = function(opts) return te.recipe.Float8CurrentScaling(opts) end end)
+        assert.equal(2, count())
+        assert.equal(1, count())
+        module.weight:mul_(2)
+        assert.equal(2, count())
+    end)
+
+    it("work for groups of rows, some empty", function()
+        te.manual_seed(1)
+        local module, x = te.GroupedLinear(3, 32, 16, { bias = false }), te.randn({ 20, 32 })
+        x.requires_grad = true
+        local y = te.autocast({ recipe = recipes.mxfp8() }, module, x, te.tensor({ 12, 0, 8 }, { dtype = "int32" }))
+        y:sum():backward()
+        local q = te.quantize(module.weight[3]:detach(), recipes.mxfp8(), "weight"):dequantize()
+        local qx = te.quantize(x:detach():narrow(1, 13, 8):contiguous(), recipes.mxfp8(), "input"):dequantize()
+        local expected = te.matmul(f64(qx), f64(q):transpose(1, 2))
+        assert.is_true(distance(y:detach():narrow(1, 13, 8), expected) < 2e-6)
+    end)
+end)
+
+describe("te.autocast", function()
+    it("nests, and restores what it found when a function raises", function()
+        local mode = require "te.recipe.mode"
+        local outer, inside = recipes.current(), recipes.mxfp8()
+        te.autocast({ recipe = outer, dtype = "bfloat16" }, function()
+            assert.equal(outer, mode.recipe)
+            assert.has_error(function()
+                te.autocast({ recipe = inside }, function()
+                    assert.equal(inside, mode.recipe)
+                    error("stop", 0)
+                end)
+            end, "stop")
+            assert.equal(outer, mode.recipe)
+            te.autocast({ dtype = "float32" }, function() assert.is_true(mode.enabled) end)
+            te.autocast({ enabled = false }, function()
+                assert.is_false(mode.enabled)
+                assert.is_nil(te._core.compute_dtype())
+            end)
+            assert.equal("bfloat16", te._core.compute_dtype())
+        end)
+        assert.is_false(mode.on)
+        assert.is_nil(te._core.compute_dtype())
+    end)
+
+    it("refuses what it cannot do", function()
+        assert.has_error(function() te.autocast({ recipe = 7 }, print) end)
+        assert.error_matches(function() te.autocast({ group = {} }, print) end, "group")
+        assert.error_matches(function() te.autocast({ recipes = 1 }, print) end, "recipe")
+    end)
+
+    it("has its older name", function()
+        local module, x = linear(16, 16), te.randn({ 4, 16 })
+        local y = te.fp8_autocast({ enabled = true, fp8_recipe = recipes.current() }, module, x)
+        local z = te.autocast({ recipe = recipes.current() }, module, x)
+        assert.is_true(same(y:detach(), z:detach()))
+        assert.is_true(same(te.fp8_autocast({ enabled = false }, module, x):detach(), module(x):detach()))
+    end)
+end)
+
+describe("delayed scaling", function()
+    local function scales(module)
+        local state = module:state_dict()
+        return { input = state.input_scale:item(), weight = state.weight_scale:item(),
+            grad_output = state.grad_output_scale:item() }
+    end
+
+    it("follows the largest amax so far", function()
+        local recipe, module = recipes.delayed { margin = 1, amax_history_len = 4 }, linear(16, 8, { bias = false })
+        te.manual_seed(4)
+        local most = { input = 0, weight = 0, grad_output = 0 }
+        for i = 1, 4 do
+            local x, dy = te.randn({ 12, 16 }) * i, te.randn({ 12, 8 }) * (5 - i)
+            step(module, x, dy, recipe, "float32")
+            most.input = math.max(most.input, x:abs():max():item())
+            most.weight = math.max(most.weight, module.weight:detach():abs():max():item())
+            most.grad_output = math.max(most.grad_output, dy:abs():max():item())
+            local found = scales(module)
+            local max = { input = 448, weight = 448, grad_output = 57344 }
+            for role, amax in pairs(most) do
+                assert.is_true(math.abs(found[role] / (max[role] / amax / 2) - 1) < 1e-6)
+            end
+            te.no_grad(function() module.weight:mul_(1.5) end)
+        end
+    end)
+
+    it("quantizes with the scale of earlier steps", function()
+        local recipe, module = recipes.delayed(), linear(16, 8, { bias = false })
+        te.manual_seed(4)
+        local x, dy = te.randn({ 12, 16 }) * 100, te.randn({ 12, 8 })
+        step(module, x, dy, recipe, "float32")
+        local s = scales(module)
+        local y = step(module, x, dy, recipe, "float32")
+        local qx = te.quantize(x, recipe, "input", { scale = s.input }):dequantize()
+        local qw = te.quantize(module.weight:detach(), recipe, "weight", { scale = s.weight }):dequantize()
+        -- the weight has not changed since the first step, so it was not quantized again
+        qw = te.quantize(module.weight:detach(), recipe, "weight", { scale = 1 }):dequantize()
+        assert.is_true(distance(y, te.matmul(f64(qx), f64(qw):transpose(1, 2))) < 2e-6)
+    end)
+
+    it("keeps its scales without gradients and after an infinite amax", function()
+        local recipe, module = recipes.delayed(), linear(16, 8, { bias = false })
+        te.manual_seed(4)
+        local x, dy = te.randn({ 12, 16 }), te.randn({ 12, 8 })
+        step(module, x, dy, recipe, "float32")
+        local before = scales(module)
+        te.no_grad(te.autocast, { recipe = recipe }, module, x * 50)
+        assert.same(before, scales(module))
+        local skipped = te._core.skipped_amaxes()
+        local hostile = x:clone()
+        hostile:view({ -1 }):narrow(1, 7, 1):fill_(math.huge)
+        te.autocast({ recipe = recipe }, module, hostile)
+        assert.same(before, scales(module))
+        assert.equal(skipped + 1, te._core.skipped_amaxes())
+        assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
+    end)
+
+    it("takes the larger amax of two runs in one scope", function()
+        local recipe, module = recipes.delayed(), linear(16, 16, { bias = false })
+        te.manual_seed(4)
+        local x = te.randn({ 12, 16 })
+        te.autocast({ recipe = recipe }, function()
+            module(x * 3)
+            module(x)
+        end)
+        assert.is_true(math.abs(scales(module).input * (x * 3):abs():max():item() / 448 - 1) < 1e-6)
+    end)
+
+    it("calibrates without quantizing", function()
+        local recipe, module, plain = recipes.delayed(), linear(16, 8), linear(16, 8)
+        te.manual_seed(4)
+        local x = te.randn({ 12, 16 })
+        local y = te.no_grad(te.autocast, { enabled = false, calibrating = true, recipe = recipe }, module, x)
+        assert.is_true(same(y, te.no_grad(plain, x)))
+        assert.is_true(math.abs(scales(module).input * x:abs():max():item() / 448 - 1) < 1e-6)
+        assert.is_true(math.abs(scales(module).weight * module.weight:detach():abs():max():item() / 448 - 1) < 1e-6)
+    end)
+
+    it("lets own functions choose", function()
+        local seen
+        local recipe = recipes.delayed {
+            amax_history_len = 3,
+            amax_compute_algo = function(history)
+                seen = history
+                return 2
+            end,
+            scaling_factor_compute_algo = function(amax, _, max) return max / amax / 4 end,
+        }
+        local module = linear(16, 8, { bias = false })
+        te.manual_seed(4)
+        te.autocast({ recipe = recipe }, module, te.randn({ 12, 16 }))
+        assert.equal(3, #seen)
+        assert.equal(56, scales(module).input)
+    end)
+
+    it("gives a checkpointed stretch the same bytes", function()
+        local function run(wrap)
+            te.manual_seed(2)
+            local recipe = recipes.delayed()
+            local module = te.Sequential(te.Linear(24, 48), te.GELU(), te.Linear(48, 24))
+            local x = te.randn({ 10, 24 }) * 30
+            local bytes = {}
+            for _ = 1, 3 do
+                for _, p in ipairs(module:parameters()) do p.grad = nil end
+                local y = te.autocast({ recipe = recipe }, function() return wrap(module, x) end)
+                y:backward(te.ones({ 10, 24 }))
+                bytes[#bytes + 1] = te._core.tensor_bytes(y:detach())
+                for _, p in ipairs(module:parameters()) do bytes[#bytes + 1] = te._core.tensor_bytes(p.grad) end
+                for _, name in ipairs { "1.input_scale", "3.grad_output_scale", "1.weight_amax_history" } do
+                    bytes[#bytes + 1] = te._core.tensor_bytes(module:state_dict()[name])
+                end
+                te.no_grad(function() for _, p in ipairs(module:parameters()) do p:mul_(1.25) end end)
+            end
+            return table.concat(bytes)
+        end
+        assert.is_true(run(function(m, x) return m(x) end) == run(te.checkpoint))
+    end)
+
+    it("goes on from a saved state with the same bytes", function()
+        local function build()
+            te.manual_seed(2)
+            return te.Sequential(te.Linear(16, 32), te.ReLU(), te.Linear(32, 16))
+        end
+        local recipe, x, dy = recipes.delayed(), te.randn({ 6, 16 }), te.randn({ 6, 16 })
+        local module = build()
+        for _ = 1, 2 do step(module, x, dy, recipe, "float32") end
+        local saved = {}
+        for name, t in pairs(module:state_dict()) do saved[name] = t:detach():clone() end
+        local names_of = {}
+        for name in pairs(saved) do names_of[#names_of + 1] = name end
+        table.sort(names_of)
+        assert.equal(4 + 12, #names_of)
+        local other = build()
+        other:load_state_dict(saved)
+        for _, p in ipairs(module:parameters()) do p:add_(0) end -- both quantize their weights again
+        for _ = 1, 2 do
+            assert.is_true(same(step(module, x, dy, recipe, "float32"), step(other, x, dy, recipe, "float32")))
+        end
+        saved["1.input_scale"], saved["1.input_amax_history"] = nil, nil
+        other:load_state_dict(saved) -- optional
+        saved["1.input_scale"] = te.ones({ 2 })
+        assert.error_matches(function() other:load_state_dict(saved) end, "1.input_scale")
+    end)
+
+    it("keeps the first entries of a history whose length changes", function()
+        local recipe, module = recipes.delayed { amax_history_len = 8 }, linear(16, 8)
+        te.autocast({ recipe = recipe }, module, te.ones({ 2, 16 }))
+        te.autocast({ recipe = recipe }, module, te.ones({ 2, 16 }) * 2)
+        recipe.amax_history_len = 16
+        te.autocast({ recipe = recipe }, module, te.ones({ 2, 16 }) * 3)
+        assert.equal(16, module:state_dict().input_amax_history:numel())
+        recipe.amax_history_len = 2
+        te.autocast({ recipe = recipe }, module, te.ones({ 2, 16 }))
+        assert.equal(2, module:state_dict().input_amax_history:numel())
+    end)
+end)

@@ -1,0 +1,97 @@
+/* quantized.c - a linear layer under a recipe, as an operation of its own. Groups make the same products themselves. */
+#include "ops.h"
+
+#include "../autograd.h"
+#include "../product.h"
+#include "../product_quantized.h"
+
+static te_product_saved *saved_of(const te_call *call) { return (te_product_saved *)(uintptr_t)call->pointer; }
+
+static void release_saved(te_call *call)
+{
+    te_product_saved *saved = saved_of(call);
+    te_mem mem = call->ctx->mem;
+    te_product_saved_close(saved);
+    te_mem_free(&mem, saved, sizeof *saved);
+    call->pointer = NULL;
+}
+
+static te_status without_recipe(te_call *call, te_recipe_state *state)
+{
+    te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1]),
+                     call->in[2] ? TE_A_TENSOR(call->in[2]) : TE_A_ABSENT};
+    te_status status = TE_OK;
+    if (state && state->recipe && call->ctx->calibrating) {
+        te_dtype compute = te_product_dtype(call->ctx, call->in[0]->dtype, call->in[1]->dtype);
+        status = te_role_observe(state, TE_ROLE_INPUT, call->in[0], compute);
+        if (status == TE_OK) status = te_role_observe(state, TE_ROLE_WEIGHT, call->in[1], compute);
+    }
+    return status == TE_OK ? te_call_delegate(call, "linear", 3, args) : status;
+}
+
+static te_status forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0], *w = call->in[1];
+    te_recipe_state *state = ctx->product_state;
+    te_status status = te_linear_check(call);
+    if (status != TE_OK) return status;
+    if (!te_recipe_active(state)) return without_recipe(call, state);
+    te_dtype compute = te_product_dtype(ctx, x->dtype, w->dtype);
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = w->shape[0];
+    te_product_saved *saved = te_mem_zalloc(&ctx->mem, sizeof *saved);
+    if (!saved) return te_fail_memory(ctx, "linear");
+    call->pointer = saved;
+    call->release = release_saved;
+    te_tensor *y = call->out[0] = te_tensor_new(ctx, x->storage->device, compute, x->ndim, shape);
+    if (!y) return ctx->status;
+    bool want_dx = call->record && te_needs_grad(x), want_dweight = call->record && te_needs_grad(w);
+    status = te_quantized_product(state, y, x, w, call->in[2], want_dx, want_dweight, saved);
+    if (status == TE_OK && !call->record) release_saved(call);
+    if (!call->pointer) call->release = NULL;
+    return status;
+}
+
+typedef te_status product(const te_product_saved *saved, te_tensor *target, const te_factor *dy, bool accumulate);
+
+static te_status into_grad(te_call *call, int i, product *multiply, const te_factor *dy)
+{
+    const te_product_saved *saved = saved_of(call);
+    const te_grad_meta *meta = te_grad_input(call, i);
+    bool direct = te_product_fits(meta->dtype, saved->compute), accumulate = false;
+    te_tensor *target = direct ? te_grad_target(call, i, &accumulate)
+                               : te_tensor_new(call->ctx, meta->device, saved->compute, meta->ndim, meta->shape);
+    if (!target) return call->ctx->status;
+    te_status status = multiply(saved, target, dy, accumulate);
+    if (direct) return status;
+    if (status == TE_OK) return te_grad_give(call, i, target);
+    te_tensor_release(target);
+    return status;
+}
+
+static te_status backward(te_call *call)
+{
+    bool want_dx = te_grad_wanted(call, 0), want_dweight = te_grad_wanted(call, 1);
+    te_factor dy;
+    te_status status = te_quantized_grad_output(saved_of(call), call->dout[0], want_dx, want_dweight, &dy);
+    if (status == TE_OK && want_dx) status = into_grad(call, 0, te_quantized_dgrad, &dy);
+    if (status == TE_OK && want_dweight) status = into_grad(call, 1, te_quantized_wgrad, &dy);
+    te_factor_close(&dy);
+    if (status == TE_OK && call->node->n_edges > 2 && te_grad_wanted(call, 2)) {
+        bool accumulate;
+        te_tensor *db = te_grad_target(call, 2, &accumulate);
+        status = db ? te_sum_to(db, call->dout[0], 1, accumulate) : call->ctx->status;
+    }
+    return status;
+}
+
+const te_op_def te_ops_quantized[] = {
+    {.signature = "quantized_linear(x, weight, bias = nil)",
+     .doc = "linear under the recipe of te.autocast, with the state that the context was given for it.",
+     .flags = TE_OP_HIDDEN,
+     .forward = forward,
+     .backward = backward},
+    {0},
+};

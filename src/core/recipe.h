@@ -1,0 +1,82 @@
+/* recipe.h - how the operands of a matrix product are quantized, and what delayed scaling remembers of them.
+ *
+ * A *product recipe* holds a quantizer per role and says what backward computes with. It never changes, so plans may
+ * keep it: other quantizers are another recipe. A *recipe state* belongs to one operation, whatever recipe it runs under:
+ *
+ *      scale[role]      float32 {1}           what the next tensor in this role is multiplied by
+ *      history[role]    float32 {length}      amaxes: of the step in progress, then of earlier ones, oldest first
+ *
+ * both only for quantizers that need a history, and the quantized copy of the weight, made once per version of it.
+ *
+ * Scales and histories change in te_recipe_state_update alone. In between, te_role_quantize collects the step's amax where
+ * gradients are recorded, so that evaluating a model leaves training as it was. When a stretch of forward is run twice
+ * (te.checkpoint) the factors of the first run are written to a tape and read back in the second, so that both give the
+ * same bytes. */
+#ifndef TE_CORE_RECIPE_H
+#define TE_CORE_RECIPE_H
+
+#include "quantized.h"
+
+typedef enum te_role { TE_ROLE_INPUT, TE_ROLE_WEIGHT, TE_ROLE_GRAD_OUTPUT, TE_ROLE_COUNT } te_role;
+
+extern const char *const te_role_names[]; /* "input", "weight", "grad_output", NULL */
+
+typedef enum te_backward_precision {
+    TE_BACKWARD_QUANTIZED,
+    TE_BACKWARD_HIGH_PRECISION, /* from the operands before they were quantized */
+    TE_BACKWARD_DEQUANTIZED     /* from what forward multiplied, in high precision */
+} te_backward_precision;
+
+typedef struct te_recipe_state te_recipe_state;
+
+typedef struct te_product_recipe {
+    te_context *ctx;
+    int refs;
+    bool quantized[TE_ROLE_COUNT]; /* false: the role stays in high precision */
+    te_quantizer quantizers[TE_ROLE_COUNT];
+    te_backward_precision backward;
+    int64_t history_length;
+} te_product_recipe;
+
+/* A checked copy of `from`; NULL with the reason recorded. One reference is the caller's. */
+te_product_recipe *te_product_recipe_new(te_context *ctx, const te_product_recipe *from);
+te_product_recipe *te_product_recipe_retain(te_product_recipe *recipe); /* NULL passes through, as below */
+void te_product_recipe_release(te_product_recipe *recipe);
+
+struct te_recipe_state {
+    te_context *ctx;
+    int refs;
+    te_product_recipe *recipe; /* NULL: none yet */
+    te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
+    te_quantized weight; /* of the weight below, under `recipe` */
+    uint64_t weight_id, weight_version;
+    float weight_scale; /* what it was multiplied by, where that is one number */
+};
+
+te_recipe_state *te_recipe_state_new(te_context *ctx);
+te_recipe_state *te_recipe_state_retain(te_recipe_state *state);
+void te_recipe_state_release(te_recipe_state *state);
+
+/* What the operation runs under from now on. Scales start at 1; a history of another length keeps its first entries. */
+te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe);
+
+/* The end of a step for one role. `algorithm`: the largest amax of the history, or the last one. The step's amax is
+ *
+ *      0                 nothing happens: the tensor was not used
+ *      infinite or NaN   it is forgotten and counted, the scale stays
+ *      otherwise         the history rolls, scale = max 2^-margin / amax
+ */
+typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
+te_status te_recipe_state_update(te_recipe_state *state, te_role role, te_amax_algorithm algorithm, int margin);
+
+/* The recipe that an operation with this state runs under now: NULL outside te.autocast. */
+te_product_recipe *te_recipe_active(const te_recipe_state *state);
+
+/* t in dtype `compute`, quantized for row-wise use, column-wise use or both, to be closed by the caller. The weight may
+ * come from an earlier call. */
+te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
+                           bool columnwise, te_quantized *result);
+/* Calibration: collects the amax of t in `compute` as if it were quantized. */
+te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute);
+
+#endif

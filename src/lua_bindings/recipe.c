@@ -1,0 +1,242 @@
+/* recipe.c - quantizing products under te.autocast, for lua/te/recipe/: te._core.*
+ *
+ *     product_recipe(input, weight, grad_output, backward, history_length)
+ *                                          quantizers of the three roles, false: high precision; how backward computes
+ *     recipe_state()                       what one operation remembers
+ *     recipe_state_use(state, recipe)      what it runs under from now on
+ *     recipe_state_update(state, role, algorithm, margin)
+ *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
+ *     recipe_state_set(state, role, scale, history)
+ *                                          copies of them
+ *     set_recipe_mode(enabled, calibrating)  returns the two before
+ *     quantized_linear(state, x, weight, bias)
+ *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
+ *     recorded_scales()                    ends that, and gives them
+ *     replay_scales(scales or nil)         it takes these; nil: its own again
+ *     skipped_amaxes()                     how many steps' amaxes were infinite or NaN
+ */
+#include "bindings.h"
+
+#include "core/op.h"
+#include "core/recipe.h"
+
+static const char recipe_tag[] = "te.product_recipe", state_tag[] = "te.recipe_state";
+
+typedef struct holder {
+    const void *tag;
+    void *value; /* NULL: released */
+} holder;
+
+static void *check(lua_State *L, int index, const char *tag, const char *function)
+{
+    holder *h = lua_type(L, index) == LUA_TUSERDATA && lua_objlen(L, index) >= sizeof *h ? lua_touserdata(L, index) : NULL;
+    if (!h || h->tag != tag || !h->value) te_lua_fail(L, function, "argument %d: expected a %s", index, tag);
+    return h->value;
+}
+
+te_recipe_state *te_lua_check_recipe_state(lua_State *L, int index, const char *function)
+{
+    return check(L, index, state_tag, function);
+}
+
+static int collect(lua_State *L)
+{
+    holder *h = lua_touserdata(L, 1);
+    if (h->tag == recipe_tag) te_product_recipe_release(h->value);
+    if (h->tag == state_tag) te_recipe_state_release(h->value);
+    h->value = NULL;
+    return 0;
+}
+
+static holder *push_holder(lua_State *L, const char *tag)
+{
+    holder *h = lua_newuserdata(L, sizeof *h);
+    *h = (holder){.tag = tag};
+    lua_createtable(L, 0, 1);
+    te_lua_push_anchor(L);
+    lua_pushcclosure(L, collect, 1);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    return h;
+}
+
+static te_role check_role(lua_State *L, int index) { return (te_role)luaL_checkoption(L, index, NULL, te_role_names); }
+
+static int product_recipe(lua_State *L)
+{
+    static const char *const backward[] = {"quantized", "high_precision", "dequantized", NULL};
+    te_lua *rt = te_lua_runtime(L);
+    te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
+    recipe.history_length = lua_isnoneornil(L, 5) ? 1 : te_lua_check_int(L, 5, "recipe", "history_length");
+    if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
+    for (int r = 0; r < TE_ROLE_COUNT; r++) {
+        recipe.quantized[r] = lua_toboolean(L, 1 + r);
+        if (recipe.quantized[r]) recipe.quantizers[r] = te_lua_read_quantizer(L, 1 + r, "recipe");
+    }
+    te_lua_enter(rt, L, "recipe");
+    holder *h = push_holder(L, recipe_tag);
+    h->value = te_product_recipe_new(rt->ctx, &recipe);
+    return h->value ? 1 : te_lua_raise(rt, L, "recipe", rt->ctx->status);
+}
+
+/* --- states ------------------------------------------------------------------------------------------------------- */
+
+static int recipe_state(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "recipe");
+    holder *h = push_holder(L, state_tag);
+    h->value = te_recipe_state_new(rt->ctx);
+    return h->value ? 1 : te_lua_raise(rt, L, "recipe", rt->ctx->status);
+}
+
+static int recipe_state_use(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    te_product_recipe *recipe = check(L, 2, recipe_tag, "recipe");
+    te_lua_enter(rt, L, "recipe");
+    te_status status = te_recipe_state_use(state, recipe);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+}
+
+static int recipe_state_update(lua_State *L)
+{
+    static const char *const algorithms[] = {"max", "most_recent", NULL};
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    te_role role = check_role(L, 2);
+    te_amax_algorithm algorithm = (te_amax_algorithm)luaL_checkoption(L, 3, "max", algorithms);
+    te_status status = te_recipe_state_update(state, role, algorithm, luaL_checkint(L, 4));
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+}
+
+static int recipe_state_tensors(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    te_role role = check_role(L, 2);
+    te_lua_push_tensor(rt, L, state->scale[role]);
+    te_lua_push_tensor(rt, L, state->history[role]);
+    return 2;
+}
+
+static te_tensor *check_numbers(lua_State *L, int index, const char *what)
+{
+    te_tensor *t = te_lua_check_tensor(L, index, "recipe", what);
+    if (t->dtype != TE_F32 || t->ndim != 1 || t->shape[0] < 1 || !te_tensor_data(t))
+        te_lua_fail(L, "recipe", "%s: expected a float32 tensor of one dimension on the cpu, got %s %s", what,
+                    te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
+    return t;
+}
+
+static int recipe_state_set(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    te_role role = check_role(L, 2);
+    te_tensor *given[] = {check_numbers(L, 3, "scale"), check_numbers(L, 4, "amax_history")};
+    te_tensor **slots[] = {&state->scale[role], &state->history[role]};
+    if (given[0]->shape[0] != 1) te_lua_fail(L, "recipe", "scale: expected one number, got %s", TE_SHAPE_TEXT(given[0]));
+    te_lua_enter(rt, L, "recipe");
+    for (int i = 0; i < 2; i++) {
+        te_tensor *copy = te_tensor_clone_data(given[i]);
+        if (!copy) return te_lua_raise(rt, L, "recipe", rt->ctx->status);
+        te_tensor_release(*slots[i]);
+        *slots[i] = copy;
+    }
+    return 0;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static int set_recipe_mode(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "autocast");
+    lua_pushboolean(L, rt->ctx->recipe_enabled);
+    lua_pushboolean(L, rt->ctx->calibrating);
+    rt->ctx->recipe_enabled = lua_toboolean(L, 1);
+    rt->ctx->calibrating = lua_toboolean(L, 2);
+    return 2;
+}
+
+static int quantized_linear(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "linear");
+    static const char *const names[] = {"x", "weight", "bias"};
+    te_arg args[3] = {{.kind = TE_ARG_ABSENT}};
+    lua_settop(L, 4);
+    for (int i = 0; i < 3; i++) {
+        if (i == 2 && lua_isnil(L, 4)) continue;
+        args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_lua_check_tensor(L, 2 + i, "linear", names[i])};
+    }
+    te_lua_enter(rt, L, "linear");
+    const te_op *op = te_op_find(rt->ctx, "quantized_linear");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    if (!op) return te_lua_raise(rt, L, "linear", rt->ctx->status);
+    for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_retain(args[i].as.tensor);
+    rt->ctx->product_state = state;
+    te_status status = te_op_run(rt->ctx, op, args, 3, &result->t, 1);
+    rt->ctx->product_state = NULL;
+    for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_release(args[i].as.tensor);
+    if (status != TE_OK) return te_lua_raise(rt, L, "linear", status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
+static int record_scales(lua_State *L)
+{
+    te_context *ctx = te_lua_runtime(L)->ctx;
+    ctx->recorded_scales.on = true;
+    ctx->recorded_scales.n = 0;
+    return 0;
+}
+
+static int recorded_scales(lua_State *L)
+{
+    te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
+    tape->on = false;
+    lua_pushlstring(L, tape->n ? (const char *)tape->values : "", tape->n * sizeof *tape->values);
+    return 1;
+}
+
+static int replay_scales(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_scale_tape *tape = &rt->ctx->replayed_scales;
+    size_t bytes = 0;
+    const char *text = luaL_optlstring(L, 1, NULL, &bytes);
+    void *values = tape->values;
+    if (!te_mem_grow(&rt->ctx->mem, &values, &tape->capacity, bytes / sizeof *tape->values, sizeof *tape->values))
+        return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
+    tape->values = values;
+    tape->n = bytes / sizeof *tape->values;
+    tape->at = 0;
+    tape->on = text != NULL;
+    if (bytes) memcpy(tape->values, text, bytes);
+    return 0;
+}
+
+static int skipped_amaxes(lua_State *L)
+{
+    lua_pushnumber(L, (double)te_lua_runtime(L)->ctx->skipped_amaxes);
+    return 1;
+}
+
+const luaL_Reg te_lua_recipe_functions[] = {
+    {"product_recipe", product_recipe},
+    {"recipe_state", recipe_state},
+    {"recipe_state_use", recipe_state_use},
+    {"recipe_state_update", recipe_state_update},
+    {"recipe_state_tensors", recipe_state_tensors},
+    {"recipe_state_set", recipe_state_set},
+    {"set_recipe_mode", set_recipe_mode},
+    {"quantized_linear", quantized_linear},
+    {"record_scales", record_scales},
+    {"recorded_scales", recorded_scales},
+    {"replay_scales", replay_scales},
+    {"skipped_amaxes", skipped_amaxes},
+    {NULL, NULL},
+};

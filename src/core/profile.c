@@ -1,6 +1,8 @@
 /* profile.c - measuring by standing in for a device's table of functions. */
 #include "profile.h"
 
+#include "quantizer.h"
+
 #include <stdio.h>
 #include <time.h>
 
@@ -84,7 +86,27 @@ static void count_program(te_profile_event *event, const te_program *program, co
 
 static double view_bytes(const te_view *v)
 {
-    return te_view_present(v) ? (double)te_view_numel(v) * (double)te_dtype_size(v->dtype) : 0;
+    double element = v->quant && v->quant->element == TE_E2M1 ? 0.5 : (double)te_dtype_size(v->dtype);
+    return te_view_present(v) ? (double)te_view_numel(v) * element : 0;
+}
+
+static const char *view_type(const te_view *v)
+{
+    return v->quant ? te_element_names[v->quant->element] : te_dtype_name(v->dtype);
+}
+
+/* Data and factors of a stored copy. */
+static double side_bytes(const te_quantizer *q, const te_quantized_side *s)
+{
+    static const double factor[] = {4, 1, 1};
+    double n = s->data ? (double)s->rows * (double)s->cols : 0;
+    double rows = q->replicated ? 1 : q->block_rows, block = q->block_rows ? rows * q->block_cols : n;
+    return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n ? n / block * factor[q->scale] : 0);
+}
+
+static double source_bytes(const te_quantize_job *job)
+{
+    return (double)job->rows * (double)job->cols * (double)te_dtype_size(job->dtype);
 }
 
 static double attention_flops(const te_attention *a)
@@ -110,7 +132,7 @@ static te_status gemm(te_exec *exec, const te_gemm *g)
     te_status status = real_of(exec)->gemm(exec, g);
     int d = g->c.ndim;
     double m = (double)g->c.shape[d - 2], n = (double)g->c.shape[d - 1], k = (double)g->a.shape[d - 1];
-    snprintf(event.name, sizeof event.name, "gemm %.0fx%.0fx%.0f %s", m, n, k, te_dtype_name(g->a.dtype));
+    snprintf(event.name, sizeof event.name, "gemm %.0fx%.0fx%.0f %s", m, n, k, view_type(&g->a));
     event.bytes = view_bytes(&g->a) + view_bytes(&g->b) + view_bytes(&g->c) * (g->beta == 1 ? 2 : 1) +
                   view_bytes(&g->bias) + view_bytes(&g->aux);
     event.flops = 2 * (double)te_view_numel(&g->c) * k;
@@ -149,6 +171,10 @@ static te_status attention_backward(te_exec *exec, const te_attention_grad *g)
         return end(exec, &event, status);                              \
     }
 
+STAND_IN(quantize, (te_exec *exec, const te_quantize_job *job), (exec, job),
+         source_bytes(job) + side_bytes(job->quantizer, &job->side[0]) + side_bytes(job->quantizer, &job->side[1]))
+STAND_IN(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side),
+         source_bytes(job) + side_bytes(job->quantizer, &job->side[side]))
 STAND_IN(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src), view_bytes(dst) + view_bytes(src))
 STAND_IN(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids),
          2 * view_bytes(out) + view_bytes(ids))
@@ -178,6 +204,8 @@ static void stand_in(profiled_device *p, te_device *device)
     p->table.gemm = gemm;
     p->table.attention = attention;
     p->table.attention_backward = attention_backward;
+    p->table.quantize = quantize;
+    p->table.dequantize = dequantize;
     p->table.copy = copy;
     p->table.embedding = embedding;
     p->table.embedding_backward = embedding_backward;

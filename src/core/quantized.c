@@ -85,6 +85,23 @@ static void draw(te_context *ctx, te_quantize_job *job, const uint64_t *seed)
     job->side[1].rng.offset += groups;
 }
 
+/* Whether the rows of the matrix are evenly spaced and their elements adjacent; *step: from row to row, of a contiguous
+ * copy where they are not. */
+static bool row_step(const te_tensor *t, int64_t *step)
+{
+    int64_t width = t->ndim ? t->shape[t->ndim - 1] : 1, rows = 1;
+    *step = width;
+    if (te_tensor_contiguous(t)) return true;
+    if (width > 1 && t->stride[t->ndim - 1] != 1) return false;
+    for (int i = t->ndim - 2; i >= 0; i--) {
+        if (t->shape[i] == 1) continue;
+        if (rows > 1 && t->stride[i] != rows * *step) return *step = width, false;
+        if (rows == 1) *step = t->stride[i];
+        rows *= t->shape[i];
+    }
+    return true;
+}
+
 static te_status check_source(const te_tensor *source, const te_quantizer *q, const te_quantize_options *options)
 {
     te_context *ctx = source->ctx;
@@ -93,9 +110,6 @@ static te_status check_source(const te_tensor *source, const te_quantizer *q, co
     if (source->dtype != TE_F32 && source->dtype != TE_BF16 && source->dtype != TE_F16)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: %s; convert to float32, bfloat16 or float16 first",
                        te_dtype_name(source->dtype));
-    if (!source->storage->device->exec.backend->host_memory)
-        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.quantize: the tensor is on %s; this build quantizes on the cpu",
-                       source->storage->device->name);
     if (!options->want[0] && !options->want[1])
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: neither rowwise nor columnwise is wanted");
     if (options->want[1] && !q->has_columnwise)
@@ -113,36 +127,42 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     te_status status = check_source(source, q, options);
     if (status != TE_OK) return status;
     te_device *device = source->storage->device;
-    te_tensor *dense = te_tensor_contiguous_copy(source);
-    if (!dense) return source->ctx->status;
+    int64_t rows, cols, step;
+    matrix_of(source->ndim, source->shape, &rows, &cols);
+    te_tensor *read = row_step(source, &step) ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
+    if (!read) return source->ctx->status;
     *result = (te_quantized){.quantizer = *q, .dtype = source->dtype, .ndim = source->ndim};
     memcpy(result->shape, source->shape, sizeof result->shape);
-    int64_t rows, cols;
-    matrix_of(source->ndim, source->shape, &rows, &cols);
     for (int s = 0; s < 2 && status == TE_OK; s++) {
         te_quantized_layout l = te_quantizer_layout(q, s, rows, cols);
         if (options->want[s]) status = make_part(result, device, s, &l);
     }
     if (status == TE_OK) {
         te_quantize_job job = bind(result);
-        job.source = te_tensor_pointer(dense);
+        job.source = te_tensor_pointer(read);
+        job.source_stride = step;
         job.scale = options->scale;
         if (q->stochastic) draw(source->ctx, &job, options->seed);
         device->exec.message[0] = 0;
-        status = te_quantize_run(&device->exec, &job);
+        status = device->exec.backend->quantize(&device->exec, &job);
         if (status != TE_OK) te_fail_exec(source->ctx, status, &device->exec, "quantize");
     }
-    te_tensor_release(dense);
+    te_tensor_release(read);
     if (status != TE_OK) te_quantized_close(result);
     return status;
 }
 
+te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant)
+{
+    te_quantize_job job = bind(quantized);
+    return te_quantized_view(&quantized->quantizer, &job.side[side], transposed, quant);
+}
+
 /* --- back --------------------------------------------------------------------------------------------------------- */
 
-static bool has_shape(const te_tensor *t, te_dtype dtype, int ndim, const int64_t *shape)
+static bool has_shape(const te_tensor *t, const te_device *device, te_dtype dtype, int ndim, const int64_t *shape)
 {
-    bool same = t && t->dtype == dtype && t->ndim == ndim && te_tensor_contiguous(t) &&
-                t->storage->device->exec.backend->host_memory;
+    bool same = t && t->dtype == dtype && t->ndim == ndim && te_tensor_contiguous(t) && t->storage->device == device;
     for (int i = 0; i < ndim && same; i++) same = t->shape[i] == shape[i];
     return same;
 }
@@ -159,16 +179,17 @@ static te_status check_part(te_context *ctx, const te_quantized *z, int side)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: shape: %s is no shape",
                        te_shape_text(z->ndim, z->shape, (char[160]){0}, 160));
     if (!part->data) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: there is no %s data", direction);
+    const te_device *device = part->data->storage->device;
     matrix_of(z->ndim, z->shape, &rows, &cols);
     te_quantized_layout l = te_quantizer_layout(&z->quantizer, side, rows, cols);
     int ndim = data_shape(z, side, &l, shape);
-    if (!has_shape(part->data, l.data_dtype, ndim, shape))
+    if (!has_shape(part->data, device, l.data_dtype, ndim, shape))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_data: expected %s %s", direction,
                        te_dtype_name(l.data_dtype), te_shape_text(ndim, shape, (char[160]){0}, 160));
-    if (!has_shape(part->scale_inv, l.scale_dtype, l.scale_ndim, l.scale_shape))
+    if (!has_shape(part->scale_inv, device, l.scale_dtype, l.scale_ndim, l.scale_shape))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_scale_inv: expected %s %s", direction,
                        te_dtype_name(l.scale_dtype), te_shape_text(l.scale_ndim, l.scale_shape, (char[160]){0}, 160));
-    if (z->quantizer.scale == TE_SCALE_E4M3 && !has_shape(part->amax, TE_F32, 1, &l.amaxes))
+    if (z->quantizer.scale == TE_SCALE_E4M3 && !has_shape(part->amax, device, TE_F32, 1, &l.amaxes))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s amax: expected float32 {%lld}", direction,
                        (long long)l.amaxes);
     return TE_OK;
@@ -182,8 +203,9 @@ te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int sid
     if (!result) return NULL;
     te_quantize_job job = bind(quantized);
     job.source = te_tensor_pointer(result);
+    job.source_stride = job.cols;
     device->exec.message[0] = 0;
-    te_status status = te_dequantize_run(&device->exec, &job, side);
+    te_status status = device->exec.backend->dequantize(&device->exec, &job, side);
     if (status == TE_OK) return result;
     te_fail_exec(ctx, status, &device->exec, "dequantize");
     te_tensor_release(result);

@@ -37,6 +37,14 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
 /* A new tensor from one side; NULL with the reason recorded. */
 te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side);
+/* One side, or its transpose, as the operand of a product; what it points to belongs to `quantized` and `quant`. Side 0
+ * is the source (rows x cols), side 1 its transpose (cols x rows; under the Hadamard transform with whole groups of 16
+ * columns):
+ *
+ *      y = x w^T        x side 0                  w side 0, transposed
+ *      dx = dy w        dy side 0                 w side 1, transposed
+ *      dw = dy^T x      dy side 1                 x side 1, transposed                                              */
+te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
 void te_quantized_close(te_quantized *quantized);
 
 #endif

@@ -12,18 +12,31 @@
 
 #include "memory.h"
 #include "program.h"
+#include "quant.h"
 #include "tetrain/types.h"
 
 typedef struct te_exec    te_exec;
 typedef struct te_backend te_backend;
 
-/* Scales of a quantized operand: x = q * scale_inv. block_rows x block_cols elements share one factor; 0 stands for the
- * whole extent, so {0, 0} is per-tensor scaling. */
+typedef struct te_quantize_job te_quantize_job; /* quantize.h */
+
+/* What the bytes of a quantized operand stand for: x = element * factor of its block. Everything is said along the last
+ * two dimensions of the view, [0] the one before last, so that a transposed view has its pairs exchanged too; how the
+ * matrix lies in memory is in the view's strides alone. Where one factor serves several rows but stands once for each,
+ * a block has one row here. te_quantized_view (quantize.h) makes a view and its te_quant from a stored copy.
+ *
+ * E4M3 and E5M2 take a byte each; of E2M1 two share one, the even one in the low half: the view's strides count elements,
+ * its data are bytes, one of the last two strides is 1 and all others are even. The view's dtype is that of the bytes. */
 typedef struct te_quant {
-    const void *scale_inv;
-    te_dtype    scale_dtype; /* TE_F32, TE_U8 (E8M0 exponents) or TE_F8E4M3 */
-    int         block_rows, block_cols;
-    const float *amax;       /* second-level tensor amax (NVFP4), else NULL */
+    te_element_kind element;
+    te_scale_kind   scale;
+    const void     *scale_inv;       /* float32, E8M0 or E4M3, as `scale` says */
+    int             block[2];        /* elements that share a factor; 0, 0: all of them */
+    int64_t         scale_stride[2]; /* factors, from block to block */
+    bool            power_of_two;    /* float32 factors are powers of two */
+    const float    *amax;            /* TE_SCALE_E4M3: the factor is e4m3 * amax / (6 * scale_max) … */
+    int64_t         amax_stride[2];  /* … and this, per element, is not 0 where rows have amaxes of their own */
+    float           scale_max;
 } te_quant;
 
 /* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative. data NULL: absent. */
@@ -69,15 +82,21 @@ typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activati
 
 /* c[…, m, n] = act(alpha * a[…, m, k] b[…, k, n] + bias[n]) + beta * c. Leading dimensions are batches, equal in all
  * three (stride 0 to broadcast a or b). Any strides; views whose unit stride is in either of the last two dimensions are
- * used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, or the inputs' dtype; accumulation f32 (f64 for
- * f64). */
+ * used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, the inputs' dtype, or of f32 inputs bf16 or
+ * f16; accumulation f32 (f64 for f64).
+ *
+ * Either input may be quantized, beside a plain one of f32, bf16 or f16 or another quantized one of whatever format; c is
+ * then f32, bf16 or f16. The products are those of the values that the operands stand for: where these are exact in
+ * bfloat16 up to a factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in
+ * float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
 typedef struct te_gemm {
     te_view       a, b, c;
     te_view       bias;       /* absent or [n], any float dtype */
     te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
     te_activation activation;
     float         alpha, beta; /* beta 0 (c is not read) or 1 */
-    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed copy may be kept */
+    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded copy
+                                  may be kept */
 } te_gemm;
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
@@ -155,6 +174,10 @@ struct te_backend {
     te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
+
+    /* A matrix to its quantized copies in one pass, and back from one of them: quantize.h. */
+    te_status (*quantize)(te_exec *exec, const te_quantize_job *job);
+    te_status (*dequantize)(te_exec *exec, const te_quantize_job *job, int side);
 
     /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
     te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);

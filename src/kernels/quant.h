@@ -14,12 +14,20 @@
 #define TE_FLT_MAX 3.402823466e+38f
 
 /* What a value is stored as. */
-typedef enum te_element { TE_E4M3, TE_E5M2, TE_E2M1, TE_ELEMENT_COUNT } te_element;
+typedef enum te_element_kind { TE_E4M3, TE_E5M2, TE_E2M1, TE_ELEMENT_COUNT } te_element_kind;
 
-TE_HD static inline float te_element_max(te_element e)
+TE_HD static inline float te_element_max(te_element_kind e)
 {
     return e == TE_E4M3 ? 448.0f : e == TE_E5M2 ? 57344.0f : 6.0f;
 }
+
+/* What the factors of blocks are. */
+typedef enum te_scale_kind {
+    TE_SCALE_F32,  /* float32 factors */
+    TE_SCALE_E8M0, /* exponents */
+    TE_SCALE_E4M3, /* e4m3 factors of blocks under a float32 factor that the amax gives */
+    TE_SCALE_COUNT
+} te_scale_kind;
 
 /* The larger magnitude; a NaN is passed over. */
 TE_HD static inline float te_amax(float amax, float x)

@@ -1,4 +1,4 @@
-/* quantize.h - a matrix to a quantized matrix and back, on host memory.
+/* quantize.h - a matrix to a quantized matrix and back: what te_backend.quantize and .dequantize are given.
  *
  * A quantizer is a value: what it can do is what its fields say, and no recipe has a name here. The column-wise copy is
  * the quantization of the transposed matrix, so a block always runs along the row of the matrix that is stored:
@@ -7,7 +7,8 @@
  *      side 1   cols x rows, the source transposed           block_rows x block_cols of *that*
  *
  * Blocks are 1 x n or n x n with n dividing 128, or the whole matrix. The source is read in tiles of 128 x 128, padded
- * with zeros at the edges, and both sides are made from a tile while it is in cache.
+ * with zeros at the edges, and both sides are made from a tile while it is in cache. The bytes follow from the job alone:
+ * they are the same on every backend.
  */
 #ifndef TE_KERNELS_QUANTIZE_H
 #define TE_KERNELS_QUANTIZE_H
@@ -15,18 +16,11 @@
 #include "kernels.h"
 #include "quant.h"
 
-typedef enum te_scale_kind {
-    TE_SCALE_F32,  /* float32 factors */
-    TE_SCALE_E8M0, /* exponents */
-    TE_SCALE_E4M3, /* e4m3 factors of blocks under a float32 factor that the amax gives */
-    TE_SCALE_COUNT
-} te_scale_kind;
-
 /* Among two factors for a block, its largest value to 6 or to 4, the one with the smaller error. */
 typedef enum te_four_over_six { TE_46_NONE, TE_46_MAE, TE_46_MSE, TE_46_COUNT } te_four_over_six;
 
 typedef struct te_quantizer {
-    te_element element;
+    te_element_kind element;
     te_scale_kind scale;
     int block_rows, block_cols; /* 0, 0: one factor for the whole tensor */
     bool needs_history; /* the factor comes from earlier amaxes: it is given, and the amax of this tensor is reported */
@@ -54,19 +48,21 @@ typedef struct te_quantized_side {
     te_rng rng; /* stochastic: element k of group g of 16 takes byte k of counter offset + g */
 } te_quantized_side;
 
-typedef struct te_quantize_job {
+struct te_quantize_job {
     const te_quantizer *quantizer;
-    void *source; /* contiguous rows x cols of float32, bfloat16 or float16; written by te_dequantize_run */
+    void *source; /* rows x cols of float32, bfloat16 or float16; written by dequantize */
     te_dtype dtype;
-    int64_t rows, cols;
-    float scale; /* needs_history: the factor */
+    int64_t rows, cols, source_stride; /* elements from row to row; those of a row follow one another */
+    float scale;                       /* needs_history: the factor, in host memory on every backend */
     te_quantized_side side[2];
-} te_quantize_job;
+};
 
-/* Fills data, factors and amaxes of the wanted sides; amaxes of one per tensor are those of both. */
-te_status te_quantize_run(te_exec *exec, const te_quantize_job *job);
-/* Fills the source from one side. */
-te_status te_dequantize_run(te_exec *exec, const te_quantize_job *job, int side);
+/* te_backend.quantize fills data, factors and amaxes of the wanted sides; amaxes of one per tensor are those of both.
+ * te_backend.dequantize fills the source from one side. */
+
+/* A side as the operand of a product, or its transpose: the view and, in *quant, what its bytes stand for. */
+te_view te_quantized_view(const te_quantizer *quantizer, const te_quantized_side *side, bool transposed,
+                          te_quant *quant);
 
 /* Row-major groups of 16 of a side: how many counters stochastic rounding takes. */
 static inline uint64_t te_quantize_groups(const te_quantized_side *s)

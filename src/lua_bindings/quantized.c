@@ -67,7 +67,7 @@ te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function
     te_quantizer q = {0};
     te_lua_check_options(L, index, function, fields);
     if (!lua_istable(L, index)) te_lua_fail(L, function, "quantizer: expected a table");
-    q.element = (te_element)read_choice(L, index, function, "element", te_element_names);
+    q.element = (te_element_kind)read_choice(L, index, function, "element", te_element_names);
     q.scale = (te_scale_kind)read_choice(L, index, function, "scale", te_scale_names);
     q.four_over_six = (te_four_over_six)read_choice(L, index, function, "four_over_six", te_four_over_six_names);
     q.block_rows = read_extent(L, index, function, "block_rows");

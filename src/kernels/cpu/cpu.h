@@ -36,6 +36,8 @@ void  te_cpu_memory_free(te_exec *, void *ptr, size_t bytes);
 /* Entries of the backend's table, by file. */
 te_status te_cpu_program_run(te_exec *, te_program *, const te_run *runs, int n_runs);           /* program*.c */
 te_status te_cpu_gemm(te_exec *, const te_gemm *);                                               /* gemm*.c */
+te_status te_cpu_quantize(te_exec *, const te_quantize_job *);                                   /* quantize*.c */
+te_status te_cpu_dequantize(te_exec *, const te_quantize_job *, int side);                       /* dequantize.c */
 te_status te_cpu_attention(te_exec *, const te_attention *);                                     /* attention*.c */
 te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
 te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */

@@ -42,7 +42,7 @@ static void restore_across(const te_quantize_job *job, te_lane *l, int64_t row, 
     te_tile_store(job, l->tile, row, col);
 }
 
-te_status te_dequantize_run(te_exec *exec, const te_quantize_job *job, int side)
+te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
     float amax[2];
     return te_tiles_visit(exec, job, side ? restore_across : restore, amax);

@@ -87,7 +87,8 @@ static te_status check_shapes(te_exec *exec, const te_gemm *g)
 static te_status check_values(te_exec *exec, const te_gemm *g)
 {
     te_dtype in = g->a.dtype, out = g->c.dtype;
-    if (!is_float(in) || g->b.dtype != in || (out != in && out != TE_F32))
+    bool narrows = in == TE_F32 && (out == TE_BF16 || out == TE_F16);
+    if (!is_float(in) || g->b.dtype != in || (out != in && out != TE_F32 && !narrows))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
                             te_dtype_name(in), te_dtype_name(g->b.dtype), te_dtype_name(out));
     if (te_view_present(&g->bias) && !is_float(g->bias.dtype))
@@ -99,9 +100,7 @@ static te_status check_values(te_exec *exec, const te_gemm *g)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
     if ((unsigned)g->activation > TE_ACT_GELU)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: activation %d is unknown", (int)g->activation);
-    if (g->a.quant || g->b.quant || g->c.quant)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
-                            "matrix product: the CPU multiplies plain values, not quantized ones");
+    if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
     return TE_OK;
 }
 
@@ -253,6 +252,7 @@ const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *p, cons
 
 te_status te_cpu_gemm(te_exec *exec, const te_gemm *gemm)
 {
+    if (gemm->a.quant || gemm->b.quant) return te_gemm_quantized(exec, gemm);
     te_gemm_problem p;
     te_status status = te_gemm_problem_make(exec, gemm, &p);
     if (status != TE_OK || p.m == 0 || p.n == 0 || p.batches == 0) return status;

@@ -154,6 +154,9 @@ te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: m
  * benchmarks. */
 te_status te_cpu_gemm_with(te_exec *exec, const char *impl, const te_gemm *gemm);
 
+/* te_cpu_gemm where a or b is quantized (gemm_quantized.c). */
+te_status te_gemm_quantized(te_exec *exec, const te_gemm *gemm);
+
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 #ifdef TE_WITH_ONEDNN
 struct te_gemm_onednn;

@@ -207,7 +207,7 @@ static void measure_rows(const te_quantize_job *job)
         float amax = 0;
         for (int64_t col = 0; col < job->cols; col += TE_TILE) {
             int n = te_tile_extent(job->cols, col);
-            te_tile_load_row(job, i * job->cols + col, n, x);
+            te_tile_load_row(job, i * job->source_stride + col, n, x);
             amax = te_row_amax(x, n, amax);
         }
         job->side[0].amax[i] = amax;
@@ -227,7 +227,7 @@ static void put_amaxes(const te_quantize_job *job, const float amax[2])
     }
 }
 
-te_status te_quantize_run(te_exec *exec, const te_quantize_job *given)
+te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *given)
 {
     const te_quantizer *q = given->quantizer;
     te_quantize_job job = *given;

@@ -29,7 +29,7 @@ void te_tile_load(const te_quantize_job *job, te_lane *l, int64_t row, int64_t c
     int rows = te_tile_extent(job->rows, row), cols = te_tile_extent(job->cols, col);
     if (rows < TE_TILE || cols < TE_TILE) memset(l->tile, 0, sizeof l->tile);
     for (int i = 0; i < rows; i++) {
-        te_tile_load_row(job, (row + i) * job->cols + col, cols, l->tile[i]);
+        te_tile_load_row(job, (row + i) * job->source_stride + col, cols, l->tile[i]);
     }
 }
 
@@ -37,7 +37,7 @@ void te_tile_store(const te_quantize_job *job, float (*tile)[TE_TILE], int64_t r
 {
     int rows = te_tile_extent(job->rows, row), cols = te_tile_extent(job->cols, col);
     for (int i = 0; i < rows; i++) {
-        int64_t at = (row + i) * job->cols + col;
+        int64_t at = (row + i) * job->source_stride + col;
         for (int j = 0; j < cols; j++) store(job->source, job->dtype, at + j, tile[i][j]);
     }
 }

@@ -7,6 +7,7 @@
 #define TE_KERNELS_QUANTIZE_TILE_H
 
 #include "../quantize.h"
+#include "cpu.h"
 
 enum { TE_TILE = 128, TE_GROUP = 16 };
 

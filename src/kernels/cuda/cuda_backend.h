@@ -89,6 +89,8 @@ te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_l
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
 te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
 void      te_cuda_gemm_close(te_exec *);
+te_status te_cuda_quantize(te_exec *, const te_quantize_job *);                         /* quantize.c */
+te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);

@@ -28,6 +28,8 @@ static te_status check(te_exec *exec, const te_gemm *g)
                             (long long)g->a.shape[g->a.ndim - 2], (long long)g->a.shape[g->a.ndim - 1],
                             (long long)g->b.shape[g->b.ndim - 2], (long long)g->b.shape[g->b.ndim - 1],
                             (long long)g->c.shape[n - 2], (long long)g->c.shape[n - 1]);
+    if (g->a.quant || g->b.quant || g->c.quant)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: quantized operands are not supported on cuda yet");
     if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype || (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
                             te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
@@ -36,8 +38,6 @@ static te_status check(te_exec *exec, const te_gemm *g)
     if (te_view_present(&g->bias) && (g->bias.ndim != 1 || g->bias.shape[0] != g->c.shape[n - 1]))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: a bias of %lld for %lld columns",
                             (long long)(g->bias.ndim ? g->bias.shape[0] : 0), (long long)g->c.shape[n - 1]);
-    if (g->a.quant || g->b.quant || g->c.quant)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: quantized operands are not supported");
     return TE_OK;
 }
 

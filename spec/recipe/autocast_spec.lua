@@ -44,6 +44,8 @@ describe("products under a recipe", function()
                 it(("are those of the quantized operands: %s, %s, %dx%dx%d"):format(name, dtype, unpack(size)), function()
                     local m, k, n = unpack(size)
                     local recipe, module = recipes[name](), linear(k, n)
+                    local transformed = name == "nvfp4"
+                    if transformed and m % 16 > 0 then recipe.disable_stochastic_rounding = true end
                     te.manual_seed(5)
                     local x, dy = te.randn({ m, k }), te.randn({ m, n }, { dtype = dtype })
                     module.bias:copy_(te.randn({ n }))
@@ -51,12 +53,26 @@ describe("products under a recipe", function()
                     assert.equal(dtype, y.dtype)
 
                     local both = { columnwise = true }
-                    local qx = te.quantize(x:to(dtype), recipe, "input", both)
-                    local qw = te.quantize(module.weight:detach():to(dtype), recipe, "weight", both)
+                    -- groups of 16 rows that are transformed are filled up with zeros, and multiplied as a whole
+                    local qw
+                    local function filled(t)
+                        local rest = -m % 16
+                        if not transformed or rest == 0 then return t end
+                        return te.cat({ t, te.zeros({ rest, t:size(2) }, { dtype = t.dtype }) }, 1)
+                    end
+                    local qx = te.quantize(filled(x:to(dtype)), recipe, "input", both)
+                    qw = te.quantize(module.weight:detach():to(dtype), recipe, "weight", both)
                     te.manual_seed(11)
-                    local qdy = te.quantize(dy, recipe, "grad_output", both)
-                    local function rows(q) q.dtype = "float32" return f64(q:dequantize("rowwise")) end
-                    local function columns(q) q.dtype = "float32" return f64(q:dequantize("columnwise")) end
+                    local qdy = te.quantize(filled(dy), recipe, "grad_output", both)
+                    local function read(q, direction)
+                        q.dtype = "float32"
+                        return f64(q:dequantize(direction))
+                    end
+                    local function rows(q)
+                        local t = read(q, "rowwise")
+                        return q ~= qw and t:narrow(1, 1, m) or t
+                    end
+                    local function columns(q) return read(q, "columnwise") end
 
                     local bound = dtype == "float32" and 2e-6 or 6e-3
                     local expected = te.matmul(rows(qx), rows(qw):transpose(1, 2)) + f64(module.bias:detach())
@@ -144,23 +160,16 @@ describe("products under a recipe", function()
     end)
 
     it("quantize a weight once per version", function()
-        local module, x = linear(32, 32), te.randn({ 4, 32 })
+        local module, x, recipe = linear(32, 32), te.randn({ 4, 32 }), recipes.current()
         local function count()
             local n = 0
-            local report = te.profile(function()
-                te.no_grad(te.autocast, { recipe = recipes.current() }, module, x)
-            end)
-            for _, kernel in ipairs(report.kernels) do
-                if kernel.name:find("^quantize") then n = n + kernel.calls end
-            end
+            local profile = te.profile(function() te.no_grad(te.autocast, { recipe = recipe }, module, x) end)
+            for _, event in ipairs(profile.events) do n = n + (event.name:find("^quantize") and 1 or 0) end
             return n
         end
-        local recipe = recipes.current()
-        recipes.current, recipe = function() return recipe end, recipes.current()
-        finally(function() recipes.current = function(opts) return te.recipe.Float8CurrentScaling(opts) end end)
         assert.equal(2, count())
         assert.equal(1, count())
-        module.weight:mul_(2)
+        te.no_grad(function() module.weight:mul_(2) end)
         assert.equal(2, count())
     end)
 
@@ -350,7 +359,7 @@ describe("delayed scaling", function()
         assert.equal(4 + 12, #names_of)
         local other = build()
         other:load_state_dict(saved)
-        for _, p in ipairs(module:parameters()) do p:add_(0) end -- both quantize their weights again
+        te.no_grad(function() for _, p in ipairs(module:parameters()) do p:add_(0) end end) -- both quantize their weights again
         for _ = 1, 2 do
             assert.is_true(same(step(module, x, dy, recipe, "float32"), step(other, x, dy, recipe, "float32")))
         end

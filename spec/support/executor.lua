@@ -32,6 +32,8 @@ function Executor:param(module, name)
     return false
 end
 
+function Executor:product() end -- nothing is quantized here
+
 function Executor:seq_lens() return self.lens end
 
 --- A recorder; `calls` lists the operations that ran.

@@ -32,9 +32,6 @@ typedef struct te_quantize_options {
 /* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);
-/* One side, or its transpose, as the operand of a product; *quant must live as long as the view. Side 1 is the transposed
- * source. */
-te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
 /* A new tensor from one side; NULL with the reason recorded. */
 te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side);
 /* One side, or its transpose, as the operand of a product; what it points to belongs to `quantized` and `quant`. Side 0

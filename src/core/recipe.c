@@ -101,8 +101,12 @@ static te_tensor *resized(te_context *ctx, te_tensor *old, int64_t length)
 static te_status remember(te_recipe_state *state, te_role role, int64_t length)
 {
     te_context *ctx = state->ctx;
-    if (!state->scale[role]) state->scale[role] = te_tensor_scalar(ctx, NULL, TE_F32, 1);
-    if (!state->scale[role]) return ctx->status;
+    const int64_t one = 1;
+    if (!state->scale[role]) {
+        state->scale[role] = te_tensor_new(ctx, NULL, TE_F32, 1, &one);
+        if (!state->scale[role]) return ctx->status;
+        *numbers(state->scale[role]) = 1;
+    }
     if (state->history[role] && state->history[role]->shape[0] == length) return TE_OK;
     te_tensor *history = resized(ctx, state->history[role], length);
     if (!history) return ctx->status;
@@ -186,8 +190,8 @@ static void collect(te_recipe_state *state, te_role role, const te_quantized *z)
 {
     te_context *ctx = state->ctx;
     te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
-    bool training = ctx->grad_enabled || ctx->recorded_scales.on || role == TE_ROLE_GRAD_OUTPUT;
-    if (!amax || !state->history[role] || !training || ctx->replayed_scales.on) return;
+    bool counts = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
+    if (!amax || !state->history[role] || !counts || ctx->replayed_scales.on) return;
     float *step = numbers(state->history[role]), now = *numbers(amax);
     if (now > *step || now != now) *step = now;
 }

@@ -57,7 +57,7 @@ end
 
 local function run(who, opts, fn, ...)
     opts = check(who, opts)
-    options.argument(who, "fn", fn, { "callable" })
+    if options.reason({ "callable" }, fn) then fail("%s: expected a function, got %s", who, type(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
     local scope, dtype_before = inner(opts), core.set_compute_dtype(dtype)

@@ -41,7 +41,7 @@ end
 local function count_nodes(steps)
     local counts = {}
     for _, step in ipairs(steps) do
-        if step.pass == "forward" then
+        if step.pass == "forward" and step.kind ~= "quantize" then
             for _, label in ipairs(step.labels) do counts[label] = (counts[label] or 0) + 1 end
         end
     end

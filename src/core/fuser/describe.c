@@ -4,6 +4,8 @@
 #include "../autograd.h"
 #include "plan.h"
 
+#include <stdio.h>
+
 typedef struct describing {
     const te_fuse_plan *plan;
     double              tokens;
@@ -41,19 +43,90 @@ static void say(const describing *d, const te_unit *unit, te_step_what what, con
     d->step(d->user, &step);
 }
 
-/* --- forward ------------------------------------------------------------------------------------------------------ */
-
 static double attention_flops(const describing *d, const te_unit *unit)
 {
     double width = (double)d->plan->values[unit->result].width;
     return 4 * d->tokens * (double)d->sequence * width;
 }
 
-/* A product reads the weight's copy in its own dtype, which is kept as long as the weight stays the same. */
-static double weight_bytes(const describing *d, const te_unit *unit)
+/* --- quantizing --------------------------------------------------------------------------------------------------- */
+
+/* "float8_e4m3", "float8_e4m3 in blocks of 1 x 32". */
+static const char *format_text(const te_quantizer *q, char *text, size_t size)
 {
-    return (double)d->plan->values[unit->weight].width * (double)te_dtype_size(unit->compute);
+    if (q->block_rows)
+        snprintf(text, size, "%s in blocks of %d x %d", te_element_names[q->element], q->block_rows, q->block_cols);
+    else
+        snprintf(text, size, "%s", te_element_names[q->element]);
+    return text;
 }
+
+/* Bytes that an operand of n elements takes in one direction; in high precision when its role is not quantized. */
+static double operand_bytes(const te_unit *unit, te_role role, double n)
+{
+    static const double factor[] = {4, 1, 1};
+    if (!unit->recipe || !unit->recipe->quantized[role]) return n * (double)te_dtype_size(unit->compute);
+    const te_quantizer *q = &unit->recipe->quantizers[role];
+    double rows = q->replicated ? 1 : q->block_rows, block = q->block_rows ? rows * q->block_cols : n;
+    return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
+}
+
+static void say_quantize(const describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
+                         bool backward)
+{
+    char format[64], kernel[128];
+    if (!unit->recipe || !unit->recipe->quantized[role] || !(rowwise || columnwise)) return;
+    snprintf(kernel, sizeof kernel, "quantize %s to %s, %s", te_role_names[role],
+             format_text(&unit->recipe->quantizers[role], format, sizeof format),
+             rowwise && columnwise ? "row-wise and column-wise" : rowwise ? "row-wise" : "column-wise");
+    say(d, unit, TE_STEP_QUANTIZE, kernel, n * (double)te_dtype_size(unit->compute),
+        (rowwise + columnwise) * operand_bytes(unit, role, n), 0, backward);
+}
+
+static double elements(const describing *d, int value)
+{
+    const te_plan_value *v = &d->plan->values[value];
+    return (v->cls == TE_VALUE_TOKENS ? d->tokens : 1) * (double)v->width;
+}
+
+/* Whether backward multiplies quantized operands. */
+static bool quantized_backward(const te_unit *unit)
+{
+    return unit->recipe && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
+}
+
+static void forward_linear(const describing *d, const te_unit *unit)
+{
+    const te_plan_value *values = d->plan->values;
+    double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
+    bool columns = quantized_backward(unit);
+    say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
+    double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
+    if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
+    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    say(d, unit, TE_STEP_PRODUCT, "linear", read, y, flops, false);
+}
+
+static void backward_linear(const describing *d, const te_unit *unit)
+{
+    const te_plan_value *values = d->plan->values;
+    bool want_dx = values[unit->x].wanted, want_dweight = values[unit->weight].wanted;
+    te_role dy_role = quantized_backward(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
+    double x = elements(d, unit->x), w = elements(d, unit->weight), y = elements(d, unit->result);
+    double high = (double)te_dtype_size(unit->compute), flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
+    double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
+    double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
+    if (dy_role != TE_ROLE_COUNT) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true);
+    if (want_dx) say(d, unit, TE_STEP_PRODUCT, "dgrad", y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
+    if (want_dweight)
+        say(d, unit, TE_STEP_PRODUCT, "wgrad", x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
+    if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
+        say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", value_bytes(d, unit->result, 0),
+            value_bytes(d, unit->bias, 0), 0, true);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
 
 static void forward_unit(const describing *d, const te_unit *unit)
 {
@@ -68,15 +141,12 @@ static void forward_unit(const describing *d, const te_unit *unit)
         say(d, unit, TE_STEP_ROW_PROGRAM, program->name, read, written, program_flops(d, unit, program), false);
         return;
     }
-    read = value_bytes(d, unit->x, 0);
-    written = value_bytes(d, unit->result, 0);
-    if (unit->kind == TE_UNIT_CALL) {
-        say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, read, written, attention_flops(d, unit), false);
+    if (unit->kind == TE_UNIT_LINEAR) {
+        forward_linear(d, unit);
         return;
     }
-    read += weight_bytes(d, unit) + (unit->bias == TE_NO_VALUE ? 0 : value_bytes(d, unit->bias, 0));
-    double flops = 2 * d->tokens * (double)plan->values[unit->x].width * (double)plan->values[unit->result].width;
-    say(d, unit, TE_STEP_PRODUCT, "linear", read, written, flops, false);
+    say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0),
+        value_bytes(d, unit->result, 0), attention_flops(d, unit), false);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -126,23 +196,30 @@ static void backward_unit(const describing *d, const te_unit *unit)
             2.5 * attention_flops(d, unit), true);
         return;
     }
-    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
-    if (values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "dgrad", y + weight_bytes(d, unit), x, flops, true);
-    if (values[unit->weight].wanted) say(d, unit, TE_STEP_PRODUCT, "wgrad", x + y, value_bytes(d, unit->weight, 0), flops, true);
-    if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
-        say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", y, value_bytes(d, unit->bias, 0), 0, true);
+    backward_linear(d, unit);
 }
 
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
-static const char *why_split(const te_fuse_plan *plan, int from, int to)
+/* How a product's operand gets into the form that it is multiplied in. */
+static const char *why_stored(const te_unit *product, char *text, size_t size)
+{
+    char format[64];
+    if (!product->recipe) return "a matrix product reads its operand from memory";
+    if (!product->recipe->quantized[TE_ROLE_INPUT]) return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
+    snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: programs write %s",
+             format_text(&product->recipe->quantizers[TE_ROLE_INPUT], format, sizeof format), te_dtype_name(product->compute));
+    return text;
+}
+
+static const char *why_split(const te_fuse_plan *plan, int from, int to, char *text, size_t size)
 {
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
-    if (b->kind == TE_UNIT_LINEAR) return "a matrix product reads its operand from memory";
+    if (b->kind == TE_UNIT_LINEAR) return why_stored(b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
     return "a matrix product lies between them on another path";
 }
@@ -153,7 +230,8 @@ static void say_splits(const te_fuse_plan *plan, void (*split)(void *, const te_
         for (int i = 0; i < plan->nodes[n].call.op->n_inputs; i++) {
             int value = plan->nodes[n].in[i], from = value == TE_NO_VALUE ? -1 : plan->values[value].node;
             if (from < 0 || plan->values[value].unit == plan->values[plan->nodes[n].out].unit) continue;
-            te_split_description s = {from, n, why_split(plan, from, n)};
+            char text[256];
+            te_split_description s = {from, n, why_split(plan, from, n, text, sizeof text)};
             split(user, &s);
         }
     }

@@ -4,11 +4,12 @@
 
 #include "group.h"
 
-typedef enum te_step_what { TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED } te_step_what;
+typedef enum te_step_what { TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED, TE_STEP_QUANTIZE } te_step_what;
 
 typedef struct te_step_description {
     te_step_what what;
-    const char  *kernel; /* "layer_norm", "fused.backward", "linear", "dgrad", "wgrad", "self_attention" */
+    const char  *kernel; /* "layer_norm", "fused.backward", "linear", "dgrad", "wgrad", "self_attention",
+                         "quantize input to float8_e4m3, row-wise and column-wise" */
     int          n_nodes;
     const int   *nodes;  /* of the group, in order */
     double       read_bytes, written_bytes, flops;
@@ -18,7 +19,7 @@ typedef struct te_step_description {
 /* An edge of the graph that crosses steps. */
 typedef struct te_split_description {
     int         from, to; /* nodes */
-    const char *reason;
+    const char *reason; /* valid during the call */
 } te_split_description;
 
 /* Calls `step` for every step, forward in order and then backward in order, and `split` for every edge between steps. Nothing

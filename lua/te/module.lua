@@ -13,6 +13,7 @@ local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
+local core = te._core
 
 local Module = { __name = "Module", is_module = true, training = true }
 Module.__index = Module
@@ -176,14 +177,19 @@ function Module:children()
     return list
 end
 
---- Parameters and buffers by name, and what delayed scaling remembers. The tensors are the module's own; a shared one stands
+--- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and what
+--- delayed scaling remembers. The tensors are the module's own; a shared one stands
 --- under its first name.
 function Module:state_dict()
     local state, seen = {}, {}
     walk(self, "", function(name, tensor)
         if not seen[tensor] then
             seen[tensor] = true
-            state[name] = tensor
+            if core.is_quantized(tensor) then
+                require("te.recipe.parameters").each_part(name, tensor, function(part, t) state[part] = t end)
+            else
+                state[name] = tensor
+            end
         end
     end)
     if not mode.products then return state end
@@ -204,19 +210,25 @@ local function few(names)
     return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
 end
 
--- Finds scales and histories of delayed scaling among `state`: their names are added to `known`. Returns what puts them in
--- place, and what is wrong.
-local function find_recipe_state(self, state, known)
-    local steps, problem = {}, nil
-    local any = false
+-- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in place to
+-- `steps`. Returns what is wrong.
+local function find_recipe_state(self, state, known, steps)
+    local any, problem = false, nil
     for name in pairs(state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
-    if not any then return steps end
+    if not any then return end
     walk_modules(self, "", function(prefix, module)
         local found, load, wrong = require("te.recipe.products").loader(module, prefix, state)
         for _, name in ipairs(found) do known[name] = true end
         steps[#steps + 1], problem = load, problem or wrong
     end)
-    return steps, problem
+    return problem
+end
+
+-- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns what puts them in place.
+local function find_parts(name, tensor, state, known)
+    local parameters = require "te.recipe.parameters"
+    parameters.each_part(name, tensor, function(part) known[part] = true end)
+    return parameters.loader(name, tensor, state)
 end
 
 --- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match; what
@@ -228,12 +240,15 @@ function Module:load_state_dict(state, opts)
     local who = self.__name .. ":load_state_dict"
     options.argument(who, "state", state, { "table" })
     local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
-    local known, names, source, absent, problem = {}, {}, {}, {}, nil
+    local known, names, source, absent, problem, steps = {}, {}, {}, {}, nil, {}
     walk(self, "", function(name, tensor, _, _, _, module)
         known[name] = true
         names[#names + 1] = name
         local given = state[name]
-        if given == nil then
+        local parts = given == nil and core.is_quantized(tensor) and find_parts(name, tensor, state, known)
+        if parts then
+            steps[#steps + 1], source[tensor] = parts, tensor
+        elseif given == nil then
             absent[tensor] = absent[tensor] or name
         elseif not te.is_tensor(given) then
             problem = problem or ("%s: expected a tensor, got %s"):format(name, type(given))
@@ -244,8 +259,7 @@ function Module:load_state_dict(state, opts)
             source[tensor] = given
         end
     end)
-    local steps, wrong = find_recipe_state(self, state, known)
-    problem = problem or wrong
+    problem = problem or find_recipe_state(self, state, known, steps)
     if problem then fail("%s: %s", who, problem) end
     if strict then
         local missing, unexpected = {}, {}
@@ -262,7 +276,9 @@ function Module:load_state_dict(state, opts)
         end
     end
     te.no_grad(function()
-        for tensor, given in pairs(source) do tensor:copy_(given) end
+        for tensor, given in pairs(source) do
+            if not rawequal(tensor, given) then tensor:copy_(given) end
+        end
     end)
     for _, step in ipairs(steps) do step() end
     return self
@@ -282,6 +298,15 @@ end
 function Module:train() return set_training(self, true) end
 function Module:eval() return set_training(self, false) end
 
+-- A parameter that is stored quantized keeps its bytes; a dtype says what they stand for.
+local function convert_quantized(tensor, where)
+    if where == tensor.device then return tensor end
+    if where == "cpu" or where:find("^cuda") then
+        fail("Module:to: a parameter that is stored quantized stays on %s", tensor.device)
+    end
+    return core.quantized_as(tensor, where)
+end
+
 --- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors, so optimizers are made
 --- after.
 ---@param where string
@@ -290,7 +315,7 @@ function Module:to(where)
     walk(self, "", function(_, tensor, _, holder, key)
         local new = moved[tensor]
         if not new then
-            new = tensor:detach():to(where)
+            new = core.is_quantized(tensor) and convert_quantized(tensor, where) or tensor:detach():to(where)
             new.requires_grad = tensor.requires_grad
             moved[tensor], moved[new] = new, new
         end

@@ -26,6 +26,8 @@ local modules = {
     -- low precision
     recipe = "te.recipe",
     autocast = "te.recipe.autocast:autocast",
+    quantized_model_init = "te.recipe.parameters:quantized_model_init",
+    fp8_model_init = "te.recipe.parameters:quantized_model_init",
     fp8_autocast = "te.recipe.autocast:fp8_autocast",
     quantize = "te.quantized:quantize",
     QuantizedTensor = "te.quantized:QuantizedTensor",

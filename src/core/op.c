@@ -1,6 +1,8 @@
 /* op.c - the registry: parsing declarations, checking arguments, running an operation. */
 #include "op.h"
 
+#include "quantized_parameter.h"
+
 #include "autograd.h"
 #include "ops/ops.h"
 
@@ -351,10 +353,36 @@ static te_status run_call(te_call *call)
     return status;
 }
 
+/* Parameters that are stored quantized take part with their values; `opened` holds those, by position. */
+static te_status open_inputs(te_call *call, te_tensor **opened)
+{
+    int n;
+    te_tensor **inputs = call_inputs(call, &n);
+    if (call->op->def->flags & TE_OP_QUANTIZED) return TE_OK;
+    for (int i = 0; i < n; i++) {
+        if (!inputs[i] || !te_tensor_is_quantized(inputs[i])) continue;
+        if (call->op->takes_list)
+            return te_call_fail(call, TE_ERROR_UNSUPPORTED, "tensor %d of the list is stored quantized; give its clone()", i + 1);
+        opened[i] = te_tensor_plain(inputs[i]);
+        if (!opened[i]) return call->ctx->status;
+        inputs[i] = opened[i];
+    }
+    return TE_OK;
+}
+
+static void close_inputs(te_tensor **opened)
+{
+    for (int i = 0; i < TE_OP_MAX_INPUTS; i++) te_tensor_release(opened[i]);
+}
+
 te_status te_call_run_op(te_call *call)
 {
+    te_tensor *opened[TE_OP_MAX_INPUTS] = {NULL};
     te_status status = check_inputs(call);
-    return status == TE_OK ? run_call(call) : status;
+    if (status == TE_OK) status = open_inputs(call, opened);
+    if (status == TE_OK) status = run_call(call);
+    close_inputs(opened);
+    return status;
 }
 
 te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
@@ -389,11 +417,14 @@ te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args
                             "the form without underscore");
     if (!call.in[0])
         return te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
+    te_tensor *target = call.in[0], *opened[TE_OP_MAX_INPUTS] = {NULL};
+    status = open_inputs(&call, opened);
     call.inplace = call.in[0];
-    status = run_call(&call);
-    if (status != TE_OK) return status;
-    te_tensor_release(call.out[0]);
-    return TE_OK;
+    if (status == TE_OK) status = run_call(&call);
+    if (status == TE_OK) te_tensor_release(call.out[0]);
+    if (status == TE_OK && opened[0]) status = te_quantized_parameter_store(target, opened[0]);
+    close_inputs(opened);
+    return status;
 }
 
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in)

@@ -56,6 +56,7 @@ enum te_op_flags {
     TE_OP_LASTROW = 1 << 10, /* the row is the last dimension; the space is that of the first input */
     TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
     TE_OP_NOGRAD = 1 << 12,  /* never differentiable */
+    TE_OP_QUANTIZED = 1 << 14, /* takes parameters that are stored quantized as they are */
     TE_OP_ACROSS = 1 << 13   /* inputs may be on other devices than the first: they are brought to it */
 };
 

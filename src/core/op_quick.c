@@ -20,7 +20,7 @@ static bool same_shape(const te_tensor *a, const te_tensor *b)
 static bool is_plain(const te_context *ctx, const te_arg *arg)
 {
     if (arg->kind != TE_ARG_TENSOR || arg->as.tensor->ctx != ctx) return false;
-    return te_tensor_contiguous(arg->as.tensor) && !(ctx->grad_enabled && te_needs_grad(arg->as.tensor));
+    return te_tensor_contiguous(arg->as.tensor) && !arg->as.tensor->storage->quantized && !(ctx->grad_enabled && te_needs_grad(arg->as.tensor));
 }
 
 /* Whether the arguments are inputs of the short way. */

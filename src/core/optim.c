@@ -1,6 +1,8 @@
 /* optim.c - see optim.h. Each update is a row program, applied to all tensors in one run of the backend. */
 #include "optim.h"
 
+#include "quantized_parameter.h"
+
 #include "ops/ops.h"
 
 #include <math.h>
@@ -108,6 +110,8 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_operand *out = in + 2 + n_states;
     te_status status = check_entry(ctx, what, i, param, param);
+    if (status == TE_OK && te_tensor_is_quantized(target))
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
@@ -123,12 +127,16 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     return TE_OK;
 }
 
-static void finish_entry(const te_optim_group *g, int i, int n_states)
+/* A parameter that is stored quantized is quantized anew from its master. */
+static te_status finish_entry(const te_optim_group *g, int i, int n_states)
 {
+    te_tensor *param = g->params[i];
+    te_status status = te_tensor_is_quantized(param) ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
     bool mastered = g->masters && g->masters[i] && g->masters[i] != g->params[i];
     written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
     if (mastered) g->masters[i]->storage->version++;
     for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
+    return status;
 }
 
 /* All groups in one run of the backend: until that has begun nothing is written. */
@@ -162,7 +170,7 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
     }
     for (int k = 0; k < n_groups && status == TE_OK; k++)
-        for (int i = 0; i < groups[k].n; i++) finish_entry(&groups[k], i, n_states);
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++) status = finish_entry(&groups[k], i, n_states);
     te_mem_free(&ctx->mem, b.runs, b.bytes);
     return status;
 }

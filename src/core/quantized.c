@@ -11,6 +11,19 @@ void te_quantized_close(te_quantized *quantized)
     }
 }
 
+void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise, te_quantized *to)
+{
+    bool wanted[2] = {rowwise, columnwise};
+    *to = *from;
+    for (int s = 0; s < 2; s++) {
+        te_quantized_part *part = &to->side[s];
+        if (!wanted[s]) *part = (te_quantized_part){NULL, NULL, NULL};
+        if (part->data) te_tensor_retain(part->data);
+        if (part->scale_inv) te_tensor_retain(part->scale_inv);
+        if (part->amax) te_tensor_retain(part->amax);
+    }
+}
+
 static void matrix_of(int ndim, const int64_t *shape, int64_t *rows, int64_t *cols)
 {
     *rows = 1;

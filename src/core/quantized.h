@@ -43,5 +43,7 @@ te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int sid
  *      dw = dy^T x      dy side 1                 x side 1, transposed                                              */
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
 void te_quantized_close(te_quantized *quantized);
+/* Another holder of the wanted directions of `from`. */
+void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise, te_quantized *to);
 
 #endif

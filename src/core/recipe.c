@@ -1,6 +1,8 @@
 /* recipe.c - quantizers of an operation by role, and delayed scaling's memory. */
 #include "recipe.h"
 
+#include "quantized_parameter.h"
+
 #include <math.h>
 
 const char *const te_role_names[] = {"input", "weight", "grad_output", NULL};
@@ -196,20 +198,16 @@ static void collect(te_recipe_state *state, te_role role, const te_quantized *z)
     if (now > *step || now != now) *step = now;
 }
 
-/* --- quantizing --------------------------------------------------------------------------------------------------- */
-
-static void share(const te_quantized *from, bool rowwise, bool columnwise, te_quantized *to)
+/* The optimizer's writes count wherever they happen. */
+static void collect_written(te_recipe_state *state, const te_quantized *z)
 {
-    bool wanted[2] = {rowwise, columnwise};
-    *to = *from;
-    for (int s = 0; s < 2; s++) {
-        te_quantized_part *part = &to->side[s];
-        if (!wanted[s]) *part = (te_quantized_part){NULL, NULL, NULL};
-        if (part->data) te_tensor_retain(part->data);
-        if (part->scale_inv) te_tensor_retain(part->scale_inv);
-        if (part->amax) te_tensor_retain(part->amax);
-    }
+    te_tensor *amax = z->side[0].amax, *history = state->history[TE_ROLE_WEIGHT];
+    if (!amax || !history) return;
+    float *step = numbers(history), now = *numbers(amax);
+    if (now > *step) *step = now;
 }
+
+/* --- quantizing --------------------------------------------------------------------------------------------------- */
 
 static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
                               bool columnwise)
@@ -223,9 +221,31 @@ static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, 
 static te_status quantize(te_tensor *t, te_dtype compute, const te_quantizer *q, const te_quantize_options *options,
                           te_quantized *result)
 {
-    te_tensor *cast = t->dtype == compute ? te_tensor_retain(t) : te_tensor_cast_cached(t, compute);
+    te_tensor *cast = te_tensor_cast_cached(t, compute);
     te_status status = cast ? te_quantize(cast, q, options, result) : t->ctx->status;
     te_tensor_release(cast);
+    return status;
+}
+
+/* A parameter that is stored quantized is multiplied as it is. */
+static te_status take_resident(te_tensor *t, bool rowwise, bool columnwise, te_quantized *result)
+{
+    const te_quantized *copies = &t->storage->quantized->copies;
+    if ((rowwise && !copies->side[0].data) || (columnwise && !copies->side[1].data))
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
+                       "te.linear: the weight %s has no %s copy; parameters for training are made where gradients are recorded",
+                       TE_SHAPE_TEXT(t), rowwise && !copies->side[0].data ? "row-wise" : "column-wise");
+    te_quantized_share(copies, rowwise, columnwise, result);
+    return TE_OK;
+}
+
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
+{
+    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
+    if (q->needs_history) options.scale = *numbers(state->scale[TE_ROLE_WEIGHT]);
+    te_status status = te_quantize(t, q, &options, result);
+    if (status == TE_OK && q->needs_history) collect_written(state, result);
     return status;
 }
 
@@ -234,6 +254,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
 {
     te_context *ctx = state->ctx;
     const te_quantizer *q = &state->recipe->quantizers[role];
+    if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
     bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
     float scale = !q->needs_history ? 1 : current ? state->weight_scale : *numbers(state->scale[role]);
     te_status status = TE_OK;
@@ -244,7 +265,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     }
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
-        share(&state->weight, rowwise, columnwise, result);
+        te_quantized_share(&state->weight, rowwise, columnwise, result);
         return TE_OK;
     }
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = scale};
@@ -253,7 +274,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     if (q->needs_history) collect(state, role, result);
     if (role != TE_ROLE_WEIGHT) return TE_OK;
     te_quantized_close(&state->weight);
-    share(result, rowwise, columnwise, &state->weight);
+    te_quantized_share(result, rowwise, columnwise, &state->weight);
     state->weight_id = t->storage->id;
     state->weight_version = t->storage->version;
     state->weight_scale = scale;
@@ -265,7 +286,7 @@ te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te
     const te_quantizer *q = &state->recipe->quantizers[role];
     te_quantize_options options = {.want = {true, false}, .scale = 1};
     te_quantized z;
-    if (!state->recipe->quantized[role] || !q->needs_history) return TE_OK;
+    if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
     te_status status = quantize(t, compute, q, &options, &z);
     if (status != TE_OK) return status;
     collect(state, role, &z);

@@ -76,6 +76,8 @@ te_product_recipe *te_recipe_active(const te_recipe_state *state);
  * come from an earlier call. */
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result);
+/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. */
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result);
 /* Calibration: collects the amax of t in `compute` as if it were quantized. */
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute);
 

@@ -1,6 +1,8 @@
 /* tensor.c - life of tensors and storages, shapes, copies on one device. */
 #include "tensor.h"
 
+#include "quantized_parameter.h"
+
 #include "autograd.h"
 #include "kernels/dtype.h"
 
@@ -109,6 +111,7 @@ static void storage_release(te_storage *s)
     if (--s->refs > 0) return;
     te_context *ctx = s->ctx;
     te_tensor_release(s->shadow);
+    te_quantized_storage_free(s);
     if (s->block) te_allocator_free(&s->device->allocator, s->block);
     if (s->deleter) s->deleter(s->user);
     te_mem_free(&ctx->mem, s, sizeof *s);
@@ -207,6 +210,25 @@ te_tensor *te_tensor_new(te_context *ctx, te_device *device, te_dtype dtype, int
         te_tensor_release(t);
         return NULL;
     }
+    return t;
+}
+
+te_tensor *te_tensor_new_unbacked(te_context *ctx, te_device *device, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    te_tensor *t = tensor_struct(ctx);
+    te_storage *s = t ? te_mem_zalloc(&ctx->mem, sizeof *s) : NULL;
+    if (!s) {
+        te_fail_memory(ctx, "tensor");
+        te_tensor_release(t);
+        return NULL;
+    }
+    *s = (te_storage){.ctx = ctx, .device = device, .id = ctx->next_storage_id++, .refs = 1};
+    te_context_retain(ctx);
+    t->storage = s;
+    t->dtype = dtype;
+    t->ndim = ndim;
+    if (ndim) memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    contiguous_strides(ndim, shape, t->stride);
     return t;
 }
 
@@ -335,21 +357,26 @@ te_tensor *te_tensor_clone_data(te_tensor *t) { return te_tensor_cast_into(t, te
 
 te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh)
 {
-    if (!fresh) return NULL;
-    te_view dst = te_tensor_view(fresh), src = te_tensor_view(t);
-    if (copy_views(t->storage->device, &dst, &src) == TE_OK) return fresh;
+    te_tensor *values = fresh ? te_tensor_dequantized(t) : NULL;
+    te_status status = TE_ERROR_INTERNAL;
+    if (values) {
+        te_view dst = te_tensor_view(fresh), src = te_tensor_view(values);
+        status = copy_views(t->storage->device, &dst, &src);
+    }
+    te_tensor_release(values);
+    if (status == TE_OK) return fresh;
     te_tensor_release(fresh);
     return NULL;
 }
 
 te_tensor *te_tensor_contiguous_copy(te_tensor *t)
 {
-    return te_tensor_contiguous(t) ? te_tensor_retain(t) : te_tensor_clone_data(t);
+    return te_tensor_contiguous(t) ? te_tensor_dequantized(t) : te_tensor_clone_data(t);
 }
 
 te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype)
 {
-    if (t->dtype == dtype) return te_tensor_retain(t);
+    if (t->dtype == dtype) return te_tensor_dequantized(t);
     return te_tensor_cast_into(t, te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape));
 }
 
@@ -362,7 +389,7 @@ static bool covers_storage(const te_tensor *t)
 te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
 {
     te_storage *s = t->storage;
-    if (t->dtype == dtype || !covers_storage(t)) return te_tensor_cast(t, dtype);
+    if (t->dtype == dtype || te_tensor_is_quantized(t) || !covers_storage(t)) return te_tensor_cast(t, dtype);
     if (s->shadow && s->shadow->dtype == dtype) {
         if (s->shadow_version != s->version) {
             te_view dst = te_tensor_view(s->shadow), src = te_tensor_view(t);
@@ -383,8 +410,21 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
     return copy;
 }
 
+/* A write to or from a parameter that is stored quantized goes through its values. */
+static te_status copy_quantized(te_tensor *dst, te_tensor *src)
+{
+    te_tensor *values = te_tensor_dequantized(src), *written = NULL;
+    if (values) written = te_tensor_is_quantized(dst) ? te_tensor_new_like(dst) : te_tensor_retain(dst);
+    te_status status = written ? te_tensor_copy_data(written, values) : dst->ctx->status;
+    if (status == TE_OK && written != dst) status = te_quantized_parameter_store(dst, written);
+    te_tensor_release(written);
+    te_tensor_release(values);
+    return status;
+}
+
 te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
 {
+    if (te_tensor_is_quantized(dst) || te_tensor_is_quantized(src)) return copy_quantized(dst, src);
     te_context *ctx = dst->ctx;
     int ndim = dst->ndim;
     int64_t shape[TE_MAX_DIMS];

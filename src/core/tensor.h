@@ -18,6 +18,8 @@ typedef struct te_storage {
     void       *user;
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
+    bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
+    struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
 } te_storage;
 
 struct te_tensor {
@@ -37,6 +39,8 @@ struct te_tensor {
 /* A new tensor on `device` (NULL: cpu), uninitialised. */
 te_tensor *te_tensor_new(te_context *ctx, te_device *device, te_dtype dtype, int ndim, const int64_t *shape);
 te_tensor *te_tensor_new_like(const te_tensor *t); /* contiguous, same shape, dtype and device */
+/* A tensor whose storage has no bytes. */
+te_tensor *te_tensor_new_unbacked(te_context *ctx, te_device *device, te_dtype dtype, int ndim, const int64_t *shape);
 /* A view with another geometry on the same storage; not connected to the graph. */
 te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset);
 te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, double value);

@@ -1,5 +1,6 @@
 /* tensor_transfer.c - values that cross from the host to a device, back, or between devices. */
 #include "ops/ops.h"
+#include "quantized_parameter.h"
 #include "tensor.h"
 
 /* --- constants ---------------------------------------------------------------------------------------------------- */
@@ -24,8 +25,18 @@ static te_status fill_on_device(te_tensor *t, double value)
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "fill");
 }
 
+static te_status fill_quantized(te_tensor *t, double value)
+{
+    te_tensor *values = te_tensor_new_like(t);
+    te_status status = values ? te_tensor_fill(values, value) : t->ctx->status;
+    if (status == TE_OK) status = te_quantized_parameter_store(t, values);
+    te_tensor_release(values);
+    return status;
+}
+
 te_status te_tensor_fill(te_tensor *t, double value)
 {
+    if (te_tensor_is_quantized(t)) return fill_quantized(t, value);
     te_exec *exec = &t->storage->device->exec;
     te_view dst = te_tensor_view(t);
     te_view src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
@@ -112,6 +123,12 @@ static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host
 
 te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 {
+    if (te_tensor_is_quantized(t)) {
+        te_tensor *values = te_tensor_dequantized(t);
+        te_status status = values ? te_tensor_read(values, dtype, host) : t->ctx->status;
+        te_tensor_release(values);
+        return status;
+    }
     if (t->dtype == dtype && te_tensor_data(t)) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
         if (bytes) memcpy(host, te_tensor_data(t), bytes);
@@ -122,6 +139,13 @@ te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 
 te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
 {
+    if (te_tensor_is_quantized(t)) {
+        te_tensor *values = te_tensor_new_like(t);
+        te_status status = values ? te_tensor_write(values, dtype, host) : t->ctx->status;
+        if (status == TE_OK) status = te_quantized_parameter_store(t, values);
+        te_tensor_release(values);
+        return status;
+    }
     if (t->dtype == dtype && te_tensor_data(t)) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
         if (bytes) memcpy(te_tensor_data(t), host, bytes);

@@ -6,6 +6,8 @@
  */
 #include "bindings.h"
 
+#include "core/quantized_parameter.h"
+
 #include "core/autograd.h"
 
 #include <math.h>
@@ -99,6 +101,9 @@ extern void te_lua_file_deleter(void *user);
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t)
 {
     if (t->storage->deleter == te_lua_file_deleter) te_lua_fail(L, function, "tensor is read-only: it came from te.from_file");
+    if (t->storage->read_only)
+        te_lua_fail(L, function,
+                    "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them");
 }
 
 static int tensor_gc(lua_State *L)
@@ -184,6 +189,8 @@ static int tensor_index(lua_State *L)
 static int assign_row(lua_State *L, te_lua *rt, te_tensor *t)
 {
     te_lua_check_writable(L, NULL, t);
+    if (te_tensor_is_quantized(t))
+        return te_lua_fail(L, NULL, "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
     lua_settop(L, 3);
     push_row(L, rt, t);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;

@@ -29,8 +29,8 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
     self.num_extra_inputs = opts.scale_bias and 2 or 1
     self.weight, self.bias = {}, opts.bias and {} or nil
     for i = 1, num_groups do
-        self.weight[i] = initializers.parameter({ out_features, in_features },
-            opts.init_method or initializers.default, opts)
+        self.weight[i] = mode.weight(self, "weight." .. i, initializers.parameter({ out_features, in_features },
+            opts.init_method or initializers.default, opts))
         if opts.bias then self.bias[i] = initializers.parameter({ out_features }, initializers.constant(0), opts) end
     end
 end

@@ -29,7 +29,8 @@ local function init_weight(self, in_features, out_features, opts)
     local who = "te." .. self.__name
     self.in_features = options.argument(who, "in_features", in_features, { "size" })
     self.out_features = options.argument(who, "out_features", out_features, { "size" })
-    self.weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default, opts)
+    self.weight = mode.weight(self, "weight",
+        initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default, opts))
 end
 
 -- The weights that recipes quantize.

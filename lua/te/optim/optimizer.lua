@@ -9,13 +9,14 @@
 -- over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding.
+-- their rounding. Parameters that are stored quantized always have one.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local is_module = require("te.module").is
 local Module = require "te.module"
+local core = te._core
 
 local Optimizer = {}
 Optimizer.__index = Optimizer
@@ -87,6 +88,7 @@ local function new_state(group, parameter)
     if group.master_weights and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
         state.master = parameter:detach():to("float32")
     end
+    if core.is_quantized(parameter) then state.master = require("te.recipe.parameters").master(parameter) end
     return state
 end
 

@@ -10,6 +10,7 @@ local mode = {
     calibrating = false, -- amaxes are collected without
     on = false,          -- either: products have to be prepared
     recording = false,   -- a stretch of forward that will run again in backward (te.checkpoint)
+    init = nil,          -- of te.quantized_model_init: { recipe =, preserve = }
     products = nil,      -- te.recipe.products once some product has a history: scales have to be updated
 }
 
@@ -33,6 +34,12 @@ function mode.product(module, key)
         products[key] = { state = core.recipe_state(), name = key, module = module.__name }
     end
     return products[key]
+end
+
+--- The weight named `key` of a new operation: the tensor itself, or under te.quantized_model_init one stored quantized.
+function mode.weight(module, key, tensor)
+    if not mode.init then return tensor end
+    return require("te.recipe.parameters").quantized(mode.product(module, key), tensor, mode.init)
 end
 
 --- Makes products ready to run under the recipe in force.

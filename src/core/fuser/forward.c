@@ -4,6 +4,7 @@
 #include "../autograd.h"
 #include "../ops/ops.h"
 #include "../product.h"
+#include "../quantized_parameter.h"
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
@@ -215,12 +216,38 @@ static void release_read(te_group_state *state, int position)
     }
 }
 
+/* Whether something else than a product, as its weight, reads a value. */
+static bool read_elsewhere(const te_fuse_plan *plan, int value)
+{
+    for (int u = 0; u < plan->n_units; u++) {
+        const te_unit *unit = &plan->units[u];
+        for (int k = 0; k < unit->n_nodes; k++) {
+            const te_group_node *node = &plan->nodes[unit->nodes[k]];
+            for (int i = 0; i < node->call.op->n_inputs; i++)
+                if (node->in[i] == value && (unit->kind != TE_UNIT_LINEAR || i != 1)) return true;
+        }
+    }
+    return false;
+}
+
+/* Parameters that are stored quantized stay so where products multiply them. */
+static te_status take_inputs(te_group_state *state, te_tensor *const *inputs)
+{
+    te_fuse_plan *plan = state->plan;
+    for (int v = 0; v < plan->n_values; v++) {
+        if (plan->values[v].input < 0) continue;
+        te_tensor *t = inputs[plan->values[v].input];
+        bool open = t && te_tensor_is_quantized(t) && read_elsewhere(plan, v);
+        state->values[v] = open ? te_tensor_dequantized(t) : te_tensor_retain(t);
+        if (open && !state->values[v]) return plan->ctx->status;
+    }
+    return TE_OK;
+}
+
 te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
 {
     te_fuse_plan *plan = state->plan;
-    te_status status = TE_OK;
-    for (int v = 0; v < plan->n_values; v++)
-        if (plan->values[v].input >= 0) state->values[v] = te_tensor_retain(inputs[plan->values[v].input]);
+    te_status status = take_inputs(state, inputs);
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         const te_unit *unit = &plan->units[u];
         status = te_context_poll(plan->ctx);

@@ -4,6 +4,7 @@
 #include "../autograd.h"
 #include "../product.h"
 #include "../product_quantized.h"
+#include "../quantized_parameter.h"
 
 static te_product_saved *saved_of(const te_call *call) { return (te_product_saved *)(uintptr_t)call->pointer; }
 
@@ -87,10 +88,31 @@ static te_status backward(te_call *call)
     return status;
 }
 
+/* --- parameters that are stored quantized ------------------------------------------------------------------------- */
+
+static te_status dequantize_forward(te_call *call)
+{
+    call->out[0] = te_tensor_dequantized(call->in[0]);
+    if (!call->out[0]) return call->ctx->status;
+    call->out[0]->storage->read_only = true;
+    return TE_OK;
+}
+
+/* The values stand for the parameter: its gradient is theirs. */
+static te_status dequantize_backward(te_call *call)
+{
+    return te_grad_give(call, 0, te_tensor_retain(call->dout[0]));
+}
+
 const te_op_def te_ops_quantized[] = {
+    {.signature = "dequantize_parameter(x)",
+     .doc = "The values of a parameter that is stored quantized.",
+     .flags = TE_OP_HIDDEN | TE_OP_QUANTIZED,
+     .forward = dequantize_forward,
+     .backward = dequantize_backward},
     {.signature = "quantized_linear(x, weight, bias = nil)",
      .doc = "linear under the recipe of te.autocast, with the state that the context was given for it.",
-     .flags = TE_OP_HIDDEN,
+     .flags = TE_OP_HIDDEN | TE_OP_QUANTIZED,
      .forward = forward,
      .backward = backward},
     {0},

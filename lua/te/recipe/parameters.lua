@@ -1,0 +1,95 @@
+--- Parameters that are stored quantized: te.quantized_model_init.
+--
+--     local model = te.quantized_model_init({ recipe = te.recipe.MXFP8BlockScaling{} }, function()
+--         return te.Sequential(te.Linear(512, 2048), te.GELU(), te.Linear(2048, 512))
+--     end)
+--
+-- The weights of linear operations that are made inside exist in the recipe's format alone: row-wise, and column-wise too
+-- unless te.no_grad says that nothing will be trained. They are multiplied as they are. Everything else sees their values;
+-- copy_ and fill_ quantize what they write. An optimizer keeps a float32 master of each and quantizes it anew at every step.
+
+local te = require "te"
+local fail = require "te.fail"
+local mode = require "te.recipe.mode"
+local options = require "te.options"
+local core = te._core
+
+local parameters = {}
+
+-- Values before quantizing, by parameter.
+local initial = setmetatable({}, { __mode = "k" })
+
+--- A leaf with the values of `tensor`, quantized for its product.
+function parameters.quantized(product, tensor, init)
+    require("te.recipe.products").prepare({ product }, init.recipe)
+    local weight = core.quantized_parameter(product.state, tensor, core.grad_enabled())
+    weight.requires_grad = tensor.requires_grad
+    if init.preserve then initial[weight] = tensor:detach():to("cpu") end
+    return weight
+end
+
+--- The values that a parameter had before it was quantized; nil when they were not kept.
+function core.tensor_methods.get_high_precision_init_val(t) return initial[t] end
+
+--- Lets go of them.
+function core.tensor_methods.clear_high_precision_init_val(t) initial[t] = nil end
+
+local OPTIONS = {
+    enabled = { "boolean", true },
+    recipe = { "any" },
+    preserve_high_precision_init_val = { "boolean", false },
+}
+
+local function leave(before, ok, ...)
+    mode.init = before
+    if not ok then error((...), 0) end
+    return ...
+end
+
+--- Runs fn(...), which makes a model, and returns what it returns.
+---@param opts table  enabled (true); recipe (te.recipe.DelayedScaling{}); preserve_high_precision_init_val (false): what
+---                   the weights were before is kept on the cpu, for weight:get_high_precision_init_val(), and is what an
+---                   optimizer starts its master copy from
+function parameters.quantized_model_init(opts, fn, ...)
+    local who = "te.quantized_model_init"
+    opts = options.check(who, opts, OPTIONS)
+    options.argument(who, "fn", fn, { "callable" })
+    local recipes = require "te.recipe"
+    if opts.recipe ~= nil and not recipes.is_recipe(opts.recipe) then
+        fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
+    end
+    local before = mode.init
+    mode.init = opts.enabled and { recipe = opts.recipe or recipes.DelayedScaling {},
+        preserve = opts.preserve_high_precision_init_val } or nil
+    return leave(before, xpcall(fn, core.remember, ...))
+end
+
+-- State -------------------------------------------------------------------------------------------------------------
+
+local PARTS = { "rowwise_data", "rowwise_scale_inv", "amax", "columnwise_data", "columnwise_scale_inv", "columnwise_amax" }
+
+--- Calls visit(name, tensor) for the tensors that a parameter named `name` consists of: "weight.rowwise_data" ….
+function parameters.each_part(name, parameter, visit)
+    local parts = { core.quantized_parts(parameter) }
+    for i, part in ipairs(PARTS) do
+        if parts[i] then visit(name .. "." .. part, parts[i]) end
+    end
+end
+
+--- What puts the parts of a parameter among `state` in their place; nil when there are none.
+function parameters.loader(name, parameter, state)
+    local parts, any = {}, false
+    for i, part in ipairs(PARTS) do
+        parts[i] = state[name .. "." .. part]
+        any = any or parts[i] ~= nil
+    end
+    if not any then return end
+    return function() core.set_quantized_parts(parameter, unpack(parts, 1, #PARTS)) end
+end
+
+--- The float32 master of a parameter that is stored quantized.
+function parameters.master(parameter)
+    return (initial[parameter] or parameter):detach():to("float32"):clone()
+end
+
+return parameters

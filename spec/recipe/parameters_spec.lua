@@ -1,0 +1,176 @@
+-- Parameters that are stored quantized.
+local te = require "te"
+local core = te._core
+
+local RECIPES = {
+    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {}, block = te.recipe.Float8BlockScaling {},
+    mxfp8 = te.recipe.MXFP8BlockScaling {}, nvfp4 = te.recipe.NVFP4BlockScaling {},
+}
+
+local function same(a, b) return core.tensor_bytes(a:clone()) == core.tensor_bytes(b:clone()) end
+
+local function build(opts, seed)
+    te.manual_seed(seed or 4)
+    return te.quantized_model_init(opts, function()
+        return te.Sequential(te.Linear(48, 96), te.GELU(), te.Linear(96, 48))
+    end)
+end
+
+local function step(model, x, recipe)
+    for _, p in ipairs(model:parameters()) do p.grad = nil end
+    local y = te.autocast({ recipe = recipe }, model, x)
+    te.manual_seed(8)
+    te.sum(y * y):backward()
+    return y:detach()
+end
+
+describe("te.quantized_model_init", function()
+    for name, recipe in pairs(RECIPES) do
+        it("stores weights in the recipe's format alone: " .. name, function()
+            local high = build { enabled = false }
+            local model = build { recipe = recipe }
+            local weight = model[1].weight
+            assert.is_true(core.is_quantized(weight))
+            assert.is_false(core.is_quantized(model[1].bias))
+            assert.same({ 96, 48 }, weight.shape)
+            assert.equal("float32", weight.dtype)
+            assert.is_true(weight.requires_grad and weight.is_leaf)
+            assert.equal(4, #model:parameters())
+            local expected = te.quantize(high[1].weight:detach(), recipe, "weight"):dequantize()
+            assert.is_true(same(weight:detach(), expected))
+            assert.equal(expected:sum():item(), weight:sum():item())
+        end)
+
+        it("multiplies what a high-precision weight would be quantized to: " .. name, function()
+            local high, model = build { enabled = false }, build { recipe = recipe }
+            te.manual_seed(1)
+            local x = te.randn({ 20, 48 })
+            if name == "delayed" then recipe = te.recipe.DelayedScaling {} end
+            for _, module in ipairs { high, model } do module[1].bias.requires_grad = true end
+            assert.is_true(same(step(high, x, recipe), step(model, x, recipe)))
+            for i, p in ipairs(high:parameters()) do assert.is_true(same(p.grad, model:parameters()[i].grad)) end
+            local before = te.set_fusion(false)
+            finally(function() te.set_fusion(before) end)
+            if name ~= "delayed" then assert.is_true(same(step(high, x, recipe), step(model, x, recipe))) end
+        end)
+
+        it("trains with masters, and goes on from a checkpoint with the same bytes: " .. name, function()
+            local function start()
+                local model = build { recipe = recipe }
+                return model, te.optim.AdamW(model, { lr = 0.01 })
+            end
+            local function train(model, optimizer, from, to)
+                local bytes = {}
+                for i = from, to do
+                    te.manual_seed(i)
+                    local y = step(model, te.randn({ 16, 48 }), recipe)
+                    optimizer:step()
+                    bytes[#bytes + 1] = core.tensor_bytes(y)
+                end
+                return table.concat(bytes)
+            end
+            local model, optimizer = start()
+            train(model, optimizer, 1, 2)
+            local path = os.tmpname()
+            finally(function() os.remove(path) end)
+            te.save(path, model:state_dict())
+            local saved = optimizer:state_dict()
+            for _, state in pairs(saved.state) do
+                for key, value in pairs(state) do state[key] = te.is_tensor(value) and value:clone() or value end
+            end
+            local expected = train(model, optimizer, 3, 4)
+            local other, fresh = start()
+            other:load_state_dict(te.load(path))
+            fresh:load_state_dict(saved)
+            assert.is_true(expected == train(other, fresh, 3, 4))
+            assert.is_true(same(other[1].weight:detach(), model[1].weight:detach()))
+            local master = optimizer.state[model[1].weight].master
+            assert.is_true((master - model[1].weight:detach()):abs():max():item() < 0.2)
+        end)
+    end
+
+    it("takes a byte for a value, two in training", function()
+        local function bytes(wrap)
+            collectgarbage()
+            collectgarbage()
+            local before = te.memory_stats().current
+            local model = wrap(function()
+                return te.quantized_model_init({ recipe = RECIPES.current }, te.Linear, 512, 1024, { bias = false })
+            end)
+            collectgarbage()
+            collectgarbage()
+            return te.memory_stats().current - before, model
+        end
+        local n = 512 * 1024
+        assert.is_true(bytes(te.no_grad) <= 1.01 * n)
+        assert.is_true(bytes(function(fn) return fn() end) <= 2.01 * n)
+    end)
+
+    it("keeps the initial values when asked", function()
+        local high = build { enabled = false }
+        local model = build { recipe = RECIPES.mxfp8, preserve_high_precision_init_val = true }
+        local weight = model[1].weight
+        assert.is_true(same(weight:get_high_precision_init_val(), high[1].weight:detach()))
+        local optimizer = te.optim.SGD(model, { lr = 0 })
+        step(model, te.randn({ 4, 48 }), RECIPES.mxfp8)
+        optimizer:step()
+        assert.is_true(same(optimizer.state[weight].master, high[1].weight:detach()))
+        weight:clear_high_precision_init_val()
+        assert.is_nil(weight:get_high_precision_init_val())
+    end)
+
+    it("quantizes what is written", function()
+        local model = build { recipe = RECIPES.mxfp8 }
+        local weight, values = model[1].weight, te.randn({ 96, 48 })
+        te.no_grad(function() weight:copy_(values) end)
+        assert.is_true(core.is_quantized(weight))
+        assert.is_true(same(weight:detach(), te.quantize(values, RECIPES.mxfp8, "weight"):dequantize()))
+        te.no_grad(function() weight:fill_(3) end)
+        assert.equal(3, weight:select(1, 5):select(1, 7):item())
+        te.no_grad(function() weight:mul_(2) end)
+        assert.equal(6, weight:detach():max():item())
+        assert.equal(6, weight:totable()[2][2])
+        assert.error_matches(function() weight[1] = 3 end, "copy_")
+        assert.error_matches(function() weight:detach():fill_(1) end, "clone")
+        weight:detach():clone():fill_(1)
+    end)
+
+    it("keeps bytes when the nominal dtype changes", function()
+        local model = build { recipe = RECIPES.current }
+        local before = model[1].weight
+        local values = before:detach()
+        model:to("bfloat16")
+        assert.equal("bfloat16", model[1].weight.dtype)
+        assert.is_true(core.is_quantized(model[1].weight))
+        assert.is_true(same((core.quantized_parts(before)), (core.quantized_parts(model[1].weight))))
+        assert.is_true(same(values:to("bfloat16"), model[1].weight:detach()))
+        assert.error_matches(function() model:to("cuda") end, "stays on cpu")
+    end)
+
+    it("gives gradients to parameters that ordinary operations read", function()
+        local model, high = build { recipe = RECIPES.mxfp8 }, build { enabled = false }
+        te.no_grad(function() for _, i in ipairs { 1, 3 } do high[i].weight:copy_(model[i].weight) end end)
+        local x = te.randn({ 5, 48 })
+        for _, m in ipairs { model, high } do
+            te.sum(te.matmul(x, m[1].weight:transpose(1, 2)) + m[1].weight:sum()):backward()
+        end
+        assert.is_true(same(model[1].weight.grad, high[1].weight.grad))
+        for _, m in ipairs { model, high } do m:zero_grad() end
+        for _, m in ipairs { model, high } do m(x):sum():backward() end -- no recipe: high precision
+        assert.is_true(same(model[1].weight.grad, high[1].weight.grad))
+    end)
+
+    it("says what cannot be", function()
+        local model = te.no_grad(build, { recipe = RECIPES.mxfp8 })
+        local x = te.randn({ 4, 48 }, { requires_grad = true })
+        assert.error_matches(function() te.autocast({ recipe = RECIPES.mxfp8 }, model, x) end, "column%-wise")
+        te.no_grad(te.autocast, { recipe = RECIPES.mxfp8 }, model, x)
+        assert.error_matches(function() te.quantized_model_init({ recipe = 3 }, print) end, "recipe")
+        assert.error_matches(function()
+            te.quantized_model_init({ recipe = te.recipe.Custom { qfactory = function() return te.recipe.HighPrecision end } },
+                te.Linear, 4, 4)
+        end, "no quantizer for weights")
+        assert.error_matches(function() te.cat({ model[1].weight }, 1) end, "stored quantized")
+        assert.has_error(function() model:load_state_dict({ ["1.weight.rowwise_data"] = te.ones({ 2 }) }) end)
+    end)
+end)

@@ -1,0 +1,100 @@
+/* quantized_parameter.c - parameters that exist in quantized form alone. */
+#include "quantized_parameter.h"
+
+#include "op.h"
+
+void te_quantized_storage_free(te_storage *storage)
+{
+    struct te_quantized_storage *q = storage->quantized;
+    if (!q) return;
+    storage->quantized = NULL;
+    te_mem mem = storage->ctx->mem;
+    te_quantized_close(&q->copies);
+    te_recipe_state_release(q->state);
+    te_mem_free(&mem, q, sizeof *q);
+}
+
+static te_tensor *attach(te_context *ctx, te_quantized *copies, te_recipe_state *state)
+{
+    te_tensor *data = copies->side[0].data ? copies->side[0].data : copies->side[1].data;
+    te_tensor *t = te_tensor_new_unbacked(ctx, data->storage->device, copies->dtype, copies->ndim, copies->shape);
+    struct te_quantized_storage *q = t ? te_mem_alloc(&ctx->mem, sizeof *q) : NULL;
+    if (!q) {
+        if (t) te_fail_memory(ctx, "quantized parameter");
+        te_tensor_release(t);
+        te_quantized_close(copies);
+        return NULL;
+    }
+    *q = (struct te_quantized_storage){*copies, te_recipe_state_retain(state)};
+    t->storage->quantized = q;
+    return t;
+}
+
+/* The copies of `source` that a parameter holds, with the scale of now. */
+static te_status quantize(te_tensor *source, te_recipe_state *state, bool columnwise, te_quantized *copies)
+{
+    return te_role_quantize_resident(state, source, columnwise, copies);
+}
+
+te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise)
+{
+    te_context *ctx = source->ctx;
+    te_quantized copies;
+    if (!state->recipe || !state->recipe->quantized[TE_ROLE_WEIGHT]) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantized_model_init: the recipe has no quantizer for weights");
+        return NULL;
+    }
+    return quantize(source, state, columnwise, &copies) == TE_OK ? attach(ctx, &copies, state) : NULL;
+}
+
+te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state)
+{
+    te_quantized own;
+    te_quantized_share(copies, true, true, &own);
+    return attach(ctx, &own, state);
+}
+
+static void replace(te_tensor *param, te_quantized *copies)
+{
+    te_quantized_close(&param->storage->quantized->copies);
+    param->storage->quantized->copies = *copies;
+    param->storage->version++;
+}
+
+te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
+{
+    struct te_quantized_storage *q = param->storage->quantized;
+    te_quantized copies;
+    te_tensor *cast = te_tensor_cast(source, param->dtype);
+    te_status status = cast ? quantize(cast, q->state, q->copies.side[1].data != NULL, &copies) : param->ctx->status;
+    te_tensor_release(cast);
+    if (status == TE_OK) replace(param, &copies);
+    return status;
+}
+
+te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from)
+{
+    te_quantized copies;
+    for (int s = 0; s < 2; s++) { /* which says where they do not fit */
+        te_tensor *values = from->side[s].data ? te_dequantize(param->ctx, from, s) : NULL;
+        if (from->side[s].data && !values) return param->ctx->status;
+        te_tensor_release(values);
+    }
+    te_quantized_share(from, true, true, &copies);
+    replace(param, &copies);
+    return TE_OK;
+}
+
+te_tensor *te_tensor_dequantized(te_tensor *t)
+{
+    if (!te_tensor_is_quantized(t)) return te_tensor_retain(t);
+    te_quantized copies = t->storage->quantized->copies;
+    copies.dtype = t->dtype;
+    return te_dequantize(t->ctx, &copies, copies.side[0].data ? 0 : 1);
+}
+
+te_tensor *te_tensor_plain(te_tensor *t)
+{
+    if (!te_tensor_is_quantized(t)) return te_tensor_retain(t);
+    return te_op_apply(t->ctx, "dequantize_parameter", 1, &t);
+}

@@ -1,6 +1,7 @@
 --- Tensor functions that are compositions of the engine's: methods of tensors, and in `te`.
 
 local te = require "te"
+local mode = require "te.recipe.mode"
 local core = te._core
 local methods = core.tensor_methods
 
@@ -40,6 +41,12 @@ define("to", function(x, where, device)
     if dtype == nil then return x end
     return te.cast(x, dtype)
 end)
+
+--- The values that a parameter had before te.quantized_model_init quantized it; nil when they were not kept.
+function methods.get_high_precision_init_val(x) return mode.initial[x] end
+
+--- Lets go of them.
+function methods.clear_high_precision_init_val(x) mode.initial[x] = nil end
 
 -- Splitting -------------------------------------------------------------------------------------------------------
 

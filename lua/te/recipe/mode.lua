@@ -11,6 +11,7 @@ local mode = {
     on = false,          -- either: products have to be prepared
     recording = false,   -- a stretch of forward that will run again in backward (te.checkpoint)
     init = nil,          -- of te.quantized_model_init: { recipe =, preserve = }
+    initial = {},        -- by parameter: values before it was quantized, where they are kept
     products = nil,      -- te.recipe.products once some product has a history: scales have to be updated
 }
 

@@ -16,8 +16,9 @@ local core = te._core
 
 local parameters = {}
 
--- Values before quantizing, by parameter.
+-- Values before quantizing, by parameter; methods of tensors read them (te.tensor).
 local initial = setmetatable({}, { __mode = "k" })
+mode.initial = initial
 
 --- A leaf with the values of `tensor`, quantized for its product.
 function parameters.quantized(product, tensor, init)
@@ -27,12 +28,6 @@ function parameters.quantized(product, tensor, init)
     if init.preserve then initial[weight] = tensor:detach():to("cpu") end
     return weight
 end
-
---- The values that a parameter had before it was quantized; nil when they were not kept.
-function core.tensor_methods.get_high_precision_init_val(t) return initial[t] end
-
---- Lets go of them.
-function core.tensor_methods.clear_high_precision_init_val(t) initial[t] = nil end
 
 local OPTIONS = {
     enabled = { "boolean", true },

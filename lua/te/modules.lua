@@ -46,6 +46,7 @@ local modules = {
 local operations = {
     ["te.ops.linear"] = { "Linear", "BasicLinear", "Bias" },
     ["te.ops.grouped_linear"] = { "GroupedLinear" },
+    ["te.ops.quantize"] = { "Quantize" },
     ["te.ops.norm"] = { "LayerNorm", "RMSNorm", "L2Normalization" },
     ["te.ops.activation"] = {
         "ReLU", "GELU", "QuickGELU", "QGELU", "SReLU", "SiLU",

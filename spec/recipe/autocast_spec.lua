@@ -173,6 +173,32 @@ describe("products under a recipe", function()
         assert.equal(2, count())
     end)
 
+    it("share what te.Quantize quantized", function()
+        te.manual_seed(5)
+        local x, dy = te.randn({ 20, 32 }), te.randn({ 20, 16 })
+        local recipe = recipes.current()
+        local quantize, first, second = te.Quantize {}, linear(32, 16), linear(32, 16)
+        local n = 0
+        local profile = te.profile(function()
+            te.autocast({ recipe = recipe }, function()
+                local q = quantize(x)
+                assert.is_true(same(q, te.quantize(x, recipe, "input"):dequantize()))
+                assert.is_true(same(first(q), second(x)))
+            end)
+        end)
+        for _, event in ipairs(profile.events) do n = n + (event.name:find("^quantize") and 1 or 0) end
+        assert.equal(5, n) -- x once for `first`, once for `second`, once above; two weights
+        assert.equal(x, quantize(x))
+
+        local both = te.Sequential(te.Quantize { forward = false, backward = true }, linear(32, 16))
+        local xg = x:clone()
+        xg.requires_grad = true
+        local y = te.autocast({ recipe = recipe }, both, xg)
+        y:backward(dy)
+        local _, dx = step(linear(32, 16), x, dy, recipe, "float32")
+        assert.is_true(same(xg.grad, te.quantize(dx, recipe, "grad_output"):dequantize()))
+    end)
+
     it("work for groups of rows, some empty", function()
         te.manual_seed(1)
         local module, x = te.GroupedLinear(3, 32, 16, { bias = false }), te.randn({ 20, 32 })

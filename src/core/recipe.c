@@ -239,6 +239,45 @@ static te_status take_resident(te_tensor *t, bool rowwise, bool columnwise, te_q
     return TE_OK;
 }
 
+void te_quantized_values_free(te_storage *storage)
+{
+    struct te_quantized_values *attached = storage->attached;
+    te_mem mem = storage->ctx->mem;
+    if (!attached) return;
+    te_quantized_close(&attached->copies);
+    te_mem_free(&mem, attached, sizeof *attached);
+    storage->attached = NULL;
+}
+
+/* Whether t is the whole of what its copies stand for, unchanged since. */
+static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool columnwise)
+{
+    const struct te_quantized_values *attached = t->storage->attached;
+    if (!attached || attached->version != t->storage->version || t->dtype != compute || t->offset) return false;
+    const te_quantized *copies = &attached->copies;
+    bool same = copies->ndim == t->ndim && te_tensor_contiguous(t);
+    for (int i = 0; i < t->ndim && same; i++) same = copies->shape[i] == t->shape[i];
+    return same && (copies->side[0].data || !rowwise) && (copies->side[1].data || !columnwise);
+}
+
+te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool columnwise)
+{
+    te_context *ctx = state->ctx;
+    te_quantized copies;
+    if (te_role_quantize(state, role, t, compute, true, columnwise, &copies) != TE_OK) return NULL;
+    te_tensor *values = te_dequantize(ctx, &copies, 0);
+    struct te_quantized_values *attached = values ? te_mem_alloc(&ctx->mem, sizeof *attached) : NULL;
+    if (!attached) {
+        if (values) te_fail_memory(ctx, "quantize");
+        te_quantized_close(&copies);
+        te_tensor_release(values);
+        return NULL;
+    }
+    *attached = (struct te_quantized_values){copies, values->storage->version};
+    values->storage->attached = attached;
+    return values;
+}
+
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
@@ -255,6 +294,10 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     te_context *ctx = state->ctx;
     const te_quantizer *q = &state->recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
+    if (role == TE_ROLE_INPUT && has_copies(t, compute, rowwise, columnwise)) {
+        te_quantized_share(&t->storage->attached->copies, rowwise, columnwise, result);
+        return TE_OK;
+    }
     bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
     float scale = !q->needs_history ? 1 : current ? state->weight_scale : *numbers(state->scale[role]);
     te_status status = TE_OK;

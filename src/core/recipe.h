@@ -72,6 +72,16 @@ te_status te_recipe_state_update(te_recipe_state *state, te_role role, te_amax_a
 /* The recipe that an operation with this state runs under now: NULL outside te.autocast. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);
 
+/* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. */
+struct te_quantized_values {
+    te_quantized copies;
+    uint64_t version; /* of the storage, when they were its values */
+};
+
+/* The values of t's copies in dtype `compute`, with the copies attached. NULL on failure. */
+te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool columnwise);
+void te_quantized_values_free(te_storage *storage);
+
 /* t in dtype `compute`, quantized for row-wise use, column-wise use or both, to be closed by the caller. The weight may
  * come from an earlier call. */
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,

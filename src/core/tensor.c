@@ -112,6 +112,7 @@ static void storage_release(te_storage *s)
     te_context *ctx = s->ctx;
     te_tensor_release(s->shadow);
     te_quantized_storage_free(s);
+    te_quantized_values_free(s);
     if (s->block) te_allocator_free(&s->device->allocator, s->block);
     if (s->deleter) s->deleter(s->user);
     te_mem_free(&ctx->mem, s, sizeof *s);

@@ -20,6 +20,7 @@ typedef struct te_storage {
     uint64_t    shadow_version;
     bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
     struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
+    struct te_quantized_values *attached;   /* what the bytes are the values of: recipe.h */
 } te_storage;
 
 struct te_tensor {

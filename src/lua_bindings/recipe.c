@@ -10,6 +10,8 @@
  *                                          copies of them
  *     set_recipe_mode(enabled, calibrating)  returns the two before
  *     quantized_linear(state, x, weight, bias)
+ *     quantize_values(state, x, forward, backward)
+ *                                          x as the recipe's format holds it, its gradient likewise
  *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
  *     recorded_scales()                    ends that, and gives them
  *     replay_scales(scales or nil)         it takes these; nil: its own again
@@ -192,6 +194,27 @@ static int quantized_linear(lua_State *L)
     return 1;
 }
 
+static int quantize_values(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "Quantize");
+    te_tensor *x = te_lua_check_tensor(L, 2, "Quantize", "x");
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x},
+                     {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 3)},
+                     {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 4)}};
+    te_lua_enter(rt, L, "Quantize");
+    const te_op *op = te_op_find(rt->ctx, "quantize_values");
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_tensor_retain(x);
+    rt->ctx->product_state = state;
+    te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : rt->ctx->status;
+    rt->ctx->product_state = NULL;
+    te_tensor_release(x);
+    if (status != TE_OK) return te_lua_raise(rt, L, "Quantize", status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
 static int record_scales(lua_State *L)
 {
     te_context *ctx = te_lua_runtime(L)->ctx;
@@ -314,6 +337,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_state_set", recipe_state_set},
     {"set_recipe_mode", set_recipe_mode},
     {"quantized_linear", quantized_linear},
+    {"quantize_values", quantize_values},
     {"record_scales", record_scales},
     {"recorded_scales", recorded_scales},
     {"replay_scales", replay_scales},

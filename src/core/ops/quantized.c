@@ -88,6 +88,44 @@ static te_status backward(te_call *call)
     return status;
 }
 
+/* --- values that are quantized on their way ----------------------------------------------------------------------- */
+
+static te_recipe_state *state_of(const te_call *call) { return (te_recipe_state *)(uintptr_t)call->pointer; }
+
+static void release_state(te_call *call)
+{
+    te_recipe_state_release(state_of(call));
+    call->pointer = NULL;
+}
+
+static te_status values_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0];
+    te_recipe_state *state = ctx->product_state;
+    bool forward = call->attr[0].number != 0;
+    if (!te_recipe_active(state)) return te_call_fail(call, TE_ERROR_ARGUMENT, "no recipe is in force");
+    te_dtype compute = te_product_dtype(ctx, x->dtype, x->dtype);
+    call->pointer = te_recipe_state_retain(state);
+    call->release = release_state;
+    if (forward && compute != TE_F64 && state->recipe->quantized[TE_ROLE_INPUT])
+        call->out[0] = te_role_quantized_values(state, TE_ROLE_INPUT, x, compute, ctx->grad_enabled);
+    else
+        call->out[0] = te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset);
+    return call->out[0] ? TE_OK : ctx->status;
+}
+
+static te_status values_backward(te_call *call)
+{
+    te_recipe_state *state = state_of(call);
+    te_product_recipe *recipe = state->recipe;
+    te_tensor *dy = call->dout[0];
+    bool quantizes = call->attr[1].number != 0 && recipe && recipe->backward == TE_BACKWARD_QUANTIZED &&
+                     recipe->quantized[TE_ROLE_GRAD_OUTPUT] && dy->dtype != TE_F64;
+    if (!quantizes) return te_grad_give(call, 0, te_tensor_retain(dy));
+    return te_grad_give(call, 0, te_role_quantized_values(state, TE_ROLE_GRAD_OUTPUT, dy, dy->dtype, false));
+}
+
 /* --- parameters that are stored quantized ------------------------------------------------------------------------- */
 
 static te_status dequantize_forward(te_call *call)
@@ -105,6 +143,11 @@ static te_status dequantize_backward(te_call *call)
 }
 
 const te_op_def te_ops_quantized[] = {
+    {.signature = "quantize_values(x, forward: bool, backward: bool)",
+     .doc = "x and its gradient as the recipe's formats hold them.",
+     .flags = TE_OP_HIDDEN,
+     .forward = values_forward,
+     .backward = values_backward},
     {.signature = "dequantize_parameter(x)",
      .doc = "The values of a parameter that is stored quantized.",
      .flags = TE_OP_HIDDEN | TE_OP_QUANTIZED,

@@ -27,6 +27,7 @@
 --                                      attributes by name. Returns one value per result, or nil and why it is not
 --                                      taken, which lower hands on. `product` is of a linear operation that recipes
 --                                      quantize
+--     g:cache_quantized()              what the operation before saves of its first input takes a byte a value
 --     g:product(self, "weight")        what recipes remember of that operation, by the name of its weight
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none

@@ -169,7 +169,7 @@ describe("lower", function()
         local gelu = te.GELU()
         gelu.approximate = "none"
         assert.same(te.gelu(x, { approximate = "none" }):totable(), gelu(x):totable())
-        assert.same({ "approximate" }, gelu.plan_fields)
+        assert.same({ "approximate", "cache_quantized_input" }, gelu.plan_fields)
         local norm = te.LayerNorm(4)
         norm.eps = 3
         assert.same(te.layer_norm(x, norm.weight, norm.bias, { eps = 3 }):totable(), norm(x):totable())

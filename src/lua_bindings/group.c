@@ -3,10 +3,11 @@
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
  *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
- *     group_op(g, label, op, values, attributes, numbers, recipe_state)
+ *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized)
  *                                                   the value of an operation's result; false in `values`: absent, or the
  *                                                   number at the same place in `numbers`; the state of a linear
- *                                                   operation that recipes quantize, or nil
+ *                                                   operation that recipes quantize, or nil; whether
+ *                                                   backward gets the first input in a byte a value
  *     group_output(g, value)
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
  *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the reason
@@ -103,7 +104,8 @@ static int group_op(lua_State *L)
     te_lua_reader r = {.L = L};
     te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
     int           result;
-    lua_settop(L, 7);
+    lua_settop(L, 8);
+    call.cache_quantized = lua_toboolean(L, 8);
     if (!lua_isnil(L, 7)) call.recipe_state = te_lua_check_recipe_state(L, 7, "group_op");
     call.op = r.op = check_op(rt, L, 3);
     r.name = r.op->name;

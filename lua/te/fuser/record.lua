@@ -66,6 +66,9 @@ function Recorder:param(module, name)
     return symbol(self, known)
 end
 
+--- The operation that was described last gives its backward its first input in a byte a value.
+function Recorder:cache_quantized() self.steps[#self.steps].cached = true end
+
 function Recorder:product(module, name) return mode.product(module, name) end
 
 function Recorder:seq_lens() return self.lens and symbol(self, self.lens) or false end
@@ -145,7 +148,7 @@ local function make_group(g, first, last, readers)
         part.steps[#part.steps + 1] = step
         for k, v in ipairs(step.inputs) do inputs[k] = v and numbers[v] end
         numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers,
-            step.product and step.product.state)
+            step.product and step.product.state, step.cached)
         if step.product then
             part.products = part.products or {}
             part.products[#part.products + 1] = step.product

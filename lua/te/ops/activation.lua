@@ -8,6 +8,7 @@ local BasicOperation = require("te.operation").BasicOperation
 
 -- Gated activations that also take features stored as blocks: a's, b's, a's …
 local INTERLEAVED = { glu_interleave_size = { "size" } }
+local CACHED = { cache_quantized_input = { "boolean", false } } -- backward gets x as E4M3 holds it: a byte a value is saved
 local CLAMPED = { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, glu_linear_offset = { "number", 1 } }
 local SITUGLU = { beta1 = { "number", 4 }, beta2 = { "number", 25 } }
 
@@ -41,13 +42,29 @@ local function attributes(self, names, values)
     return values
 end
 
+-- What cache_quantized_input keeps: E4M3 with one factor for the tensor.
+local cache_recipe
+
+-- run(x), whose backward sees x as E4M3 holds it.
+local function run_cached(run, x, values)
+    cache_recipe = cache_recipe or te.recipe.Float8CurrentScaling { fp8_format = "E4M3" }
+    return te._core.custom(function(ctx, input)
+        ctx:save_for_backward(te.quantize(input, cache_recipe))
+        return run(input, values)
+    end, function(ctx, dy)
+        local input = ctx:saved_tensors():dequantize()
+        input.requires_grad = true
+        return te.grad(te.enable_grad(run, input, values), input, { grad_outputs = dy })
+    end, x)
+end
+
 local function define(name, function_name, declarations, refused)
     local class = BasicOperation:extend(name)
     local run, names = te[function_name], options.names(declarations)
     class.pure, class.plan_fields = true, names
     local passed_on = {}
     for _, option in ipairs(names) do
-        if option ~= "glu_interleave_size" then passed_on[#passed_on + 1] = option end
+        if option ~= "glu_interleave_size" and option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end
     end
 
     function class:init(opts)
@@ -61,6 +78,7 @@ local function define(name, function_name, declarations, refused)
         if self.glu_interleave_size then x = te.glu_deinterleave(x, self.glu_interleave_size) end
         local values = attributes(self, passed_on, self._attributes)
         if scale then return run(x, scale, values) end
+        if self.cache_quantized_input and x.dtype ~= "float64" then return run_cached(run, x, values) end
         return run(x, values)
     end
 
@@ -69,14 +87,17 @@ local function define(name, function_name, declarations, refused)
             local reason
             x, reason = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size })
             if not x then return nil, reason end
+            if self.cache_quantized_input then g:cache_quantized() end
         end
-        return g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
+        local y, reason = g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
+        if y and self.cache_quantized_input and not self.glu_interleave_size then g:cache_quantized() end
+        return y, reason
     end
 
     function class:describe()
         local parts = {}
         for _, option in ipairs(names) do
-            if self[option] ~= nil then parts[#parts + 1] = option .. "=" .. tostring(self[option]) end
+            if self[option] then parts[#parts + 1] = option .. "=" .. tostring(self[option]) end
         end
         return table.concat(parts, ", ")
     end
@@ -85,8 +106,8 @@ end
 
 local classes = {}
 for _, row in ipairs(ACTIVATIONS) do
-    local class = define(row[1], row[2], row[3] or {},
-        { row.scaled and "activation_recompute_in_mlp" or "cache_quantized_input" })
+    local declarations = row.scaled and row[3] or declared.join(row[3] or {}, CACHED)
+    local class = define(row[1], row[2], declarations or {}, row.scaled and { "activation_recompute_in_mlp" } or nil)
     if row.scaled then class.num_extra_inputs = 1 end
     classes[row[1]] = class
     if row.also then classes[row.also] = class end

@@ -12,7 +12,6 @@ local REFUSED = {
     accumulate_into_main_grad = "weight gradients accumulate in the parameter's grad",
     delay_wgrad_compute = "weight gradients are computed in backward",
     sm_margin = "kernels leave no multiprocessors aside",
-    cache_quantized_input = "training under a recipe is not built yet",
     activation_recompute_in_mlp = "what is recomputed follows from the plan",
 }
 

@@ -377,7 +377,11 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
         status = te_context_poll(b.ctx);
         if (status != TE_OK) break;
         switch (unit->kind) {
-        case TE_UNIT_PROGRAM: status = backward_program(&b, unit); break;
+        case TE_UNIT_PROGRAM:
+            status = te_group_state_unpack(state, unit);
+            if (status == TE_OK) status = backward_program(&b, unit);
+            te_group_state_repack(state, unit, b.release);
+            break;
         case TE_UNIT_LINEAR: status = backward_linear(&b, unit); break;
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
         }

@@ -264,6 +264,21 @@ static void save_sources(te_fuse_plan *plan, const te_unit *unit)
     }
 }
 
+/* What an operation asks to be saved in a byte a value: where backward of that operation's program alone reads it, and the
+ * group alone holds it. */
+static void pack_values(te_fuse_plan *plan)
+{
+    for (int n = 0; n < plan->n_nodes; n++) {
+        const te_group_node *node = &plan->nodes[n];
+        if (!node->cache_quantized || node->in[0] == TE_NO_VALUE) continue;
+        te_plan_value *v = &plan->values[node->in[0]];
+        bool alone = v->node >= 0 && v->output < 0 && v->first_reader == v->last_reader && v->cls == TE_VALUE_TOKENS;
+        if (!alone || !v->saved || v->packed || v->dtype == TE_F64) continue;
+        v->packed = true;
+        v->pack = plan->n_packs++;
+    }
+}
+
 /* Products keep their operands themselves, in the dtype that they multiply in. */
 static void describe_linear(te_fuse_plan *plan, te_unit *unit)
 {
@@ -305,5 +320,6 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rows += unit->gradient.n_rows;
         plan->n_rngs += unit->n_rngs;
     }
+    if (plan->record) pack_values(plan);
     return status;
 }

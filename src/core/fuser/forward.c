@@ -12,7 +12,8 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
 {
     size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
     size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
-                   (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved);
+                   (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved) +
+                   (size_t)plan->n_packs * sizeof(te_quantized);
     te_group_state *state = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!state) {
         te_fail_memory(plan->ctx, "fuser");
@@ -31,6 +32,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     state->versions = (uint64_t *)(state->aux + plan->n_aux);
     state->rngs = (te_rng *)(state->versions + plan->n_values + plan->n_aux);
     state->products = (te_product_saved *)(state->rngs + plan->n_rngs);
+    state->packs = (te_quantized *)(state->products + plan->n_products);
     return state;
 }
 
@@ -50,6 +52,7 @@ void te_group_state_free(te_group_state *state)
     drop(state->rows, plan->n_rows);
     drop(state->aux, plan->n_aux);
     for (int i = 0; i < plan->n_products; i++) te_product_saved_close(&state->products[i]);
+    for (int i = 0; i < plan->n_packs; i++) te_quantized_close(&state->packs[i]);
     te_mem mem = plan->ctx->mem;
     te_mem_free(&mem, state, state->bytes);
     te_fuse_plan_release(plan);
@@ -201,19 +204,57 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
 
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
 
-/* What no later unit, nor backward, nor the caller reads is given back at once. */
-static void release_read(te_group_state *state, int position)
+/* --- saved in a byte a value -------------------------------------------------------------------------------------- */
+
+static te_status pack(te_group_state *state, int value)
 {
+    static const te_quantizer e4m3 = {.element = TE_E4M3, .scale = TE_SCALE_F32};
+    te_quantize_options options = {.want = {true, false}, .scale = 1};
+    const te_plan_value *v = &state->plan->values[value];
+    te_status status = te_quantize(state->values[value], &e4m3, &options, &state->packs[v->pack]);
+    drop(&state->values[value], 1);
+    return status;
+}
+
+te_status te_group_state_unpack(te_group_state *state, const te_unit *unit)
+{
+    te_context *ctx = state->plan->ctx;
+    for (int i = 0; i < unit->n_slots; i++) {
+        int value = unit->slots[i].value;
+        const te_plan_value *v = &state->plan->values[value];
+        if (!v->packed || state->values[value]) continue;
+        state->values[value] = te_dequantize(ctx, &state->packs[v->pack], 0);
+        if (!state->values[value]) return ctx->status;
+    }
+    return TE_OK;
+}
+
+void te_group_state_repack(te_group_state *state, const te_unit *unit, bool release)
+{
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_plan_value *v = &state->plan->values[unit->slots[i].value];
+        if (!v->packed) continue;
+        drop(&state->values[unit->slots[i].value], 1);
+        if (release) te_quantized_close(&state->packs[v->pack]);
+    }
+}
+
+/* What no later unit, nor backward, nor the caller reads is given back at once. */
+static te_status release_read(te_group_state *state, int position)
+{
+    te_status status = TE_OK;
     te_fuse_plan *plan = state->plan;
     const te_unit *unit = &plan->units[position];
     for (int k = 0; k < unit->n_nodes; k++) {
         const te_group_node *node = &plan->nodes[unit->nodes[k]];
         for (int i = 0; i < node->call.op->n_inputs; i++) {
             const te_plan_value *v = node->in[i] == TE_NO_VALUE ? NULL : &plan->values[node->in[i]];
-            if (v && v->last_reader == position && v->output < 0 && !(v->saved && plan->record))
-                drop(&state->values[node->in[i]], 1);
+            if (!v || v->last_reader != position || v->output >= 0) continue;
+            if (v->packed && state->values[node->in[i]] && status == TE_OK) status = pack(state, node->in[i]);
+            if (!(v->saved && plan->record)) drop(&state->values[node->in[i]], 1);
         }
     }
+    return status;
 }
 
 /* Whether something else than a product, as its weight, reads a value. */
@@ -257,7 +298,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
         case TE_UNIT_CALL: status = run_call(state, unit); break;
         }
-        release_read(state, u);
+        if (status == TE_OK) status = release_read(state, u);
     }
     return status;
 }

@@ -100,7 +100,8 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
 {
     te_context *ctx = group->ctx;
-    te_group_node node = {.call = {.ctx = ctx, .op = call->op}, .label = call->label, .recipe_state = call->recipe_state};
+    te_group_node node = {.call = {.ctx = ctx, .op = call->op}, .label = call->label, .recipe_state = call->recipe_state,
+                          .cache_quantized = call->cache_quantized};
     void *nodes = group->nodes;
     te_status status = te_call_attributes(&node.call, call->args, call->n_args);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) node.in[i] = i < call->op->n_inputs ? call->values[i] : TE_NO_VALUE;

@@ -26,6 +26,7 @@ typedef struct te_group_node {
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
     te_recipe_state *recipe_state; /* NULL: its product is never quantized */
+    bool    cache_quantized;
 } te_group_node;
 
 /* How a value's shape depends on x {.., width of x}. */
@@ -46,9 +47,11 @@ typedef struct te_plan_value {
     int64_t        width;       /* last dimension; FIXED: number of elements */
     bool           wanted;      /* its gradient is */
     bool           saved;       /* backward reads it */
+    bool           packed;      /* … as E4M3 with one factor: what is saved is that */
     bool           inside;      /* never stored: read by its own unit alone */
     int            unit;        /* position in the plan of the unit that makes it; -1: an input */
     int            first_reader, last_reader; /* positions of units; -1: none */
+    int            pack;        /* packed: its place in the run's array */
     int            output;      /* first output of the group that it is; -1: none */
 } te_plan_value;
 
@@ -119,7 +122,7 @@ typedef struct te_fuse_plan {
     te_group_node *nodes; /* copies of the group's */
     te_product_recipe **recipes; /* per node: what its product runs under, NULL: high precision */
     int           *outputs;
-    int            n_rows, n_rngs, n_aux, n_products; /* sizes of a run's arrays */
+    int            n_rows, n_rngs, n_aux, n_products, n_packs; /* sizes of a run's arrays */
     char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
     struct te_fuse_plan *next; /* of the same group */
 } te_fuse_plan;
@@ -147,6 +150,7 @@ typedef struct te_group_state {
     te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
     uint64_t     *versions; /* of values and aux */
     te_product_saved *products;
+    te_quantized *packs; /* n_packs; filled once their readers have run */
     te_rng       *rngs;
 } te_group_state;
 
@@ -166,6 +170,8 @@ te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, cons
 te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x); /* NULL on failure */
 void            te_group_state_free(te_group_state *state);
 void            te_group_state_trim(te_group_state *state); /* after forward: drops what backward does not read */
+te_status       te_group_state_unpack(te_group_state *state, const te_unit *unit); /* what its backward reads */
+void            te_group_state_repack(te_group_state *state, const te_unit *unit, bool release);
 te_status       te_plan_forward(te_group_state *state, te_tensor *const *inputs);
 te_status       te_plan_backward(te_group_state *state, te_call *call);
 

@@ -1,0 +1,262 @@
+/* quantize_blocks.c - the loops of quantize_blocks.h. They are plain, and vectorize as they stand. */
+#include "kernels/cpu/quantize_blocks.h"
+
+#include "kernels/philox.h"
+
+#include <string.h>
+
+/* --- elements ----------------------------------------------------------------------------------------------------- */
+
+/* A code without branches. The power of two that is added to a magnitude has the format's last place as its own, so the
+ * sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of them.
+ * Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h. */
+#define DEFINE_CODE(name, MANTISSA, SMALLEST, LARGEST, NAN_CODE, SIGN)                                    \
+    static inline __attribute__((always_inline)) uint8_t code_##name(float x)                            \
+    {                                                                                                     \
+        enum { DROPPED = 23 - MANTISSA };                                                                 \
+        uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu;                                        \
+        uint32_t most = size < LARGEST ? size : LARGEST, exponent = most & 0x7f800000u;                   \
+        exponent = exponent > SMALLEST ? exponent : SMALLEST;                                             \
+        uint32_t places = te_f32_bits(te_f32_from_bits(most) +                                            \
+                                      te_f32_from_bits(exponent + ((uint32_t)DROPPED << 23)));            \
+        uint32_t code = (places & 0xffu) + ((exponent - SMALLEST) >> DROPPED);                            \
+        return (uint8_t)(size > 0x7f800000u ? NAN_CODE : code | (bits >> 31 ? SIGN : 0u));                \
+    }
+
+DEFINE_CODE(e4m3, 3, 0x3c800000u, 0x43e00000u, 0x7fu, 0x80u) /* 2^-6 … 448 */
+DEFINE_CODE(e5m2, 2, 0x38800000u, 0x47600000u, 0x7fu, 0x80u) /* 2^-14 … 57344 */
+DEFINE_CODE(e2m1, 1, 0x3f800000u, 0x40c00000u, 7u, 8u)       /* 1 … 6 */
+
+/* --- per dtype of the source -------------------------------------------------------------------------------------- */
+
+#define SAME(x) (x)
+
+/* Magnitudes compare as integers do; signed ones, whose maximum vectorizes. */
+#define SIZE_F32(x)    ((int32_t)(te_f32_bits(x) & 0x7fffffffu))
+#define SIZE_HALF(x)   ((int16_t)((x) & 0x7fffu))
+#define VALUE_F32(x)   te_f32_from_bits((uint32_t)(x))
+#define VALUE_BF16(x)  te_bf16_to_f32((uint16_t)(x))
+#define VALUE_F16(x)   te_f16_to_f32((uint16_t)(x))
+
+#define DEFINE_AMAX(name, element, key, SIZE, INFINITE, VALUE)                                                         \
+    static inline __attribute__((always_inline)) float amax_of_##name(const element *x, int64_t n)                    \
+    {                                                                                                                  \
+        key most = 0;                                                                                                  \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            key size = SIZE(x[i]);                                                                                     \
+            size = size > INFINITE ? (key)0 : size;                                                                        \
+            most = size > most ? size : most;                                                                          \
+        }                                                                                                              \
+        return VALUE(most);                                                                                            \
+    }                                                                                                                  \
+    static void amax_along_##name(float *amax, const void *data, int64_t n, int64_t block)                            \
+    {                                                                                                                  \
+        const element *x = data;                                                                                       \
+        int64_t i = 0;                                                                                                 \
+        if (block == 16)                                                                                               \
+            for (; i + 16 <= n; i += 16) *amax++ = amax_of_##name(x + i, 16);                                          \
+        else if (block == 32)                                                                                          \
+            for (; i + 32 <= n; i += 32) *amax++ = amax_of_##name(x + i, 32);                                          \
+        else if (block == 128)                                                                                         \
+            for (; i + 128 <= n; i += 128) *amax++ = amax_of_##name(x + i, 128);                                       \
+        for (; i < n; i += block) *amax++ = amax_of_##name(x + i, n - i < block ? n - i : block);                      \
+    }                                                                                                                  \
+    static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                      \
+    {                                                                                                                  \
+        enum { AT_ONCE = 64 };                                                                                         \
+        for (int j = 0; j < n; j += AT_ONCE) {                                                                         \
+            const element *x = (const element *)data + j;                                                              \
+            key most[AT_ONCE] = {0};                                                                                   \
+            int count = n - j < AT_ONCE ? n - j : AT_ONCE;                                                             \
+            for (int i = 0; i < rows; i++, x += stride) {                                                              \
+                element line[AT_ONCE];                                                                                 \
+                if (count < AT_ONCE) memset(line, 0, sizeof line);                                                     \
+                memcpy(line, x, count < AT_ONCE ? (size_t)count * sizeof *x : sizeof line);                            \
+                for (int k = 0; k < AT_ONCE; k++) {                                                                    \
+                    key size = SIZE(line[k]);                                                                          \
+                    size = size > INFINITE ? (key)0 : size;                                                                \
+                    most[k] = size > most[k] ? size : most[k];                                                         \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int k = 0; k < count; k++) amax[j + k] = VALUE(most[k]);                                              \
+        }                                                                                                              \
+    }
+
+DEFINE_AMAX(f32, float, int32_t, SIZE_F32, 0x7f800000, VALUE_F32)
+DEFINE_AMAX(bf16, uint16_t, int16_t, SIZE_HALF, 0x7f80, VALUE_BF16)
+DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
+
+/* CODE(j) is the code of element j; the factor of a block is m. */
+#define BLOCKS_OF(SIZE, BODY)                                                        \
+    for (; i + (SIZE) <= n; i += (SIZE)) {                                           \
+        const float m = *multipliers++;                                              \
+        for (int64_t j = i; j < i + (SIZE); j++) codes[j] = BODY;                    \
+    }
+
+#define ALONG(BODY)                                                                  \
+    int64_t i = 0;                                                                   \
+    if (block == 16) BLOCKS_OF(16, BODY)                                             \
+    else if (block == 32) BLOCKS_OF(32, BODY)                                        \
+    else if (block == 128) BLOCKS_OF(128, BODY)                                      \
+    for (; i < n; i += block) {                                                      \
+        const float m = *multipliers++;                                              \
+        const int64_t end = n - i < block ? n : i + block;                           \
+        for (int64_t j = i; j < end; j++) codes[j] = BODY;                           \
+    }
+
+#define DEFINE_ENCODE(dtype, type, LOAD, format)                                                                     \
+    static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
+                                         int64_t n, int64_t block)                                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        ALONG(code_##format(LOAD(x[j]) * m))                                                                           \
+    }                                                                                                                  \
+    static void down_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
+                                        int64_t n)                                                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++) codes[j] = code_##format(LOAD(x[j]) * multipliers[j]);                         \
+    }
+
+#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                      \
+    DEFINE_ENCODE(dtype, type, LOAD, e4m3)                                                                             \
+    DEFINE_ENCODE(dtype, type, LOAD, e5m2)                                                                             \
+    DEFINE_ENCODE(dtype, type, LOAD, e2m1)                                                                             \
+    static void stochastic_along_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
+                                         const uint8_t *restrict random, int64_t n, int64_t block)                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        ALONG(te_f32_to_e2m1_stochastic(LOAD(x[j]) * m, random[j]))                                                    \
+    }                                                                                                                  \
+    static void stochastic_down_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
+                                        const uint8_t *restrict random, int64_t n)                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++)                                                                                \
+            codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j], random[j]);                              \
+    }                                                                                                                  \
+    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
+    }                                                                                                                  \
+    static void transform_##dtype(float *values, int width, int n)                                                    \
+    {                                                                                                                  \
+        butterflies(values, width, n);                                                                                 \
+        for (int i = 0; i < TE_GROUP; i++)                                                                             \
+            for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j] * 0.25f);                  \
+    }
+
+/* te_hadamard_signs and te_hadamard16 down each column, but for the last multiplication. */
+static void butterflies(float *values, int width, int n)
+{
+    for (int i = 0; i < TE_GROUP; i++)
+        for (int j = 0; j < n && 0xd7e8u >> i & 1u; j++) values[i * width + j] = -values[i * width + j];
+    for (int distance = 1; distance < TE_GROUP; distance *= 2)
+        for (int i = 0; i < TE_GROUP; i++) {
+            float *restrict low = values + i * width, *restrict high = low + distance * width;
+            for (int j = 0; j < n && !(i & distance); j++) {
+                float a = low[j], b = high[j];
+                low[j] = a + b;
+                high[j] = a - b;
+            }
+        }
+}
+
+#define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
+#define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
+
+DEFINE_SOURCE(f32, float, SAME, SAME)
+DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16)
+DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16)
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+static void factors(const te_factor_rule *rule, const float *restrict amax, int n, void *factors_, float *restrict m)
+{
+    float *restrict wide = factors_;
+    uint8_t *restrict codes = factors_;
+    const te_factor_rule r = *rule;
+    if (r.scale == TE_SCALE_F32)
+        for (int i = 0; i < n; i++) {
+            m[i] = te_scale_from_amax(amax[i], r.max, r.power_of_two, r.epsilon, r.overflow);
+            wide[i] = 1.0f / m[i];
+        }
+    else if (r.scale == TE_SCALE_E8M0)
+        for (int i = 0; i < n; i++) {
+            codes[i] = te_f32_to_e8m0(amax[i] * (1.0f / r.max));
+            m[i] = te_e8m0_inverse(codes[i]);
+        }
+    else
+        for (int i = 0; i < n; i++) {
+            codes[i] = te_two_level_block(amax[i], r.encode);
+            m[i] = te_two_level_multiplier(codes[i], r.encode);
+        }
+}
+
+/* --- random bytes ------------------------------------------------------------------------------------------------- */
+
+static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n)
+{
+    enum { AT_ONCE = 64 };
+    for (int j = 0; j < n; j += AT_ONCE) {
+        uint32_t words[4][AT_ONCE];
+        int count = n - j < AT_ONCE ? n - j : AT_ONCE;
+        for (int k = 0; k < AT_ONCE; k++) {
+            te_philox_words w = te_rng_group(rng, first + step * (uint64_t)(j + k));
+            for (int i = 0; i < 4; i++) words[i][k] = w.word[i];
+        }
+        for (int i = 0; i < TE_GROUP; i++)
+            for (int k = 0; k < count; k++) bytes[i * width + j + k] = (uint8_t)(words[i / 4][k] >> i % 4 * 8);
+    }
+}
+
+static void random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
+{
+    enum { AT_ONCE = 16 };
+    for (int64_t j = 0; j < n; j += AT_ONCE) {
+        uint32_t words[AT_ONCE][4];
+        int64_t count = n - j < AT_ONCE ? n - j : AT_ONCE;
+        for (int k = 0; k < AT_ONCE; k++) {
+            te_philox_words w = te_rng_group(rng, first + (uint64_t)(j + k));
+            for (int i = 0; i < 4; i++) words[k][i] = w.word[i];
+        }
+        for (int64_t k = 0; k < count; k++)
+            for (int i = 0; i < TE_GROUP; i++)
+                bytes[(j + k) * TE_GROUP + i] = (uint8_t)(words[k][i / 4] >> i % 4 * 8);
+    }
+}
+
+/* --- pairs -------------------------------------------------------------------------------------------------------- */
+
+static void pack_along(uint8_t *restrict pairs, const uint8_t *restrict codes, int64_t n)
+{
+    for (int64_t j = 0; j < n / 2; j++) pairs[j] = (uint8_t)(codes[2 * j] | codes[2 * j + 1] << 4);
+}
+
+static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, const uint8_t *restrict odd, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) pairs[j] = (uint8_t)(even[j] | odd[j] << 4);
+}
+
+#define LOOPS(dtype)                                                                                                   \
+    {                                                                                                                  \
+        .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
+        .encode_along = {[TE_E4M3] = along_##dtype##_e4m3,                                                             \
+                         [TE_E5M2] = along_##dtype##_e5m2,                                                             \
+                         [TE_E2M1] = along_##dtype##_e2m1},                                                            \
+        .encode_down = {[TE_E4M3] = down_##dtype##_e4m3,                                                               \
+                        [TE_E5M2] = down_##dtype##_e5m2,                                                               \
+                        [TE_E2M1] = down_##dtype##_e2m1},                                                              \
+        .stochastic_along = stochastic_along_##dtype, .stochastic_down = stochastic_down_##dtype,                      \
+        .load = load_##dtype, .transform = transform_##dtype                                                           \
+    }
+
+const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
+    .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
+    .factors = factors,
+    .random_down = random_down,
+    .random_along = random_along,
+    .pack_along = pack_along,
+    .pack_down = pack_down,
+};

@@ -104,7 +104,9 @@ local function quantizers(dtype, size)
         for columns = 0, 1 do
             local options = { columnwise = columns == 1 }
             cases[#cases + 1] = { name .. (columns == 1 and " both" or ""), reads * size + written * (1 + columns),
-                function() te.quantize(x, how, role, options) collectgarbage() end }
+                function()
+                    for _, part in pairs(te.quantize(x, how, role, options):state_dict()) do part:release() end
+                end }
         end
         local q = te.quantize(x, how, role)
         cases[#cases + 1] = { name .. " back", size + written, forward(function() return q:dequantize() end) }

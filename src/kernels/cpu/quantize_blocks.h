@@ -49,9 +49,21 @@ typedef struct te_quantize_blocks {
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
+
+    /* The way back. Codes take a byte each. */
+    void (*unpack_along)(uint8_t *codes, const uint8_t *pairs, int64_t n);                     /* n codes, n even */
+    void (*decode_along[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n,
+                                           int64_t block);
+    void (*decode_down[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n);
+    void (*factor_values)(float *factors, const uint8_t *stored, te_scale_kind scale, int n);  /* E8M0 or E4M3 */
+    void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
+    /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
+    bool (*narrow)(uint16_t *to, const float *values, int64_t n);
 } te_quantize_blocks;
 
 extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512;
+
+const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec); /* quantize_panel.c */
 
 static inline const te_quantize_loops *te_quantize_loops_of(const te_quantize_blocks *blocks, te_dtype dtype)
 {

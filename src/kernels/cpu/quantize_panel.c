@@ -4,7 +4,7 @@
 #include <omp.h>
 #include <string.h>
 
-static const te_quantize_blocks *blocks_of(te_exec *exec)
+const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 {
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_quantize_blocks_avx512;
@@ -16,7 +16,7 @@ static const te_quantize_blocks *blocks_of(te_exec *exec)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p)
 {
-    *p = (te_panel_job){.job = *job, .blocks = blocks_of(exec), .transpose = te_copy_blocks_of(exec)->transpose[0]};
+    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec), .transpose = te_copy_blocks_of(exec)->transpose[0]};
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }
 

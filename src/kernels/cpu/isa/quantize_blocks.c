@@ -142,16 +142,22 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     }                                                                                                                  \
     static void transform_##dtype(float *values, int width, int n)                                                    \
     {                                                                                                                  \
+        signs(values, width, n);                                                                                       \
         butterflies(values, width, n);                                                                                 \
         for (int i = 0; i < TE_GROUP; i++)                                                                             \
             for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j] * 0.25f);                  \
     }
 
-/* te_hadamard_signs and te_hadamard16 down each column, but for the last multiplication. */
-static void butterflies(float *values, int width, int n)
+/* te_hadamard_signs down each column. */
+static void signs(float *values, int width, int n)
 {
     for (int i = 0; i < TE_GROUP; i++)
         for (int j = 0; j < n && 0xd7e8u >> i & 1u; j++) values[i * width + j] = -values[i * width + j];
+}
+
+/* te_hadamard16 down each column, but for the last multiplication. */
+static void butterflies(float *values, int width, int n)
+{
     for (int distance = 1; distance < TE_GROUP; distance *= 2)
         for (int i = 0; i < TE_GROUP; i++) {
             float *restrict low = values + i * width, *restrict high = low + distance * width;
@@ -239,15 +245,79 @@ static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, con
     for (int64_t j = 0; j < n; j++) pairs[j] = (uint8_t)(even[j] | odd[j] << 4);
 }
 
+static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs, int64_t n)
+{
+    for (int64_t j = 0; j < n / 2; j++) {
+        codes[2 * j] = pairs[j] & 15;
+        codes[2 * j + 1] = pairs[j] >> 4;
+    }
+}
+
+/* --- the way back ------------------------------------------------------------------------------------------------- */
+
+#define DECODE_BLOCKS_OF(SIZE, VALUE)                                                \
+    for (; i + (SIZE) <= n; i += (SIZE)) {                                           \
+        const float f = *factors++;                                                  \
+        for (int64_t j = i; j < i + (SIZE); j++) values[j] = VALUE(codes[j]) * f;    \
+    }
+
+#define DEFINE_DECODE(format, VALUE)                                                                                   \
+    static void decode_along_##format(float *restrict values, const uint8_t *restrict codes,                           \
+                                      const float *restrict factors, int64_t n, int64_t block)                         \
+    {                                                                                                                  \
+        int64_t i = 0;                                                                                                 \
+        if (block == 16) DECODE_BLOCKS_OF(16, VALUE)                                                                   \
+        else if (block == 32) DECODE_BLOCKS_OF(32, VALUE)                                                              \
+        else if (block == 128) DECODE_BLOCKS_OF(128, VALUE)                                                            \
+        for (; i < n; i += block) {                                                                                    \
+            const float f = *factors++;                                                                                \
+            const int64_t end = n - i < block ? n : i + block;                                                         \
+            for (int64_t j = i; j < end; j++) values[j] = VALUE(codes[j]) * f;                                         \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void decode_down_##format(float *restrict values, const uint8_t *restrict codes,                            \
+                                     const float *restrict factors, int64_t n)                                         \
+    {                                                                                                                  \
+        for (int64_t j = 0; j < n; j++) values[j] = VALUE(codes[j]) * factors[j];                                      \
+    }
+
+DEFINE_DECODE(e4m3, te_f8e4m3_to_f32)
+DEFINE_DECODE(e5m2, te_f8e5m2_to_f32)
+DEFINE_DECODE(e2m1, te_e2m1_to_f32)
+
+static void factor_values(float *restrict factors, const uint8_t *restrict stored, te_scale_kind scale, int n)
+{
+    if (scale == TE_SCALE_E8M0)
+        for (int i = 0; i < n; i++) factors[i] = te_e8m0_to_f32(stored[i]);
+    else
+        for (int i = 0; i < n; i++) factors[i] = te_f8e4m3_to_f32(stored[i]);
+}
+
+static void transform_back(float *values, int width, int n)
+{
+    butterflies(values, width, n);
+    for (int i = 0; i < TE_GROUP; i++)
+        for (int j = 0; j < n; j++) values[i * width + j] *= 0.25f;
+    signs(values, width, n);
+}
+
+static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t n)
+{
+    uint32_t bad = 0;
+    for (int64_t j = 0; j < n; j++) {
+        uint32_t bits = te_f32_bits(values[j]), size = bits & 0x7fffffffu;
+        bad |= (bits & 0xffffu) | (uint32_t)(size - 1 < 0x7fffffu);
+        to[j] = (uint16_t)(bits >> 16);
+    }
+    return !bad;
+}
+
+#define FORMATS(way) {[TE_E4M3] = way##_e4m3, [TE_E5M2] = way##_e5m2, [TE_E2M1] = way##_e2m1}
+
 #define LOOPS(dtype)                                                                                                   \
     {                                                                                                                  \
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
-        .encode_along = {[TE_E4M3] = along_##dtype##_e4m3,                                                             \
-                         [TE_E5M2] = along_##dtype##_e5m2,                                                             \
-                         [TE_E2M1] = along_##dtype##_e2m1},                                                            \
-        .encode_down = {[TE_E4M3] = down_##dtype##_e4m3,                                                               \
-                        [TE_E5M2] = down_##dtype##_e5m2,                                                               \
-                        [TE_E2M1] = down_##dtype##_e2m1},                                                              \
+        .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
         .stochastic_along = stochastic_along_##dtype, .stochastic_down = stochastic_down_##dtype,                      \
         .load = load_##dtype, .transform = transform_##dtype                                                           \
     }
@@ -259,4 +329,10 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .random_along = random_along,
     .pack_along = pack_along,
     .pack_down = pack_down,
+    .unpack_along = unpack_along,
+    .decode_along = FORMATS(decode_along),
+    .decode_down = FORMATS(decode_down),
+    .factor_values = factor_values,
+    .transform_back = transform_back,
+    .narrow = narrow,
 };

@@ -71,9 +71,10 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
                    float *values)
 {
     uint8_t room[TE_DECODE_RUN];
-    float factors[TE_DECODE_RUN] = {1};
+    float factors[TE_DECODE_RUN];
     const uint8_t *codes = codes_of(blocks, d, row, col, n, room);
     int64_t block = d->block_rows ? d->block_cols : n;
+    factors[0] = d->times;
     if (d->block_rows) {
         int64_t at = row / d->block_rows * d->factor_row_stride + col / block * d->factor_col_stride;
         factors_of(blocks, d, at, (int)((n + block - 1) / block), factors);
@@ -82,10 +83,13 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
         blocks->decode_down[d->element](values, codes, factors, n);
     else
         blocks->decode_along[d->element](values, codes, factors, n, block);
-    for (int j = 0; j < n && d->amax; j++)
-        values[j] *=
-            te_two_level_decode(d->amax[row * d->amax_row_stride + (col + j) * d->amax_col_stride], d->scale_max);
-    for (int j = 0; j < n && d->times != 1; j++) values[j] *= d->times;
+    if (d->amax && d->amax_col_stride == 0) {
+        float factor = te_two_level_decode(d->amax[row * d->amax_row_stride], d->scale_max);
+        blocks->multiply(values, factor, n);
+    }
+    for (int j = 0; j < n && d->amax && d->amax_col_stride; j++)
+        values[j] *= te_two_level_decode(d->amax[(col + j) * d->amax_col_stride], d->scale_max);
+    if (d->times != 1 && d->block_rows) blocks->multiply(values, d->times, n);
 }
 
 static bool decode_to(const te_quantize_blocks *blocks, const te_decode *d, te_dtype dtype, void *to, int64_t row)

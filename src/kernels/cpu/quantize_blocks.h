@@ -56,6 +56,7 @@ typedef struct te_quantize_blocks {
                                            int64_t block);
     void (*decode_down[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n);
     void (*factor_values)(float *factors, const uint8_t *stored, te_scale_kind scale, int n);  /* E8M0 or E4M3 */
+    void (*multiply)(float *values, float factor, int64_t n);
     void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
     /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
     bool (*narrow)(uint16_t *to, const float *values, int64_t n);

@@ -2,30 +2,9 @@
 #include "kernels/cpu/quantize_blocks.h"
 
 #include "kernels/philox.h"
+#include "quantize_codes.h"
 
 #include <string.h>
-
-/* --- elements ----------------------------------------------------------------------------------------------------- */
-
-/* A code without branches. The power of two that is added to a magnitude has the format's last place as its own, so the
- * sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of them.
- * Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h. */
-#define DEFINE_CODE(name, MANTISSA, SMALLEST, LARGEST, NAN_CODE, SIGN)                                    \
-    static inline __attribute__((always_inline)) uint8_t code_##name(float x)                            \
-    {                                                                                                     \
-        enum { DROPPED = 23 - MANTISSA };                                                                 \
-        uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu;                                        \
-        uint32_t most = size < LARGEST ? size : LARGEST, exponent = most & 0x7f800000u;                   \
-        exponent = exponent > SMALLEST ? exponent : SMALLEST;                                             \
-        uint32_t places = te_f32_bits(te_f32_from_bits(most) +                                            \
-                                      te_f32_from_bits(exponent + ((uint32_t)DROPPED << 23)));            \
-        uint32_t code = (places & 0xffu) + ((exponent - SMALLEST) >> DROPPED);                            \
-        return (uint8_t)(size > 0x7f800000u ? NAN_CODE : code | (bits >> 31 ? SIGN : 0u));                \
-    }
-
-DEFINE_CODE(e4m3, 3, 0x3c800000u, 0x43e00000u, 0x7fu, 0x80u) /* 2^-6 … 448 */
-DEFINE_CODE(e5m2, 2, 0x38800000u, 0x47600000u, 0x7fu, 0x80u) /* 2^-14 … 57344 */
-DEFINE_CODE(e2m1, 1, 0x3f800000u, 0x40c00000u, 7u, 8u)       /* 1 … 6 */
 
 /* --- per dtype of the source -------------------------------------------------------------------------------------- */
 
@@ -104,24 +83,38 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         for (int64_t j = i; j < end; j++) codes[j] = BODY;                           \
     }
 
-#define DEFINE_ENCODE(dtype, type, LOAD, format)                                                                     \
+/* Sixteens and thirty-twos by vector code where there is some (VECTORS), the rest one by one. */
+#define DEFINE_ENCODE(dtype, type, LOAD, format, CODE, VECTORS)                                                        \
     static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
                                          int64_t n, int64_t block)                                                     \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
-        ALONG(code_##format(LOAD(x[j]) * m))                                                                           \
+        int64_t whole = (VECTORS) ? n - n % 32 : 0;                                                                    \
+        if (whole && block == 16) {                                                                                    \
+            for (int64_t j = 0; j < whole; j += 32, multipliers += 2)                                                  \
+                TE_CODES_TWO_##dtype(codes + j, x + j, multipliers[0], multipliers[1], CODE);                          \
+            codes += whole, x += whole, n -= whole;                                                                    \
+        } else if (whole && (block % 32 == 0 || block == n)) {                                                         \
+            for (int64_t j = 0; j < whole; j += 32)                                                                    \
+                TE_CODES_ONE_##dtype(codes + j, x + j, multipliers[j / block], CODE);                                  \
+            multipliers += whole / block;                                                                              \
+            codes += whole, x += whole, n -= whole;                                                                    \
+        }                                                                                                              \
+        ALONG(te_code(LOAD(x[j]) * m, CODE))                                                                           \
     }                                                                                                                  \
     static void down_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
                                         int64_t n)                                                                     \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
-        for (int64_t j = 0; j < n; j++) codes[j] = code_##format(LOAD(x[j]) * multipliers[j]);                         \
+        int64_t j = 0;                                                                                                 \
+        for (; (VECTORS) && j + 32 <= n; j += 32) TE_CODES_EACH_##dtype(codes + j, x + j, multipliers + j, CODE);      \
+        for (; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], CODE);                                      \
     }
 
-#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                      \
-    DEFINE_ENCODE(dtype, type, LOAD, e4m3)                                                                             \
-    DEFINE_ENCODE(dtype, type, LOAD, e5m2)                                                                             \
-    DEFINE_ENCODE(dtype, type, LOAD, e2m1)                                                                             \
+#define DEFINE_SOURCE(dtype, type, LOAD, ROUND, VECTORS)                                                               \
+    DEFINE_ENCODE(dtype, type, LOAD, e4m3, TE_E4M3_CODE, VECTORS)                                                      \
+    DEFINE_ENCODE(dtype, type, LOAD, e5m2, TE_E5M2_CODE, VECTORS)                                                      \
+    DEFINE_ENCODE(dtype, type, LOAD, e2m1, TE_E2M1_CODE, VECTORS)                                                      \
     static void stochastic_along_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
                                          const uint8_t *restrict random, int64_t n, int64_t block)                     \
     {                                                                                                                  \
@@ -172,9 +165,9 @@ static void butterflies(float *values, int width, int n)
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
 #define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
 
-DEFINE_SOURCE(f32, float, SAME, SAME)
-DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16)
-DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16)
+DEFINE_SOURCE(f32, float, SAME, SAME, TE_CODES_AT_ONCE)
+DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16, TE_CODES_AT_ONCE)
+DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16, 0)
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
@@ -237,7 +230,11 @@ static void random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
 
 static void pack_along(uint8_t *restrict pairs, const uint8_t *restrict codes, int64_t n)
 {
-    for (int64_t j = 0; j < n / 2; j++) pairs[j] = (uint8_t)(codes[2 * j] | codes[2 * j + 1] << 4);
+    for (int64_t j = 0; j < n / 2; j++) {
+        uint16_t two;
+        memcpy(&two, codes + 2 * j, sizeof two);
+        pairs[j] = (uint8_t)(two | two >> 4); /* the lower byte is the even element's */
+    }
 }
 
 static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, const uint8_t *restrict odd, int64_t n)
@@ -248,15 +245,15 @@ static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, con
 static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs, int64_t n)
 {
     for (int64_t j = 0; j < n / 2; j++) {
-        codes[2 * j] = pairs[j] & 15;
-        codes[2 * j + 1] = pairs[j] >> 4;
+        uint16_t two = (uint16_t)((pairs[j] | pairs[j] << 4) & 0x0f0f);
+        memcpy(codes + 2 * j, &two, sizeof two);
     }
 }
 
 /* --- the way back ------------------------------------------------------------------------------------------------- */
 
 #define DECODE_BLOCKS_OF(SIZE, VALUE)                                                \
-    for (; i + (SIZE) <= n; i += (SIZE)) {                                           \
+    for (; i < n && i + (SIZE) <= n; i += (SIZE)) {                                  \
         const float f = *factors++;                                                  \
         for (int64_t j = i; j < i + (SIZE); j++) values[j] = VALUE(codes[j]) * f;    \
     }
@@ -266,7 +263,8 @@ static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs,
                                       const float *restrict factors, int64_t n, int64_t block)                         \
     {                                                                                                                  \
         int64_t i = 0;                                                                                                 \
-        if (block == 16) DECODE_BLOCKS_OF(16, VALUE)                                                                   \
+        if (block >= n) DECODE_BLOCKS_OF(n, VALUE)                                                                     \
+        else if (block == 16) DECODE_BLOCKS_OF(16, VALUE)                                                              \
         else if (block == 32) DECODE_BLOCKS_OF(32, VALUE)                                                              \
         else if (block == 128) DECODE_BLOCKS_OF(128, VALUE)                                                            \
         for (; i < n; i += block) {                                                                                    \
@@ -281,9 +279,9 @@ static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs,
         for (int64_t j = 0; j < n; j++) values[j] = VALUE(codes[j]) * factors[j];                                      \
     }
 
-DEFINE_DECODE(e4m3, te_f8e4m3_to_f32)
+DEFINE_DECODE(e4m3, te_value_e4m3)
 DEFINE_DECODE(e5m2, te_f8e5m2_to_f32)
-DEFINE_DECODE(e2m1, te_e2m1_to_f32)
+DEFINE_DECODE(e2m1, te_value_e2m1)
 
 static void factor_values(float *restrict factors, const uint8_t *restrict stored, te_scale_kind scale, int n)
 {
@@ -291,6 +289,11 @@ static void factor_values(float *restrict factors, const uint8_t *restrict store
         for (int i = 0; i < n; i++) factors[i] = te_e8m0_to_f32(stored[i]);
     else
         for (int i = 0; i < n; i++) factors[i] = te_f8e4m3_to_f32(stored[i]);
+}
+
+static void multiply(float *restrict values, float factor, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) values[j] *= factor;
 }
 
 static void transform_back(float *values, int width, int n)
@@ -333,6 +336,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .decode_along = FORMATS(decode_along),
     .decode_down = FORMATS(decode_down),
     .factor_values = factor_values,
+    .multiply = multiply,
     .transform_back = transform_back,
     .narrow = narrow,
 };

@@ -21,12 +21,10 @@ typedef struct te_quantize_loops {
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block);
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n);
-    /* E2M1 by random bytes, one per element. */
-    void (*stochastic_along)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n,
-                             int64_t block);
-    void (*stochastic_down)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    /* E2M1 by random bytes, one per element, as encode_down. */
+    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
-    /* 16 rows of n values, `width` apart, transformed down each column and rounded to the dtype. */
+    /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */
     void (*transform)(float *values, int width, int n);
 } te_quantize_loops;
 

@@ -39,10 +39,11 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     te_factor_rule rule = te_panel_rule(p, 1, 0);
     te_panel part = {x.row + i, x.col, high, x.cols};
     if (q->four_over_six != TE_46_NONE)
-        te_four_over_six_factors(p, l, part, 1, &rule);
+        te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
     else
-        p->blocks->factors(&rule, l->amaxes, n, l->factors, l->blocks);
-    for (int j = 0; j < x.cols; j++) l->multipliers[j] = l->blocks[j / wide];
+        p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
+    for (int b = 0; b < n && wide > 1; b++)
+        for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
     int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
     if (!q->replicated) {
         te_panel_put_factors(p, side, l->factors, n, along + x.col / wide * side->scale_row_stride,
@@ -78,7 +79,7 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
         if (k % TE_GROUP == 0)
             p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
                                    (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);
-        r->loops->stochastic_down(l->codes[k], row_at(r, k), l->multipliers, l->random[k % TE_GROUP], x.cols);
+        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, l->random[k % TE_GROUP], x.cols);
     }
 }
 

@@ -37,7 +37,7 @@ static void choose(const te_quantizer *q, const block *b, float block_amax, floa
 }
 
 void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel part, int side,
-                              const te_factor_rule *rule)
+                              const te_factor_rule *rule, float *multipliers)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *s = &p->job.side[side];
@@ -51,7 +51,7 @@ void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel 
             int n = cols - j < width ? cols - j : width, at = (first + j) / width;
             block b = {l->values[0] + j, TE_STRIP_COLS, 1, part.rows, n};
             if (side) b = (block){b.values, 1, TE_STRIP_COLS, n, part.rows};
-            choose(q, &b, l->amaxes[at], amax, rule->encode, (uint8_t *)l->factors + at, &l->blocks[at]);
+            choose(q, &b, l->amaxes[at], amax, rule->encode, (uint8_t *)l->factors + at, &multipliers[at]);
         }
     }
 }

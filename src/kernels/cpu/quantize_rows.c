@@ -19,7 +19,9 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
         int64_t across = (side->cols + TE_GROUP - 1) / TE_GROUP;
         uint64_t first = (uint64_t)((x.row + i) * across + x.col / TE_GROUP);
         p->blocks->random_along(l->random[0], side->rng, first, (x.cols + TE_GROUP - 1) / TE_GROUP);
-        p->loops->stochastic_along(codes, source, l->blocks, l->random[0], x.cols, block);
+        for (int j = 0; j < x.cols; j += TE_GROUP)
+            for (int k = 0; k < TE_GROUP; k++) l->multipliers[j + k] = l->blocks[j / block];
+        p->loops->stochastic(codes, source, l->multipliers, l->random[0], x.cols);
     } else {
         p->loops->encode_along[TE_E2M1](codes, source, l->blocks, x.cols, block);
     }
@@ -43,7 +45,7 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     te_panel part = {x.row + i, x.col, rows, x.cols};
     if (q->four_over_six != TE_46_NONE)
-        te_four_over_six_factors(p, l, part, 0, &rule);
+        te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else
         p->blocks->factors(&rule, l->amaxes, n, l->factors, l->blocks);
     int64_t row = q->replicated ? x.row + i : (x.row + i) / q->block_rows;

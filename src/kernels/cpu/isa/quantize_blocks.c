@@ -115,14 +115,8 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     DEFINE_ENCODE(dtype, type, LOAD, e4m3, TE_E4M3_CODE, VECTORS)                                                      \
     DEFINE_ENCODE(dtype, type, LOAD, e5m2, TE_E5M2_CODE, VECTORS)                                                      \
     DEFINE_ENCODE(dtype, type, LOAD, e2m1, TE_E2M1_CODE, VECTORS)                                                      \
-    static void stochastic_along_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
-                                         const uint8_t *restrict random, int64_t n, int64_t block)                     \
-    {                                                                                                                  \
-        const type *restrict x = data;                                                                                 \
-        ALONG(te_f32_to_e2m1_stochastic(LOAD(x[j]) * m, random[j]))                                                    \
-    }                                                                                                                  \
-    static void stochastic_down_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
-                                        const uint8_t *restrict random, int64_t n)                                     \
+    static void stochastic_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,       \
+                                   const uint8_t *restrict random, int64_t n)                                          \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
         for (int64_t j = 0; j < n; j++)                                                                                \
@@ -135,31 +129,56 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     }                                                                                                                  \
     static void transform_##dtype(float *values, int width, int n)                                                    \
     {                                                                                                                  \
-        signs(values, width, n);                                                                                       \
-        butterflies(values, width, n);                                                                                 \
+        transform_columns(values, width, n, false);                                                                    \
         for (int i = 0; i < TE_GROUP; i++)                                                                             \
-            for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j] * 0.25f);                  \
+            for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j]);                          \
     }
 
-/* te_hadamard_signs down each column. */
-static void signs(float *values, int width, int n)
+/* Columns that one step of the transform holds in registers, sixteen vectors. */
+#if defined(TE_ISA_avx512)
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+/* te_hadamard16 down the columns, but for the last multiplication. */
+TE_INLINE void butterflies(lanes v[TE_GROUP])
 {
-    for (int i = 0; i < TE_GROUP; i++)
-        for (int j = 0; j < n && 0xd7e8u >> i & 1u; j++) values[i * width + j] = -values[i * width + j];
+#pragma GCC unroll 4
+    for (int distance = 1; distance < TE_GROUP; distance *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) {
+            if (i & distance) continue;
+            lanes a = v[i], b = v[i + distance];
+            v[i] = a + b;
+            v[i + distance] = a - b;
+        }
 }
 
-/* te_hadamard16 down each column, but for the last multiplication. */
-static void butterflies(float *values, int width, int n)
+/* te_hadamard_signs down the columns. */
+TE_INLINE void signs(lanes v[TE_GROUP])
 {
-    for (int distance = 1; distance < TE_GROUP; distance *= 2)
-        for (int i = 0; i < TE_GROUP; i++) {
-            float *restrict low = values + i * width, *restrict high = low + distance * width;
-            for (int j = 0; j < n && !(i & distance); j++) {
-                float a = low[j], b = high[j];
-                low[j] = a + b;
-                high[j] = a - b;
-            }
-        }
+#pragma GCC unroll 16
+    for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
+}
+
+/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up to a
+ * whole vector is transformed too; the memory is there. */
+TE_INLINE void transform_columns(float *values, int width, int n, bool back)
+{
+    for (int j = 0; j < n; j += LANES) {
+        lanes v[TE_GROUP];
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
+        if (!back) signs(v);
+        butterflies(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
+        if (back) signs(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
+    }
 }
 
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
@@ -281,7 +300,34 @@ static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs,
 
 DEFINE_DECODE(e4m3, te_value_e4m3)
 DEFINE_DECODE(e5m2, te_f8e5m2_to_f32)
+#if defined(TE_ISA_avx512)
+/* All values are in one register. */
+static const float e2m1_values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+TE_INLINE void decode_16(float *values, const uint8_t *codes, __m512 factors)
+{
+    __m512i which = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+    _mm512_storeu_ps(values, _mm512_mul_ps(_mm512_permutexvar_ps(which, _mm512_loadu_ps(e2m1_values)), factors));
+}
+
+static void decode_along_e2m1(float *restrict values, const uint8_t *restrict codes, const float *restrict factors,
+                              int64_t n, int64_t block)
+{
+    int64_t i = 0;
+    for (; block % 16 == 0 && i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
+    for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i / block];
+}
+
+static void decode_down_e2m1(float *restrict values, const uint8_t *restrict codes, const float *restrict factors,
+                             int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_loadu_ps(factors + i));
+    for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i];
+}
+#else
 DEFINE_DECODE(e2m1, te_value_e2m1)
+#endif
 
 static void factor_values(float *restrict factors, const uint8_t *restrict stored, te_scale_kind scale, int n)
 {
@@ -296,13 +342,7 @@ static void multiply(float *restrict values, float factor, int64_t n)
     for (int64_t j = 0; j < n; j++) values[j] *= factor;
 }
 
-static void transform_back(float *values, int width, int n)
-{
-    butterflies(values, width, n);
-    for (int i = 0; i < TE_GROUP; i++)
-        for (int j = 0; j < n; j++) values[i * width + j] *= 0.25f;
-    signs(values, width, n);
-}
+static void transform_back(float *values, int width, int n) { transform_columns(values, width, n, true); }
 
 static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t n)
 {
@@ -321,7 +361,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
     {                                                                                                                  \
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
         .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
-        .stochastic_along = stochastic_along_##dtype, .stochastic_down = stochastic_down_##dtype,                      \
+        .stochastic = stochastic_##dtype,                                                                              \
         .load = load_##dtype, .transform = transform_##dtype                                                           \
     }
 

@@ -83,6 +83,37 @@ local function losses(dtype, size)
     }
 end
 
+-- A quantizer reads x (twice where its factor is that of the whole tensor) and writes a byte, or half of one, per element
+-- and direction; factors of blocks are not counted.
+local function quantizers(dtype, size)
+    local x = tensor(dtype, ROWS, WIDTH)
+    local recipe = te.recipe
+    local kinds = {
+        { "delayed", recipe.DelayedScaling {}, 1, 1 }, { "current", recipe.Float8CurrentScaling {}, 1, 2 },
+        { "MXFP8", recipe.MXFP8BlockScaling {}, 1, 1 }, { "1x128", recipe.Float8BlockScaling {}, 1, 1 },
+        { "128x128", recipe.Float8BlockScaling {}, 1, 1, "weight" },
+        { "NVFP4", recipe.NVFP4BlockScaling { disable_rht = true }, 0.5, 2 },
+        { "NVFP4 RHT", recipe.NVFP4BlockScaling {}, 0.5, 2 },
+        { "NVFP4 stochastic", recipe.NVFP4BlockScaling {}, 0.5, 2, "grad_output" },
+        { "NVFP4 16x16", recipe.NVFP4BlockScaling {}, 0.5, 2, "weight" },
+        { "NVFP4 4over6", recipe.NVFP4BlockScaling { nvfp4_4over6 = "weights" }, 0.5, 2, "weight" },
+    }
+    local cases = {}
+    for _, kind in ipairs(kinds) do
+        local name, how, written, reads, role = unpack(kind)
+        for columns = 0, 1 do
+            local options = { columnwise = columns == 1 }
+            cases[#cases + 1] = { name .. (columns == 1 and " both" or ""), reads * size + written * (1 + columns),
+                function()
+                    for _, part in pairs(te.quantize(x, how, role, options):state_dict()) do part:release() end
+                end }
+        end
+        local q = te.quantize(x, how, role)
+        cases[#cases + 1] = { name .. " back", size + written, forward(function() return q:dequantize() end) }
+    end
+    return cases
+end
+
 local function optimizer()
     local function one(fill) return { te.full({ ROWS, WIDTH }, fill) } end
     local params, grads, m, v = one(1), one(1e-3), one(0), one(0)
@@ -117,6 +148,7 @@ te.train.run(function()
         print_cases(o, dtype, ROWS * WIDTH, pointwise(dtype, size))
         print_cases(o, dtype, ROWS * WIDTH, rows(dtype, size))
         print_cases(o, dtype, TOKENS * VOCABULARY, losses(dtype, size))
+        print_cases(o, dtype, ROWS * WIDTH, quantizers(dtype, size))
     end
     print_cases(o, "float32", ROWS * WIDTH, optimizer())
 end)

@@ -61,11 +61,11 @@ TE_HD static inline float te_e8m0_inverse(uint8_t code)
 
 /* --- e2m1 ------------------------------------------------------------------------------------------------------- */
 
+/* As those of dtype.h: a multiplication moves the exponent, and normalizes the one subnormal number. */
 TE_HD static inline float te_e2m1_to_f32(uint8_t code)
 {
-    uint32_t magnitude = code & 7u;
-    float size = magnitude < 4 ? 0.5f * (float)magnitude : magnitude == 7 ? 6.0f : (float)magnitude - 2.0f;
-    return code & 8u ? -size : size;
+    uint32_t bits = te_f32_bits(te_f32_from_bits((code & 7u) << 22) * 0x1p126f);
+    return te_f32_from_bits(bits | (code & 8u) << 28);
 }
 
 /* To nearest, ties to the even code; saturates. */

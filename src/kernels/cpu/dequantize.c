@@ -1,49 +1,75 @@
-/* dequantize.c - the values that a quantized side stands for, tile by tile. */
-#include "quantize_tile.h"
+/* dequantize.c - the values that a quantized side stands for, to a matrix that lies as the source did.
+ *
+ * A side that lies so itself is decoded row by row, a transposed one square by square, turned as float32.
+ */
+#include "copy.h"
+#include "decode.h"
 
-static float element_at(const te_quantizer *q, const te_quantized_side *s, int64_t i, int64_t j)
+#include <string.h>
+
+enum { SQUARE = 128, PARALLEL_FROM = 16 << 10 };
+
+typedef struct target {
+    const te_quantize_job *job;
+    te_decode decode;
+    const te_quantize_blocks *blocks;
+    te_store_fn store;
+    te_transpose_fn transpose; /* of float32 */
+} target;
+
+static void put(const target *t, int64_t row, int64_t col, const float *values, int n)
 {
-    if (q->element == TE_E2M1) return te_e2m1_to_f32((uint8_t)(s->data[i * s->row_stride + j / 2] >> (j % 2 * 4) & 15));
-    uint8_t code = s->data[i * s->row_stride + j * s->col_stride];
-    return q->element == TE_E4M3 ? te_f8e4m3_to_f32(code) : te_f8e5m2_to_f32(code);
+    int64_t at = row * t->job->source_stride + col;
+    t->store((char *)t->job->source + at * (int64_t)te_dtype_size(t->job->dtype), 1, values, 1, n);
 }
 
-static float value_at(const te_quantizer *q, const te_quantized_side *s, int64_t i, int64_t j)
+static void decode_rows(const target *t, int64_t row)
 {
-    float x = element_at(q, s, i, j);
-    if (!q->block_rows) return x * *(const float *)s->scale_inv;
-    int64_t at = te_scale_at(q, s, i, j);
-    if (q->scale == TE_SCALE_F32) return x * ((const float *)s->scale_inv)[at];
-    uint8_t code = ((const uint8_t *)s->scale_inv)[at];
-    if (q->scale == TE_SCALE_E8M0) return x * te_e8m0_to_f32(code);
-    return x * te_f8e4m3_to_f32(code) * te_two_level_decode(te_side_amax(s, i), q->scale_max);
+    float values[TE_DECODE_RUN];
+    for (int64_t col = 0; col < t->job->cols; col += TE_DECODE_RUN) {
+        int n = (int)(t->job->cols - col < TE_DECODE_RUN ? t->job->cols - col : TE_DECODE_RUN);
+        te_decode_row(t->blocks, &t->decode, row, col, n, values);
+        put(t, row, col, values, n);
+    }
 }
 
-static void decode_tile(const te_quantizer *q, const te_quantized_side *s, float (*tile)[TE_TILE], int64_t row,
-                        int64_t col)
+/* The square whose first element is (row, col) of the source. Groups of 16 rows are whole in a transformed side. */
+static void decode_square(const target *t, int64_t row, int64_t col)
 {
-    int rows = te_tile_extent(s->rows, row), cols = te_tile_extent(s->cols, col);
-    if (rows < TE_TILE || cols < TE_TILE) memset(tile, 0, sizeof(float[TE_TILE][TE_TILE]));
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) tile[i][j] = value_at(q, s, row + i, col + j);
-}
-
-static void restore(const te_quantize_job *job, te_lane *l, int64_t row, int64_t col)
-{
-    decode_tile(job->quantizer, &job->side[0], l->tile, row, col);
-    te_tile_store(job, l->tile, row, col);
-}
-
-static void restore_across(const te_quantize_job *job, te_lane *l, int64_t row, int64_t col)
-{
-    decode_tile(job->quantizer, &job->side[1], l->across, col, row);
-    if (job->quantizer->hadamard) te_tile_transform_back(l->across);
-    te_tile_transpose(l->tile, l->across);
-    te_tile_store(job, l->tile, row, col);
+    float turned[SQUARE][SQUARE], values[SQUARE][SQUARE];
+    int64_t left = t->decode.cols - row;
+    int rows = (int)(left < SQUARE ? left : SQUARE);
+    int cols = (int)(t->job->cols - col < SQUARE ? t->job->cols - col : SQUARE);
+    for (int j = 0; j < cols; j++) te_decode_row(t->blocks, &t->decode, col + j, row, rows, turned[j]);
+    t->transpose(values, SQUARE, turned, SQUARE, rows, cols);
+    for (int i = 0; i < rows && t->job->quantizer->hadamard; i += TE_GROUP)
+        t->blocks->transform_back(values[i], SQUARE, cols);
+    for (int i = 0; i < rows && row + i < t->job->rows; i++) put(t, row + i, col, values[i], cols);
 }
 
 te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
-    float amax[2];
-    return te_tiles_visit(exec, job, side ? restore_across : restore, amax);
+    te_quant quant;
+    bool across, turned;
+    te_view view = te_quantized_view(job->quantizer, &job->side[side], false, &quant);
+    const te_copy_blocks *copy = te_copy_blocks_of(exec);
+    if (job->rows == 0 || job->cols == 0) return TE_OK;
+    target t = {.job = job,
+                .decode = te_decode_of(&view, &across),
+                .blocks = te_quantize_blocks_of(exec),
+                .store = copy->store[TE_CLASS_F32][job->dtype],
+                .transpose = copy->transpose[2]};
+    t.decode.times = te_decode_tensor_factor(&view);
+    turned = side == 1 && job->quantizer->transposed;
+    int threads = exec->threads < 1 || job->rows * job->cols < PARALLEL_FROM ? 1 : exec->threads;
+    int64_t over = (job->cols + SQUARE - 1) / SQUARE, squares = (job->rows + SQUARE - 1) / SQUARE * over;
+    int64_t parts = turned ? squares : job->rows;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t i = 0; i < parts; i++) {
+        if (turned)
+            decode_square(&t, i / over * SQUARE, i % over * SQUARE);
+        else
+            decode_rows(&t, i);
+    }
+    return TE_OK;
 }

@@ -8,9 +8,9 @@
  *
  * A copy of an operand that comes again under its key is kept, as packed ones are (gemm_cache.h).
  */
+#include "decode.h"
 #include "gemm.h"
 #include "gemm_cache.h"
-#include "gemm_decode.h"
 
 #include <math.h>
 #include <string.h>
@@ -32,15 +32,6 @@ static bool fits_bf16(const te_view *v)
     if (!q) return v->dtype == TE_BF16;
     if (q->scale == TE_SCALE_E4M3) return q->amax_stride[0] == 0 && q->amax_stride[1] == 0;
     return q->scale == TE_SCALE_E8M0 || q->block[0] == 0 || q->power_of_two;
-}
-
-static float tensor_factor(const te_view *v)
-{
-    const te_quant *q = v->quant;
-    if (!q) return 1;
-    if (q->scale == TE_SCALE_E4M3 && q->amax_stride[0] == 0 && q->amax_stride[1] == 0)
-        return te_two_level_decode(*q->amax, q->scale_max);
-    return q->scale == TE_SCALE_F32 && q->block[0] == 0 ? *(const float *)q->scale_inv : 1;
 }
 
 static te_status check(te_exec *exec, const te_view *v)
@@ -65,43 +56,39 @@ static te_status check(te_exec *exec, const te_view *v)
 
 /* --- decoding ----------------------------------------------------------------------------------------------------- */
 
-/* The matrix of a view, lying as it is stored: `across` when the view is its transpose. */
-static te_decode decode_of(const te_view *v, te_dtype dtype, float times, bool *across)
+/* What a decoded copy depends on. */
+static te_gemm_packed_id id_of(const te_decode *d, te_dtype dtype, uint64_t key)
 {
-    const te_quant *q = v->quant;
-    int d = v->ndim, row = 0, col = 1;
-    *across = v->stride[d - 1] != 1 && v->stride[d - 2] == 1;
-    if (*across) row = 1, col = 0;
-    return (te_decode){.element = q->element,
-                       .scale = q->scale,
-                       .dtype = dtype,
-                       .data = v->data,
-                       .rows = v->shape[d - 2 + row],
-                       .cols = v->shape[d - 2 + col],
-                       .row_stride = v->stride[d - 2 + row],
-                       .col_stride = v->stride[d - 2 + col],
-                       .factors = q->scale_inv,
-                       .block_rows = q->block[row],
-                       .block_cols = q->block[col],
-                       .factor_row_stride = q->scale_stride[row],
-                       .factor_col_stride = q->scale_stride[col],
-                       .amax = q->amax_stride[0] || q->amax_stride[1] ? q->amax : NULL,
-                       .amax_row_stride = q->amax_stride[row],
-                       .amax_col_stride = q->amax_stride[col],
-                       .scale_max = q->scale_max,
-                       .times = times};
+    te_gemm_packed_id id = {.key = key};
+    int64_t form[15] = {(int64_t)(intptr_t)d->data,
+                        (int64_t)(intptr_t)d->factors,
+                        (int64_t)(intptr_t)d->amax,
+                        d->element,
+                        d->scale,
+                        dtype,
+                        d->rows,
+                        d->cols,
+                        d->row_stride,
+                        d->col_stride,
+                        d->block_rows,
+                        d->block_cols,
+                        d->factor_row_stride,
+                        d->factor_col_stride,
+                        te_f32_bits(d->times)};
+    memcpy(id.form, form, sizeof form);
+    return id;
 }
 
 /* Memory for the decoded copy: one that stays (*fresh: to be filled), or lent. */
-static void *room_for(te_exec *exec, operand *o, const te_decode *d, bool *fresh)
+static void *room_for(te_exec *exec, operand *o, const te_decode *d, te_dtype dtype, bool *fresh)
 {
-    size_t bytes = (size_t)d->rows * (size_t)d->cols * te_dtype_size(d->dtype);
+    size_t bytes = (size_t)d->rows * (size_t)d->cols * te_dtype_size(dtype);
     te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return NULL;
     *fresh = true;
     if (o->key && !state->packed) state->packed = te_gemm_cache_new(exec->mem);
     if (o->key && state->packed) {
-        te_gemm_packed_id id = te_decode_id(d, o->key);
+        te_gemm_packed_id id = id_of(d, dtype, o->key);
         void *room;
         const void *kept = te_gemm_cache_find(state->packed, &id, bytes, &room);
         if (kept) *fresh = false;
@@ -115,41 +102,44 @@ static void *room_for(te_exec *exec, operand *o, const te_decode *d, bool *fresh
 static te_status decode(te_exec *exec, operand *o, te_dtype dtype, float times, bool *exact)
 {
     bool across, fresh;
-    const te_view *v = o->given;
-    te_decode d = decode_of(v, dtype, times, &across);
+    int n = o->given->ndim;
+    te_decode d = te_decode_of(o->given, &across);
+    d.times = times;
     *exact = true;
     if (d.rows == 0 || d.cols == 0) return TE_OK;
-    d.to = room_for(exec, o, &d, &fresh);
-    if (!d.to) return TE_ERROR_MEMORY;
-    if (fresh && !te_decode_run(exec, &d)) {
+    void *to = room_for(exec, o, &d, dtype, &fresh);
+    if (!to) return TE_ERROR_MEMORY;
+    if (fresh && !te_decode_matrix(exec, &d, dtype, to)) {
         *exact = false;
-        te_gemm_packed_id id = te_decode_id(&d, o->key);
+        te_gemm_packed_id id = id_of(&d, dtype, o->key);
         if (o->key) te_gemm_cache_forget(te_gemm_state_get(exec)->packed, &id);
     }
-    o->plain.data = d.to;
-    o->plain.stride[v->ndim - 2] = across ? 1 : d.cols;
-    o->plain.stride[v->ndim - 1] = across ? d.cols : 1;
+    o->plain.data = to;
+    o->plain.stride[n - 2] = across ? 1 : d.cols;
+    o->plain.stride[n - 1] = across ? d.cols : 1;
     return TE_OK;
 }
 
+/* A plain operand in another dtype, dense in the order in which it lies; dimensions that repeat are stored once. */
 static te_status widen(te_exec *exec, operand *o, te_dtype dtype)
 {
     const te_view *v = o->given;
-    int d = v->ndim;
-    bool across = v->stride[d - 1] != 1 && v->stride[d - 2] == 1;
-    if (v->dtype == dtype) return TE_OK;
+    int n = v->ndim;
+    bool across = v->stride[n - 1] != 1 && v->stride[n - 2] == 1;
     int64_t step = 1;
-    for (int i = 0; i < d; i++) {
-        int dim = i < 2 && across ? d - 2 + i : d - 1 - i;
-        o->plain.stride[dim] = i >= 2 && v->stride[dim] == 0 ? 0 : step;
-        if (o->plain.stride[dim]) step *= v->shape[dim];
+    if (v->dtype == dtype) return TE_OK;
+    for (int i = 0; i < n; i++) {
+        int dim = i < 2 && across ? n - 2 + i : n - 1 - i;
+        bool repeats = i >= 2 && v->stride[dim] == 0;
+        o->plain.stride[dim] = repeats ? 0 : step;
+        if (!repeats) step *= v->shape[dim];
     }
     if (step == 0) return TE_OK;
     o->key = 0;
     o->lent = o->plain.data = exec->scratch(exec, (size_t)step * te_dtype_size(dtype));
     if (!o->lent) return TE_ERROR_MEMORY;
     te_view from = *v, to = o->plain;
-    for (int i = 0; i < d - 2; i++)
+    for (int i = 0; i < n - 2; i++)
         if (to.stride[i] == 0) from.shape[i] = to.shape[i] = 1;
     return te_cpu_copy(exec, &to, &from);
 }
@@ -163,7 +153,7 @@ typedef struct way {
 /* Fills o->plain with values. */
 static te_status prepare(te_exec *exec, operand *o, const te_view *given, uint64_t key, way w, bool *exact)
 {
-    float factor = tensor_factor(given);
+    float factor = te_decode_tensor_factor(given);
     *o = (operand){.given = given, .plain = *given, .key = key, .factor = w.apart ? factor : 1};
     o->plain.dtype = w.dtype;
     o->plain.quant = NULL;
@@ -195,7 +185,7 @@ static te_status run(te_exec *exec, const te_gemm *g, way w, bool *exact)
  * where the result does not. */
 static bool factors_join(const te_gemm *g)
 {
-    double a = (double)tensor_factor(&g->a), b = (double)tensor_factor(&g->b), product = (double)g->alpha * a * b;
+    double a = (double)te_decode_tensor_factor(&g->a), b = (double)te_decode_tensor_factor(&g->b), product = (double)g->alpha * a * b;
     return isnormal((float)product) || g->alpha == 0 || a == 0 || b == 0 || !isfinite(a) || !isfinite(b);
 }
 

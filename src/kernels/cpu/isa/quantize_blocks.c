@@ -1,0 +1,382 @@
+/* quantize_blocks.c - the loops of quantize_blocks.h. They are plain, and vectorize as they stand. */
+#include "kernels/cpu/quantize_blocks.h"
+
+#include "kernels/philox.h"
+#include "quantize_codes.h"
+
+#include <string.h>
+
+/* --- per dtype of the source -------------------------------------------------------------------------------------- */
+
+#define SAME(x) (x)
+
+/* Magnitudes compare as integers do; signed ones, whose maximum vectorizes. */
+#define SIZE_F32(x)    ((int32_t)(te_f32_bits(x) & 0x7fffffffu))
+#define SIZE_HALF(x)   ((int16_t)((x) & 0x7fffu))
+#define VALUE_F32(x)   te_f32_from_bits((uint32_t)(x))
+#define VALUE_BF16(x)  te_bf16_to_f32((uint16_t)(x))
+#define VALUE_F16(x)   te_f16_to_f32((uint16_t)(x))
+
+#define DEFINE_AMAX(name, element, key, SIZE, INFINITE, VALUE)                                                         \
+    static inline __attribute__((always_inline)) float amax_of_##name(const element *x, int64_t n)                    \
+    {                                                                                                                  \
+        key most = 0;                                                                                                  \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            key size = SIZE(x[i]);                                                                                     \
+            size = size > INFINITE ? (key)0 : size;                                                                        \
+            most = size > most ? size : most;                                                                          \
+        }                                                                                                              \
+        return VALUE(most);                                                                                            \
+    }                                                                                                                  \
+    static void amax_along_##name(float *amax, const void *data, int64_t n, int64_t block)                            \
+    {                                                                                                                  \
+        const element *x = data;                                                                                       \
+        int64_t i = 0;                                                                                                 \
+        if (block == 16)                                                                                               \
+            for (; i + 16 <= n; i += 16) *amax++ = amax_of_##name(x + i, 16);                                          \
+        else if (block == 32)                                                                                          \
+            for (; i + 32 <= n; i += 32) *amax++ = amax_of_##name(x + i, 32);                                          \
+        else if (block == 128)                                                                                         \
+            for (; i + 128 <= n; i += 128) *amax++ = amax_of_##name(x + i, 128);                                       \
+        for (; i < n; i += block) *amax++ = amax_of_##name(x + i, n - i < block ? n - i : block);                      \
+    }                                                                                                                  \
+    static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                      \
+    {                                                                                                                  \
+        enum { AT_ONCE = 64 };                                                                                         \
+        for (int j = 0; j < n; j += AT_ONCE) {                                                                         \
+            const element *x = (const element *)data + j;                                                              \
+            key most[AT_ONCE] = {0};                                                                                   \
+            int count = n - j < AT_ONCE ? n - j : AT_ONCE;                                                             \
+            for (int i = 0; i < rows; i++, x += stride) {                                                              \
+                element line[AT_ONCE];                                                                                 \
+                if (count < AT_ONCE) memset(line, 0, sizeof line);                                                     \
+                memcpy(line, x, count < AT_ONCE ? (size_t)count * sizeof *x : sizeof line);                            \
+                for (int k = 0; k < AT_ONCE; k++) {                                                                    \
+                    key size = SIZE(line[k]);                                                                          \
+                    size = size > INFINITE ? (key)0 : size;                                                                \
+                    most[k] = size > most[k] ? size : most[k];                                                         \
+                }                                                                                                      \
+            }                                                                                                          \
+            for (int k = 0; k < count; k++) amax[j + k] = VALUE(most[k]);                                              \
+        }                                                                                                              \
+    }
+
+DEFINE_AMAX(f32, float, int32_t, SIZE_F32, 0x7f800000, VALUE_F32)
+DEFINE_AMAX(bf16, uint16_t, int16_t, SIZE_HALF, 0x7f80, VALUE_BF16)
+DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
+
+/* CODE(j) is the code of element j; the factor of a block is m. */
+#define BLOCKS_OF(SIZE, BODY)                                                        \
+    for (; i + (SIZE) <= n; i += (SIZE)) {                                           \
+        const float m = *multipliers++;                                              \
+        for (int64_t j = i; j < i + (SIZE); j++) codes[j] = BODY;                    \
+    }
+
+#define ALONG(BODY)                                                                  \
+    int64_t i = 0;                                                                   \
+    if (block == 16) BLOCKS_OF(16, BODY)                                             \
+    else if (block == 32) BLOCKS_OF(32, BODY)                                        \
+    else if (block == 128) BLOCKS_OF(128, BODY)                                      \
+    for (; i < n; i += block) {                                                      \
+        const float m = *multipliers++;                                              \
+        const int64_t end = n - i < block ? n : i + block;                           \
+        for (int64_t j = i; j < end; j++) codes[j] = BODY;                           \
+    }
+
+/* Sixteens and thirty-twos by vector code where there is some (VECTORS), the rest one by one. */
+#define DEFINE_ENCODE(dtype, type, LOAD, format, CODE, VECTORS)                                                        \
+    static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
+                                         int64_t n, int64_t block)                                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        int64_t whole = (VECTORS) ? n - n % 32 : 0;                                                                    \
+        if (whole && block == 16) {                                                                                    \
+            for (int64_t j = 0; j < whole; j += 32, multipliers += 2)                                                  \
+                TE_CODES_TWO_##dtype(codes + j, x + j, multipliers[0], multipliers[1], CODE);                          \
+            codes += whole, x += whole, n -= whole;                                                                    \
+        } else if (whole && (block % 32 == 0 || block == n)) {                                                         \
+            for (int64_t j = 0; j < whole; j += 32)                                                                    \
+                TE_CODES_ONE_##dtype(codes + j, x + j, multipliers[j / block], CODE);                                  \
+            multipliers += whole / block;                                                                              \
+            codes += whole, x += whole, n -= whole;                                                                    \
+        }                                                                                                              \
+        ALONG(te_code(LOAD(x[j]) * m, CODE))                                                                           \
+    }                                                                                                                  \
+    static void down_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
+                                        int64_t n)                                                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        int64_t j = 0;                                                                                                 \
+        for (; (VECTORS) && j + 32 <= n; j += 32) TE_CODES_EACH_##dtype(codes + j, x + j, multipliers + j, CODE);      \
+        for (; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], CODE);                                      \
+    }
+
+#define DEFINE_SOURCE(dtype, type, LOAD, ROUND, VECTORS)                                                               \
+    DEFINE_ENCODE(dtype, type, LOAD, e4m3, TE_E4M3_CODE, VECTORS)                                                      \
+    DEFINE_ENCODE(dtype, type, LOAD, e5m2, TE_E5M2_CODE, VECTORS)                                                      \
+    DEFINE_ENCODE(dtype, type, LOAD, e2m1, TE_E2M1_CODE, VECTORS)                                                      \
+    static void stochastic_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,       \
+                                   const uint8_t *restrict random, int64_t n)                                          \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++)                                                                                \
+            codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j], random[j]);                              \
+    }                                                                                                                  \
+    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                     \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
+    }                                                                                                                  \
+    static void transform_##dtype(float *values, int width, int n)                                                    \
+    {                                                                                                                  \
+        transform_columns(values, width, n, false);                                                                    \
+        for (int i = 0; i < TE_GROUP; i++)                                                                             \
+            for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j]);                          \
+    }
+
+/* Columns that one step of the transform holds in registers, sixteen vectors. */
+#if defined(TE_ISA_avx512)
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+
+/* te_hadamard16 down the columns, but for the last multiplication. */
+TE_INLINE void butterflies(lanes v[TE_GROUP])
+{
+#pragma GCC unroll 4
+    for (int distance = 1; distance < TE_GROUP; distance *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) {
+            if (i & distance) continue;
+            lanes a = v[i], b = v[i + distance];
+            v[i] = a + b;
+            v[i + distance] = a - b;
+        }
+}
+
+/* te_hadamard_signs down the columns. */
+TE_INLINE void signs(lanes v[TE_GROUP])
+{
+#pragma GCC unroll 16
+    for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
+}
+
+/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up to a
+ * whole vector is transformed too; the memory is there. */
+TE_INLINE void transform_columns(float *values, int width, int n, bool back)
+{
+    for (int j = 0; j < n; j += LANES) {
+        lanes v[TE_GROUP];
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
+        if (!back) signs(v);
+        butterflies(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
+        if (back) signs(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
+    }
+}
+
+#define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
+#define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
+
+DEFINE_SOURCE(f32, float, SAME, SAME, TE_CODES_AT_ONCE)
+DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16, TE_CODES_AT_ONCE)
+DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16, 0)
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+static void factors(const te_factor_rule *rule, const float *restrict amax, int n, void *factors_, float *restrict m)
+{
+    float *restrict wide = factors_;
+    uint8_t *restrict codes = factors_;
+    const te_factor_rule r = *rule;
+    if (r.scale == TE_SCALE_F32)
+        for (int i = 0; i < n; i++) {
+            m[i] = te_scale_from_amax(amax[i], r.max, r.power_of_two, r.epsilon, r.overflow);
+            wide[i] = 1.0f / m[i];
+        }
+    else if (r.scale == TE_SCALE_E8M0)
+        for (int i = 0; i < n; i++) {
+            codes[i] = te_f32_to_e8m0(amax[i] * (1.0f / r.max));
+            m[i] = te_e8m0_inverse(codes[i]);
+        }
+    else
+        for (int i = 0; i < n; i++) {
+            codes[i] = te_two_level_block(amax[i], r.encode);
+            m[i] = te_two_level_multiplier(codes[i], r.encode);
+        }
+}
+
+/* --- random bytes ------------------------------------------------------------------------------------------------- */
+
+static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n)
+{
+    enum { AT_ONCE = 64 };
+    for (int j = 0; j < n; j += AT_ONCE) {
+        uint32_t words[4][AT_ONCE];
+        int count = n - j < AT_ONCE ? n - j : AT_ONCE;
+        for (int k = 0; k < AT_ONCE; k++) {
+            te_philox_words w = te_rng_group(rng, first + step * (uint64_t)(j + k));
+            for (int i = 0; i < 4; i++) words[i][k] = w.word[i];
+        }
+        for (int i = 0; i < TE_GROUP; i++)
+            for (int k = 0; k < count; k++) bytes[i * width + j + k] = (uint8_t)(words[i / 4][k] >> i % 4 * 8);
+    }
+}
+
+static void random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
+{
+    enum { AT_ONCE = 16 };
+    for (int64_t j = 0; j < n; j += AT_ONCE) {
+        uint32_t words[AT_ONCE][4];
+        int64_t count = n - j < AT_ONCE ? n - j : AT_ONCE;
+        for (int k = 0; k < AT_ONCE; k++) {
+            te_philox_words w = te_rng_group(rng, first + (uint64_t)(j + k));
+            for (int i = 0; i < 4; i++) words[k][i] = w.word[i];
+        }
+        for (int64_t k = 0; k < count; k++)
+            for (int i = 0; i < TE_GROUP; i++)
+                bytes[(j + k) * TE_GROUP + i] = (uint8_t)(words[k][i / 4] >> i % 4 * 8);
+    }
+}
+
+/* --- pairs -------------------------------------------------------------------------------------------------------- */
+
+static void pack_along(uint8_t *restrict pairs, const uint8_t *restrict codes, int64_t n)
+{
+    for (int64_t j = 0; j < n / 2; j++) {
+        uint16_t two;
+        memcpy(&two, codes + 2 * j, sizeof two);
+        pairs[j] = (uint8_t)(two | two >> 4); /* the lower byte is the even element's */
+    }
+}
+
+static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, const uint8_t *restrict odd, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) pairs[j] = (uint8_t)(even[j] | odd[j] << 4);
+}
+
+static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs, int64_t n)
+{
+    for (int64_t j = 0; j < n / 2; j++) {
+        uint16_t two = (uint16_t)((pairs[j] | pairs[j] << 4) & 0x0f0f);
+        memcpy(codes + 2 * j, &two, sizeof two);
+    }
+}
+
+/* --- the way back ------------------------------------------------------------------------------------------------- */
+
+#define DECODE_BLOCKS_OF(SIZE, VALUE)                                                \
+    for (; i < n && i + (SIZE) <= n; i += (SIZE)) {                                  \
+        const float f = *factors++;                                                  \
+        for (int64_t j = i; j < i + (SIZE); j++) values[j] = VALUE(codes[j]) * f;    \
+    }
+
+#define DEFINE_DECODE(format, VALUE)                                                                                   \
+    static void decode_along_##format(float *restrict values, const uint8_t *restrict codes,                           \
+                                      const float *restrict factors, int64_t n, int64_t block)                         \
+    {                                                                                                                  \
+        int64_t i = 0;                                                                                                 \
+        if (block >= n) DECODE_BLOCKS_OF(n, VALUE)                                                                     \
+        else if (block == 16) DECODE_BLOCKS_OF(16, VALUE)                                                              \
+        else if (block == 32) DECODE_BLOCKS_OF(32, VALUE)                                                              \
+        else if (block == 128) DECODE_BLOCKS_OF(128, VALUE)                                                            \
+        for (; i < n; i += block) {                                                                                    \
+            const float f = *factors++;                                                                                \
+            const int64_t end = n - i < block ? n : i + block;                                                         \
+            for (int64_t j = i; j < end; j++) values[j] = VALUE(codes[j]) * f;                                         \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void decode_down_##format(float *restrict values, const uint8_t *restrict codes,                            \
+                                     const float *restrict factors, int64_t n)                                         \
+    {                                                                                                                  \
+        for (int64_t j = 0; j < n; j++) values[j] = VALUE(codes[j]) * factors[j];                                      \
+    }
+
+DEFINE_DECODE(e4m3, te_value_e4m3)
+DEFINE_DECODE(e5m2, te_f8e5m2_to_f32)
+#if defined(TE_ISA_avx512)
+/* All values are in one register. */
+static const float e2m1_values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+TE_INLINE void decode_16(float *values, const uint8_t *codes, __m512 factors)
+{
+    __m512i which = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+    _mm512_storeu_ps(values, _mm512_mul_ps(_mm512_permutexvar_ps(which, _mm512_loadu_ps(e2m1_values)), factors));
+}
+
+static void decode_along_e2m1(float *restrict values, const uint8_t *restrict codes, const float *restrict factors,
+                              int64_t n, int64_t block)
+{
+    int64_t i = 0;
+    for (; block % 16 == 0 && i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
+    for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i / block];
+}
+
+static void decode_down_e2m1(float *restrict values, const uint8_t *restrict codes, const float *restrict factors,
+                             int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_loadu_ps(factors + i));
+    for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i];
+}
+#else
+DEFINE_DECODE(e2m1, te_value_e2m1)
+#endif
+
+static void factor_values(float *restrict factors, const uint8_t *restrict stored, te_scale_kind scale, int n)
+{
+    if (scale == TE_SCALE_E8M0)
+        for (int i = 0; i < n; i++) factors[i] = te_e8m0_to_f32(stored[i]);
+    else
+        for (int i = 0; i < n; i++) factors[i] = te_f8e4m3_to_f32(stored[i]);
+}
+
+static void multiply(float *restrict values, float factor, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) values[j] *= factor;
+}
+
+static void transform_back(float *values, int width, int n) { transform_columns(values, width, n, true); }
+
+static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t n)
+{
+    uint32_t bad = 0;
+    for (int64_t j = 0; j < n; j++) {
+        uint32_t bits = te_f32_bits(values[j]), size = bits & 0x7fffffffu;
+        bad |= (bits & 0xffffu) | (uint32_t)(size - 1 < 0x7fffffu);
+        to[j] = (uint16_t)(bits >> 16);
+    }
+    return !bad;
+}
+
+#define FORMATS(way) {[TE_E4M3] = way##_e4m3, [TE_E5M2] = way##_e5m2, [TE_E2M1] = way##_e2m1}
+
+#define LOOPS(dtype)                                                                                                   \
+    {                                                                                                                  \
+        .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
+        .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
+        .stochastic = stochastic_##dtype,                                                                              \
+        .load = load_##dtype, .transform = transform_##dtype                                                           \
+    }
+
+const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
+    .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
+    .factors = factors,
+    .random_down = random_down,
+    .random_along = random_along,
+    .pack_along = pack_along,
+    .pack_down = pack_down,
+    .unpack_along = unpack_along,
+    .decode_along = FORMATS(decode_along),
+    .decode_down = FORMATS(decode_down),
+    .factor_values = factor_values,
+    .multiply = multiply,
+    .transform_back = transform_back,
+    .narrow = narrow,
+};

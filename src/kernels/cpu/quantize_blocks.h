@@ -1,0 +1,72 @@
+/* quantize_blocks.h - the loops of quantizing over short runs of a row, compiled once per instruction set.
+ *
+ * Two shapes of block meet two directions. `along`: the factors of a row change every `block` elements. `down`: each
+ * column has its own, and the loop goes from column to column, so that blocks which run down a matrix are quantized in
+ * the order in which it lies in memory. Codes take a byte each, float4 as well, until they are packed.
+ */
+#ifndef TE_KERNELS_QUANTIZE_BLOCKS_H
+#define TE_KERNELS_QUANTIZE_BLOCKS_H
+
+#include "../quantize.h"
+#include "cpu.h"
+
+enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a source */
+
+/* For one dtype of source. A NaN is passed over by maxima. */
+typedef struct te_quantize_loops {
+    /* amax[i] = the largest magnitude of elements i * block … of n. */
+    void (*amax_along)(float *amax, const void *x, int64_t n, int64_t block);
+    /* amax[j] = the largest magnitude of column j over rows that are `stride` elements apart. */
+    void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
+    void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
+                                           int64_t block);
+    void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n);
+    /* E2M1 by random bytes, one per element, as encode_down. */
+    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    void (*load)(float *values, const void *x, int64_t n);
+    /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */
+    void (*transform)(float *values, int width, int n);
+} te_quantize_loops;
+
+/* How the amax of a block gives its factor. */
+typedef struct te_factor_rule {
+    te_scale_kind scale;
+    float         max;                /* of the element */
+    float         epsilon, overflow;  /* float32; see te_scale_from_amax */
+    bool          power_of_two;
+    float         encode; /* TE_SCALE_E4M3: the tensor's */
+} te_factor_rule;
+
+typedef struct te_quantize_blocks {
+    te_quantize_loops of[TE_SOURCES];
+    /* n factors as they are stored, and what elements are multiplied by. */
+    void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
+    /* Sixteen random bytes of each of n counters first, first + step, …: byte k of counter j to bytes[k * width + j]. */
+    void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
+    /* The same, counters one apart, those of a counter side by side. */
+    void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
+    void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
+    void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
+
+    /* The way back. Codes take a byte each. */
+    void (*unpack_along)(uint8_t *codes, const uint8_t *pairs, int64_t n);                     /* n codes, n even */
+    void (*decode_along[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n,
+                                           int64_t block);
+    void (*decode_down[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n);
+    void (*factor_values)(float *factors, const uint8_t *stored, te_scale_kind scale, int n);  /* E8M0 or E4M3 */
+    void (*multiply)(float *values, float factor, int64_t n);
+    void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
+    /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
+    bool (*narrow)(uint16_t *to, const float *values, int64_t n);
+} te_quantize_blocks;
+
+extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512;
+
+const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec); /* quantize_panel.c */
+
+static inline const te_quantize_loops *te_quantize_loops_of(const te_quantize_blocks *blocks, te_dtype dtype)
+{
+    return &blocks->of[dtype == TE_F32 ? 0 : dtype == TE_BF16 ? 1 : 2];
+}
+
+#endif

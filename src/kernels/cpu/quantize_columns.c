@@ -1,0 +1,136 @@
+/* quantize_columns.c - the column-wise side of a panel: blocks run down the columns of the source.
+ *
+ * Codes are made in the order of the source, each column with a multiplier of its own, and turned as bytes at the end.
+ * Where a code depends on nothing but the element and a factor that both sides share, those of side 0 are turned.
+ */
+#include "quantize_panel.h"
+#include "quantize_four.h"
+
+#include <string.h>
+
+/* Rows of values that are quantized: those of the source, or transformed ones. */
+typedef struct rows {
+    const te_quantize_loops *loops;
+    const char *data;
+    int64_t stride; /* elements */
+    size_t size;
+    int count;
+} rows;
+
+static rows rows_of(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    if (!p->job.quantizer->hadamard)
+        return (rows){p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype),
+                      x.rows};
+    int count = te_panel_transform(p, l, x);
+    return (rows){&p->blocks->of[0], (const char *)l->values, TE_STRIP_COLS, sizeof(float), count};
+}
+
+static const void *row_at(const rows *r, int i) { return r->data + (size_t)(i * r->stride) * r->size; }
+
+/* Multipliers of the columns for the blocks that begin in row i, whose factors are stored. */
+static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[1];
+    int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
+    r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
+    if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    te_factor_rule rule = te_panel_rule(p, 1, 0);
+    te_panel part = {x.row + i, x.col, high, x.cols};
+    if (q->four_over_six != TE_46_NONE)
+        te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
+    else
+        p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
+    for (int b = 0; b < n && wide > 1; b++)
+        for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
+    int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
+    if (!q->replicated) {
+        te_panel_put_factors(p, side, l->factors, n, along + x.col / wide * side->scale_row_stride,
+                             side->scale_row_stride, 1, 0);
+        return;
+    }
+    for (int b = 0; b < n; b++) {
+        int copies = x.cols - b * wide < wide ? x.cols - b * wide : wide;
+        const void *factor = q->scale == TE_SCALE_F32 ? (void *)(l->factors + b) : (void *)((uint8_t *)l->factors + b);
+        te_panel_put_factors(p, side, factor, 1, along + (x.col + b * wide) * side->scale_row_stride, 1, copies,
+                             side->scale_row_stride);
+    }
+}
+
+/* Where the codes of row i go: to memory at once where the side lies as the source does. */
+static uint8_t *codes_at(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    if (p->job.quantizer->transposed) return l->codes[i];
+    return side->data + (x.row + i) * side->col_stride + x.col * side->row_stride;
+}
+
+static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[1];
+    uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP;
+    for (int k = i; k < i + high; k++) {
+        if (!q->stochastic) {
+            r->loops->encode_down[q->element](codes_at(p, l, x, k), row_at(r, k), l->multipliers, x.cols);
+            continue;
+        }
+        if (k % TE_GROUP == 0)
+            p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
+                                   (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);
+        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, l->random[k % TE_GROUP], x.cols);
+    }
+}
+
+/* Codes of x.cols columns and `count` rows to the transposed side. */
+static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint8_t *codes, int64_t stride, int count)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    uint8_t *to = side->data + x.col * side->row_stride;
+    if (p->job.quantizer->element != TE_E2M1) {
+        p->transpose(to + x.row, side->row_stride, codes, stride, x.cols, count);
+        return;
+    }
+    if (count % 2) memset(l->codes[count], 0, (size_t)x.cols);
+    for (int i = 0; i < count; i += 2)
+        p->blocks->pack_down(l->pairs[i / 2], codes + i * stride, codes + (i + 1) * stride, x.cols);
+    p->transpose(to + x.row / 2, side->row_stride, l->pairs[0], TE_PANEL_COLS, x.cols, (count + 1) / 2);
+}
+
+/* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
+static bool shares_codes(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    return p->job.side[0].data && q->transposed && q->element != TE_E2M1 && q->block_rows == q->block_cols &&
+           !q->hadamard;
+}
+
+static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantizer *q = p->job.quantizer;
+    rows r = rows_of(p, l, x);
+    bool shared = shares_codes(p);
+    int step = q->block_rows ? q->block_cols : r.count;
+    for (int j = 0; j < x.cols && !q->block_rows; j++) l->multipliers[j] = p->job.scale;
+    for (int i = 0; i < r.count; i += step) {
+        int high = r.count - i < step ? r.count - i : step;
+        if (q->block_rows) make_factors(p, l, x, &r, i, high);
+        if (!shared) encode_rows(p, l, x, &r, i, high);
+    }
+    if (!q->transposed) return;
+    const te_quantized_side *rowwise = &p->job.side[0];
+    if (shared)
+        turn(p, l, x, rowwise->data + x.row * rowwise->row_stride + x.col, rowwise->row_stride, r.count);
+    else
+        turn(p, l, x, l->codes[0], TE_PANEL_COLS, r.count);
+}
+
+void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    int width = p->job.quantizer->hadamard ? TE_STRIP_COLS : x.cols;
+    for (int j = 0; j < x.cols; j += width) {
+        te_panel strip = {x.row, x.col + j, x.rows, x.cols - j < width ? x.cols - j : width};
+        quantize_strip(p, l, strip);
+    }
+}

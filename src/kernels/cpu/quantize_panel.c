@@ -1,0 +1,95 @@
+/* quantize_panel.c - going over panels, and what both sides share. */
+#include "quantize_panel.h"
+
+#include <omp.h>
+#include <string.h>
+
+const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
+{
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_quantize_blocks_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_quantize_blocks_avx2;
+#endif
+    (void)exec;
+    return &te_quantize_blocks_portable;
+}
+
+void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p)
+{
+    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec), .transpose = te_copy_blocks_of(exec)->transpose[0]};
+    p->loops = te_quantize_loops_of(p->blocks, job->dtype);
+}
+
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, te_panel_visit *visit, float amax[2])
+{
+    const te_quantize_job *job = &p->job;
+    int64_t across = (job->cols + TE_PANEL_COLS - 1) / TE_PANEL_COLS,
+            panels = (job->rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS * across;
+    int threads = panels < exec->threads ? (int)panels : exec->threads;
+    amax[0] = amax[1] = 0;
+    if (job->rows == 0 || job->cols == 0) return TE_OK;
+    if (threads < 1) threads = 1;
+    te_panel_lane *lanes = exec->scratch(exec, (size_t)threads * sizeof *lanes);
+    if (!lanes) return TE_ERROR_MEMORY;
+    for (int i = 0; i < threads; i++) lanes[i].amax[0] = lanes[i].amax[1] = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t t = 0; t < panels; t++) {
+        te_panel x = {.row = t / across * TE_PANEL_ROWS, .col = t % across * TE_PANEL_COLS};
+        x.rows = (int)(job->rows - x.row < TE_PANEL_ROWS ? job->rows - x.row : TE_PANEL_ROWS);
+        x.cols = (int)(job->cols - x.col < TE_PANEL_COLS ? job->cols - x.col : TE_PANEL_COLS);
+        visit(p, &lanes[omp_get_thread_num()], x);
+    }
+    for (int i = 0; i < threads; i++)
+        for (int s = 0; s < 2; s++) amax[s] = te_amax(amax[s], lanes[i].amax[s]);
+    exec->scratch_free(exec, lanes);
+    return TE_OK;
+}
+
+int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip)
+{
+    int rows = (strip.rows + TE_GROUP - 1) / TE_GROUP * TE_GROUP;
+    for (int i = 0; i < rows; i++) {
+        if (i < strip.rows)
+            p->loops->load(l->values[i], te_panel_source(p, strip.row + i, strip.col), strip.cols);
+        else
+            memset(l->values[i], 0, (size_t)strip.cols * sizeof l->values[i][0]);
+    }
+    for (int i = 0; i < rows; i += TE_GROUP) p->loops->transform(l->values[i], TE_STRIP_COLS, strip.cols);
+    return rows;
+}
+
+/* Largest finite value of the source's dtype. */
+static float dtype_max(te_dtype dtype)
+{
+    return dtype == TE_BF16 ? te_bf16_to_f32(0x7f7f) : dtype == TE_F16 ? 65504.0f : TE_FLT_MAX;
+}
+
+te_factor_rule te_panel_rule(const te_panel_job *p, int side, int64_t row)
+{
+    const te_quantizer *q = p->job.quantizer;
+    te_factor_rule rule = {.scale = q->scale,
+                           .max = te_element_max(q->element),
+                           .epsilon = q->epsilon,
+                           .overflow = dtype_max(p->job.dtype),
+                           .power_of_two = q->power_of_two};
+    if (q->scale == TE_SCALE_E4M3)
+        rule.encode = side == 0 && q->row_scaled ? te_two_level_encode(p->job.side[0].amax[row], q->scale_max)
+                                                 : p->encode[side];
+    return rule;
+}
+
+void te_panel_put_factors(const te_panel_job *p, const te_quantized_side *side, const void *factors, int n, int64_t at,
+                          int64_t step, int copies, int64_t copy_step)
+{
+    bool wide = p->job.quantizer->scale == TE_SCALE_F32;
+    for (int c = 0; c < copies; c++, at += copy_step) {
+        if (step == 1) {
+            size_t size = wide ? sizeof(float) : 1;
+            memcpy((char *)side->scale_inv + (size_t)at * size, factors, (size_t)n * size);
+        } else if (wide) {
+            for (int i = 0; i < n; i++) ((float *)side->scale_inv)[at + i * step] = ((const float *)factors)[i];
+        } else {
+            for (int i = 0; i < n; i++) ((uint8_t *)side->scale_inv)[at + i * step] = ((const uint8_t *)factors)[i];
+        }
+    }
+}

@@ -1,0 +1,67 @@
+/* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
+ *
+ * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
+ * memory is read in long runs. Panels have nothing in common but maxima, so no result depends on the order or on the
+ * number of threads in which they are visited.
+ */
+#ifndef TE_KERNELS_QUANTIZE_PANEL_H
+#define TE_KERNELS_QUANTIZE_PANEL_H
+
+#include "copy.h"
+#include "quantize_blocks.h"
+
+enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128 };
+
+typedef struct te_panel_lane {
+    float   amax[2];
+    float   amaxes[TE_PANEL_COLS], blocks[TE_PANEL_COLS], multipliers[TE_PANEL_COLS];
+    float   factors[TE_PANEL_COLS]; /* or bytes */
+    uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
+    uint8_t random[TE_GROUP][TE_PANEL_COLS];
+    float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel, transformed */
+} te_panel_lane;
+
+/* What every panel of a job has in common. */
+typedef struct te_panel_job {
+    te_quantize_job           job; /* with the factor of the whole tensor, where there is one */
+    const te_quantize_blocks *blocks;
+    const te_quantize_loops  *loops; /* of the source's dtype */
+    te_transpose_fn           transpose;
+    float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
+} te_panel_job;
+
+/* A part of the source. */
+typedef struct te_panel {
+    int64_t row, col;
+    int     rows, cols;
+} te_panel;
+
+typedef void te_panel_visit(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p);
+
+/* Visits every panel of the source. Maxima over the lanes come back in amax. */
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, te_panel_visit *visit, float amax[2]);
+
+/* Element (row, col) of the source. */
+static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t col)
+{
+    return (char *)p->job.source + (row * p->job.source_stride + col) * (int64_t)te_dtype_size(p->job.dtype);
+}
+
+/* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
+void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
+void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values; what is missing of the
+ * last group counts as 0. Returns the number of rows. */
+int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip);
+
+/* Factors of n amaxes: as stored to l->factors, multipliers to l->blocks. */
+te_factor_rule te_panel_rule(const te_panel_job *p, int side, int64_t row);
+
+/* Writes factors of n blocks, `step` apart, of which each stands `copies` times, `copy_step` apart. */
+void te_panel_put_factors(const te_panel_job *p, const te_quantized_side *side, const void *factors, int n, int64_t at,
+                          int64_t step, int copies, int64_t copy_step);
+
+#endif

@@ -22,7 +22,7 @@ void te_product_saved_close(te_product_saved *saved)
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-static bool is_there(const te_factor *f) { return f->plain || f->quantized.side[0].data || f->quantized.side[1].data; }
+static bool is_there(const te_factor *f) { return f->plain || te_quantized_is_there(&f->quantized); }
 
 /* The tensor of a role in the form that its products read. */
 static te_status make_factor(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
@@ -127,16 +127,25 @@ static te_status keep(te_product_saved *saved, te_factor *kept, te_factor *from,
     return is_there(kept) ? TE_OK : saved->state->ctx->status;
 }
 
-te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_tensor *weight, te_tensor *bias,
-                               bool want_dx, bool want_dweight, te_product_saved *saved)
+static bool take_ready(te_quantized *ready, te_factor *factor)
+{
+    if (!ready || !te_quantized_is_there(ready)) return false;
+    *factor = (te_factor){.quantized = *ready};
+    memset(ready, 0, sizeof *ready);
+    return true;
+}
+
+te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready, te_tensor *weight,
+                               te_tensor *bias, bool want_dx, bool want_dweight, te_product_saved *saved)
 {
     te_product_recipe *recipe = state->recipe;
     bool columnwise = recipe->backward == TE_BACKWARD_QUANTIZED;
     te_factor fx, fw = {.plain = NULL};
     *saved = (te_product_saved){.state = te_recipe_state_retain(state), .recipe = te_product_recipe_retain(recipe),
                                 .compute = y->dtype};
-    te_status status =
-        make_factor(state, recipe, TE_ROLE_INPUT, x, y->dtype, true, columnwise && want_dweight, &fx);
+    te_status status = TE_OK;
+    if (!take_ready(ready, &fx))
+        status = make_factor(state, recipe, TE_ROLE_INPUT, x, y->dtype, true, columnwise && want_dweight, &fx);
     if (status == TE_OK)
         status = make_factor(state, recipe, TE_ROLE_WEIGHT, weight, y->dtype, true, columnwise && want_dx, &fw);
     if (status == TE_OK) status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false);
@@ -149,10 +158,11 @@ te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-te_status te_quantized_grad_output(const te_product_saved *saved, te_tensor *dy, bool want_dx, bool want_dweight,
-                                   te_factor *result)
+te_status te_quantized_grad_output(const te_product_saved *saved, te_tensor *dy, te_quantized *ready, bool want_dx,
+                                   bool want_dweight, te_factor *result)
 {
     te_recipe_state *state = saved->state;
+    if (take_ready(ready, result)) return TE_OK;
     *result = (te_factor){.plain = NULL};
     if (saved->recipe->backward == TE_BACKWARD_QUANTIZED && (want_dx || want_dweight))
         return make_factor(state, saved->recipe, TE_ROLE_GRAD_OUTPUT, dy, saved->compute, want_dx, want_dweight, result);

@@ -27,13 +27,14 @@ typedef struct te_product_saved {
 } te_product_saved;
 
 /* y = x W^T + bias in dtype `compute`: x {.., in}, weight {out, in}, bias {out} or NULL, y {.., out} of that dtype. `saved` is
- * filled for the wanted gradients, to be closed by the caller, also on failure. */
-te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_tensor *weight, te_tensor *bias,
-                               bool want_dx, bool want_dweight, te_product_saved *saved);
+ * filled for the wanted gradients, to be closed by the caller, also on failure. `ready`: x quantized already, which is taken
+ * over; NULL or nothing there: it is quantized here. */
+te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready, te_tensor *weight,
+                               te_tensor *bias, bool want_dx, bool want_dweight, te_product_saved *saved);
 void te_product_saved_close(te_product_saved *saved);
 
-/* The gradient of y, as the wanted products read it; to be closed. */
-te_status te_quantized_grad_output(const te_product_saved *saved, te_tensor *dy, bool want_dx, bool want_dweight,
+/* The gradient of y, as the wanted products read it; to be closed. `ready` as above. */
+te_status te_quantized_grad_output(const te_product_saved *saved, te_tensor *dy, te_quantized *ready, bool want_dx, bool want_dweight,
                                    te_factor *result);
 void te_factor_close(te_factor *factor);
 

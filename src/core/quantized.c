@@ -144,12 +144,7 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     matrix_of(source->ndim, source->shape, &rows, &cols);
     te_tensor *read = row_step(source, &step) ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
     if (!read) return source->ctx->status;
-    *result = (te_quantized){.quantizer = *q, .dtype = source->dtype, .ndim = source->ndim};
-    memcpy(result->shape, source->shape, sizeof result->shape);
-    for (int s = 0; s < 2 && status == TE_OK; s++) {
-        te_quantized_layout l = te_quantizer_layout(q, s, rows, cols);
-        if (options->want[s]) status = make_part(result, device, s, &l);
-    }
+    status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
     if (status == TE_OK) {
         te_quantize_job job = bind(result);
         job.source = te_tensor_pointer(read);
@@ -163,6 +158,59 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     te_tensor_release(read);
     if (status != TE_OK) te_quantized_close(result);
     return status;
+}
+
+/* --- in stripes --------------------------------------------------------------------------------------------------- */
+
+te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
+                            const bool want[2], te_quantized *result)
+{
+    int64_t rows, cols;
+    te_status status = TE_OK;
+    matrix_of(ndim, shape, &rows, &cols);
+    *result = (te_quantized){.quantizer = *q, .dtype = dtype, .ndim = ndim};
+    memcpy(result->shape, shape, (size_t)ndim * sizeof *shape);
+    for (int s = 0; s < 2 && status == TE_OK; s++) {
+        te_quantized_layout l = te_quantizer_layout(q, s, rows, cols);
+        if (want[s]) status = make_part(result, device, s, &l);
+    }
+    if (status != TE_OK) te_quantized_close(result);
+    return status;
+}
+
+/* The part of a side that rows from `row` on of the source go to. */
+static te_quantized_side from_row(const te_quantizer *q, te_quantized_side side, bool columnwise, int64_t row, int64_t n)
+{
+    static const int64_t factor[] = {4, 1, 1};
+    int64_t block = columnwise ? q->block_cols : q->replicated ? 1 : q->block_rows;
+    int64_t factors = block ? row / block * (columnwise ? side.scale_col_stride : side.scale_row_stride) : 0;
+    if (columnwise)
+        side.cols = n;
+    else
+        side.rows = n;
+    side.data += row * (columnwise ? side.col_stride : side.row_stride);
+    side.scale_inv = (char *)side.scale_inv + factors * factor[q->scale];
+    return side;
+}
+
+te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax)
+{
+    te_tensor *data = z->side[0].data ? z->side[0].data : z->side[1].data;
+    te_exec *exec = &data->storage->device->exec;
+    te_quantize_job job = bind(z);
+    job.rows = n;
+    job.source = source;
+    job.source_stride = job.cols;
+    job.scale = scale;
+    float *seen = job.side[0].amax ? job.side[0].amax : job.side[1].amax;
+    for (int s = 0; s < 2; s++)
+        if (job.side[s].data) job.side[s] = from_row(&z->quantizer, job.side[s], s == 1, row, n);
+    te_status status = exec->backend->quantize(exec, &job);
+    if (status != TE_OK) return te_fail_exec(data->ctx, status, exec, "quantize");
+    if (!seen) return TE_OK;
+    *amax = *seen > *amax ? *seen : *amax;
+    *seen = *amax;
+    return TE_OK;
 }
 
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant)

@@ -29,6 +29,15 @@ typedef struct te_quantize_options {
     const uint64_t *seed; /* stochastic rounding: NULL draws from the context */
 } te_quantize_options;
 
+static inline bool te_quantized_is_there(const te_quantized *z) { return z->side[0].data || z->side[1].data; }
+
+/* Room for the wanted directions of a matrix that te_quantize_rows fills; on failure it holds nothing. */
+te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
+                            const bool want[2], te_quantized *result);
+/* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix. For quantizers whose factors
+ * follow from a block, or from earlier tensors: then *amax becomes the largest so far. On host memory. */
+te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
+
 /* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);

@@ -288,10 +288,31 @@ te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool c
     return status;
 }
 
+/* The factor that delayed scaling has for a tensor, from the tape where a stretch runs again. */
+static te_status take_scale(te_recipe_state *state, te_role role, float *scale)
+{
+    if (role == TE_ROLE_GRAD_OUTPUT) return TE_OK;
+    replayed(state->ctx, scale);
+    return recorded(state->ctx, *scale);
+}
+
+te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
+                       const bool want[2], te_quantized *result, float *scale)
+{
+    const te_quantizer *q = &state->recipe->quantizers[role];
+    *scale = q->needs_history ? *numbers(state->scale[role]) : 1;
+    te_status status = q->needs_history ? take_scale(state, role, scale) : TE_OK;
+    return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
+}
+
+void te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
+{
+    if (state->recipe->quantizers[role].needs_history) collect(state, role, z);
+}
+
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result)
 {
-    te_context *ctx = state->ctx;
     const te_quantizer *q = &state->recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
     if (role == TE_ROLE_INPUT && has_copies(t, compute, rowwise, columnwise)) {
@@ -302,10 +323,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     float scale = !q->needs_history ? 1 : current ? state->weight_scale : *numbers(state->scale[role]);
     te_status status = TE_OK;
     memset(result, 0, sizeof *result);
-    if (q->needs_history && role != TE_ROLE_GRAD_OUTPUT) {
-        replayed(ctx, &scale);
-        status = recorded(ctx, scale);
-    }
+    if (q->needs_history) status = take_scale(state, role, &scale);
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
         te_quantized_share(&state->weight, rowwise, columnwise, result);

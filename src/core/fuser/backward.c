@@ -4,6 +4,7 @@
  * buffer that somebody else can see, such as the gradient that the caller gave, is never written to. Gradients of parameters go
  * where the tape wants them, so that products and column sums add straight into .grad.
  */
+#include "emit.h"
 #include "plan.h"
 
 #include "../autograd.h"
@@ -156,11 +157,17 @@ static te_status backward_program(backward *b, const te_unit *unit)
     te_run run;
     if (!g->backward || !has_gradient(b, unit)) return TE_OK;
     for (int i = 0; i < g->n_sources && status == TE_OK; i++) status = bind_source(b, unit, i, &s, &zero, &inputs[i]);
+    te_emitting e = {.n = 0};
+    bool emits = status == TE_OK && te_emitting_backward(b->state, unit, &s, inputs, &e);
     for (int k = 0; k < unit->n_grads; k++) results[k] = (result){.value = -1};
     for (int k = 0; k < unit->n_grads && status == TE_OK; k++) {
         const te_unit_grad *grad = &unit->grads[k];
         const te_unit_slot *slot = &unit->slots[grad->slot];
         outputs[k] = (te_operand){.data = NULL};
+        if (emits && grad->bias == TE_NO_VALUE && te_emission_of(&e, slot->value)) {
+            computes = true;
+            continue;
+        }
         if (grad->bias != TE_NO_VALUE)
             status = bind_bias(b, unit, k, &s, outputs);
         else if (b->plan->values[slot->value].cls == TE_VALUE_FIXED)
@@ -176,8 +183,12 @@ static te_status backward_program(backward *b, const te_unit *unit)
             run.rngs = b->state->rngs + unit->first_rng;
         run.compute_f64 = unit->compute_f64;
         te_exec *exec = &b->state->device->exec;
-        status = exec->backend->program_run(exec, g->backward, &run, 1);
-        if (status != TE_OK) te_fail_exec(b->ctx, status, exec, g->backward->name);
+        if (emits) {
+            status = te_emitting_run(&e, g->backward, &run);
+        } else {
+            status = exec->backend->program_run(exec, g->backward, &run, 1);
+            if (status != TE_OK) te_fail_exec(b->ctx, status, exec, g->backward->name);
+        }
     }
     for (int k = 0; k < unit->n_grads; k++) {
         if (results[k].value < 0) continue;
@@ -274,8 +285,8 @@ static te_status open_product(backward *b, const te_unit *unit, te_tensor *grad,
     *p = (product_backward){.dy = NULL};
     if (unit->recipe) {
         p->saved = &state->products[unit->product];
-        return te_quantized_grad_output(p->saved, grad, b->plan->values[unit->x].wanted,
-                                        wanted_edge(b, unit->weight) >= 0, &p->factor);
+        return te_quantized_grad_output(p->saved, grad, &state->emitted[2 * unit->product + 1],
+                                        b->plan->values[unit->x].wanted, wanted_edge(b, unit->weight) >= 0, &p->factor);
     }
     p->x = state->aux[unit->first_aux];
     p->weight = state->aux[unit->first_aux + 1];
@@ -287,7 +298,7 @@ static te_status backward_linear(backward *b, const te_unit *unit)
 {
     te_tensor *grad = b->state->grads[unit->result];
     product_backward p;
-    if (!grad) return TE_OK;
+    if (!grad && !(unit->recipe && te_quantized_is_there(&b->state->emitted[2 * unit->product + 1]))) return TE_OK;
     te_status status = open_product(b, unit, grad, &p);
     if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
     int edge = wanted_edge(b, unit->weight);

@@ -1,5 +1,6 @@
 /* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and what
  * backward must find saved. */
+#include "emit.h"
 #include "plan.h"
 
 #include "../ops/ops.h"
@@ -321,5 +322,6 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rngs += unit->n_rngs;
     }
     if (plan->record) pack_values(plan);
+    te_plan_mark_emissions(plan);
     return status;
 }

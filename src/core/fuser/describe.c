@@ -2,6 +2,7 @@
 #include "describe.h"
 
 #include "../autograd.h"
+#include "emit.h"
 #include "plan.h"
 
 #include <stdio.h>
@@ -71,6 +72,25 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
 }
 
+static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, value, (int64_t)d->tokens); }
+
+/* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
+ * the result. `detail` says so behind the kernel's name. */
+static double emitted_bytes(const describing *d, int value, char *detail, size_t size)
+{
+    const te_plan_value *v = &d->plan->values[value];
+    bool forward = d->plan->units[v->unit].kind == TE_UNIT_PROGRAM;
+    const te_unit *product = &d->plan->units[forward ? v->first_reader : v->unit];
+    te_role role = forward ? TE_ROLE_INPUT : TE_ROLE_GRAD_OUTPUT;
+    char format[64];
+    double n = d->tokens * (double)v->width;
+    bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
+    bool rows = forward || d->plan->values[product->x].wanted;
+    snprintf(detail, size, ", quantize %s to %s, in stripes", te_role_names[role],
+             format_text(&product->recipe->quantizers[role], format, sizeof format));
+    return (rows + columns) * operand_bytes(product, role, n);
+}
+
 static void say_quantize(const describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
                          bool backward)
 {
@@ -100,7 +120,8 @@ static void forward_linear(const describing *d, const te_unit *unit)
     const te_plan_value *values = d->plan->values;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
     bool columns = quantized_backward(unit);
-    say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
+    if (!is_emitted(d, unit->x))
+        say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
     double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
@@ -117,7 +138,7 @@ static void backward_linear(const describing *d, const te_unit *unit)
     double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
     double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
     double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
-    if (dy_role != TE_ROLE_COUNT) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true);
+    if (dy_role != TE_ROLE_COUNT && !is_emitted(d, unit->result)) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true);
     if (want_dx) say(d, unit, TE_STEP_PRODUCT, "dgrad", y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
     if (want_dweight)
         say(d, unit, TE_STEP_PRODUCT, "wgrad", x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
@@ -135,10 +156,14 @@ static void forward_unit(const describing *d, const te_unit *unit)
     if (unit->kind == TE_UNIT_PROGRAM) {
         if (!unit->n_results) return;
         for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].half);
-        for (int i = 0; i < unit->n_results; i++) written += value_bytes(d, unit->results[i], 0);
+        char kernel[192], detail[96] = "";
+        for (int i = 0; i < unit->n_results; i++)
+            written += is_emitted(d, unit->results[i]) ? emitted_bytes(d, unit->results[i], detail, sizeof detail)
+                                                       : value_bytes(d, unit->results[i], 0);
         written += unit->gradient.n_rows * row_bytes(d, unit);
         const te_program *program = unit->gradient.forward;
-        say(d, unit, TE_STEP_ROW_PROGRAM, program->name, read, written, program_flops(d, unit, program), false);
+        snprintf(kernel, sizeof kernel, "%s%s", program->name, detail);
+        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read, written, program_flops(d, unit, program), false);
         return;
     }
     if (unit->kind == TE_UNIT_LINEAR) {
@@ -169,17 +194,25 @@ static void backward_program(const describing *d, const te_unit *unit)
     const te_gradient *g = &unit->gradient;
     double read = 0, written = 0;
     bool computes = false;
+    char kernel[192], detail[96] = "";
     if (!g->backward) return;
     for (int i = 0; i < g->n_sources; i++) read += source_bytes(d, unit, &g->sources[i]);
     for (int k = 0; k < unit->n_grads; k++) {
         const te_unit_grad *grad = &unit->grads[k];
         if (grad->alias >= 0) continue;
         computes = true;
+        int value = unit->slots[grad->slot].value;
+        bool product = d->plan->values[value].unit >= 0 && d->plan->units[d->plan->values[value].unit].kind == TE_UNIT_LINEAR;
+        if (grad->bias == TE_NO_VALUE && product && is_emitted(d, value)) {
+            if (unit->slots[grad->slot].half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
+            continue;
+        }
         written += value_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
                                unit->slots[grad->slot].half);
     }
+    snprintf(kernel, sizeof kernel, "%s%s", g->backward->name, detail);
     if (computes)
-        say(d, unit, TE_STEP_ROW_PROGRAM, g->backward->name, read, written, program_flops(d, unit, g->backward), true);
+        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read, written, program_flops(d, unit, g->backward), true);
 }
 
 static void backward_unit(const describing *d, const te_unit *unit)
@@ -202,13 +235,18 @@ static void backward_unit(const describing *d, const te_unit *unit)
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
 /* How a product's operand gets into the form that it is multiplied in. */
-static const char *why_stored(const te_unit *product, char *text, size_t size)
+static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, char *text, size_t size)
 {
     char format[64];
     if (!product->recipe) return "a matrix product reads its operand from memory";
     if (!product->recipe->quantized[TE_ROLE_INPUT]) return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
-    snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: programs write %s",
-             format_text(&product->recipe->quantizers[TE_ROLE_INPUT], format, sizeof format), te_dtype_name(product->compute));
+    format_text(&product->recipe->quantizers[TE_ROLE_INPUT], format, sizeof format);
+    if (plan->values[product->x].emitted)
+        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s in stripes of the program, or when it fits in cache "
+                             "by a kernel of its own", format);
+    else
+        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s", format,
+                 product->recipe->quantizers[TE_ROLE_INPUT].block_rows ? "others read it too" : "its factor is known when it is whole");
     return text;
 }
 
@@ -219,7 +257,7 @@ static const char *why_split(const te_fuse_plan *plan, int from, int to, char *t
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
-    if (b->kind == TE_UNIT_LINEAR) return why_stored(b, text, size);
+    if (b->kind == TE_UNIT_LINEAR) return why_stored(plan, b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
     return "a matrix product lies between them on another path";
 }

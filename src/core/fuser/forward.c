@@ -1,4 +1,5 @@
 /* forward.c - running a plan forward. */
+#include "emit.h"
 #include "plan.h"
 
 #include "../autograd.h"
@@ -13,7 +14,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
     size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
                    (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved) +
-                   (size_t)plan->n_packs * sizeof(te_quantized);
+                   ((size_t)plan->n_packs + 2 * (size_t)plan->n_products) * sizeof(te_quantized);
     te_group_state *state = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!state) {
         te_fail_memory(plan->ctx, "fuser");
@@ -33,6 +34,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     state->rngs = (te_rng *)(state->versions + plan->n_values + plan->n_aux);
     state->products = (te_product_saved *)(state->rngs + plan->n_rngs);
     state->packs = (te_quantized *)(state->products + plan->n_products);
+    state->emitted = state->packs + plan->n_packs;
     return state;
 }
 
@@ -53,6 +55,7 @@ void te_group_state_free(te_group_state *state)
     drop(state->aux, plan->n_aux);
     for (int i = 0; i < plan->n_products; i++) te_product_saved_close(&state->products[i]);
     for (int i = 0; i < plan->n_packs; i++) te_quantized_close(&state->packs[i]);
+    for (int i = 0; i < 2 * plan->n_products; i++) te_quantized_close(&state->emitted[i]);
     te_mem mem = plan->ctx->mem;
     te_mem_free(&mem, state, state->bytes);
     te_fuse_plan_release(plan);
@@ -106,8 +109,12 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
     for (int i = 0; i < unit->n_slots; i++)
         inputs[i] =
             te_space_operand(state->values[unit->slots[i].value], &s, unit->slots[i].half, unit->slots[i].rate);
+    te_emitting e;
+    bool emits = te_emitting_forward(state, unit, &s, inputs, &e);
     int n = 0;
     for (int i = 0; i < unit->n_results; i++, n++) {
+        outputs[n] = (te_operand){.data = NULL};
+        if (emits && te_emission_of(&e, unit->results[i])) continue;
         te_tensor *t = state->values[unit->results[i]] = te_state_tensor(state, &plan->values[unit->results[i]]);
         if (!t) return ctx->status;
         outputs[n] = te_space_operand(t, &s, 0, TE_RATE_ELEM);
@@ -126,6 +133,7 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
     run.rngs = state->rngs + unit->first_rng;
     run.compute_f64 = unit->compute_f64;
     te_exec *exec = &state->device->exec;
+    if (emits) return te_emitting_run(&e, unit->gradient.forward, &run);
     te_status status = exec->backend->program_run(exec, unit->gradient.forward, &run, 1);
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, unit->gradient.forward->name);
 }
@@ -141,8 +149,8 @@ static te_status run_quantized(te_group_state *state, const te_unit *unit)
     te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
     te_tensor *y = state->values[unit->result] = te_state_tensor(state, &plan->values[unit->result]);
     if (!y) return plan->ctx->status;
-    te_status status = te_quantized_product(recipe_state, y, state->values[unit->x], state->values[unit->weight], bias,
-                                            want_dx, want_dweight, saved);
+    te_status status = te_quantized_product(recipe_state, y, state->values[unit->x], &state->emitted[2 * unit->product],
+                                            state->values[unit->weight], bias, want_dx, want_dweight, saved);
     if (!plan->record) te_product_saved_close(saved);
     return status;
 }

@@ -47,6 +47,7 @@ typedef struct te_plan_value {
     int64_t        width;       /* last dimension; FIXED: number of elements */
     bool           wanted;      /* its gradient is */
     bool           saved;       /* backward reads it */
+    bool           emitted;     /* of a program, between it and a product: may be left quantized. Of a product: its gradient */
     bool           packed;      /* … as E4M3 with one factor: what is saved is that */
     bool           inside;      /* never stored: read by its own unit alone */
     int            unit;        /* position in the plan of the unit that makes it; -1: an input */
@@ -150,6 +151,7 @@ typedef struct te_group_state {
     te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
     uint64_t     *versions; /* of values and aux */
     te_product_saved *products;
+    te_quantized *emitted; /* per product: its input and the gradient of its result, where programs left them quantized */
     te_quantized *packs; /* n_packs; filled once their readers have run */
     te_rng       *rngs;
 } te_group_state;

@@ -49,7 +49,7 @@ static te_status forward(te_call *call)
     te_tensor *y = call->out[0] = te_tensor_new(ctx, x->storage->device, compute, x->ndim, shape);
     if (!y) return ctx->status;
     bool want_dx = call->record && te_needs_grad(x), want_dweight = call->record && te_needs_grad(w);
-    status = te_quantized_product(state, y, x, w, call->in[2], want_dx, want_dweight, saved);
+    status = te_quantized_product(state, y, x, NULL, w, call->in[2], want_dx, want_dweight, saved);
     if (status == TE_OK && !call->record) release_saved(call);
     if (!call->pointer) call->release = NULL;
     return status;
@@ -76,7 +76,7 @@ static te_status backward(te_call *call)
 {
     bool want_dx = te_grad_wanted(call, 0), want_dweight = te_grad_wanted(call, 1);
     te_factor dy;
-    te_status status = te_quantized_grad_output(saved_of(call), call->dout[0], want_dx, want_dweight, &dy);
+    te_status status = te_quantized_grad_output(saved_of(call), call->dout[0], NULL, want_dx, want_dweight, &dy);
     if (status == TE_OK && want_dx) status = into_grad(call, 0, te_quantized_dgrad, &dy);
     if (status == TE_OK && want_dweight) status = into_grad(call, 1, te_quantized_wgrad, &dy);
     te_factor_close(&dy);

@@ -1,0 +1,263 @@
+/* emit.c - programs that leave a result quantized, where a product alone reads it.
+ *
+ * Where the factor of a block follows from the block, or is known beforehand, a result need not be whole before it is quantized.
+ * The program then runs over one stripe of rows after the other, and each stripe is quantized for both directions while it
+ * is in cache; the result itself is never stored. What fits in cache anyway takes the way of other results: a kernel less
+ * often costs less than its bytes. Sums over columns go on from stripe to stripe, in an order that depends on the shape alone. */
+#include "emit.h"
+
+enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 };
+
+/* --- plans -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a stripe can be quantized by itself. */
+static bool is_local(const te_quantizer *q)
+{
+    return q->element != TE_E2M1 && q->scale != TE_SCALE_E4M3 && !q->hadamard && !q->stochastic &&
+           (q->needs_history || q->block_rows);
+}
+
+static bool emits(const te_unit *product, te_role role)
+{
+    const te_product_recipe *recipe = product->recipe;
+    return recipe && recipe->quantized[role] && is_local(&recipe->quantizers[role]) &&
+           (role == TE_ROLE_INPUT || recipe->backward == TE_BACKWARD_QUANTIZED);
+}
+
+/* Between one program and one product, and seen by nobody else. */
+static bool between(const te_fuse_plan *plan, const te_plan_value *v, te_unit_kind maker, te_unit_kind reader)
+{
+    return v->cls == TE_VALUE_TOKENS && v->unit >= 0 && v->output < 0 && v->first_reader >= 0 &&
+           v->first_reader == v->last_reader && plan->units[v->unit].kind == maker &&
+           plan->units[v->first_reader].kind == reader;
+}
+
+void te_plan_mark_emissions(te_fuse_plan *plan)
+{
+    for (int i = 0; i < plan->n_values && plan->x_ndim > 1; i++) {
+        te_plan_value *v = &plan->values[i];
+        if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_LINEAR)) {
+            const te_unit *product = &plan->units[v->first_reader];
+            bool high = product->recipe && product->recipe->backward == TE_BACKWARD_HIGH_PRECISION;
+            v->emitted = emits(product, TE_ROLE_INPUT) && !high && !v->saved && v->dtype == product->compute;
+        } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
+            const te_unit *product = &plan->units[v->unit];
+            bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;
+            v->emitted = v->wanted && emits(product, TE_ROLE_GRAD_OUTPUT) && !bias && v->dtype == product->compute;
+        }
+    }
+}
+
+/* --- what a run emits --------------------------------------------------------------------------------------------- */
+
+static void add(te_emitting *e, int output, int value, const te_unit *product, te_role role, bool rowwise, bool columnwise)
+{
+    te_group_state *state = e->state;
+    const te_plan_value *v = &state->plan->values[value];
+    e->of[e->n++] = (te_emission){
+        .output = output, .second = -1, .value = value, .role = role, .dtype = v->dtype, .width = v->width,
+        .state = state->plan->nodes[product->nodes[0]].recipe_state, .want = {rowwise, columnwise},
+        .target = &state->emitted[2 * product->product + (role == TE_ROLE_GRAD_OUTPUT)]};
+}
+
+static int64_t rows_of(const te_group_state *state)
+{
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < state->ndim; i++) rows *= state->shape[i];
+    return rows;
+}
+
+/* Rows of a stripe, a multiple of what blocks and random numbers need; all rows when there is nothing to gain. `bytes`: of a row
+ * of all that is emitted. */
+static int64_t stripe_of(int64_t rows, int64_t bytes)
+{
+    int64_t stripe = bytes ? STRIPE_BYTES / bytes / STRIPE_ROWS * STRIPE_ROWS : rows;
+    if (stripe < STRIPE_ROWS) stripe = STRIPE_ROWS;
+    return rows >= 2 * stripe ? stripe : rows;
+}
+
+static int64_t stripe_rows(const te_emitting *e)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < e->n; i++) bytes += e->of[i].width * (int64_t)te_dtype_size(e->of[i].dtype);
+    return stripe_of(rows_of(e->state), bytes);
+}
+
+bool te_plan_emits(const te_fuse_plan *plan, int value, int64_t rows)
+{
+    const te_plan_value *v = &plan->values[value];
+    int64_t bytes = 0;
+    if (!v->emitted) return false;
+    bool forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
+    for (int i = 0; i < plan->n_values; i++) { /* all that the same program emits in the same pass */
+        const te_plan_value *w = &plan->values[i];
+        bool together = w->emitted && (forward ? w->unit == v->unit
+                                               : w->unit >= 0 && plan->units[w->unit].kind == TE_UNIT_LINEAR &&
+                                                     w->first_reader == v->first_reader);
+        if (together) bytes += w->width * (int64_t)te_dtype_size(w->dtype);
+    }
+    return stripe_of(rows, bytes) < rows;
+}
+
+/* Operands over {rows, width}: false when the rows of one are not evenly spaced. */
+static bool flatten(int ndim, const int64_t *shape, te_operand *operands, int n)
+{
+    for (int i = 0; i < n; i++) {
+        te_operand *o = &operands[i];
+        int64_t rows = 1, step = 0;
+        for (int d = ndim - 2; d >= 0 && o->data; d--) {
+            if (shape[d] == 1) continue;
+            if (rows > 1 && o->stride[d] != rows * step) return false;
+            if (rows == 1) step = o->stride[d];
+            rows *= shape[d];
+        }
+        o->stride[1] = o->stride[ndim - 1];
+        o->stride[0] = step;
+    }
+    return true;
+}
+
+static bool pays(te_emitting *e, const te_space *s, const te_operand *inputs, int n_inputs)
+{
+    te_operand flat[TE_GRAD_MAX_SOURCES];
+    memcpy(flat, inputs, (size_t)n_inputs * sizeof *flat);
+    if (!e->n || !flatten(s->ndim, s->shape, flat, n_inputs) || !e->state->device->exec.backend->host_memory || stripe_rows(e) == rows_of(e->state)) e->n = 0;
+    return e->n > 0;
+}
+
+bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
+                         te_emitting *e)
+{
+    const te_fuse_plan *plan = state->plan;
+    *e = (te_emitting){.state = state};
+    for (int i = 0; i < unit->n_results; i++) {
+        const te_plan_value *v = &plan->values[unit->results[i]];
+        if (!v->emitted) continue;
+        const te_unit *product = &plan->units[v->first_reader];
+        bool columnwise = product->recipe->backward == TE_BACKWARD_QUANTIZED && plan->values[product->weight].wanted;
+        add(e, i, unit->results[i], product, TE_ROLE_INPUT, true, columnwise);
+    }
+    return pays(e, s, inputs, unit->gradient.forward->n_inputs);
+}
+
+bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
+                          te_emitting *e)
+{
+    const te_fuse_plan *plan = state->plan;
+    *e = (te_emitting){.state = state};
+    for (int k = 0; k < unit->n_grads; k++) {
+        const te_unit_slot *slot = &unit->slots[unit->grads[k].slot];
+        const te_plan_value *v = &plan->values[slot->value];
+        te_emission *first = te_emission_of(e, slot->value);
+        if (unit->grads[k].bias != TE_NO_VALUE || unit->grads[k].kind != TE_OUT_ELEM || !v->emitted || v->unit < 0 ||
+            plan->units[v->unit].kind != TE_UNIT_LINEAR)
+            continue;
+        if (first) {
+            first->second = k;
+            continue;
+        }
+        const te_unit *product = &plan->units[v->unit];
+        add(e, k, slot->value, product, TE_ROLE_GRAD_OUTPUT, plan->values[product->x].wanted,
+            plan->values[product->weight].wanted);
+    }
+    return pays(e, s, inputs, unit->gradient.backward->n_inputs);
+}
+
+te_emission *te_emission_of(te_emitting *e, int value)
+{
+    for (int i = 0; i < e->n; i++)
+        if (e->of[i].value == value) return &e->of[i];
+    return NULL;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static void *at_row(const te_operand *o, int64_t row)
+{
+    return o->data ? (char *)o->data + row * o->stride[0] * (int64_t)te_dtype_size(o->dtype) : NULL;
+}
+
+/* The first and the second half of a stripe are outputs of their own behind a gated operation. */
+static void point_to_stripe(const te_emission *m, te_operand *outputs)
+{
+    outputs[m->output] = (te_operand){.data = m->stripe, .dtype = m->dtype, .stride = {m->width, 1}};
+    if (m->second < 0) return;
+    outputs[m->second] = outputs[m->output];
+    outputs[m->second].data = (char *)m->stripe + (size_t)m->width / 2 * te_dtype_size(m->dtype);
+}
+
+static te_status run_stripes(te_emitting *e, te_program *program, const te_run *whole, const te_operand *inputs,
+                             const te_operand *outputs, int64_t stripe)
+{
+    te_exec *exec = &e->state->device->exec;
+    te_context *ctx = e->state->plan->ctx;
+    te_operand in[TE_GRAD_MAX_SOURCES], out[TE_EMIT_OUTPUTS];
+    te_rng rngs[TE_UNIT_RNGS];
+    te_run run = *whole;
+    int64_t rows = rows_of(e->state), width = whole->shape[whole->ndim - 1];
+    run.ndim = 2;
+    run.shape[1] = width;
+    run.inputs = in;
+    run.outputs = out;
+    run.rngs = rngs;
+    for (int64_t row = 0; row < rows; row += stripe) {
+        run.shape[0] = rows - row < stripe ? rows - row : stripe;
+        for (int i = 0; i < program->n_inputs; i++) {
+            in[i] = inputs[i];
+            in[i].data = at_row(&inputs[i], row);
+        }
+        for (int i = 0; i < program->n_outputs; i++) {
+            bool by_row = program->outputs[i].kind == TE_OUT_ELEM || program->outputs[i].kind == TE_OUT_ROW;
+            out[i] = outputs[i];
+            if (by_row)
+                out[i].data = at_row(&outputs[i], row);
+            else
+                out[i].accumulate |= row > 0;
+        }
+        for (int i = 0; i < e->n; i++) point_to_stripe(&e->of[i], out);
+        for (int i = 0; i < program->n_rngs; i++) {
+            rngs[i] = whole->rngs[i];
+            rngs[i].offset += (uint64_t)(row * width / 4);
+        }
+        te_status status = exec->backend->program_run(exec, program, &run, 1);
+        if (status != TE_OK) return te_fail_exec(ctx, status, exec, program->name);
+        for (int i = 0; i < e->n && status == TE_OK; i++) {
+            te_emission *m = &e->of[i];
+            status = te_quantize_rows(m->target, row, run.shape[0], m->stripe, m->scale, &m->amax);
+        }
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
+}
+
+static te_status open_emission(te_emitting *e, te_emission *m, int64_t stripe)
+{
+    te_group_state *state = e->state;
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, state->shape, sizeof shape);
+    shape[state->ndim - 1] = m->width;
+    te_status status = te_role_open(m->state, m->role, state->device, m->dtype, state->ndim, shape, m->want, m->target, &m->scale);
+    if (status != TE_OK) return status;
+    m->stripe = state->device->exec.scratch(&state->device->exec,
+                                            (size_t)(stripe * m->width) * te_dtype_size(m->dtype));
+    return m->stripe ? TE_OK : te_fail_memory(state->plan->ctx, "quantize");
+}
+
+te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run)
+{
+    te_exec *exec = &e->state->device->exec;
+    te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[TE_EMIT_OUTPUTS];
+    te_status status = TE_OK;
+    memcpy(inputs, run->inputs, (size_t)program->n_inputs * sizeof *inputs);
+    memcpy(outputs, run->outputs, (size_t)program->n_outputs * sizeof *outputs);
+    flatten(run->ndim, run->shape, inputs, program->n_inputs);
+    flatten(run->ndim, run->shape, outputs, program->n_outputs); /* dense, all of them */
+    int64_t stripe = stripe_rows(e);
+    for (int i = 0; i < e->n && status == TE_OK; i++) status = open_emission(e, &e->of[i], stripe);
+    if (status == TE_OK) status = run_stripes(e, program, run, inputs, outputs, stripe);
+    for (int i = 0; i < e->n; i++) {
+        if (e->of[i].stripe) exec->scratch_free(exec, e->of[i].stripe);
+        if (status == TE_OK) te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
+    }
+    return status;
+}

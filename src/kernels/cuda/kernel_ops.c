@@ -171,6 +171,18 @@ te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *
     RUN("multinomial", NULL, te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
+/* --- quantizing --------------------------------------------------------------------------------------------------- */
+
+te_status te_cuda_quantize(te_exec *exec, const te_quantize_job *job)
+{
+    RUN("quantize", NULL, te_cuda_plan_quantize(&plan, job));
+}
+
+te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side)
+{
+    RUN("dequantize", NULL, te_cuda_plan_dequantize(&plan, job, side));
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /* Offsets of packed sequences on the device; both null where nothing is packed. */

@@ -83,4 +83,27 @@ typedef struct te_quantize_args {
     double            epsilon, scale_max, factor, overflow;
 } te_quantize_args;
 
+/* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the whole
+ * tensor where `whole` asks for that. */
+typedef struct te_decode_args {
+    te_cuda_bound  bound;
+    const uint8_t *data;
+    void          *to;
+    int64_t        rows, cols, stride[2], to_stride[2];
+    int64_t        element, scale, block[2], scale_stride[2];
+    const void    *scale_inv;
+    const float   *amax;
+    int64_t        amax_stride[2], whole;
+    double         scale_max;
+} te_decode_args;
+
+/* alpha and beta of a product to out[0] and out[1], 0 to out[2]; alpha is multiplied by up to two factors of tensors: a
+ * number, or what an amax gives under scale_max > 0. */
+typedef struct te_scales_args {
+    te_cuda_bound bound;
+    float        *out;
+    const float  *factor[2];
+    double        scale_max[2], alpha, beta;
+} te_scales_args;
+
 #endif

@@ -90,3 +90,53 @@ te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job
         add_call(plan, "te_dequantize", job, &args, SQUARE * PITCH * sizeof(float));
     return TE_OK;
 }
+
+/* --- operands of products ------------------------------------------------------------------------------------------- */
+
+te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole)
+{
+    enum { FULL = 16384 };
+    const te_quant *q = from->quant;
+    int d = from->ndim;
+    te_decode_args args = {.data = from->data,
+                           .to = to->data,
+                           .rows = from->shape[d - 2],
+                           .cols = from->shape[d - 1],
+                           .stride = {from->stride[d - 2], from->stride[d - 1]},
+                           .to_stride = {to->stride[d - 2], to->stride[d - 1]},
+                           .element = q->element,
+                           .scale = q->scale,
+                           .block = {q->block[0], q->block[1]},
+                           .scale_stride = {q->scale_stride[0], q->scale_stride[1]},
+                           .scale_inv = q->scale_inv,
+                           .amax = q->amax,
+                           .amax_stride = {q->amax_stride[0], q->amax_stride[1]},
+                           .whole = whole,
+                           .scale_max = (double)q->scale_max};
+    te_cuda_plan_open(plan);
+    int64_t blocks = (args.rows * args.cols + THREADS - 1) / THREADS;
+    if (blocks == 0) return TE_OK;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_decode", blocks < FULL ? blocks : FULL, THREADS,
+                                          &args, sizeof args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)to->dtype;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *scales)
+{
+    const te_quant *quants[2] = {gemm->a.quant, gemm->b.quant};
+    te_scales_args args = {.out = scales, .alpha = (double)gemm->alpha, .beta = (double)gemm->beta};
+    for (int i = 0; i < 2; i++) {
+        const te_quant *q = quants[i];
+        if (q && q->scale == TE_SCALE_E4M3) {
+            args.factor[i] = q->amax;
+            args.scale_max[i] = (double)q->scale_max;
+        } else if (q && q->scale == TE_SCALE_F32 && !q->block[0]) {
+            args.factor[i] = q->scale_inv;
+        }
+    }
+    te_cuda_plan_open(plan);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_product_scales", 1, 1, &args, sizeof args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}

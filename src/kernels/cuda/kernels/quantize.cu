@@ -368,3 +368,40 @@ extern "C" __global__ void __launch_bounds__(256) te_dequantize(const __grid_con
         __syncthreads();
     }
 }
+
+/* --- operands of products ------------------------------------------------------------------------------------------ */
+
+extern "C" __global__ void __launch_bounds__(256) te_decode(const __grid_constant__ te_decode_args a)
+{
+    for (int64_t u = TE_FIRST; u < a.rows * a.cols; u += TE_STEP) { /* neighbours in memory are neighbours here */
+        bool    down = a.to_stride[0] == 1 && a.rows > 1;
+        int64_t i = down ? u % a.rows : u / a.cols, j = down ? u / a.rows : u % a.cols;
+        int64_t at = i * a.stride[0] + j * a.stride[1], factor = 0;
+        uint8_t code = a.element == TE_E2M1 ? (uint8_t)(a.data[at / 2] >> (at % 2 * 4) & 15) : a.data[at];
+        float x = a.element == TE_E4M3   ? te_f8e4m3_to_f32(code)
+                  : a.element == TE_E5M2 ? te_f8e5m2_to_f32(code)
+                                         : te_e2m1_to_f32(code);
+        if (a.block[0]) factor = i / a.block[0] * a.scale_stride[0] + j / a.block[1] * a.scale_stride[1];
+        if (a.scale == TE_SCALE_E8M0) {
+            x *= te_e8m0_to_f32(((const uint8_t *)a.scale_inv)[factor]);
+        } else if (a.scale == TE_SCALE_E4M3) {
+            x *= te_f8e4m3_to_f32(((const uint8_t *)a.scale_inv)[factor]);
+            if (a.whole)
+                x *= te_two_level_decode(a.amax[i * a.amax_stride[0] + j * a.amax_stride[1]], (float)a.scale_max);
+        } else if (a.block[0] || a.whole) {
+            x *= ((const float *)a.scale_inv)[factor];
+        }
+        ((te_a *)a.to)[i * a.to_stride[0] + j * a.to_stride[1]] = te_as_a(x);
+    }
+}
+
+extern "C" __global__ void te_product_scales(const __grid_constant__ te_scales_args a)
+{
+    double alpha = a.alpha;
+    for (int i = 0; i < 2; i++)
+        if (a.factor[i])
+            alpha *= a.scale_max[i] > 0 ? te_two_level_decode(*a.factor[i], (float)a.scale_max[i]) : *a.factor[i];
+    a.out[0] = (float)alpha;
+    a.out[1] = (float)a.beta;
+    a.out[2] = 0;
+}

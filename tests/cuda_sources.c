@@ -156,6 +156,10 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}});
     failed += write_kernel(argv[1], "attention_mma_128",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}});
+    failed += write_kernel(argv[1], "quantize_bfloat16",
+                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0}});
+    failed += write_kernel(argv[1], "quantize_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {0}});
     test_exec_close(&exec);
     CHECK(failed == 0);
     return TEST_END();

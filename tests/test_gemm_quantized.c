@@ -1,51 +1,14 @@
 /* test_gemm_quantized.c - products of quantized operands against float64 sums of what the bytes stand for: every recipe's
  * quantizers in the three products of a linear layer, mixed pairs, kept copies, and values that bfloat16 does not hold. */
 #include "core/quantized.h"
+#include "quantizers.h"
 #include "test.h"
 
 #include <float.h>
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
 
-/* --- quantizers --------------------------------------------------------------------------------------------------- */
-
-#define WHOLE(kind)      .element = kind, .has_columnwise = true, .transposed = true
-#define MX(kind, rows)                                                                                                 \
-    .element = kind, .scale = TE_SCALE_E8M0, .block_rows = rows, .block_cols = 32, .has_columnwise = true,             \
-    .replicated = rows > 1
-#define BLOCKS(rows)                                                                                                   \
-    .element = TE_E4M3, .block_rows = rows, .block_cols = 128, .has_columnwise = true, .transposed = true
-#define FOUR(rows)                                                                                                     \
-    .element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = rows, .block_cols = 16, .has_columnwise = true,          \
-    .transposed = true, .replicated = rows > 1
-
-/* What a recipe makes of the input, the weight and the gradient of the output. */
-static const struct recipe {
-    const char *name;
-    te_quantizer q[3];
-} recipes[] = {
-    {"delayed",
-     {{WHOLE(TE_E4M3), .needs_history = true},
-      {WHOLE(TE_E4M3), .needs_history = true},
-      {WHOLE(TE_E5M2), .needs_history = true}}},
-    {"current", {{WHOLE(TE_E4M3)}, {WHOLE(TE_E4M3), .power_of_two = true}, {WHOLE(TE_E5M2)}}},
-    {"mxfp8", {{MX(TE_E4M3, 1)}, {MX(TE_E4M3, 1)}, {MX(TE_E5M2, 1)}}},
-    {"mxfp8, square weight", {{MX(TE_E4M3, 1)}, {MX(TE_E4M3, 32)}, {MX(TE_E4M3, 1)}}},
-    {"blocks", {{BLOCKS(1), .power_of_two = true}, {BLOCKS(128), .power_of_two = true}, {BLOCKS(1), .power_of_two = true}}},
-    {"blocks, float32 factors", {{BLOCKS(1)}, {BLOCKS(128)}, {BLOCKS(1)}}},
-    {"nvfp4",
-     {{FOUR(1), .scale_max = 448, .hadamard = true},
-      {FOUR(16), .scale_max = 448},
-      {FOUR(1), .scale_max = 448, .hadamard = true, .stochastic = true}}},
-    {"nvfp4, amax per row",
-     {{FOUR(1), .scale_max = 448, .row_scaled = true}, {FOUR(1), .scale_max = 448}, {FOUR(1), .scale_max = 448}}},
-    {"nvfp4, four over six",
-     {{FOUR(1), .scale_max = 448},
-      {FOUR(16), .scale_max = 256, .four_over_six = TE_46_MAE},
-      {FOUR(1), .scale_max = 448, .stochastic = true}}},
-};
-
-enum { RECIPES = sizeof recipes / sizeof *recipes };
+/* --- operands ------------------------------------------------------------------------------------------------------ */
 
 static te_tensor *random_tensor(te_context *ctx, te_dtype dtype, int64_t rows, int64_t cols, double size)
 {
@@ -172,7 +135,7 @@ static void check_product(te_context *ctx, const char *name, operand *a, operand
 }
 
 /* y = x w^T, dx = dy w, dw = dy^T x. */
-static void check_recipe(te_context *ctx, const struct recipe *r, int64_t tokens, int64_t in, int64_t out)
+static void check_recipe(te_context *ctx, const struct quantizer_recipe *r, int64_t tokens, int64_t in, int64_t out)
 {
     te_quantized x = quantized(ctx, &r->q[0], tokens, in, 3), w = quantized(ctx, &r->q[1], out, in, 0.2),
                  dy = quantized(ctx, &r->q[2], tokens, out, 1e-3);
@@ -198,31 +161,31 @@ static void check_recipe(te_context *ctx, const struct recipe *r, int64_t tokens
 static void test_recipes(te_context *ctx)
 {
     const int64_t shapes[][3] = {{37, 150, 45}, {128, 128, 256}, {1, 33, 130}, {300, 17, 1}};
-    for (int r = 0; r < RECIPES; r++)
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
-            check_recipe(ctx, &recipes[r], shapes[s][0], shapes[s][1], shapes[s][2]);
+            check_recipe(ctx, &quantizer_recipes[r], shapes[s][0], shapes[s][1], shapes[s][2]);
 }
 
 /* One quantized operand and one that is not, in both places. */
 static void test_mixed(te_context *ctx)
 {
     const te_dtype plain[] = {TE_F32, TE_BF16, TE_F16};
-    for (int r = 0; r < RECIPES; r++)
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
         for (int p = 0; p < 3; p++) {
-            te_quantized z = quantized(ctx, &recipes[r].q[1], 70, 90, 2);
+            te_quantized z = quantized(ctx, &quantizer_recipes[r].q[1], 70, 90, 2);
             te_tensor *t = random_tensor(ctx, plain[p], 30, 90, 1), *u = random_tensor(ctx, plain[p], 90, 20, 1);
             operand a, b;
             bind_plain(&a, t);
             bind(&b, &z, 0, true);
-            check_product(ctx, recipes[r].name, &a, &b, TE_F32, 0);
+            check_product(ctx, quantizer_recipes[r].name, &a, &b, TE_F32, 0);
             bind(&a, &z, 0, false);
             bind_plain(&b, u);
-            check_product(ctx, recipes[r].name, &a, &b, TE_BF16, 0);
+            check_product(ctx, quantizer_recipes[r].name, &a, &b, TE_BF16, 0);
             te_tensor_release(t);
             te_tensor_release(u);
             te_quantized_close(&z);
         }
-    te_quantized x = quantized(ctx, &recipes[6].q[1], 40, 96, 1), y = quantized(ctx, &recipes[2].q[0], 50, 96, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[6].q[1], 40, 96, 1), y = quantized(ctx, &quantizer_recipes[2].q[0], 50, 96, 1);
     operand a, b; /* two formats */
     bind(&a, &x, 0, false);
     bind(&b, &y, 0, true);
@@ -237,18 +200,18 @@ static void test_mixed(te_context *ctx)
 static void test_range(te_context *ctx)
 {
     const double sizes[][2] = {{1e-37, 1e36}, {1e37, 1e-36}, {1e-38, 1e38}, {2e38, 1e-30}, {1e-44, 1e30}};
-    for (int r = 0; r < RECIPES; r++)
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-            te_quantized x = quantized(ctx, &recipes[r].q[1], 20, 64, sizes[s][0]),
-                         y = quantized(ctx, &recipes[r].q[1], 24, 64, sizes[s][1]);
+            te_quantized x = quantized(ctx, &quantizer_recipes[r].q[1], 20, 64, sizes[s][0]),
+                         y = quantized(ctx, &quantizer_recipes[r].q[1], 24, 64, sizes[s][1]);
             operand a, b;
             bind(&a, &x, 0, false);
             bind(&b, &y, 0, true);
-            check_product(ctx, recipes[r].name, &a, &b, TE_F32, 0);
+            check_product(ctx, quantizer_recipes[r].name, &a, &b, TE_F32, 0);
             te_quantized_close(&x);
             te_quantized_close(&y);
         }
-    te_quantized big = quantized(ctx, &recipes[1].q[0], 8, 16, 3e38), zero = quantized(ctx, &recipes[1].q[0], 8, 16, 3e38);
+    te_quantized big = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38), zero = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38);
     memset(te_tensor_data(zero.side[0].data), 0, 8 * 16);
     operand a, b; /* infinity times 0 if the factors met first */
     bind(&a, &big, 0, false);
@@ -261,7 +224,7 @@ static void test_range(te_context *ctx)
 static void test_nan(te_context *ctx)
 {
     for (int r = 0; r < 6; r++) {
-        te_quantized x = quantized(ctx, &recipes[r].q[1], 5, 64, 1), y = quantized(ctx, &recipes[r].q[1], 6, 64, 1);
+        te_quantized x = quantized(ctx, &quantizer_recipes[r].q[1], 5, 64, 1), y = quantized(ctx, &quantizer_recipes[r].q[1], 6, 64, 1);
         ((uint8_t *)te_tensor_data(x.side[0].data))[2 * 64 + 3] = 0x7f;
         te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){5, 6});
         te_exec *exec = &c->storage->device->exec;
@@ -271,7 +234,7 @@ static void test_nan(te_context *ctx)
         te_gemm g = {.a = a.view, .b = b.view, .c = te_tensor_view(c), .alpha = 1};
         CHECK(exec->backend->gemm(exec, &g) == TE_OK);
         const float *got = te_tensor_data(c);
-        for (int i = 0; i < 30; i++) CHECK_MSG(isnan(got[i]) == (i / 6 == 2), "%s: element %d", recipes[r].name, i);
+        for (int i = 0; i < 30; i++) CHECK_MSG(isnan(got[i]) == (i / 6 == 2), "%s: element %d", quantizer_recipes[r].name, i);
         te_tensor_release(c);
         te_quantized_close(&x);
         te_quantized_close(&y);
@@ -281,7 +244,7 @@ static void test_nan(te_context *ctx)
 /* A kept copy serves while its key is the same, and another key sees the new contents. */
 static void test_kept(te_context *ctx)
 {
-    te_quantized x = quantized(ctx, &recipes[2].q[0], 16, 64, 1), w = quantized(ctx, &recipes[2].q[0], 24, 64, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[2].q[0], 16, 64, 1), w = quantized(ctx, &quantizer_recipes[2].q[0], 24, 64, 1);
     operand a, b;
     bind(&a, &x, 0, false);
     bind(&b, &w, 0, true);
@@ -294,7 +257,7 @@ static void test_kept(te_context *ctx)
 
 static void test_refused(te_context *ctx)
 {
-    te_quantized x = quantized(ctx, &recipes[1].q[0], 16, 64, 1), w = quantized(ctx, &recipes[1].q[0], 24, 64, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[1].q[0], 16, 64, 1), w = quantized(ctx, &quantizer_recipes[1].q[0], 24, 64, 1);
     te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){16, 24}),
               *d = te_tensor_empty(ctx, TE_F64, 2, (int64_t[]){16, 64});
     te_exec *exec = &c->storage->device->exec;
@@ -322,16 +285,16 @@ static void test_strided_source(te_context *ctx)
     te_tensor *wide = random_tensor(ctx, TE_BF16, 150, 200, 1);
     te_tensor *slice = te_tensor_alias(wide, 2, (int64_t[]){150, 70}, (int64_t[]){200, 1}, 13);
     te_tensor *copy = te_tensor_clone_data(slice);
-    for (int r = 0; r < RECIPES; r++) {
+    for (int r = 0; r < QUANTIZER_RECIPES; r++) {
         te_quantized z, want;
         uint64_t number = 5;
         te_quantize_options options = {.want = {true, true}, .scale = 2, .seed = &number};
-        CHECK(te_quantize(slice, &recipes[r].q[2], &options, &z) == TE_OK);
-        CHECK(te_quantize(copy, &recipes[r].q[2], &options, &want) == TE_OK);
+        CHECK(te_quantize(slice, &quantizer_recipes[r].q[2], &options, &z) == TE_OK);
+        CHECK(te_quantize(copy, &quantizer_recipes[r].q[2], &options, &want) == TE_OK);
         for (int s = 0; s < 2; s++) {
             size_t bytes = (size_t)te_tensor_numel(z.side[s].data);
             CHECK_MSG(memcmp(te_tensor_data(z.side[s].data), te_tensor_data(want.side[s].data), bytes) == 0, "%s",
-                      recipes[r].name);
+                      quantizer_recipes[r].name);
         }
         te_quantized_close(&z);
         te_quantized_close(&want);

@@ -89,8 +89,6 @@ te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_l
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
 te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
 void      te_cuda_gemm_close(te_exec *);
-te_status te_cuda_quantize(te_exec *, const te_quantize_job *);                         /* quantize.c */
-te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
@@ -98,6 +96,8 @@ te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c an
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
 te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
+te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
+te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);

@@ -28,9 +28,10 @@ static te_status check(te_exec *exec, const te_gemm *g)
                             (long long)g->a.shape[g->a.ndim - 2], (long long)g->a.shape[g->a.ndim - 1],
                             (long long)g->b.shape[g->b.ndim - 2], (long long)g->b.shape[g->b.ndim - 1],
                             (long long)g->c.shape[n - 2], (long long)g->c.shape[n - 1]);
-    if (g->a.quant || g->b.quant || g->c.quant)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: quantized operands are not supported on cuda yet");
-    if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype || (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32))
+    if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
+    bool narrows = g->a.dtype == TE_F32 && (g->c.dtype == TE_BF16 || g->c.dtype == TE_F16);
+    if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype ||
+        (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32 && !narrows))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
                             te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
     if (g->beta != 0 && g->beta != 1)
@@ -66,6 +67,16 @@ static te_status copy_once(te_exec *exec, const te_view *dst, const te_view *src
     return te_cuda_copy(exec, &d, &s);
 }
 
+te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype)
+{
+    te_view dense = dense_like(exec, v, dtype);
+    if (dense.data && copy_once(exec, &dense, v) != TE_OK) {
+        exec->scratch_free(exec, dense.data);
+        dense.data = NULL;
+    }
+    return dense;
+}
+
 /* Whether the matrix in the last two dimensions can be described: a unit stride and room between its lines. */
 static bool describable(const te_view *v)
 {
@@ -81,12 +92,9 @@ static te_status describable_operand(te_exec *exec, te_view *v, void **lent)
 {
     *lent = NULL;
     if (describable(v)) return TE_OK;
-    te_view dense = dense_like(exec, v, v->dtype);
-    if (!dense.data) return TE_ERROR_MEMORY;
-    *lent = dense.data;
-    te_status status = copy_once(exec, &dense, v);
-    *v = dense;
-    return status;
+    *v = te_cuda_gemm_dense(exec, v, v->dtype);
+    *lent = v->data;
+    return v->data ? TE_OK : TE_ERROR_MEMORY;
 }
 
 /* --- the column-major form ---------------------------------------------------------------------------------------- */
@@ -149,6 +157,7 @@ static const char *decline_direct(const te_gemm *g)
     bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
                     g->aux.dtype == g->c.dtype;
     if (g->a.shape[m + 1] == 0) return "the sum is empty";
+    if (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32) return "the result is narrower than the operands";
     if (!describable(&g->c)) return "the result has no unit stride";
     if (tail && !row_major(&g->c)) return "the result is column-major and has a bias or an activation";
     if (tail && g->c.dtype == TE_F64) return "float64 with a bias or an activation";
@@ -228,7 +237,7 @@ static void join_rows(batches *r, te_gemm *g)
 }
 
 /* The last batch dimension is cuBLASLt's; the ones before it are walked here. */
-static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
+static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales)
 {
     batches r = batches_of(g);
     join_rows(&r, g);
@@ -246,6 +255,7 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
     p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
     p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
+    p.device_scales = scales != NULL;
     int64_t products = 1;
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;
@@ -259,7 +269,8 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
         char *a = (char *)g->a.data + at[0] * in, *b = (char *)g->b.data + at[1] * in,
              *c = (char *)g->c.data + at[2] * out;
         te_cuda_product_data data = {
-            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data, .alpha = g->alpha};
+            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data, .alpha = g->alpha,
+            .device_alpha = scales, .device_beta = scales ? scales + (g->beta != 0 ? 1 : 2) : NULL};
         p.align_a = alignment(data.a);
         p.align_b = alignment(data.b);
         p.align_d = alignment(data.d);
@@ -268,18 +279,18 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias)
     return status;
 }
 
-static te_status run_direct(te_exec *exec, te_gemm *g)
+static te_status run_direct(te_exec *exec, te_gemm *g, const float *scales)
 {
     const void *bias;
     void *lent;
     te_status status = bias_of(exec, g, &bias, &lent);
-    if (status == TE_OK) status = run_batches(exec, g, bias);
+    if (status == TE_OK) status = run_batches(exec, g, bias, scales);
     if (lent) exec->scratch_free(exec, lent);
     return status;
 }
 
 /* The product alone, dense and in the accumulator's dtype; then one pass that does the rest. */
-static te_status run_finished(te_exec *exec, const te_gemm *g)
+static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scales)
 {
     te_view product = g->c;
     for (int i = 0; i < product.ndim; i++) product.stride[i] = 1; /* no dimension repeats */
@@ -293,7 +304,7 @@ static te_status run_finished(te_exec *exec, const te_gemm *g)
         status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
                                 "matrix product");
     } else {
-        status = run_batches(exec, &plain, NULL);
+        status = run_batches(exec, &plain, NULL, scales);
     }
     if (status == TE_OK) status = te_cuda_gemm_finish(exec, g, &product);
     exec->scratch_free(exec, product.data);
@@ -301,6 +312,12 @@ static te_status run_finished(te_exec *exec, const te_gemm *g)
 }
 
 te_status te_cuda_gemm(te_exec *exec, const te_gemm *gemm)
+{
+    if (gemm->a.quant || gemm->b.quant) return te_cuda_gemm_quantized(exec, gemm);
+    return te_cuda_gemm_scaled(exec, gemm, NULL);
+}
+
+te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales)
 {
     te_gemm g = *gemm;
     void *lent_a = NULL, *lent_b = NULL;
@@ -313,7 +330,7 @@ te_status te_cuda_gemm(te_exec *exec, const te_gemm *gemm)
         status = describable_operand(exec, &g.a, &lent_a);
         if (status == TE_OK) status = describable_operand(exec, &g.b, &lent_b);
     }
-    if (status == TE_OK) status = reason ? run_finished(exec, &g) : run_direct(exec, &g);
+    if (status == TE_OK) status = reason ? run_finished(exec, &g, scales) : run_direct(exec, &g, scales);
     if (lent_a) exec->scratch_free(exec, lent_a);
     if (lent_b) exec->scratch_free(exec, lent_b);
     return status;

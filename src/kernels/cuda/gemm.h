@@ -16,6 +16,7 @@ typedef struct te_cuda_product {
     int32_t epilogue;                         /* cublasLtEpilogue_t */
     int32_t accumulate;
     int32_t align_a, align_b, align_d, tf32;  /* bytes that the addresses are known to be multiples of, at most 256 */
+    int32_t device_scales, zero;
 } te_cuda_product;
 
 typedef struct te_cuda_product_data {
@@ -24,6 +25,7 @@ typedef struct te_cuda_product_data {
     const void *bias; /* in the dtype of D, one per row */
     void       *aux;
     double      alpha;
+    const float *device_alpha, *device_beta; /* instead, where the product has device_scales */
 } te_cuda_product_data;
 
 enum { TE_CUDA_FINISHES = 12 };
@@ -43,6 +45,17 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
 
 te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
 void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
+
+/* gemm_quantized.c: te_cuda_gemm where a or b is quantized. */
+te_status te_cuda_gemm_quantized(te_exec *exec, const te_gemm *gemm);
+/* te_cuda_gemm of plain operands, with {alpha, beta, 0} from device memory; NULL: those of the gemm. */
+te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales);
+/* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
+te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);
+
+/* kernel_ops.c: see te_cuda_plan_decode and te_cuda_plan_scales. */
+te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole);
+te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales);
 
 /* c = act(product + bias) + beta c, aux = product + bias, for a dense product of the shape of c. */
 te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *gemm, const te_view *product);

@@ -59,6 +59,7 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
     cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p->epilogue;
+    int32_t pointers = CUBLASLT_POINTER_MODE_DEVICE;
     cublasStatus_t r = l->cublasLtMatmulDescCreate(out, compute, f64 ? CUDA_R_64F : CUDA_R_32F);
     struct {
         cublasLtMatmulDescAttributes_t name;
@@ -70,6 +71,7 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
         {CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b, true},
         {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, true},
         {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->ld_aux, sizeof p->ld_aux, p->ld_aux > 0},
+        {CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers, sizeof pointers, p->device_scales != 0},
     };
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes && r == CUBLAS_STATUS_SUCCESS; i++)
         if (attributes[i].wanted)
@@ -114,10 +116,11 @@ static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te
 {
     float alpha = (float)data->alpha, beta = accumulate;
     double alpha64 = data->alpha, beta64 = accumulate;
-    bool f64 = plan->product.input == TE_F64;
-    return blas->library.cublasLtMatmul(blas->handle, plan->desc, f64 ? (void *)&alpha64 : (void *)&alpha, data->a,
-                                        plan->a, data->b, plan->b, f64 ? (void *)&beta64 : (void *)&beta, data->d,
-                                        plan->d, data->d, plan->d, algorithm, workspace, workspace_bytes,
+    bool f64 = plan->product.input == TE_F64, device = plan->product.device_scales != 0;
+    const void *by_alpha = device ? data->device_alpha : f64 ? (void *)&alpha64 : (void *)&alpha;
+    const void *by_beta = device ? data->device_beta : f64 ? (void *)&beta64 : (void *)&beta;
+    return blas->library.cublasLtMatmul(blas->handle, plan->desc, by_alpha, data->a, plan->a, data->b, plan->b, by_beta,
+                                        data->d, plan->d, data->d, plan->d, algorithm, workspace, workspace_bytes,
                                         te_cuda(exec)->stream);
 }
 

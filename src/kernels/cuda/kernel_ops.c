@@ -171,6 +171,28 @@ te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *
     RUN("multinomial", NULL, te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
+/* --- quantizing --------------------------------------------------------------------------------------------------- */
+
+te_status te_cuda_quantize(te_exec *exec, const te_quantize_job *job)
+{
+    RUN("quantize", NULL, te_cuda_plan_quantize(&plan, job));
+}
+
+te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side)
+{
+    RUN("dequantize", NULL, te_cuda_plan_dequantize(&plan, job, side));
+}
+
+te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole)
+{
+    RUN("matrix product", NULL, te_cuda_plan_decode(&plan, to, from, whole));
+}
+
+te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)
+{
+    RUN("matrix product", NULL, te_cuda_plan_scales(&plan, gemm, scales));
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /* Offsets of packed sequences on the device; both null where nothing is packed. */

@@ -21,6 +21,7 @@ typedef struct desc {
     const void *bias;
     void *aux;
     int64_t ld_aux;
+    int32_t pointers; /* cublasLtPointerMode_t */
 } desc;
 
 typedef struct layout {
@@ -85,8 +86,9 @@ TE_FAKE cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handl
                   : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void *)&d->bias
                   : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&d->aux
                   : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void *)&d->ld_aux
+                  : name == CUBLASLT_MATMUL_DESC_POINTER_MODE         ? (void *)&d->pointers
                                                                       : NULL;
-    size_t wanted = field == &d->op_a || field == &d->op_b || field == &d->epilogue ? 4 : 8;
+    size_t wanted = field == &d->op_a || field == &d->op_b || field == &d->epilogue || field == &d->pointers ? 4 : 8;
     ENTER();
     if (!field || size != wanted) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(field, value, size);
@@ -199,6 +201,7 @@ typedef struct product {
     const char *pa, *pb;
     char *pc;
     double alpha, beta;
+    const float *device_alpha, *device_beta; /* read when the product runs */
 } product;
 
 static int element_size(cudaDataType_t type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
@@ -291,7 +294,11 @@ static void one_product(const product *p, int64_t batch)
 
 static void run_product(void *work)
 {
-    const product *p = work;
+    product *p = work;
+    if (p->device_alpha) {
+        p->alpha = (double)*p->device_alpha;
+        p->beta = (double)*p->device_beta;
+    }
     for (int64_t batch = 0; batch < p->c.batch; batch++) one_product(p, batch);
 }
 
@@ -309,11 +316,19 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
 {
     (void)handle, (void)lout;
     ENTER();
-    product p = {*desc_of(d), *layout_of(la), *layout_of(lb), *layout_of(lc), a, b, out, 0, 0};
+    product p = {*desc_of(d), *layout_of(la), *layout_of(lb), *layout_of(lc), a, b, out, 0, 0, NULL, NULL};
     bool f64 = p.d.compute == CUBLAS_COMPUTE_64F;
     size_t wanted = algorithm ? (size_t)(algorithm->data[0] - 1) << 20 : 0;
-    p.alpha = f64 ? *(const double *)alpha : (double)*(const float *)alpha;
-    p.beta = f64 ? *(const double *)beta : (double)*(const float *)beta;
+    if (p.d.pointers == CUBLASLT_POINTER_MODE_DEVICE) {
+        if (f64 || !te_fake_contains((CUdeviceptr)(uintptr_t)alpha, sizeof(float)) ||
+            !te_fake_contains((CUdeviceptr)(uintptr_t)beta, sizeof(float)))
+            return CUBLAS_STATUS_INVALID_VALUE;
+        p.device_alpha = alpha;
+        p.device_beta = beta;
+    } else {
+        p.alpha = f64 ? *(const double *)alpha : (double)*(const float *)alpha;
+        p.beta = f64 ? *(const double *)beta : (double)*(const float *)beta;
+    }
     cublasStatus_t status = check(&p.d, &p.a, &p.b, &p.c);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (c != out || !inside(a, &p.a) || !inside(b, &p.b) || !inside(out, &p.c)) return CUBLAS_STATUS_INVALID_VALUE;

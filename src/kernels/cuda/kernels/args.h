@@ -61,4 +61,49 @@ typedef struct te_attention_args {
     uint64_t       threshold, rng[3];
 } te_attention_args;
 
+/* A te_quantized_side. */
+typedef struct te_quantize_place {
+    uint8_t *data;
+    int64_t  rows, cols, row_stride, col_stride;
+    void    *scale_inv;
+    int64_t  scale_row_stride, scale_col_stride;
+    float   *amax;
+    int64_t  amax_stride;
+    uint64_t rng[3];
+} te_quantize_place;
+
+/* A te_quantize_job with its quantizer; `from`: the side that is dequantized. Floats as doubles. */
+typedef struct te_quantize_args {
+    te_cuda_bound     bound; /* scratch: two amaxes */
+    void             *source;
+    int64_t           rows, cols, source_stride;
+    te_quantize_place side[2];
+    int64_t           element, scale, block_rows, block_cols, needs_history, replicated, power_of_two, row_scaled;
+    int64_t           hadamard, stochastic, four_over_six, from;
+    double            epsilon, scale_max, factor, overflow;
+} te_quantize_args;
+
+/* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the whole
+ * tensor where `whole` asks for that. */
+typedef struct te_decode_args {
+    te_cuda_bound  bound;
+    const uint8_t *data;
+    void          *to;
+    int64_t        rows, cols, stride[2], to_stride[2];
+    int64_t        element, scale, block[2], scale_stride[2];
+    const void    *scale_inv;
+    const float   *amax;
+    int64_t        amax_stride[2], whole;
+    double         scale_max;
+} te_decode_args;
+
+/* alpha and beta of a product to out[0] and out[1], 0 to out[2]; alpha is multiplied by up to two factors of tensors: a
+ * number, or what an amax gives under scale_max > 0. */
+typedef struct te_scales_args {
+    te_cuda_bound bound;
+    float        *out;
+    const float  *factor[2];
+    double        scale_max[2], alpha, beta;
+} te_scales_args;
+
 #endif

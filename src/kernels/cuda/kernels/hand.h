@@ -19,6 +19,7 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_INDEX,
     TE_CUDA_FILE_SELECT,
     TE_CUDA_FILE_ATTENTION,
+    TE_CUDA_FILE_QUANTIZE,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -78,6 +79,16 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
 /* The cu_seqlens of a te_attention are device pointers here; that they ascend is the caller's to check. */
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
 te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
+
+/* The job's pointers are device pointers; its quantizer is valid. */
+te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job);
+te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job, int side);
+
+/* The matrix of a quantized view's last two dimensions to that of `to` (bfloat16 or float32); whole: with the factor of the
+ * whole tensor, which te_cuda_plan_scales multiplies alpha by otherwise. */
+te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole);
+/* {alpha, beta, 0} of a product to device memory, alpha times the factors of the operands that are quantized. */
+te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *scales);
 
 void      te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault);
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out);

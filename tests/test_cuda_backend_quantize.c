@@ -1,0 +1,127 @@
+/* test_cuda_backend_quantize.c - quantized tensors on a CUDA device and their products, through the whole backend on the
+ * machine that is made up: the bytes of the CPU, and the products of a linear layer within the rounding of their sums. */
+#include "cuda_backend.h"
+
+#include "core/quantized.h"
+#include "quantizers.h"
+
+static uint64_t seed = 0x9e3779b97f4a7c15u;
+
+/* A tensor on the CPU and its copy on the device. */
+static void make_pair(te_context *ctx, te_dtype dtype, int64_t rows, int64_t cols, te_tensor *pair[2])
+{
+    double *values = malloc((size_t)(rows * cols) * sizeof *values);
+    for (int64_t i = 0; i < rows * cols; i++)
+        values[i] = test_uniform(&seed, -2, 2) * exp2(test_uniform(&seed, -6, 0));
+    pair[0] = te_tensor_empty(ctx, dtype, 2, (int64_t[]){rows, cols});
+    if (!pair[0] || te_tensor_write(pair[0], TE_F64, values) != TE_OK) abort();
+    pair[1] = te_tensor_on_device(pair[0], te_context_device(ctx, "cuda"));
+    if (!pair[1]) abort();
+    free(values);
+}
+
+static bool same_bytes(te_tensor *cpu, te_tensor *gpu)
+{
+    if (!cpu || !gpu) return cpu == gpu;
+    te_tensor *back = te_tensor_on_device(gpu, cpu->storage->device);
+    size_t bytes = (size_t)te_tensor_numel(cpu) * te_dtype_size(cpu->dtype);
+    bool same = back && memcmp(te_tensor_data(back), te_tensor_data(cpu), bytes) == 0;
+    te_tensor_release(back);
+    return same;
+}
+
+static void quantize_pair(te_context *ctx, const char *name, const te_quantizer *q, int64_t rows, int64_t cols,
+                          te_quantized out[2])
+{
+    te_tensor *x[2];
+    uint64_t number = 3;
+    te_quantize_options options = {.want = {true, true}, .scale = 11, .seed = &number};
+    make_pair(ctx, TE_BF16, rows, cols, x);
+    for (int i = 0; i < 2; i++)
+        CHECK_MSG(te_quantize(x[i], q, &options, &out[i]) == TE_OK, "%s: %s", name, te_context_error(ctx));
+    for (int s = 0; s < 2; s++) {
+        CHECK_MSG(same_bytes(out[0].side[s].data, out[1].side[s].data), "%s: data of side %d", name, s);
+        CHECK_MSG(same_bytes(out[0].side[s].scale_inv, out[1].side[s].scale_inv), "%s: factors of side %d", name, s);
+        CHECK_MSG(same_bytes(out[0].side[s].amax, out[1].side[s].amax), "%s: amax of side %d", name, s);
+        te_tensor *back[2] = {te_dequantize(ctx, &out[0], s), te_dequantize(ctx, &out[1], s)};
+        CHECK_MSG(back[0] && same_bytes(back[0], back[1]), "%s: side %d back: %s", name, s, te_context_error(ctx));
+        te_tensor_release(back[0]);
+        te_tensor_release(back[1]);
+    }
+    te_tensor_release(x[0]);
+    te_tensor_release(x[1]);
+}
+
+static te_tensor *product(te_context *ctx, te_device *device, const char *name, te_view a, te_view b, te_dtype dtype)
+{
+    te_tensor *c = te_tensor_new(ctx, device, dtype, 2, (int64_t[]){a.shape[0], b.shape[1]});
+    if (!c || te_tensor_fill(c, 0.25) != TE_OK) abort();
+    te_gemm g = {.a = a, .b = b, .c = te_tensor_view(c), .alpha = -0.5f, .beta = 1};
+    CHECK_MSG(device->exec.backend->gemm(&device->exec, &g) == TE_OK, "%s on %s: %s", name, device->name,
+              device->exec.message);
+    return c;
+}
+
+/* c on both devices; `plain` stands for a where a is NULL. */
+static void check_product(te_context *ctx, const char *name, const te_quantized *a, int side_a, te_tensor *const *plain,
+                          const te_quantized *b, int side_b, te_dtype dtype)
+{
+    te_tensor *c[2];
+    for (int i = 0; i < 2; i++) {
+        te_quant quant[2];
+        te_device *device = te_context_device(ctx, i ? "cuda" : "cpu");
+        te_view va = a ? te_quantized_operand(&a[i], side_a, false, &quant[0]) : te_tensor_view(plain[i]);
+        c[i] = product(ctx, device, name, va, te_quantized_operand(&b[i], side_b, true, &quant[1]), dtype);
+    }
+    int64_t n = te_tensor_numel(c[0]);
+    double *values[2] = {malloc((size_t)n * sizeof(double)), malloc((size_t)n * sizeof(double))}, worst = 0, size = 0;
+    for (int i = 0; i < 2; i++)
+        if (te_tensor_read(c[i], TE_F64, values[i]) != TE_OK) abort();
+    for (int64_t i = 0; i < n; i++) {
+        worst = fmax(worst, fabs(values[0][i] - values[1][i]));
+        size = fmax(size, fabs(values[0][i]));
+        if (isnan(values[1][i])) worst = INFINITY;
+    }
+    double most = size * (dtype == TE_BF16 ? 0x1p-7 : dtype == TE_F16 ? 0x1p-10 : 1e-5);
+    CHECK_MSG(worst <= most, "%s into %s: off by %g of %g", name, te_dtype_name(dtype), worst, size);
+    for (int i = 0; i < 2; i++) {
+        free(values[i]);
+        te_tensor_release(c[i]);
+    }
+}
+
+static void close_pair(te_quantized z[2])
+{
+    te_quantized_close(&z[0]);
+    te_quantized_close(&z[1]);
+}
+
+static void check_recipe(te_context *ctx, const struct quantizer_recipe *r, int number)
+{
+    te_quantized x[2], w[2], dy[2];
+    te_tensor *plain[2];
+    quantize_pair(ctx, r->name, &r->q[0], 37, 50, x);
+    quantize_pair(ctx, r->name, &r->q[1], 21, 50, w);
+    quantize_pair(ctx, r->name, &r->q[2], 37, 21, dy);
+    check_product(ctx, r->name, x, 0, NULL, w, 0, TE_BF16);
+    check_product(ctx, r->name, x, 0, NULL, w, 0, TE_F16);
+    check_product(ctx, r->name, dy, 0, NULL, w, 1, TE_F32);
+    check_product(ctx, r->name, dy, 1, NULL, x, 1, TE_F32);
+    make_pair(ctx, (te_dtype[]){TE_F32, TE_BF16, TE_F16}[number % 3], 9, 50, plain);
+    check_product(ctx, r->name, NULL, 0, plain, w, 0, TE_F32);
+    te_tensor_release(plain[0]);
+    te_tensor_release(plain[1]);
+    close_pair(x);
+    close_pair(w);
+    close_pair(dy);
+}
+
+int main(void)
+{
+    fake_open();
+    te_context *ctx = te_context_open(NULL);
+    for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
+    te_context_release(ctx);
+    fake_close();
+    return TEST_END();
+}

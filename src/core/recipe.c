@@ -185,15 +185,22 @@ static te_status recorded(te_context *ctx, float scale)
     return TE_OK;
 }
 
-/* The amax of a step is that of all its tensors in this role. */
-static void collect(te_recipe_state *state, te_role role, const te_quantized *z)
+/* The amax of a step is that of all its tensors in this role. Whether this one counts. */
+static bool collect(te_recipe_state *state, te_role role, const te_quantized *z)
 {
     te_context *ctx = state->ctx;
     te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
     bool counts = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
-    if (!amax || !state->history[role] || !counts || ctx->replayed_scales.on) return;
+    if (!state->recipe->quantizers[role].needs_history || !amax || !counts || ctx->replayed_scales.on) return false;
     float *step = numbers(state->history[role]), now = *numbers(amax);
     if (now > *step || now != now) *step = now;
+    return true;
+}
+
+/* A copy of the weight that was made without gradients counts where it is first used with them. */
+static void collect_weight(te_recipe_state *state)
+{
+    if (!state->weight_collected) state->weight_collected = collect(state, TE_ROLE_WEIGHT, &state->weight);
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
@@ -245,15 +252,20 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
         share(&state->weight, rowwise, columnwise, result);
+        collect_weight(state);
         return TE_OK;
     }
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = scale};
     status = quantize(t, compute, q, &options, result);
     if (status != TE_OK) return status;
-    if (q->needs_history) collect(state, role, result);
-    if (role != TE_ROLE_WEIGHT) return TE_OK;
+    if (role != TE_ROLE_WEIGHT) {
+        collect(state, role, result);
+        return TE_OK;
+    }
     te_quantized_close(&state->weight);
     share(result, rowwise, columnwise, &state->weight);
+    state->weight_collected = false;
+    collect_weight(state);
     state->weight_id = t->storage->id;
     state->weight_version = t->storage->version;
     state->weight_scale = scale;

@@ -6,8 +6,9 @@
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
 --
--- OUT/metrics.jsonl holds one JSON object a step, OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C
--- finishes the step and saves. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not finite.
+-- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
+-- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves. Exit codes: 0, 1 script
+-- error, 2 usage, 74 files, 75 interrupted, 77 not finite.
 
 local te = require "te"
 local train = te.train
@@ -56,6 +57,8 @@ local command_line = train.command_line {
     { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
     { "keep", "size", 2, help = "newest checkpoints that stay" },
+    { "watch-numerics", "integer", 0, min = 0,
+        help = "steps between looks at what quantization does, for the metrics; 0: none" },
     { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
 
     presets = {
@@ -105,6 +108,10 @@ local function open_run(o, given, script)
         train.checkpoint.restore_training(saved, run.model, run.optimizer)
     else
         train.io(train.checkpoint.set_aside, o.out)
+    end
+    if o.watch_numerics > 0 then
+        te.numerics.watch(run.model, { every = o.watch_numerics * o.grad_accumulation,
+            done = (run.first_step - 1) * o.grad_accumulation })
     end
     run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
     return run
@@ -159,6 +166,17 @@ local function sample(run)
     return run.tokenizer:decode(ids:totable()[1])
 end
 
+-- What the last batch of this step looked like quantized, if it is a step to look at.
+local function write_numerics(run, step)
+    local every = run.options.watch_numerics
+    if every == 0 or step % every > 0 then return end
+    for _, v in ipairs(te.numerics.values()) do
+        train.io(run.metrics.write, run.metrics, { "step", step, "product", v.product, "role", v.role, "amax", v.amax,
+            "scale", v.scale or 0 / 0, "saturated", v.saturated, "flushed", v.flushed, "error", v.error,
+            "nonfinite", v.nonfinite })
+    end
+end
+
 local function save(run, step)
     return train.io(train.checkpoint.save, { folder = run.options.out, step = step, model = run.model,
         optimizer = run.optimizer, keep = run.options.keep,
@@ -196,6 +214,7 @@ local function loop(run, progress)
             if text then progress:print("%s\n", text) end
         end
         train.io(run.metrics.write, run.metrics, record)
+        write_numerics(run, step)
         if pause or stop then
             local path = save(run, step)
             if stop then

@@ -1,6 +1,8 @@
 /* recipe.c - quantizers of an operation by role, and delayed scaling's memory. */
 #include "recipe.h"
 
+#include "numerics.h"
+
 #include <math.h>
 
 const char *const te_role_names[] = {"input", "weight", "grad_output", NULL};
@@ -78,6 +80,7 @@ void te_recipe_state_release(te_recipe_state *state)
     te_context *ctx = state->ctx;
     te_product_recipe_release(state->recipe);
     te_quantized_close(&state->weight);
+    te_numerics_unwatch(state);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         te_tensor_release(state->scale[r]);
         te_tensor_release(state->history[r]);
@@ -249,6 +252,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         replayed(ctx, &scale);
         status = recorded(ctx, scale);
     }
+    if (status == TE_OK && state->watched) status = te_numerics_count(state, role, t, compute, scale);
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
         share(&state->weight, rowwise, columnwise, result);

@@ -5,11 +5,11 @@
 --     print(te.numerics.report())           -- a table of the last step that was looked at
 --     for _, v in ipairs(te.numerics.values()) do … end
 --
--- A step is an outermost te.autocast with gradients, and the backward pass that follows. Per product (named by its weight)
--- and role: amax, the largest finite magnitude; scale, what the tensor was multiplied by (nil where blocks have their
--- own); saturated and flushed, the shares of values that were cut off by more than rounding and that became 0 without
--- being 0; error, |quantized - source| / |source| in the Euclidean norm; nonfinite, how many values were infinite or NaN.
--- Steps in between cost nothing, and the numbers that a model computes do not change.
+-- A step is an outermost te.autocast with gradients, and the backward pass that follows. Per product (named by its
+-- weight) and role: amax, the largest finite magnitude; scale, what the tensor was multiplied by (nil where blocks have
+-- their own); saturated and flushed, the shares of values that were cut off by more than rounding and that became 0
+-- without being 0; error, |quantized - source| / |source| in the Euclidean norm; nonfinite, how many values were
+-- infinite or NaN. Steps in between cost nothing, and the numbers that a model computes do not change.
 
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
@@ -124,8 +124,8 @@ local numerics = {}
 
 --- Begins to look at the products of a model, until its stop() is called.
 ---@param model table
----@param opts table|nil  every: of so many steps one is looked at (1); done: steps made before, where a run goes on (0);
----                       roles: some of "input", "weight", "grad_output" (all)
+---@param opts table|nil  every: of so many steps one is looked at (1); done: steps made before, where a run goes on
+---                       (0); roles: some of "input", "weight", "grad_output" (all)
 ---@return table watch  values(), stop(); prints as a table
 function numerics.watch(model, opts)
     if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", type(model)) end

@@ -100,8 +100,9 @@ describe("te.numerics", function()
             local dy = te.randn({ 48, 34 }, { dtype = "bfloat16" })
             run(module, recipe, x, dy)
             local found = by_role(watch:values())
-            local bf16 = { input = x:detach():to("bfloat16"), weight = module.weight:detach():to("bfloat16"), grad_output = dy }
-            for role, source in pairs(bf16) do
+            local sources = { input = x:detach():to("bfloat16"), weight = module.weight:detach():to("bfloat16"),
+                grad_output = dy }
+            for role, source in pairs(sources) do
                 compare(found[role], expected(source, recipe, role, { seed = 0 }), role)
                 assert.equal("weight", found[role].product)
                 assert.equal(1, found[role].step)
@@ -208,6 +209,6 @@ describe("te.numerics", function()
         assert.error_matches(function() te.numerics.watch(te.GELU()) end, "GELU multiplies with no weight")
         assert.error_matches(function() te.numerics.watch(linear(2, 2), { evry = 2 }) end, "did you mean .?every")
         assert.error_matches(function() te.numerics.watch(linear(2, 2), { every = 0 }) end, "every")
-        assert.error_matches(function() te.numerics.watch(linear(2, 2), { roles = { "wait" } }) end, "roles: entry 1.*weight")
+        assert.error_matches(function() te.numerics.watch(linear(2, 2), { roles = { "wait" } }) end, "roles: entry 1")
     end)
 end)

@@ -116,8 +116,8 @@ describe("train_gpt.lua", function()
         end
         local whole = looks()
         assert.equal(2 * 4 * 3, #whole)
-        assert.is_truthy(whole[1]:find('^{"step":3,"product":"blocks%.1%.attention%.2%.qkv%.weight","role":"input","amax":[%d.]+,'
-            .. '"scale":null,"saturated":0,"flushed":[%d.e-]+,"error":0%.02%d+,"nonfinite":0}$'), whole[1])
+        assert.is_truthy(whole[1]:find('^{"step":3,"product":"blocks%.1%.attention%.2%.qkv%.weight","role":"input",'
+            .. '"amax":[%d.]+,"scale":null,"saturated":0,"flushed":[%d.e-]+,"error":0%.02%d+,"nonfinite":0}$'), whole[1])
         os.remove(te.train.checkpoint.path(folder .. "/watched", 6))
         local code, _, err = run("train_gpt.lua", ("--out=%s/watched --resume"):format(folder))
         assert.equal(0, code, err)

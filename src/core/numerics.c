@@ -63,7 +63,8 @@ static te_status count_tensor(te_role_numerics *n, te_tensor *source, te_quantiz
     for (int64_t i = 0; i < numel; i++)
         count_value(n, q->element, te_load_f64(from, source->dtype, i), te_load_f64(to, TE_F32, i),
                     magnitude(data, q->element, i / cols, i % cols, cols));
-    n->scale = q->block_rows || q->scale != TE_SCALE_F32 ? 0 : 1 / te_load_f64(te_tensor_data(z->side[0].scale_inv), TE_F32, 0);
+    bool one_factor = !q->block_rows && q->scale == TE_SCALE_F32;
+    n->scale = one_factor ? 1 / te_load_f64(te_tensor_data(z->side[0].scale_inv), TE_F32, 0) : 0;
     te_tensor_release(result);
     return TE_OK;
 }

@@ -3,13 +3,18 @@
 --     tetrain train_gpt.lua                              the project's own text, characters, a minute or two
 --     tetrain train_gpt.lua --data=book.txt --steps=5000
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --dtype=bfloat16
+--     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
 --
--- OUT/metrics.jsonl holds one JSON object a step, OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C
--- finishes the step and saves. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not finite.
+-- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
+-- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves. Exit codes: 0, 1 script
+-- error, 2 usage, 74 files, 75 interrupted, 77 not finite.
 
 local te = require "te"
 local train = te.train
+
+local RECIPES = { delayed = "DelayedScaling", current = "Float8CurrentScaling", block = "Float8BlockScaling",
+    mxfp8 = "MXFP8BlockScaling", nvfp4 = "NVFP4BlockScaling" }
 
 local command_line = train.command_line {
     script = "train_gpt.lua",
@@ -38,8 +43,10 @@ local command_line = train.command_line {
     { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
     { "weight-decay", "number", 0.1, min = 0, max = 10, help = "of matrices" },
     { "clip", "number", 1, min = 0, help = "largest gradient norm; 0: no limit" },
-    { "dtype", "string", "float32", choices = { "float32", "bfloat16" },
-        help = "of the computation; weights and optimizer stay float32" },
+    { "recipe", "string", "none", choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
+        help = "how the operands of matrix products are quantized" },
+    { "dtype", "string", choices = { "float32", "bfloat16" },
+        help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
     { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
     { "device", "string", te.get_default_device(), help = "cpu, cuda, cuda:1" },
@@ -50,6 +57,8 @@ local command_line = train.command_line {
     { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
     { "keep", "size", 2, help = "newest checkpoints that stay" },
+    { "watch-numerics", "integer", 0, min = 0,
+        help = "steps between looks at what quantization does, for the metrics; 0: none" },
     { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
 
     presets = {
@@ -72,6 +81,7 @@ local function open_run(o, given, script)
         saved = train.io(train.checkpoint.load, path)
         command_line:restore(o, given, saved.metadata)
     end
+    o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
 
@@ -87,6 +97,8 @@ local function open_run(o, given, script)
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
             bias = o.bias, init_std = o.init_std }
     end
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none",
+        recipe = o.recipe ~= "none" and te.recipe[RECIPES[o.recipe]] {} or nil }
     run.model:to(o.device)
     run.parameters = run.model:parameters()
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
@@ -97,6 +109,10 @@ local function open_run(o, given, script)
     else
         train.io(train.checkpoint.set_aside, o.out)
     end
+    if o.watch_numerics > 0 then
+        te.numerics.watch(run.model, { every = o.watch_numerics * o.grad_accumulation,
+            done = (run.first_step - 1) * o.grad_accumulation })
+    end
     run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
     return run
 end
@@ -104,7 +120,7 @@ end
 local function loss_of(run, x, y)
     local o = run.options
     x, y = x:to(o.device), y:to(o.device)
-    return te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
+    return te.autocast(run.autocast, function()
         local logits, loss = run.model(x, y)
         logits:release()
         return loss
@@ -150,6 +166,17 @@ local function sample(run)
     return run.tokenizer:decode(ids:totable()[1])
 end
 
+-- What the last batch of this step looked like quantized, if it is a step to look at.
+local function write_numerics(run, step)
+    local every = run.options.watch_numerics
+    if every == 0 or step % every > 0 then return end
+    for _, v in ipairs(te.numerics.values()) do
+        train.io(run.metrics.write, run.metrics, { "step", step, "product", v.product, "role", v.role, "amax", v.amax,
+            "scale", v.scale or 0 / 0, "saturated", v.saturated, "flushed", v.flushed, "error", v.error,
+            "nonfinite", v.nonfinite })
+    end
+end
+
 local function save(run, step)
     return train.io(train.checkpoint.save, { folder = run.options.out, step = step, model = run.model,
         optimizer = run.optimizer, keep = run.options.keep,
@@ -187,6 +214,7 @@ local function loop(run, progress)
             if text then progress:print("%s\n", text) end
         end
         train.io(run.metrics.write, run.metrics, record)
+        write_numerics(run, step)
         if pause or stop then
             local path = save(run, step)
             if stop then
@@ -205,8 +233,8 @@ local function main(words)
     local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval,
         flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype, o.device) }
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    progress:print("%d parameters, %d threads, %s, steps %d to %d, %s", run.model:num_parameters(),
-        te.get_num_threads(), o.dtype, run.first_step, o.steps, o.out)
+    progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
+        te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     local code = loop(run, progress)
     progress:finish()

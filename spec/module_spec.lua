@@ -28,6 +28,14 @@ describe("te.Module", function()
         m = M(3)
     end)
 
+    it("iterates over modules by path, a shared one once", function()
+        local shared = te.Linear(2, 2)
+        local model = te.Sequential(shared, te.Sequential(te.GELU(), shared))
+        local found = {}
+        for path, module in model:named_modules() do found[#found + 1] = path .. ":" .. module.__name end
+        assert.same({ ":Sequential", "1:Linear", "2:Sequential", "2.1:GELU" }, found)
+    end)
+
     it("registers fields in the order of their first assignment", function()
         assert.same({ "up.weight", "up.bias", "down.weight", "scale", "list.1.weight" }, names(m))
         assert.equal(5, #m:parameters())

@@ -168,6 +168,21 @@ function Module:named_parameters()
     end
 end
 
+--- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
+function Module:named_modules()
+    local entries, seen, i = {}, {}, 0
+    walk_modules(self, "", function(prefix, module)
+        if not seen[module] then
+            seen[module] = true
+            entries[#entries + 1] = { prefix:sub(1, -2), module }
+        end
+    end)
+    return function()
+        i = i + 1
+        if entries[i] then return unpack(entries[i]) end
+    end
+end
+
 --- The modules directly in this one, as a list of { name =, module = }.
 function Module:children()
     local list = {}

@@ -31,6 +31,7 @@ local modules = {
     fp8_autocast = "te.recipe.autocast:fp8_autocast",
     quantize = "te.quantized:quantize",
     QuantizedTensor = "te.quantized:QuantizedTensor",
+    numerics = "te.numerics",
 
     -- libraries
     ops = "te.ops",

@@ -96,9 +96,12 @@ end
 -- Runs fn with the random state, compute dtype, recipe and scales of the first run, recording, and puts all back.
 local function replay(state, fn, inputs)
     local rng, dtype, before = te.rng_state(state.rng), core.set_compute_dtype(state.dtype), mode.set(state.mode)
+    local replaying = mode.replaying
+    mode.replaying = true
     core.replay_scales(state.scales)
     local results = pack(xpcall(te.enable_grad, core.remember, fn, unpack(inputs, 1, inputs.n)))
     core.replay_scales()
+    mode.replaying = replaying
     te.rng_state(rng)
     core.set_compute_dtype(dtype)
     mode.set(before)

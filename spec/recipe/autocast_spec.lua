@@ -308,6 +308,23 @@ describe("delayed scaling", function()
         assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
     end)
 
+    it("trains the same with an evaluation in between", function()
+        local function run(evaluate)
+            te.manual_seed(2)
+            local recipe, module = recipes.delayed(), linear(16, 16, { bias = false })
+            local x, dy = te.randn({ 12, 16 }), te.randn({ 12, 16 })
+            for i = 1, 3 do
+                if evaluate then te.no_grad(te.autocast, { recipe = recipe }, module, x * 7) end
+                te.autocast({ recipe = recipe }, module, x):backward(dy) -- the weight is quantized row-wise only
+                te.no_grad(function() module.weight:mul_(1 + i) end)
+            end
+            return module:state_dict()
+        end
+        local plain, evaluated = run(false), run(true)
+        for name, tensor in pairs(plain) do assert.is_true(same(tensor:detach(), evaluated[name]:detach()), name) end
+        assert.is_true(plain.weight_amax_history:select(1, 1022):item() > 0)
+    end)
+
     it("takes the larger amax of two runs in one scope", function()
         local recipe, module = recipes.delayed(), linear(16, 16, { bias = false })
         te.manual_seed(4)

@@ -84,6 +84,50 @@ describe("train_gpt.lua", function()
         for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
     end)
 
+    for _, recipe in ipairs { "delayed", "current", "block", "mxfp8", "nvfp4" } do
+        it("goes on exactly where it stopped, under the recipe " .. recipe, function()
+            local options = SMALL .. "--dropout=0.1 --lr=1e-2 --steps=7 --recipe=" .. recipe
+            local whole, parts = recipe .. "-whole", recipe .. "-parts"
+            assert.equal(0, (train(whole, options .. " --eval-interval=2")))
+            train(parts, options .. " --eval-interval=5")
+            os.remove(te.train.checkpoint.path(folder .. "/" .. parts, 7))
+            local code, out, err = run("train_gpt.lua", ("--out=%s/%s --resume"):format(folder, parts))
+            assert.equal(0, code, err)
+            assert.is_truthy(out:find(("bfloat16, recipe %s, steps 6 to 7"):format(recipe), 1, true), out)
+            assert.same(losses(whole), losses(parts))
+            local a, metadata = te.load(te.train.checkpoint.path(folder .. "/" .. whole, 7))
+            local b = te.load(te.train.checkpoint.path(folder .. "/" .. parts, 7))
+            for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+            assert.equal(recipe, metadata["option.recipe"])
+            assert.equal(recipe == "delayed", a["model.blocks.1.mlp.2.grad_output_amax_history"] ~= nil)
+            assert.equal(0, (run("generate.lua", ("--out=%s/%s --tokens=3"):format(folder, parts))))
+        end)
+    end
+
+    it("writes what quantization does to the metrics, the same after a stop", function()
+        local options = SMALL .. "--steps=6 --grad-accumulation=2 --recipe=mxfp8 --watch-numerics=3 "
+        assert.equal(0, (train("watched", options .. "--eval-interval=4")))
+        local function looks()
+            local found = {}
+            for line in io.lines(folder .. "/watched/metrics.jsonl") do
+                if line:find('"product"', 1, true) then found[#found + 1] = line end
+            end
+            return found
+        end
+        local whole = looks()
+        assert.equal(2 * 4 * 3, #whole)
+        assert.is_truthy(whole[1]:find('^{"step":3,"product":"blocks%.1%.attention%.2%.qkv%.weight","role":"input",'
+            .. '"amax":[%d.]+,"scale":null,"saturated":0,"flushed":[%d.e-]+,"error":0%.02%d+,"nonfinite":0}$'), whole[1])
+        os.remove(te.train.checkpoint.path(folder .. "/watched", 6))
+        local code, _, err = run("train_gpt.lua", ("--out=%s/watched --resume"):format(folder))
+        assert.equal(0, code, err)
+        assert.same(whole, looks())
+        train("unwatched", options .. "--eval-interval=4 --watch-numerics=0")
+        local a = te.load(te.train.checkpoint.path(folder .. "/watched", 6))
+        local b = te.load(te.train.checkpoint.path(folder .. "/unwatched", 6))
+        for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+    end)
+
     it("saves and exits with 75 when it is interrupted", function()
         for _, signal in ipairs { "INT", "TERM" } do
             os.execute(("rm -rf %s/stop"):format(folder))

@@ -1,6 +1,7 @@
 /* recipe.c - quantizers of an operation by role, and delayed scaling's memory. */
 #include "recipe.h"
 
+#include "numerics.h"
 #include "quantized_parameter.h"
 
 #include <math.h>
@@ -80,6 +81,7 @@ void te_recipe_state_release(te_recipe_state *state)
     te_context *ctx = state->ctx;
     te_product_recipe_release(state->recipe);
     te_quantized_close(&state->weight);
+    te_numerics_unwatch(state);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         te_tensor_release(state->scale[r]);
         te_tensor_release(state->history[r]);
@@ -187,15 +189,22 @@ static te_status recorded(te_context *ctx, float scale)
     return TE_OK;
 }
 
-/* The amax of a step is that of all its tensors in this role. */
-static void collect(te_recipe_state *state, te_role role, const te_quantized *z)
+/* The amax of a step is that of all its tensors in this role. Whether this one counts. */
+static bool collect(te_recipe_state *state, te_role role, const te_quantized *z)
 {
     te_context *ctx = state->ctx;
     te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
     bool counts = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
-    if (!amax || !state->history[role] || !counts || ctx->replayed_scales.on) return;
+    if (!state->recipe->quantizers[role].needs_history || !amax || !counts || ctx->replayed_scales.on) return false;
     float *step = numbers(state->history[role]), now = *numbers(amax);
     if (now > *step || now != now) *step = now;
+    return true;
+}
+
+/* A copy of the weight that was made without gradients counts where it is first used with them. */
+static void collect_weight(te_recipe_state *state)
+{
+    if (!state->weight_collected) state->weight_collected = collect(state, TE_ROLE_WEIGHT, &state->weight);
 }
 
 /* The optimizer's writes count wherever they happen. */
@@ -324,18 +333,24 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     te_status status = TE_OK;
     memset(result, 0, sizeof *result);
     if (q->needs_history) status = take_scale(state, role, &scale);
+    if (status == TE_OK && state->watched) status = te_numerics_count(state, role, t, compute, scale);
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
         te_quantized_share(&state->weight, rowwise, columnwise, result);
+        collect_weight(state);
         return TE_OK;
     }
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = scale};
     status = quantize(t, compute, q, &options, result);
     if (status != TE_OK) return status;
-    if (q->needs_history) collect(state, role, result);
-    if (role != TE_ROLE_WEIGHT) return TE_OK;
+    if (role != TE_ROLE_WEIGHT) {
+        collect(state, role, result);
+        return TE_OK;
+    }
     te_quantized_close(&state->weight);
     te_quantized_share(result, rowwise, columnwise, &state->weight);
+    state->weight_collected = false;
+    collect_weight(state);
     state->weight_id = t->storage->id;
     state->weight_version = t->storage->version;
     state->weight_scale = scale;

@@ -50,7 +50,9 @@ struct te_recipe_state {
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
     uint64_t weight_id, weight_version;
-    float weight_scale; /* what it was multiplied by, where that is one number */
+    float weight_scale;    /* what it was multiplied by, where that is one number */
+    bool weight_collected; /* its amax is in the history */
+    struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
 };
 
 te_recipe_state *te_recipe_state_new(te_context *ctx);

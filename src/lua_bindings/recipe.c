@@ -21,10 +21,13 @@
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil where absent
  *     set_quantized_parts(t, …)            takes over the like
  *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype
+ *     watch_numerics(state, on)            counts anew from here, or no more; nil: forgets
+ *     numerics(state, role)                values, nonfinite, saturated, flushed, error, norm, amax, scale (numerics.h)
  *     skipped_amaxes()                     how many steps' amaxes were infinite or NaN
  */
 #include "bindings.h"
 
+#include "core/numerics.h"
 #include "core/op.h"
 #include "core/quantized_parameter.h"
 
@@ -322,6 +325,25 @@ static int quantized_as(lua_State *L)
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
 
+static int watch_numerics(lua_State *L)
+{
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "numerics");
+    if (lua_isnoneornil(L, 2)) return te_numerics_unwatch(state), 0;
+    te_status status = te_numerics_watch(state, lua_toboolean(L, 2));
+    return status == TE_OK ? 0 : te_lua_raise(te_lua_runtime(L), L, "numerics", status);
+}
+
+static int numerics(lua_State *L)
+{
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "numerics");
+    te_role_numerics n = {0};
+    if (state->watched) n = state->watched->roles[check_role(L, 2)];
+    const double numbers[] = {n.values, n.nonfinite, n.saturated, n.flushed, n.error, n.norm, n.amax, n.scale};
+    int count = (int)(sizeof numbers / sizeof *numbers);
+    for (int i = 0; i < count; i++) lua_pushnumber(L, numbers[i]);
+    return count;
+}
+
 static int skipped_amaxes(lua_State *L)
 {
     lua_pushnumber(L, (double)te_lua_runtime(L)->ctx->skipped_amaxes);
@@ -346,6 +368,8 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
     {"quantized_as", quantized_as},
+    {"watch_numerics", watch_numerics},
+    {"numerics", numerics},
     {"skipped_amaxes", skipped_amaxes},
     {NULL, NULL},
 };

@@ -40,6 +40,12 @@ local function inner(opts)
     }
 end
 
+-- The beginning of the outermost scope of a step.
+local function begin(scope, before)
+    if before.enabled or before.calibrating or mode.replaying or not scope.enabled then return end
+    if core.grad_enabled() or mode.recording then mode.watching() end
+end
+
 -- The end of the outermost scope of a step.
 local function finish(scope, before)
     if before.enabled or before.calibrating then return end
@@ -62,6 +68,7 @@ local function run(who, opts, fn, ...)
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
     local scope, dtype_before = inner(opts), core.set_compute_dtype(dtype)
     local before = mode.set(scope)
+    if mode.watching then begin(scope, before) end
     return leave(scope, before, dtype_before, xpcall(fn, core.remember, ...))
 end
 

@@ -9,7 +9,9 @@ local mode = {
     enabled = false,     -- products are quantized
     calibrating = false, -- amaxes are collected without
     on = false,          -- either: products have to be prepared
-    recording = false,   -- a stretch of forward that will run again in backward (te.checkpoint)
+    recording = false,   -- a stretch of forward runs that will run again in backward (te.checkpoint)
+    replaying = false,   -- backward runs a stretch of forward again
+    watching = nil,      -- te.numerics, once something is watched: called where a step begins
     init = nil,          -- of te.quantized_model_init: { recipe =, preserve = }
     initial = {},        -- by parameter: values before it was quantized, where they are kept
     products = nil,      -- te.recipe.products once some product has a history: scales have to be updated

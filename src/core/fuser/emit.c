@@ -117,11 +117,19 @@ static bool flatten(int ndim, const int64_t *shape, te_operand *operands, int n)
     return true;
 }
 
+/* Whether somebody counts what quantizing does, for which a result has to be whole. */
+static bool is_watched(const te_emitting *e)
+{
+    for (int i = 0; i < e->n; i++)
+        if (e->of[i].state->watched) return true;
+    return false;
+}
+
 static bool pays(te_emitting *e, const te_space *s, const te_operand *inputs, int n_inputs)
 {
     te_operand flat[TE_GRAD_MAX_SOURCES];
     memcpy(flat, inputs, (size_t)n_inputs * sizeof *flat);
-    if (!e->n || !flatten(s->ndim, s->shape, flat, n_inputs) || !e->state->device->exec.backend->host_memory || stripe_rows(e) == rows_of(e->state)) e->n = 0;
+    if (!e->n || is_watched(e) || !flatten(s->ndim, s->shape, flat, n_inputs) || !e->state->device->exec.backend->host_memory || stripe_rows(e) == rows_of(e->state)) e->n = 0;
     return e->n > 0;
 }
 

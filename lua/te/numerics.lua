@@ -1,0 +1,160 @@
+--- te.numerics: what quantization does to the operands of a model's products, while it trains.
+--
+--     te.numerics.watch(model, { every = 100 })
+--     …                                     -- steps under te.autocast{ recipe = … }
+--     print(te.numerics.report())           -- a table of the last step that was looked at
+--     for _, v in ipairs(te.numerics.values()) do … end
+--
+-- A step is an outermost te.autocast with gradients, and the backward pass that follows. Per product (named by its
+-- weight) and role: amax, the largest finite magnitude; scale, what the tensor was multiplied by (nil where blocks have
+-- their own); saturated and flushed, the shares of values that were cut off by more than rounding and that became 0
+-- without being 0; error, |quantized - source| / |source| in the Euclidean norm; nonfinite, how many values were
+-- infinite or NaN. Steps in between cost nothing, and the numbers that a model computes do not change.
+
+local fail = require "te.fail"
+local mode = require "te.recipe.mode"
+local Module = require "te.module"
+local options = require "te.options"
+local te = require "te"
+local core = te._core
+
+local ROLES = { "input", "weight", "grad_output" }
+local COLUMNS = { "amax", "scale", "saturated", "flushed", "error", "nonfinite" }
+
+local watches = {}
+
+-- Steps ---------------------------------------------------------------------------------------------------------------
+
+local function turn(watch, on)
+    for _, product in ipairs(watch.products) do core.watch_numerics(product.state, on) end
+    watch.on = on
+end
+
+local function begin_step()
+    for _, watch in ipairs(watches) do
+        watch.steps = watch.steps + 1
+        local due = watch.steps % watch.every == 0
+        if due then watch.step = watch.steps end
+        if due or watch.on then turn(watch, due) end
+    end
+end
+
+-- Watches -------------------------------------------------------------------------------------------------------------
+
+local Watch = {}
+Watch.__index = Watch
+
+local function numbers_of(product, role)
+    local values, nonfinite, saturated, flushed, changed, norm, amax, scale = core.numerics(product.state, role)
+    if values == 0 then return nil end
+    return {
+        amax = amax, scale = scale > 0 and scale or nil, saturated = saturated / values, flushed = flushed / values,
+        error = norm > 0 and math.sqrt(changed / norm) or 0, nonfinite = nonfinite,
+    }
+end
+
+--- A list of { product =, role =, step =, amax =, … }, in the model's order.
+function Watch:values()
+    local list = {}
+    for _, product in ipairs(self.products) do
+        for _, role in ipairs(self.roles) do
+            local found = numbers_of(product, role)
+            if found then
+                found.product, found.role, found.step = product.path, role, self.step
+                list[#list + 1] = found
+            end
+        end
+    end
+    return list
+end
+
+--- Ends it.
+function Watch:stop()
+    for i = #watches, 1, -1 do if watches[i] == self then table.remove(watches, i) end end
+    turn(self, nil)
+    self.products = {}
+    if #watches == 0 then mode.watching = nil end
+end
+
+local function table_of(values)
+    local width = 7
+    for _, v in ipairs(values) do width = math.max(width, #v.product) end
+    local head, row = ("%%-%ds  %%-11s %%10s %%10s %%10s %%10s %%8s %%9s"):format(width),
+        ("%%-%ds  %%-11s %%10.4g %%10s %%9.4f%%%% %%9.4f%%%% %%7.3f%%%% %%9d"):format(width)
+    local lines = { head:format("product", "role", unpack(COLUMNS)) }
+    for _, v in ipairs(values) do
+        lines[#lines + 1] = row:format(v.product, v.role, v.amax, v.scale and ("%.4g"):format(v.scale) or "-",
+            100 * v.saturated, 100 * v.flushed, 100 * v.error, v.nonfinite)
+    end
+    return table.concat(lines, "\n")
+end
+
+function Watch:__tostring() return table_of(self:values()) end
+
+local function check_roles(given)
+    for i, role in ipairs(given) do
+        local reason = options.reason({ "string", choices = ROLES }, role)
+        if reason then fail("te.numerics.watch: option roles: entry %d: %s", i, reason) end
+    end
+    return given
+end
+
+local function is_watched(state)
+    for _, watch in ipairs(watches) do
+        for _, product in ipairs(watch.products) do if product.state == state then return true end end
+    end
+end
+
+-- The products of a model with their paths.
+local function products_of(model)
+    local list = {}
+    for path, part in model:named_modules() do
+        for _, key in ipairs(part.product_keys and part:product_keys() or {}) do
+            local product = { path = path == "" and key or path .. "." .. key, state = mode.product(part, key).state }
+            if is_watched(product.state) then fail("te.numerics.watch: %s is watched already", product.path) end
+            list[#list + 1] = product
+        end
+    end
+    return list
+end
+
+-- The library ---------------------------------------------------------------------------------------------------------
+
+local numerics = {}
+
+--- Begins to look at the products of a model, until its stop() is called.
+---@param model table
+---@param opts table|nil  every: of so many steps one is looked at (1); done: steps made before, where a run goes on
+---                       (0); roles: some of "input", "weight", "grad_output" (all)
+---@return table watch  values(), stop(); prints as a table
+function numerics.watch(model, opts)
+    if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", type(model)) end
+    opts = options.check("te.numerics.watch", opts, {
+        every = { "size", 1 }, done = { "integer", 0, min = 0 }, roles = { "table", ROLES },
+    })
+    local watch = setmetatable({ products = products_of(model), roles = check_roles(opts.roles), every = opts.every,
+        steps = opts.done, step = nil, on = false }, Watch)
+    if #watch.products == 0 then fail("te.numerics.watch: %s multiplies with no weight", model.__name) end
+    watches[#watches + 1] = watch
+    mode.watching = begin_step
+    return watch
+end
+
+--- The values of everything that is watched.
+function numerics.values()
+    local all = {}
+    for _, watch in ipairs(watches) do
+        for _, v in ipairs(watch:values()) do all[#all + 1] = v end
+    end
+    return all
+end
+
+--- The same as a table, and how many amaxes delayed scaling has passed over.
+function numerics.report()
+    return ("%s\n%d infinite or NaN amaxes passed over"):format(table_of(numerics.values()), numerics.skipped_amaxes())
+end
+
+--- Amaxes that were infinite or NaN and changed no scale, since the start.
+function numerics.skipped_amaxes() return core.skipped_amaxes() end
+
+return numerics

@@ -131,6 +131,16 @@ static void finish_entry(const te_optim_group *g, int i, int n_states)
     for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
 }
 
+/* No interrupt ends an update: half a step is worse than a late end. */
+static te_status run_whole(te_exec *exec, te_program *program, const te_run *runs, int n)
+{
+    const atomic_int *interrupt = exec->interrupt;
+    exec->interrupt = NULL;
+    te_status status = exec->backend->program_run(exec, program, runs, n);
+    exec->interrupt = interrupt;
+    return status;
+}
+
 /* All groups in one run of the backend: until that has begun nothing is written. */
 static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
                         const double (*values)[MAX_VALUES], const te_optim_group *groups)
@@ -158,7 +168,7 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
         }
     }
     if (status == TE_OK) {
-        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
+        status = run_whole(&device->exec, program, b.runs, n);
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
     }
     for (int k = 0; k < n_groups && status == TE_OK; k++)

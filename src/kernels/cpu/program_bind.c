@@ -156,8 +156,9 @@ static void settle_streams(te_walker *w, int output)
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 
-static void evaluate_uniform(const te_job *job, te_walker *w)
+void te_walker_uniform(te_walker *w)
 {
+    const te_job     *job = w->job;
     const te_program *p = job->program;
     for (int v = 0; v < p->n_insns; v++) {
         const te_insn *insn = &p->insns[v];
@@ -187,5 +188,4 @@ void te_walker_bind(te_walker *w)
         w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
         settle_streams(w, o);
     }
-    evaluate_uniform(job, w);
 }

@@ -57,7 +57,7 @@ static void run_tiles(te_walker *w, int first_step, int last_step, int64_t first
         point_slots(w);
         run_steps(w, first_step, last_step);
         w->column += (int64_t)w->tile_columns;
-    } while (w->column < last);
+    } while (w->column < last && !te_cpu_stopping(w->job->exec)); /* a row may be very long */
 }
 
 static void run_passes(te_walker *w)
@@ -147,7 +147,7 @@ static void finish_sums(te_walker *w, int64_t chunk)
     }
 }
 
-static void run_chunk(te_walker *w, int64_t chunk)
+void te_walker_chunk(te_walker *w, int64_t chunk)
 {
     const te_job *job = w->job;
     int64_t       row = chunk / job->column_chunks * job->chunk_rows, last_row = row + job->chunk_rows;
@@ -172,14 +172,20 @@ static void run_chunk(te_walker *w, int64_t chunk)
     finish_sums(w, chunk);
 }
 
+void te_walker_start(te_walker *w, const te_job *job, char *workspace, char *parts)
+{
+    w->job = job;
+    w->plan = job->plan;
+    w->blocks = job->blocks;
+    w->parts = parts;
+    te_walker_lay_out(job, w, workspace);
+    te_walker_bind(w);
+}
+
 void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts)
 {
     te_walker w;
-    w.job = job;
-    w.plan = job->plan;
-    w.blocks = job->blocks;
-    w.parts = parts;
-    te_walker_lay_out(job, &w, workspace);
-    te_walker_bind(&w);
-    for (int64_t chunk = first; chunk < last; chunk++) run_chunk(&w, chunk);
+    te_walker_start(&w, job, workspace, parts);
+    te_walker_uniform(&w);
+    for (int64_t chunk = first; chunk < last && !te_cpu_stopping(job->exec); chunk++) te_walker_chunk(&w, chunk);
 }

@@ -35,6 +35,7 @@ typedef struct te_bound_operand {
 
 /* Geometry of a run. */
 typedef struct te_job {
+    te_exec           *exec; /* whose interrupt ends it early */
     const te_program  *program;
     const te_compiled *compiled;
     const te_run      *run;
@@ -56,6 +57,9 @@ static inline int64_t te_job_chunks(const te_job *job) { return job->row_chunks 
 /* Shape, plan and chunks of a run. The plan is made when it does not exist; for a job described before, that cannot
  * fail. */
 te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job);
+
+/* The block functions that runs on this device use. */
+const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64);
 
 /* Bytes that running the job takes per thread, and bytes for the parts of its sums. */
 size_t te_job_workspace(const te_job *job);

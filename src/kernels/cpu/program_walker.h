@@ -45,6 +45,11 @@ static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
  * takes. With base NULL nothing is written but the layout's own sizes. */
 size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
 void   te_walker_bind(te_walker *w);
+void   te_walker_uniform(te_walker *w); /* computes the UNIFORM values, once it is bound */
+
+/* program_exec.c: lays out and binds; and goes through a chunk of the job. */
+void te_walker_start(te_walker *w, const te_job *job, char *workspace, char *parts);
+void te_walker_chunk(te_walker *w, int64_t chunk);
 
 /* program_steps.c, on the tile at hand: one step, and the chain that begins with step `first`. */
 void te_walker_step(te_walker *w, const te_step *step);

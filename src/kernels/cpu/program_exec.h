@@ -68,6 +68,9 @@ size_t te_job_parts(const te_job *job);
 /* Runs chunks [first, last). Workspace and parts are aligned to 64 bytes; the workspace need not be cleared. */
 void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts);
 
+/* Does the runs when they are small and bound like earlier ones, or can be bound to stay; false: nothing was done. */
+bool te_program_run_again(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
+
 /* Joins the parts of all chunks into the outputs. */
 void te_job_join(const te_job *job, void *parts, int threads);
 

@@ -2,7 +2,7 @@
  *
  * All runs of a call share one parallel region. The chunks of all of them, one run after the other, are dealt out in
  * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
- * neither threads nor memory: their workspace is on the stack.
+ * neither threads nor memory: their workspace is on the stack. The smallest do not even come that far: program_again.c.
  */
 #include "program_exec.h"
 
@@ -134,5 +134,6 @@ te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *r
 {
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
-    return te_cpu_finish(exec, run_long(exec, program, runs, n_runs));
+    if (!te_program_run_again(exec, program, runs, n_runs)) status = run_long(exec, program, runs, n_runs);
+    return te_cpu_finish(exec, status);
 }

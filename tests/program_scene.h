@@ -188,7 +188,7 @@ static void restart(scene *s, const te_program *p)
 }
 
 /* Gives every operand other memory; `restart` fills it. */
-static void move(scene *s, const te_program *p)
+static inline void move(scene *s, const te_program *p)
 {
     for (int i = 0; i < p->n_inputs + p->n_outputs; i++) {
         buffer *b = i < p->n_inputs ? &s->in[i] : &s->out[i - p->n_inputs];

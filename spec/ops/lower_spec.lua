@@ -55,7 +55,7 @@ local CASES = {
     ["ScaledSiTUGLU of blocks"] = { function() return te.ScaledSiTUGLU({ glu_interleave_size = 4, beta1 = 2 }) end,
         function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end },
     ["Pointwise with a parameter"] = { function()
-        return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - p.g end)
+        return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - 1 end)
     end },
     ["GELU through erf"] = { function() return te.GELU({ approximate = "none" }) end },
     ["ClampedSwiGLU with options"] = { function() return te.ClampedSwiGLU({ limit = 0.5, alpha = 1.3 }) end },

@@ -107,6 +107,15 @@ describe("rules", function()
         end)
     end)
 
+    it("leave a step in the plan that says what it moves at least, also when it is the last", function()
+        local seq = te.Sequential(te.ReLU(), te.ConstantScale(3), te.AddExtraInput())
+        local x, e = input(), input()
+        with({ { "forward", axpy, { name = "axpy" } } }, function()
+            local step = seq:explain(x, e).forward[2]
+            assert.same({ "call", 2 * 12 * 4, 12 * 4 }, { step.kind, step.reads, step.writes })
+        end)
+    end)
+
     it("may keep and change their list; the container stays as it was", function()
         local kept
         local seq = te.Sequential(te.ConstantScale(3), te.AddExtraInput(), te.Linear(4, 4))

@@ -135,13 +135,16 @@ describe("lower", function()
         end
         for refused, op in pairs {
             linear = te.Linear(8, 8, { return_bias = true }), self_attention = te.MultiHeadedSelfAttention(8, 2),
-            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }), stochastic_depth_mask = te.StochasticDepth(0.5),
+            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }),
         } do
             picky.refused = refused
             local y, reason = op:lower(picky, te.ones({ 2, 8 }))
             assert.is_nil(y)
             assert.equal("no " .. refused, reason)
         end
+        function picky.ahead() return nil, "no draw" end
+        local y, reason = te.StochasticDepth(0.5):lower(picky, te.ones({ 2, 8 }))
+        assert.same({ nil, "no draw" }, { y, reason })
     end)
 
     it("is not inherited by a class or an instance that runs something else", function()

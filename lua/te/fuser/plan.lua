@@ -124,7 +124,7 @@ function Plan.of(program, env, step)
         if scripted then
             add_called(plan, part.item, program.reasons[part.item.label], script_bytes(part, env))
         elseif not part.group then
-            add_called(plan, part.item, program.reasons[part.item.label])
+            add_called(plan, part.item, part.item.reason or program.reasons[part.item.label])
         end
     end
     for i = #backward, 1, -1 do

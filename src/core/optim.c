@@ -67,6 +67,16 @@ static te_operand flat(const te_tensor *t)
     return o;
 }
 
+/* No interrupt ends an update: half a step is worse than a late end. */
+static te_status run_whole(te_exec *exec, te_program *program, const te_run *runs, int n)
+{
+    const atomic_int *interrupt = exec->interrupt;
+    exec->interrupt = NULL;
+    te_status status = exec->backend->program_run(exec, program, runs, n);
+    exec->interrupt = interrupt;
+    return status;
+}
+
 /* Every tensor of one parameter must be dense, of one size and on one device. */
 static te_status check_entry(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
 {
@@ -129,16 +139,6 @@ static void finish_entry(const te_optim_group *g, int i, int n_states)
     written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
     if (mastered) g->masters[i]->storage->version++;
     for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
-}
-
-/* No interrupt ends an update: half a step is worse than a late end. */
-static te_status run_whole(te_exec *exec, te_program *program, const te_run *runs, int n)
-{
-    const atomic_int *interrupt = exec->interrupt;
-    exec->interrupt = NULL;
-    te_status status = exec->backend->program_run(exec, program, runs, n);
-    exec->interrupt = interrupt;
-    return status;
 }
 
 /* All groups in one run of the backend: until that has begun nothing is written. */

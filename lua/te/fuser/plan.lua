@@ -12,8 +12,8 @@
 
 local te = require "te"
 local rates = require "te.rates"
-local script = require "te.fuser.script"
 local core = te._core
+local script = require "te.fuser.script"
 
 local Plan = {}
 Plan.__index = Plan

@@ -124,9 +124,9 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
     bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
-    double slice_macs; /* multiply-adds between two looks at an interrupt, about */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
+    double slice_macs;             /* multiply-adds between two looks at an interrupt, about */
 } te_gemm_state;
 
 typedef struct te_gemm_impl {

@@ -35,7 +35,6 @@ typedef struct gemm_source {
 } gemm_source;
 
 typedef struct gemm_plan {
-    te_exec               *exec; /* whose interrupt ends it early */
     const te_gemm_problem *p;
     const te_gemm_isa     *isa;
     const te_gemm_kernel  *kernel;
@@ -132,7 +131,7 @@ static void plan_workspace(gemm_plan *plan)
 
 static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, gemm_plan *plan)
 {
-    *plan = (gemm_plan){.exec = exec, .p = p};
+    *plan = (gemm_plan){.p = p};
     double macs = (double)p->m * p->n * at_least(p->k, 1);
     int64_t threads = at_least(exec->threads, 1), wanted = 1 + (int64_t)(macs * p->batches / THREAD_MACS);
     plan->threads = (int)at_most(threads, wanted);
@@ -288,8 +287,7 @@ static void run_product(gemm_product *t, int thread, int team, char *own)
             pack_b(t, first, last, pass, thread, team);
             if (thread == 0) t->next = 0;
             wait_for(team);
-            while ((unit = take_unit(&t->next, team)) < units)
-                if (!te_cpu_stopping(plan->exec)) run_unit(t, unit, first, last, pass, own);
+            while ((unit = take_unit(&t->next, team)) < units) run_unit(t, unit, first, last, pass, own);
             wait_for(team);
         }
     }

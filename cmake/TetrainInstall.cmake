@@ -9,7 +9,7 @@ set_target_properties(tetrain_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVER
 target_link_options(tetrain_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/tetrain.map)
 
 # What a program needs beside libtetrain.a.
-set(TE_STATIC_FLAGS "-fopenmp -pthread -lm")
+set(TE_STATIC_FLAGS "-lluajit-5.1 -ljansson -fopenmp -pthread -lm")
 set(TE_STATIC_LIBRARIES "luajit-5.1;jansson;-fopenmp;-pthread;m")
 if(TE_WITH_ONEDNN)
   string(PREPEND TE_STATIC_FLAGS "-ldnnl ")
@@ -82,5 +82,7 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # and the trigger of ldconfig
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev") # for programs that link libtetrain.a
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 include(CPack)

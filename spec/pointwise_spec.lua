@@ -327,6 +327,44 @@ describe("te.Pointwise", function()
         assert.same(m(x, e):totable(), operation.lowering(m)(m, executor(), x, e):totable())
     end)
 
+    -- Gradients of the results are added up in another order.
+    it("with several results fuses with its neighbours", function()
+        local m = te.Pointwise({ params = { g = draw({ 4 }) }, extra_inputs = 1 },
+            function(x, e, p) return te.tanh(x) * p.g - e, te.tanh(x) * p.g, x * te.sigmoid(e) end)
+        local seq = te.Sequential(te.ConstantScale(2), m, te.GELU())
+        local x, e = draw({ 3, 4 }), draw({ 3, 4 })
+        x.requires_grad, e.requires_grad = true, true
+        local function outcome()
+            local y, first, second = seq(x, e)
+            te.sum(y * y + 2 * first * first + 3 * second * second):backward()
+            local got = { y, first, second, x.grad, e.grad, m.g.grad }
+            x.grad, e.grad, m.g.grad = nil, nil, nil
+            return got
+        end
+        local want
+        local before = te.set_fusion(false)
+        local ok, problem = pcall(function() want = outcome() end)
+        te.set_fusion(before)
+        assert(ok, problem)
+        for i, got in ipairs(outcome()) do
+            assert.is_true((got - want[i]):abs():max():item() <= 1e-5 * math.max(1, want[i]:abs():max():item()), "value " .. i)
+        end
+        local plan = seq:explain(x, e)
+        assert.equal(1, #plan.forward)
+        assert.equal(1, #plan.backward)
+    end)
+
+    it("with several results of the same random numbers is called", function()
+        local m = te.Pointwise(function(x)
+            local dropped = te.dropout(x, { p = 0.5 })
+            return dropped, dropped
+        end)
+        local x = te.ones({ 64 })
+        local y, same = te.Sequential(te.ConstantScale(2), m)(x)
+        assert.same(y:totable(), same:totable())
+        assert.equal("call", te.Sequential(te.ConstantScale(2), m):explain(x).forward[2].kind)
+    end)
+
     it("can be extended", function()
         local Scaled = te.Pointwise:extend("Scaled")
         function Scaled:init(n) te.Pointwise.init(self, { params = { s = te.ones({ n }) } }, function(x, p) return x * p.s end) end

@@ -186,10 +186,11 @@ describe("the prompt on a terminal", function()
         wait_for "status 0"
     end
 
-    it("stops a loop, a loop under pcall and a loop of operations at Ctrl-C, and goes on", function()
+    it("stops a loop, a loop under pcall, a loop of operations and one long operation at Ctrl-C, and goes on", function()
         local type_text = start()
         for i, loop in ipairs { "while true do end", "while true do pcall(function() while true do end end) end",
-            "x = te.ones(200, 200) while true do te.matmul(x, x) end", "te._core.sleep(1000)" } do
+            "x = te.ones(200, 200) while true do te.matmul(x, x) end", "te._core.sleep(1000)",
+            "x = te.ones(1, 2048, 2048):expand(128, 2048, 2048) te.matmul(x, x)" } do
             type_text(("print('begin' .. %d) %s\r"):format(i, loop))
             wait_for("begin" .. i .. "\r\n")
             local shown = #read(screen)

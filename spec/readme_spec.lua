@@ -21,6 +21,16 @@ local function run_lua(text)
     return output, status
 end
 
+describe("tables of the documentation", function()
+    for _, path in ipairs { "README.md", "docs/operations.md" } do
+        it("in " .. path .. " are what the library declares", function()
+            local text, tables = read(path), require "te.tools.tables"
+            assert.is_truthy(text:find("<!-- table: ", 1, true))
+            assert.is_true(text == tables.fill(text), ("write them anew: build/tetrain -e 'require(\"te.tools.tables\").update(%q)'"):format(path))
+        end)
+    end
+end)
+
 describe("README", function()
     local folder = capture("mktemp -d"):gsub("%s+$", "")
     teardown(function() os.execute("rm -rf " .. folder) end)

@@ -187,6 +187,20 @@ static void restart(scene *s, const te_program *p)
     for (int o = 0; o < p->n_outputs; o++) memcpy(s->out[o].data, s->out[o].start, buffer_bytes(&s->out[o]));
 }
 
+/* Gives every operand other memory; `restart` fills it. */
+static inline void move(scene *s, const te_program *p)
+{
+    for (int i = 0; i < p->n_inputs + p->n_outputs; i++) {
+        buffer *b = i < p->n_inputs ? &s->in[i] : &s->out[i - p->n_inputs];
+        void   *old = b->data;
+        b->data = calloc(1, buffer_bytes(b) + te_dtype_size(b->dtype));
+        free(old);
+    }
+    for (int i = 0; i < p->n_inputs; i++) s->inputs[i].data = s->in[i].data;
+    for (int o = 0; o < p->n_outputs; o++)
+        if (s->outputs[o].data) s->outputs[o].data = s->in_place[o] >= 0 ? s->in[s->in_place[o]].data : s->out[o].data;
+}
+
 static bool scene_matches(const scene *s, const te_program *p)
 {
     for (int i = 0; i < p->n_inputs; i++)

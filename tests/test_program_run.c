@@ -1,5 +1,5 @@
 /* test_program_run.c - the CPU interpreter against the naive evaluator, to the bit, for every instruction set and several
- * thread counts. `test_program_run COUNT` tries that many random programs. */
+ * thread counts, and again with the operands elsewhere. `test_program_run COUNT` tries that many random programs. */
 #include "program_scene.h"
 
 static void check_random_programs(int count)
@@ -17,8 +17,12 @@ static void check_random_programs(int count)
             expect(&scenes[r], &b.program);
             runs[r] = scenes[r].run;
         }
-        for (int d = 0; d < n_devices && right; d++) {
-            for (int r = 0; r < n_runs; r++) restart(&scenes[r], &b.program);
+        for (int turn = 0; turn < 2 * n_devices && right; turn++) {
+            int d = turn / 2;
+            for (int r = 0; r < n_runs; r++) {
+                if (turn % 2) move(&scenes[r], &b.program);
+                restart(&scenes[r], &b.program);
+            }
             te_status status = te_cpu_program_run(&devices[d], &b.program, runs, n_runs);
             right = status == TE_OK;
             for (int r = 0; r < n_runs; r++) right = right && scene_matches(&scenes[r], &b.program);
@@ -31,10 +35,44 @@ static void check_random_programs(int count)
     }
 }
 
+enum { ALIASED = 40 };
+
+/* One program and one shape, with results in every combination of places: memory of their own, or that of an input. What is
+ * found out for one run must not serve another. */
+static void check_places(te_exec *exec)
+{
+    static built b;
+    float        x[2][ALIASED], y[2][ALIASED];
+    begin(&b, "places");
+    int a0 = input(&b, TE_RATE_ELEM), a1 = input(&b, TE_RATE_ELEM);
+    int sum = emit(&b, TE_PW_ADD, a0, a1, -1);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_MUL, sum, a0, -1));
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_SUB, sum, a1, -1));
+    for (int turn = 0; turn < 18; turn++) {
+        int places[2] = {turn % 3, turn / 3 % 3};
+        if (places[0] < 2 && places[0] == places[1]) continue;
+        te_operand in[2], out[2];
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < ALIASED; j++) x[i][j] = (float)(j * (3 - 4 * i) + turn), y[i][j] = -1;
+            in[i] = (te_operand){.data = x[i], .dtype = TE_F32, .stride = {1}};
+            out[i] = (te_operand){.data = places[i] < 2 ? x[places[i]] : y[i], .dtype = TE_F32, .stride = {1}};
+        }
+        te_run run = {.ndim = 1, .shape = {ALIASED}, .inputs = in, .outputs = out};
+        bool   right = te_cpu_program_run(exec, &b.program, &run, 1) == TE_OK;
+        for (int j = 0; j < ALIASED; j++) {
+            float p = (float)(j * 3 + turn), q = (float)(-j + turn);
+            right = right && ((float *)out[0].data)[j] == (p + q) * p && ((float *)out[1].data)[j] == p;
+        }
+        CHECK_MSG(right, "results in %d and %d", places[0], places[1]);
+    }
+    release(&b);
+}
+
 int main(int argc, char **argv)
 {
     open_devices();
     check_random_programs(argc > 1 ? atoi(argv[1]) : 400);
+    for (int d = 0; d < n_devices; d++) check_places(&devices[d]);
     close_devices();
     return TEST_END();
 }

@@ -37,7 +37,9 @@ typedef struct te_context_options {
 TE_API te_context *te_context_open(const te_context_options *options);
 TE_API void        te_context_release(te_context *ctx);
 TE_API const char *te_context_error(const te_context *ctx); /* message of the last failure, valid until the next one */
-TE_API void        te_context_interrupt(te_context *ctx);   /* from any thread or signal handler: the next op fails */
+/* From any thread or signal handler: the op that runs on the CPU, else the next one, fails with TE_ERROR_INTERRUPTED, and so
+ * does every further one until the interrupt is cleared. What an op was changing in place is then neither old nor new. */
+TE_API void        te_context_interrupt(te_context *ctx);
 TE_API void        te_context_clear_interrupt(te_context *ctx);
 TE_API void        te_context_set_threads(te_context *ctx, int threads);
 TE_API int         te_context_threads(const te_context *ctx);

@@ -32,6 +32,10 @@
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
+--     g:ahead(name, fn, x)             what fn(x, lengths or nothing) makes, without gradient, of the shape of x alone: it
+--                                      is called ahead of what is planned together, with another tensor whose shape
+--                                      differs in the last dimension at most. nil and why not where that would change
+--                                      the order in which random numbers are drawn
 --
 -- nil and a reason come back when there is no such description; the operation then runs by itself. A description holds
 -- while the fields named in plan_fields keep their values, those of children included. It may not look at values.

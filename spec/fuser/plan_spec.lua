@@ -74,6 +74,33 @@ describe("plans", function()
         assert.matches("called: not an operation", reason(split, "function", "function"))
     end)
 
+    it("fuse stochastic depth, whose draw goes ahead, with the bits of single operations", function()
+        local seq = te.Sequential(te.Residual(te.Linear(8, 8), te.StochasticDepth(0.5)), te.ReLU(), te.StochasticDepth(0.25),
+            te.Dropout(0.3))
+        local lens = te.tensor({ 2, 0, 3, 1 }, { dtype = "int64" })
+        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } }, { input { 6, 8 }, lens }, { input { 8 } } } do
+            local function run(fused)
+                local before = te.set_fusion(fused)
+                te.manual_seed(11)
+                local ok, y = pcall(function() return seq(unpack(args)) end)
+                te.set_fusion(before)
+                return assert(ok and y, y)
+            end
+            assert.same(run(false):totable(), run(true):totable())
+        end
+        local plan = seq:explain(input { 6, 3, 8 })
+        assert.same({ "StochasticDepth.draw:call", "StochasticDepth.draw:call", "Linear:linear",
+            "StochasticDepth + AddExtraInput + ReLU + StochasticDepth + Dropout:stochastic_depth_rows+add+relu+stocha" },
+            names(plan.forward))
+    end)
+
+    it("call stochastic depth where its draw would come before that of another operation", function()
+        local plan = te.Sequential(te.Dropout(0.5), te.StochasticDepth(0.5), te.ReLU()):explain(input { 4, 8 })
+        assert.equal("call", plan.forward[2].kind)
+        assert.equal(3, #plan.forward)
+        assert.matches("random numbers are drawn before", reason(plan, "StochasticDepth", "StochasticDepth"))
+    end)
+
     it("leave an operation whose class runs something else alone", function()
         local Loud = te.GELU:extend("Loud")
         function Loud:op_forward(_, x) return te.gelu(x) * 2 end

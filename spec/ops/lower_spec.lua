@@ -55,7 +55,7 @@ local CASES = {
     ["ScaledSiTUGLU of blocks"] = { function() return te.ScaledSiTUGLU({ glu_interleave_size = 4, beta1 = 2 }) end,
         function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end },
     ["Pointwise with a parameter"] = { function()
-        return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - p.g end)
+        return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - 1 end)
     end },
     ["GELU through erf"] = { function() return te.GELU({ approximate = "none" }) end },
     ["ClampedSwiGLU with options"] = { function() return te.ClampedSwiGLU({ limit = 0.5, alpha = 1.3 }) end },
@@ -135,13 +135,16 @@ describe("lower", function()
         end
         for refused, op in pairs {
             linear = te.Linear(8, 8, { return_bias = true }), self_attention = te.MultiHeadedSelfAttention(8, 2),
-            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }), stochastic_depth_mask = te.StochasticDepth(0.5),
+            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }),
         } do
             picky.refused = refused
             local y, reason = op:lower(picky, te.ones({ 2, 8 }))
             assert.is_nil(y)
             assert.equal("no " .. refused, reason)
         end
+        function picky.ahead() return nil, "no draw" end
+        local y, reason = te.StochasticDepth(0.5):lower(picky, te.ones({ 2, 8 }))
+        assert.same({ nil, "no draw" }, { y, reason })
     end)
 
     it("is not inherited by a class or an instance that runs something else", function()

@@ -38,6 +38,8 @@ function Executor:product() end -- nothing is quantized here
 
 function Executor:seq_lens() return self.lens end
 
+function Executor:ahead(_, fn, x) return fn(x, self.lens or nil) end
+
 --- A recorder; `calls` lists the operations that ran.
 ---@param seq_lens userdata|nil
 return function(seq_lens)

@@ -74,6 +74,7 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
                       .mem = &ctx->mem,
                       .threads = ctx->threads,
                       .tf32 = ctx->tf32,
+                      .interrupt = &ctx->interrupted,
                       .scratch = lend_scratch,
                       .scratch_free = take_scratch,
                       .owner = device};

@@ -116,16 +116,17 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
 te_status te_ops_open(te_context *ctx)
 {
     int n = 0;
-    for (const te_op_def *const *group = te_op_groups; *group; group++)
-        for (const te_op_def *def = *group; def->signature; def++) n++;
+    for (const te_op_group *group = te_op_groups; group->name; group++)
+        for (const te_op_def *def = group->ops; def->signature; def++) n++;
     ctx->ops = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *ctx->ops);
     if (!ctx->ops) return te_fail_memory(ctx, "te_context_open");
     ctx->n_ops = n;
     te_op *op = ctx->ops;
-    for (const te_op_def *const *group = te_op_groups; *group; group++) {
-        for (const te_op_def *def = *group; def->signature; def++) {
-            te_status status = te_op_parse(ctx, def, op++);
+    for (const te_op_group *group = te_op_groups; group->name; group++) {
+        for (const te_op_def *def = group->ops; def->signature; def++, op++) {
+            te_status status = te_op_parse(ctx, def, op);
             if (status != TE_OK) return status;
+            op->group = group->name;
         }
     }
     return te_variants_open(ctx);

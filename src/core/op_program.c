@@ -173,7 +173,8 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     run.params = params;
     run.rngs = &call->rng;
     status = te_call_run(call, device, program, &run);
-    if (status == TE_OK && call->inplace) call->inplace->storage->version++;
+    bool written = status == TE_OK || status == TE_ERROR_INTERRUPTED;
+    if (written && call->inplace) call->inplace->storage->version++;
     if (status == TE_OK && call->record) status = save_sources(call, v, l, rows);
 done:
     for (int i = 0; i < v->gradient.n_rows; i++) te_tensor_release(rows[i]);

@@ -37,9 +37,13 @@ static bool are_alike(const te_context *ctx, const te_op *op, const te_arg *args
     return true;
 }
 
-static te_operand line_of(const te_tensor *t)
+/* The strides of other dimensions stay as they are, since a line has none: clearing them would take longer than the rest. */
+static void make_line(te_operand *line, const te_tensor *t)
 {
-    return (te_operand){.data = te_tensor_pointer(t), .dtype = t->dtype, .stride = {1}};
+    line->data = te_tensor_pointer(t);
+    line->dtype = t->dtype;
+    line->accumulate = false;
+    line->stride[0] = 1;
 }
 
 bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, te_status *status)
@@ -53,9 +57,17 @@ bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, i
         *status = ctx->status;
         return true;
     }
-    te_operand inputs[TE_OP_MAX_INPUTS], output = line_of(y);
-    for (int i = 0; i < n_args; i++) inputs[i] = line_of(args[i].as.tensor);
-    te_run run = {.ndim = 1, .shape = {te_tensor_numel(y)}, .inputs = inputs, .outputs = &output};
+    te_operand inputs[TE_OP_MAX_INPUTS], output;
+    te_run run;
+    make_line(&output, y);
+    for (int i = 0; i < n_args; i++) make_line(&inputs[i], args[i].as.tensor);
+    run.ndim = 1;
+    run.shape[0] = te_tensor_numel(y);
+    run.inputs = inputs;
+    run.outputs = &output;
+    run.params = NULL;
+    run.rngs = NULL;
+    run.compute_f64 = false;
     te_exec *exec = &y->storage->device->exec;
     *status = exec->backend->program_run(exec, v->gradient.forward, &run, 1);
     if (*status == TE_OK) {

@@ -69,6 +69,16 @@ static te_operand flat(const te_tensor *t)
     return o;
 }
 
+/* No interrupt ends an update: half a step is worse than a late end. */
+static te_status run_whole(te_exec *exec, te_program *program, const te_run *runs, int n)
+{
+    const atomic_int *interrupt = exec->interrupt;
+    exec->interrupt = NULL;
+    te_status status = exec->backend->program_run(exec, program, runs, n);
+    exec->interrupt = interrupt;
+    return status;
+}
+
 /* Every tensor of one parameter must be dense, of one size and on one device. */
 static te_status check_entry(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
 {
@@ -166,7 +176,7 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
         }
     }
     if (status == TE_OK) {
-        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
+        status = run_whole(&device->exec, program, b.runs, n);
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
     }
     for (int k = 0; k < n_groups && status == TE_OK; k++)

@@ -3,7 +3,8 @@
  * Kernels know nothing of tensors, autograd or Lua. Operands are plain views; memory they need in passing comes from
  * the te_exec; a failure is a te_status with a message in the te_exec that names the offending values. On a device with
  * streams every call is asynchronous and ordered after the calls before it on the same te_exec; pointers in views are
- * device pointers that the host must not touch. On the CPU every call has finished when it returns.
+ * device pointers that the host must not touch. On the CPU every call has finished when it returns, and one that takes long
+ * is left off with TE_ERROR_INTERRUPTED when the te_exec's flag says so: what it was writing is then neither old nor new.
  *
  * All functions accept empty views (some extent 0) and any alignment of the element's natural size.
  */
@@ -14,6 +15,8 @@
 #include "program.h"
 #include "quant.h"
 #include "tetrain/types.h"
+
+#include <stdatomic.h>
 
 typedef struct te_exec    te_exec;
 typedef struct te_backend te_backend;
@@ -137,6 +140,7 @@ struct te_exec {
     void             *device;  /* the backend's own state */
     int               threads; /* CPU threads that kernels may use; results do not depend on it */
     bool              tf32;    /* float32 products may round their operands to TF32 where that is faster */
+    const atomic_int *interrupt; /* not 0: leave off what runs; any thread sets it. NULL: nobody will */
 
     /* Device memory for the duration of a kernel, from the engine's caching allocator, 64-byte aligned; NULL with the
      * message set when memory is exhausted. */

@@ -207,13 +207,15 @@ static int ops_list(lua_State *L)
     const te_op *op;
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
         if (op->def->flags & TE_OP_HIDDEN) continue;
-        lua_createtable(L, 0, 12);
+        lua_createtable(L, 0, 13);
         lua_pushstring(L, op->name);
         lua_setfield(L, -2, "name");
         lua_pushstring(L, te_lua_signature(op, signature, sizeof signature));
         lua_setfield(L, -2, "signature");
         lua_pushstring(L, te_op_doc(op));
         lua_setfield(L, -2, "doc");
+        lua_pushstring(L, op->group);
+        lua_setfield(L, -2, "group");
         lua_pushstring(L, op->def->domain);
         lua_setfield(L, -2, "domain");
         lua_pushinteger(L, op->n_outputs);

@@ -10,7 +10,7 @@
 enum { EXIT_WRONG = 2, NOT_DONE = -1 };
 
 const option_row command_line_options[] = {
-    {OPTION_EXECUTE, "-e", "CODE", "run CODE first"},
+    {OPTION_EXECUTE, "-e", "CODE", "run CODE first, with te at hand"},
     {OPTION_REQUIRE, "-l", "MODULE", "require MODULE first; a global of its name holds it"},
     {OPTION_INTERACTIVE, "-i", NULL, "prompt after the script; also without script or code on a terminal"},
     {OPTION_DEVICE, "--device", "NAME", "where new tensors are made: cpu, cuda, cuda:N (default: $TE_DEVICE, or cpu)"},

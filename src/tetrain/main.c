@@ -81,10 +81,18 @@ static const char *find_script(const char *name, char *path, size_t size)
 static const char prelude[] = "local exit = os.exit\n"
                               "function os.exit(code, close) exit(code, close ~= false) end\n";
 
+static bool executes(const command_line *line)
+{
+    for (int i = 0; i < line->n_actions; i++)
+        if (line->actions[i].kind == ACTION_EXECUTE) return true;
+    return false;
+}
+
+/* In the order given; `te` is there for -e, as it is at the prompt. */
 static int run_actions(const command_line *line)
 {
     char quoted[4096];
-    int  code = 0;
+    int  code = executes(line) ? report(run_text("te = require 'te'", "=tetrain")) : 0;
     for (int i = 0; i < line->n_actions && code == 0; i++) {
         const action *a = &line->actions[i];
         if (a->kind == ACTION_EXECUTE) {

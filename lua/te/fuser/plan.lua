@@ -14,6 +14,7 @@ local te = require "te"
 local rates = require "te.rates"
 local mode = require "te.recipe.mode"
 local core = te._core
+local script = require "te.fuser.script"
 
 local Plan = {}
 Plan.__index = Plan
@@ -56,9 +57,30 @@ local function add_step(plan, step, ops)
         reads = step.reads, writes = step.writes, bytes = step.reads + step.writes, flops = step.flops }
 end
 
-local function add_called(plan, item, reason)
+local SIZES = { float64 = 8, int64 = 8, float32 = 4, int32 = 4, bfloat16 = 2, float16 = 2 }
+
+local function bytes_of(...)
+    local bytes = 0
+    for i = 1, select("#", ...) do
+        local t = select(i, ...)
+        if te.is_tensor(t) then bytes = bytes + t:numel() * (SIZES[t.dtype] or 1) end
+    end
+    return bytes
+end
+
+-- What a script reads and writes at least: its inputs and parameters, its results. It has run.
+local function script_bytes(part, env)
+    local reads, writes = bytes_of(env[part.x]), 0
+    for _, v in ipairs(part.extras) do reads = reads + bytes_of(env[v]) end
+    for _, step in ipairs(part.item.op.steps) do reads = reads + bytes_of(unpack(step.op:parameters())) end
+    for _, v in ipairs(part.results) do writes = writes + bytes_of(env[v]) end
+    return reads, writes
+end
+
+local function add_called(plan, item, reason, reads, writes)
     local name = op_name(item)
-    add_step(plan, { pass = "forward", kernel = "call", kind = "call", reads = 0, writes = 0, flops = 0 }, { name })
+    add_step(plan, { pass = "forward", kernel = "call", kind = "call", reads = reads or 0, writes = writes or 0, flops = 0 },
+        { name })
     plan.reasons[#plan.reasons + 1] = { from = name, to = name, reason = "called: " .. (reason or "it is no operation") }
 end
 
@@ -79,8 +101,8 @@ local function add_group(plan, steps, splits, items)
     return backward
 end
 
---- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called where a later part needs the
---- results of an earlier one.
+--- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a later
+--- part needs the results of an earlier one.
 function Plan.of(program, env, step)
     local plan = setmetatable({ forward = {}, backward = {}, reasons = {} }, Plan)
     plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
@@ -98,10 +120,14 @@ function Plan.of(program, env, step)
             else
                 for _, one in ipairs(part.steps) do add_called(plan, items[one.label], splits) end
             end
-        else
-            add_called(plan, part.item, program.reasons[part.item.label])
         end
-        if i < #program.parts then step(part, env) end
+        local scripted = not part.group and script.is(part.item.op)
+        if i < #program.parts or scripted then step(part, env) end
+        if scripted then
+            add_called(plan, part.item, program.reasons[part.item.label], script_bytes(part, env))
+        elseif not part.group then
+            add_called(plan, part.item, part.item.reason or program.reasons[part.item.label])
+        end
     end
     for i = #backward, 1, -1 do
         for _, entry in ipairs(backward[i]) do add_step(plan, entry[1], entry[2]) end

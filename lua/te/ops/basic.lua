@@ -86,11 +86,22 @@ function StochasticDepth:forward(x, seq_lens)
     return te.stochastic_depth(x, seq_lens, { p = self.p })
 end
 
+-- For every row of {…, width} whether it is kept, as the engine's operation draws it.
+local function draw_rows(p)
+    return function(x, seq_lens)
+        local shape = x.shape
+        shape[#shape] = nil
+        local kept = te._core.operation("stochastic_depth_mask")(x, seq_lens, { p = p }):to("float32")
+        return kept:select(-1, 1):expand(shape)
+    end
+end
+
 function StochasticDepth:lower(g, x)
     if not self.training or self.p == 0 then return x end
-    local kept, reason = g:op("stochastic_depth_mask", { x, g:seq_lens() }, { p = self.p })
+    local kept, reason = g:ahead("StochasticDepth.draw", draw_rows(self.p), x)
     if not kept then return nil, reason end
-    return g:op("stochastic_depth_apply", { x, kept }, { scale = self.p < 1 and 1 / (1 - self.p) or 0 })
+    local apply = te._core.operation("stochastic_depth_rows")
+    return g:op(apply, { x, kept }, { scale = self.p < 1 and 1 / (1 - self.p) or 0 })
 end
 
 function StochasticDepth:describe() return ("p=%g"):format(self.p) end

@@ -39,7 +39,7 @@ function Pointwise:init(opts, fn)
     opts = options.check("te.Pointwise", opts, POINTWISE)
     if type(fn) ~= "function" then fail("te.Pointwise: expected a function, got %s", type(fn)) end
     local names = check_params(opts.params or {})
-    self.operation = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
+    self.operation, self.singles = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
         { params = opts.params and names, compute = true, name = opts.name })
     self.formula = self.operation.formula
     self.param_names = names
@@ -61,7 +61,14 @@ end
 function Pointwise:lower(g, ...)
     local inputs, n = { ... }, 1 + self.num_extra_inputs
     for i, name in ipairs(self.param_names) do inputs[n + i] = g:param(self, name) end
-    return g:op(self.operation, inputs)
+    if not self.singles then return g:op(self.operation, inputs) end
+    local results = {}
+    for i, single in ipairs(self.singles) do
+        local reason
+        results[i], reason = g:op(single, inputs)
+        if not results[i] then return nil, reason end
+    end
+    return unpack(results)
 end
 
 function Pointwise:describe() return self.formula end

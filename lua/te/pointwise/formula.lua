@@ -11,8 +11,9 @@
 local Graph = {}
 Graph.__index = Graph
 
+-- `random`: some node draws random numbers.
 local function new()
-    return setmetatable({ nodes = {}, by_key = {}, named = {} }, Graph)
+    return setmetatable({ nodes = {}, by_key = {}, named = {}, random = false }, Graph)
 end
 
 local function add(graph, node)
@@ -93,6 +94,7 @@ end
 --- The node of the last result of a formula over nodes by name.
 function Graph:apply(formula, values)
     local random = formula:find("keep%(") or formula:find("random%(") or formula:find("normal%(")
+    self.random = self.random or random ~= nil
     local result
     local names = setmetatable({}, { __index = values })
     for _, statement in ipairs(statements(formula)) do

@@ -264,7 +264,8 @@ local function results(tracing, ...)
     return nodes, truth
 end
 
---- The operation that fn(symbols…) describes. `names` are those of parameters, which follow the inputs in one table.
+--- The operation that fn(symbols…) describes; and where it has several results that share no random numbers, a list of
+--- operations with one of them each. `names` are those of parameters, which follow the inputs in one table.
 ---@param who string   for messages
 ---@param fn function
 ---@param n integer    how many inputs
@@ -287,13 +288,21 @@ local function trace(who, fn, n, opts)
         returned.nodes, returned.truth = results(tracing, ...)
     end
     keep(pcall(fn, unpack(arguments, 1, parameters and n + 1 or n)))
-    local outputs = { tracing.graph.named.y and "result" or "y" }
-    for i = 1, #returned.nodes > 1 and #returned.nodes or 0 do outputs[i] = "y" .. i end
-    local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
-        tracing.graph:write(returned.nodes, outputs),
-        { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
-    if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
-    return op
+    local function define(nodes, outputs)
+        local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
+            tracing.graph:write(nodes, outputs),
+            { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
+        if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
+        return op
+    end
+    local name, names, singles = tracing.graph.named.y and "result" or "y", {}, nil
+    for i = 1, #returned.nodes do names[i] = "y" .. i end
+    if #names == 1 then return define(returned.nodes, { name }) end
+    if not tracing.graph.random then
+        singles = {}
+        for i, node in ipairs(returned.nodes) do singles[i] = define({ node }, { name }) end
+    end
+    return define(returned.nodes, names), singles
 end
 
 return setmetatable({ is_symbol = is_symbol }, { __call = function(_, ...) return trace(...) end })

@@ -1,9 +1,12 @@
 /* groups.c - the list of operation tables, and what several of them share. */
 #include "ops.h"
 
-const te_op_def *const te_op_groups[] = {
-    te_ops_pointwise, te_ops_activation, te_ops_norm,      te_ops_loss,   te_ops_reduce,  te_ops_view,
-    te_ops_index,     te_ops_linear,     te_ops_attention, te_ops_random, te_ops_convert, te_ops_quantized, NULL,
+const te_op_group te_op_groups[] = {
+    {"arithmetic", te_ops_pointwise},  {"activation", te_ops_activation}, {"normalization", te_ops_norm},
+    {"loss", te_ops_loss},             {"reduction", te_ops_reduce},      {"shape", te_ops_view},
+    {"indexing", te_ops_index},        {"matrix product", te_ops_linear}, {"attention", te_ops_attention},
+    {"random", te_ops_random},         {"conversion", te_ops_convert},
+    {"quantization", te_ops_quantized}, {NULL, NULL},
 };
 
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args)

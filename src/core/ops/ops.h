@@ -4,7 +4,12 @@
 
 #include "../op.h"
 
-extern const te_op_def *const te_op_groups[]; /* ends with NULL; each table ends with an empty row */
+typedef struct te_op_group {
+    const char      *name; /* as help and the tables of the documentation call it */
+    const te_op_def *ops;  /* ends with an empty row */
+} te_op_group;
+
+extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[], te_ops_view[],
     te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[];

@@ -187,11 +187,13 @@ te_status te_cpu_attention(te_exec *exec, const te_attention *a)
     list_blocks(a, size, list);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
     for (int64_t task = 0; task < n_blocks * heads; task++) {
+        if (te_cpu_stopping(exec)) continue;
         const query_block *block = &list[task / heads];
         te_attention_seq seq = te_attention_seq_at(a, block->seq);
+        seq.exec = exec;
         blocks->forward(a, &seq, task % heads, block->first, block->end,
                         scratch + list_bytes + (size_t)omp_get_thread_num() * task_bytes);
     }
     exec->scratch_free(exec, scratch);
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }

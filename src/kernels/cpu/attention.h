@@ -38,6 +38,7 @@ enum {
 
 /* One sequence: a batch entry, or a part of the packed extents. */
 typedef struct te_attention_seq {
+    te_exec *exec; /* whose interrupt ends a task early; set by whoever hands the sequence to te_attention_blocks */
     int64_t batch;
     int64_t q_start, n_q, kv_start, n_kv;
     int64_t delta;       /* query i stands at key i + delta */

@@ -15,6 +15,7 @@ enum {
 static const double max_parts_bytes = 1e9; /* memory that splitting into chunks may take */
 
 typedef struct backward_plan {
+    te_exec                   *exec;
     const te_attention_grad   *g;
     const te_attention_blocks *blocks;
     int64_t seqs, heads, kv_heads;
@@ -52,7 +53,7 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
 static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *g)
 {
     const te_attention *a = &g->forward;
-    *p = (backward_plan){.g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
+    *p = (backward_plan){.exec = exec, .g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
     p->blocks = te_attention_blocks_of(exec, a->q.dtype == TE_BF16 ? g->dout.dtype : a->q.dtype);
     for (int64_t i = 0; i < p->seqs; i++) {
         te_attention_seq s = te_attention_seq_at(a, i);
@@ -84,6 +85,7 @@ static void run_task(const backward_plan *p, int64_t chunk, int64_t index, char 
     te_attention_keys keys = {.seq = te_attention_seq_at(&p->g->forward, index / p->kv_heads),
                               .kv_head = index % p->kv_heads, .chunk = p->chunk};
     int64_t n = keys.seq.n_kv, first_head = keys.kv_head * (p->heads / p->kv_heads);
+    keys.seq.exec = p->exec;
     keys.key_end = n;
     if (p->split) {
         keys.key_first = chunk * p->chunk;
@@ -118,12 +120,14 @@ te_status te_cpu_attention_backward(te_exec *exec, const te_attention_grad *g)
     /* early chunks first: under a causal mask most queries see them */
 #pragma omp parallel for num_threads(p.threads) schedule(dynamic, 1) if (p.threads > 1)
     for (int64_t task = 0; task < tasks; task++)
-        run_task(&p, task / heads, task % heads, p.scratch + (size_t)omp_get_thread_num() * p.task_bytes);
+        if (!te_cpu_stopping(exec))
+            run_task(&p, task / heads, task % heads, p.scratch + (size_t)omp_get_thread_num() * p.task_bytes);
     if (p.split) {
         int64_t sums = p.seqs * p.heads * ((p.longest_q + SUM_ROWS - 1) / SUM_ROWS);
 #pragma omp parallel for num_threads(p.threads) schedule(static) if (p.threads > 1)
-        for (int64_t i = 0; i < sums; i++) run_sum(&p, i);
+        for (int64_t i = 0; i < sums; i++)
+            if (!te_cpu_stopping(exec)) run_sum(&p, i);
     }
     exec->scratch_free(exec, p.parts);
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }

@@ -192,7 +192,7 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
     bool keys_finite = T(tile_finite)(s->k, n * s->width);
     REAL *dk = s->dk + (key - s->base) * s->dim, *dv = s->dv + (key - s->base) * s->dim_v;
     int64_t query = te_attention_first_query(seq, key) & -TE_ATTENTION_KEYS, end = te_attention_end_query(seq, key + n);
-    for (; query < end; query += TE_ATTENTION_KEYS) {
+    for (; query < end && !te_cpu_stopping(seq->exec); query += TE_ATTENTION_KEYS) {
         block_ranges ranges;
         int queries = (int)(seq->n_q - query < TE_ATTENTION_KEYS ? seq->n_q - query : TE_ATTENTION_KEYS);
         T(load_queries)(s, query, queries);

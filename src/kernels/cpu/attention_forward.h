@@ -156,7 +156,7 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
     for (int64_t i = 0; i < end - first; i++) s.top[i] = -(REAL)INFINITY;
     int64_t key = te_attention_first_key(seq, first, 0, seq->n_kv) & -TE_ATTENTION_KEYS;
     int64_t end_key = te_attention_end_key(seq, end - 1, 0, seq->n_kv);
-    for (; key < end_key; key += TE_ATTENTION_KEYS) {
+    for (; key < end_key && !te_cpu_stopping(seq->exec); key += TE_ATTENTION_KEYS) {
         int64_t n = seq->n_kv - key < TE_ATTENTION_KEYS ? seq->n_kv - key : TE_ATTENTION_KEYS;
         T(forward_block)(&s, first, end, key, (int)n);
     }

@@ -25,6 +25,13 @@ te_cpu_isa te_cpu_isa_detect(void)
     return best;
 }
 
+te_status te_cpu_finish(te_exec *exec, te_status status)
+{
+    if (!te_cpu_stopped(exec)) return status;
+    atomic_store_explicit(&te_cpu(exec)->stopped, 0, memory_order_relaxed);
+    return status == TE_OK ? te_exec_fail(exec, TE_ERROR_INTERRUPTED, "interrupted") : status;
+}
+
 static te_status cpu_open(te_exec *exec, int index)
 {
     if (index != 0) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cpu:%d: there is one CPU device, cpu", index);

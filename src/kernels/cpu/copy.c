@@ -266,6 +266,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     int64_t units = plan.at_once > 1 ? (plan.outer + plan.at_once - 1) / plan.at_once : plan.outer * plan.per_outer;
     int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t unit = 0; unit < units; unit++) copy_unit(&plan, unit);
-    return TE_OK;
+    for (int64_t unit = 0; unit < units; unit++)
+        if (!te_cpu_stopping(exec)) copy_unit(&plan, unit);
+    return te_cpu_finish(exec, TE_OK);
 }

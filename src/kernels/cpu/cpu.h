@@ -20,11 +20,30 @@ typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_IS
 typedef struct te_cpu_device {
     te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers it */
     bool       has_bf16; /* and, beside avx512, products of bfloat16 pairs; not with TE_CPU_ISA=avx512 */
+    atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);
 } te_cpu_device;
 
 static inline te_cpu_device *te_cpu(te_exec *exec) { return (te_cpu_device *)exec->device; }
+
+/* Interrupts. Loops ask before each unit of work, some milliseconds long at most, and leave out the rest; their entry ends
+ * with te_cpu_finish. That something was left out is kept by the device, so a flag that is taken back changes nothing. */
+static inline bool te_cpu_stopping(te_exec *exec)
+{
+    if (!exec->interrupt || !atomic_load_explicit(exec->interrupt, memory_order_relaxed)) return false;
+    atomic_store_explicit(&te_cpu(exec)->stopped, 1, memory_order_relaxed);
+    return true;
+}
+
+/* Whether something was left out. */
+static inline bool te_cpu_stopped(te_exec *exec)
+{
+    return atomic_load_explicit(&te_cpu(exec)->stopped, memory_order_relaxed) != 0;
+}
+
+/* The status of an entry; TE_ERROR_INTERRUPTED where that would be TE_OK and something was left out. */
+te_status te_cpu_finish(te_exec *exec, te_status status);
 
 te_cpu_isa  te_cpu_isa_detect(void);
 const char *te_cpu_isa_name(te_cpu_isa isa);

@@ -47,11 +47,13 @@ te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *tab
     int64_t n = te_view_numel(ids), width = table->shape[1];
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        if (te_cpu_stopping(exec)) continue;
         te_convert(blocks, te_element(out->data, out->dtype, te_offset_of(out, ids->ndim, i)), out->dtype,
                    out->stride[ids->ndim], te_element(table->data, table->dtype, id_at(ids, i) * table->stride[0]),
                    table->dtype, table->stride[1], width);
-    return TE_OK;
+    }
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* --- backward --------------------------------------------------------------------------------------------------- */
@@ -83,6 +85,7 @@ static id_position *sort_by_id(id_position *a, id_position *b, int64_t n, int64_
 }
 
 typedef struct scatter {
+    te_exec              *exec;
     const te_copy_blocks *blocks;
     const te_view        *dtable, *dy;
     const id_position    *sorted;
@@ -103,6 +106,7 @@ static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t colum
     te_convert(s->blocks, &sum, sum_dtype, 1, target, t->dtype, t->stride[1], width);
     int64_t stride = dy->stride[dy->ndim - 1];
     for (int64_t i = first; i < end; i++) {
+        if (i % 1024 == 0 && te_cpu_stopping(s->exec)) return;
         int64_t offset = te_offset_of(dy, dy->ndim - 1, s->sorted[i].position) + column * stride;
         const void *from = te_element(dy->data, dy->dtype, offset);
         if (dy->dtype != sum_dtype || stride != 1) {
@@ -144,14 +148,15 @@ te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const 
     const id_position *sorted = sort_by_id(pairs, pairs + n, n, dtable->shape[0]);
     int64_t n_groups = find_groups(sorted, n, groups);
 
-    scatter s = {te_copy_blocks_of(exec), dtable, dy, sorted};
+    scatter s = {exec, te_copy_blocks_of(exec), dtable, dy, sorted};
     int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 8) if (threads > 1)
     for (int64_t unit = 0; unit < n_groups * ranges; unit++) {
+        if (te_cpu_stopping(exec)) continue;
         int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
         add_rows(&s, groups[group], groups[group + 1], column, width - column < COLUMNS ? width - column : COLUMNS);
     }
     exec->scratch_free(exec, pairs);
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }

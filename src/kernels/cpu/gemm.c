@@ -28,6 +28,7 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
         te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory for its caches");
         return NULL;
     }
+    state->slice_macs = 4e9; /* some 50 ms */
     state->isa = &te_gemm_isa_portable;
 #if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
     if (device->isa == TE_CPU_AVX2) state->isa = &te_gemm_isa_avx2;
@@ -250,6 +251,81 @@ const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *p, cons
     }
 }
 
+/* --- slices ------------------------------------------------------------------------------------------------------- */
+
+enum { CUT = 64 /* rows and columns are cut at multiples of it */ };
+
+/* The half of a side that comes first. */
+static int64_t first_half(int64_t extent) { return (extent / 2 + CUT - 1) / CUT * CUT; }
+
+/* Of the outermost batch dimension that has several, entries first … first + n. */
+static void take_batches(te_gemm_problem *p, int dim, int64_t first, int64_t n)
+{
+    te_gemm_matrix *matrices[4] = {&p->a, &p->b, &p->c, &p->aux};
+    for (int i = 0; i < 4; i++)
+        if (matrices[i]->data) matrices[i]->data += first * p->batch_stride[i][dim] * matrices[i]->size;
+    p->batches = p->batches / p->batch_shape[dim] * n;
+    p->batch_shape[dim] = n;
+}
+
+static void take_bias(te_gemm_problem *p, int64_t first, int64_t n)
+{
+    if (!te_view_present(&p->bias)) return;
+    p->bias.data = (char *)p->bias.data + first * p->bias.stride[0] * (int64_t)te_dtype_size(p->bias.dtype);
+    p->bias.shape[0] = n;
+}
+
+static void take_rows(te_gemm_problem *p, int64_t first, int64_t n)
+{
+    p->a.data = te_gemm_element(&p->a, first, 0);
+    p->c.data = te_gemm_element(&p->c, first, 0);
+    if (p->aux.data) p->aux.data = te_gemm_element(&p->aux, first, 0);
+    if (p->bias_by_row) take_bias(p, first, n);
+    p->m = n;
+}
+
+static void take_columns(te_gemm_problem *p, int64_t first, int64_t n)
+{
+    p->b.data = te_gemm_element(&p->b, 0, first);
+    p->c.data = te_gemm_element(&p->c, 0, first);
+    if (p->aux.data) p->aux.data = te_gemm_element(&p->aux, 0, first);
+    if (!p->bias_by_row) take_bias(p, first, n);
+    p->n = n;
+}
+
+/* Cuts a product in two, of batches, else of the longer side of c; false: neither is long enough. */
+static bool cut_in_two(const te_gemm_problem *p, te_gemm_problem *one, te_gemm_problem *other)
+{
+    *one = *other = *p;
+    for (int d = 0; d < p->batch_dims; d++) {
+        int64_t n = p->batch_shape[d], half = n / 2;
+        if (n < 2) continue;
+        take_batches(one, d, 0, half);
+        take_batches(other, d, half, n - half);
+        return true;
+    }
+    int64_t longer = p->m > p->n ? p->m : p->n, half = first_half(longer);
+    void (*take)(te_gemm_problem *, int64_t, int64_t) = p->m > p->n ? take_rows : take_columns;
+    if (longer < 2 * CUT) return false;
+    take(one, 0, half);
+    take(other, half, longer - half);
+    return true;
+}
+
+/* Slices follow from the shape alone, so they do not make results depend on threads. An implementation may look at the
+ * interrupt more often. */
+static te_status run_slices(te_exec *exec, const te_gemm_problem *p)
+{
+    te_gemm_problem one, other;
+    double macs = (double)p->m * (double)p->n * (double)p->k * (double)p->batches;
+    if (te_cpu_stopping(exec)) return TE_OK;
+    double most = te_gemm_state_get(exec)->slice_macs;
+    if (!exec->interrupt || macs <= most || !cut_in_two(p, &one, &other))
+        return te_gemm_choose(exec, p, NULL)->run(exec, p);
+    te_status status = run_slices(exec, &one);
+    return status == TE_OK ? run_slices(exec, &other) : status;
+}
+
 te_status te_cpu_gemm(te_exec *exec, const te_gemm *gemm)
 {
     if (gemm->a.quant || gemm->b.quant) return te_gemm_quantized(exec, gemm);
@@ -257,7 +333,7 @@ te_status te_cpu_gemm(te_exec *exec, const te_gemm *gemm)
     te_status status = te_gemm_problem_make(exec, gemm, &p);
     if (status != TE_OK || p.m == 0 || p.n == 0 || p.batches == 0) return status;
     if (!te_gemm_state_get(exec)) return TE_ERROR_MEMORY;
-    return te_gemm_choose(exec, &p, NULL)->run(exec, &p);
+    return te_cpu_finish(exec, run_slices(exec, &p));
 }
 
 te_status te_cpu_gemm_with(te_exec *exec, const char *name, const te_gemm *gemm)
@@ -270,7 +346,7 @@ te_status te_cpu_gemm_with(te_exec *exec, const char *name, const te_gemm *gemm)
         if (strcmp(impl->name, name) != 0) continue;
         const char *reason = impl->decline(exec, &p);
         if (reason) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: %s declines: %s", name, reason);
-        return impl->run(exec, &p);
+        return te_cpu_finish(exec, impl->run(exec, &p));
     }
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: no implementation %s in this build", name);
 }

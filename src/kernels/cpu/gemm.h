@@ -1,6 +1,6 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
- *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c)
+ *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in slices
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
  *        onednn               the library, where it is there and is the faster one (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
@@ -126,6 +126,7 @@ typedef struct te_gemm_state {
     bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
+    double slice_macs;             /* multiply-adds between two looks at an interrupt, about */
 } te_gemm_state;
 
 typedef struct te_gemm_impl {

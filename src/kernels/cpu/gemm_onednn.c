@@ -188,12 +188,13 @@ static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, in
     return true;
 }
 
-static bool run_pieces(const gemm_job *job, int threads)
+static bool run_pieces(te_exec *exec, const gemm_job *job, int threads)
 {
     int64_t per_product = job->grid.down * job->grid.across, pieces = per_product * job->p->batches;
     int failed = 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : failed) if (threads > 1)
     for (int64_t i = 0; i < pieces; i++) {
+        if (te_cpu_stopping(exec)) continue;
         te_gemm_product t = te_gemm_product_of(job->p, i / per_product);
         failed |= !run_piece(job, &t, piece_at(job->p, &job->grid, i % per_product), omp_get_thread_num());
     }
@@ -255,7 +256,7 @@ static te_status run_job(te_exec *exec, gemm_job *job)
             job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);
     if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes)))
         return TE_ERROR_MEMORY;
-    bool good = run_pieces(job, threads);
+    bool good = run_pieces(exec, job, threads);
     if (job->scratch) exec->scratch_free(exec, job->scratch);
     return good ? TE_OK
                 : te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",

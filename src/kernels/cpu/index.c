@@ -6,7 +6,7 @@
  */
 #include "copy.h"
 
-enum { PARALLEL_FROM = 1 << 14 }; /* elements */
+enum { PARALLEL_FROM = 1 << 14, PART = 1 << 15, POLL = 1 << 12 }; /* elements */
 
 static int64_t index_at(const te_view *index, int64_t offset)
 {
@@ -45,6 +45,7 @@ static te_status check_indices(te_exec *exec, const char *op, const walk *w)
     for (int64_t r = 0; r < rows; r++) {
         int64_t offset = te_offset_of(index, last, r);
         for (int64_t i = 0; i < w->row; i++) {
+            if ((r * w->row + i) % PART == 0 && te_cpu_stopping(exec)) return te_cpu_finish(exec, TE_OK);
             int64_t at = index_at(index, offset + i * index->stride[last]);
             if (at < 0 || at >= bound)
                 return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
@@ -66,11 +67,12 @@ static int64_t whole_offset(const walk *w, int64_t r)
 }
 
 #define GATHER_ROW(type)                                                                                               \
-    for (int64_t i = 0; i < w->row; i++)                                                                               \
+    for (int64_t i = first; i < end; i++)                                                                               \
     ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                          \
         ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
 
-static void gather_row(const walk *w, int64_t r)
+/* Elements first … end of row r. */
+static void gather_row(const walk *w, int64_t r, int64_t first, int64_t end)
 {
     int last = w->index->ndim - 1;
     int64_t from = whole_offset(w, r), to = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
@@ -93,9 +95,13 @@ te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, c
     status = check_indices(exec, "gather", &w);
     if (status != TE_OK) return status;
     int threads = numel < PARALLEL_FROM ? 1 : exec->threads;
+    int64_t parts = (w.row + PART - 1) / PART;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t r = 0; r < numel / w.row; r++) gather_row(&w, r);
-    return TE_OK;
+    for (int64_t unit = 0; unit < numel / w.row * parts; unit++) {
+        int64_t first = unit % parts * PART, end = first + PART;
+        if (!te_cpu_stopping(exec)) gather_row(&w, unit / parts, first, end < w.row ? end : w.row);
+    }
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* --- scatter_add ------------------------------------------------------------------------------------------------ */
@@ -123,13 +129,13 @@ static void add_element(const te_copy_blocks *blocks, te_dtype dtype, void *dst,
     blocks->store[TE_CLASS_F32][dtype](dst, 1, &a, 1, 1);
 }
 
-static void scatter_row(const te_copy_blocks *blocks, const walk *w, int64_t r, const share *s)
+static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk *w, int64_t r, const share *s)
 {
     int last = w->index->ndim - 1;
     te_dtype dtype = w->whole->dtype;
     int64_t to = whole_offset(w, r), from = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
-    for (int64_t i = s->first; i < s->end; i++) {
+    for (int64_t i = s->first; i < s->end && !(i % POLL == 0 && te_cpu_stopping(exec)); i++) {
         int64_t target = index_at(w->index, at + i * w->index->stride[last]);
         if (target < s->low || target >= s->high) continue;
         add_element(blocks, dtype, te_element(w->whole->data, dtype, to + i * step + target * along),
@@ -164,7 +170,7 @@ te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *s
             *end = n * (i + 1) / shares;
         }
         for (int64_t r = by_row ? rows * i / shares : 0; r < (by_row ? rows * (i + 1) / shares : rows); r++)
-            scatter_row(blocks, &w, r, &s);
+            scatter_row(exec, blocks, &w, r, &s);
     }
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }

@@ -156,25 +156,29 @@ static void settle_streams(te_walker *w, int output)
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 
-static void evaluate_uniform(const te_job *job, te_walker *w)
+void te_walker_uniform_value(te_walker *w, int v)
 {
-    const te_program *p = job->program;
-    for (int v = 0; v < p->n_insns; v++) {
-        const te_insn *insn = &p->insns[v];
-        if (insn->rate != TE_RATE_UNIFORM) continue;
-        if (insn->op == TE_PW_CONST) {
-            w->blocks->set(w->slot[v], insn->imm);
-        } else if (insn->op == TE_PW_PARAM) {
-            w->blocks->set(w->slot[v], job->run->params[insn->slot]);
-        } else if (insn->op == TE_PW_LOAD) {
-            const te_operand *in = &job->run->inputs[insn->slot];
-            w->blocks->load[in->dtype](w->slot[v], in->data, 1, in->data ? 1 : 0);
-        } else {
-            const char *arg[3] = {NULL, NULL, NULL};
-            for (int k = 0; k < te_opcode_args(insn->op); k++) arg[k] = w->slot[insn->arg[k]];
-            w->blocks->op[insn->op][0](w->slot[v], arg[0], arg[1], arg[2], 1);
-        }
+    const te_run  *run = w->job->run;
+    const te_insn *insn = &w->job->program->insns[v];
+    if (insn->op == TE_PW_CONST) {
+        w->blocks->set(w->slot[v], insn->imm);
+    } else if (insn->op == TE_PW_PARAM) {
+        w->blocks->set(w->slot[v], run->params[insn->slot]);
+    } else if (insn->op == TE_PW_LOAD) {
+        const te_operand *in = &run->inputs[insn->slot];
+        w->blocks->load[in->dtype](w->slot[v], in->data, 1, in->data ? 1 : 0);
+    } else {
+        const char *arg[3] = {NULL, NULL, NULL};
+        for (int k = 0; k < te_opcode_args(insn->op); k++) arg[k] = w->slot[insn->arg[k]];
+        w->blocks->op[insn->op][0](w->slot[v], arg[0], arg[1], arg[2], 1);
     }
+}
+
+void te_walker_uniform(te_walker *w)
+{
+    const te_program *p = w->job->program;
+    for (int v = 0; v < p->n_insns; v++)
+        if (p->insns[v].rate == TE_RATE_UNIFORM) te_walker_uniform_value(w, v);
 }
 
 void te_walker_bind(te_walker *w)
@@ -187,5 +191,4 @@ void te_walker_bind(te_walker *w)
         w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
         settle_streams(w, o);
     }
-    evaluate_uniform(job, w);
 }

@@ -13,12 +13,17 @@ static bool wants_chain(const te_walker *w, const te_step *step)
     return form != 0;
 }
 
+bool te_walker_takes_chain(const te_walker *w, int first)
+{
+    const te_step *step = &w->plan->steps[first];
+    return te_walker_chains(w) && step->chain_end && (step->chain_end > first + 1 || wants_chain(w, step));
+}
+
 static void run_steps(te_walker *w, int first, int last)
 {
-    bool chains = te_walker_chains(w);
     for (int s = first; s < last;) {
         const te_step *step = &w->plan->steps[s];
-        if (chains && step->chain_end && (step->chain_end > s + 1 || wants_chain(w, step))) {
+        if (te_walker_takes_chain(w, s)) {
             te_walker_chain(w, s);
             s = step->chain_end;
         } else {
@@ -28,19 +33,22 @@ static void run_steps(te_walker *w, int first, int last)
     }
 }
 
+bool te_walker_point_output(te_walker *w, int output)
+{
+    int                     index = w->job->program->n_inputs + output;
+    int32_t                 slot = w->direct[output];
+    const te_bound_operand *out = &w->operands[index];
+    bool                    chains = te_walker_chains(w), there = out->in_place || chains;
+    if (slot < 0) return false;
+    w->form[slot] = !chains ? 0 : (out->in_place ? 0 : TE_FORM_HALF) | (out->streamed ? TE_FORM_STREAM : 0);
+    w->slot[slot] = there ? te_walker_tile(w, out, index) : te_walker_register(w, slot);
+    return there;
+}
+
 /* Slots whose memory moves with the tile, except those of loads. */
 static void point_slots(te_walker *w)
 {
-    const te_job *job = w->job;
-    for (int o = 0; o < job->program->n_outputs; o++) {
-        int     index = job->program->n_inputs + o;
-        int32_t slot = w->direct[o];
-        if (slot < 0) continue;
-        bool in_place = w->operands[index].in_place, chains = te_walker_chains(w);
-        w->form[slot] = !chains ? 0 : (in_place ? 0 : TE_FORM_HALF) | (w->operands[index].streamed ? TE_FORM_STREAM : 0);
-        w->slot[slot] =
-            in_place || chains ? te_walker_tile(w, &w->operands[index], index) : te_walker_register(w, slot);
-    }
+    for (int o = 0; o < w->job->program->n_outputs; o++) te_walker_point_output(w, o);
     for (int i = 0; w->plan->n_kept && i < w->plan->n_slots; i++)
         if (w->plan->slots[i].kind == TE_SLOT_KEPT)
             w->slot[i] =
@@ -57,7 +65,7 @@ static void run_tiles(te_walker *w, int first_step, int last_step, int64_t first
         point_slots(w);
         run_steps(w, first_step, last_step);
         w->column += (int64_t)w->tile_columns;
-    } while (w->column < last);
+    } while (w->column < last && !te_cpu_stopping(w->job->exec)); /* a row may be very long */
 }
 
 static void run_passes(te_walker *w)
@@ -147,7 +155,7 @@ static void finish_sums(te_walker *w, int64_t chunk)
     }
 }
 
-static void run_chunk(te_walker *w, int64_t chunk)
+void te_walker_chunk(te_walker *w, int64_t chunk)
 {
     const te_job *job = w->job;
     int64_t       row = chunk / job->column_chunks * job->chunk_rows, last_row = row + job->chunk_rows;
@@ -172,14 +180,20 @@ static void run_chunk(te_walker *w, int64_t chunk)
     finish_sums(w, chunk);
 }
 
+void te_walker_start(te_walker *w, const te_job *job, char *workspace, char *parts)
+{
+    w->job = job;
+    w->plan = job->plan;
+    w->blocks = job->blocks;
+    w->parts = parts;
+    te_walker_lay_out(job, w, workspace);
+    te_walker_bind(w);
+}
+
 void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts)
 {
     te_walker w;
-    w.job = job;
-    w.plan = job->plan;
-    w.blocks = job->blocks;
-    w.parts = parts;
-    te_walker_lay_out(job, &w, workspace);
-    te_walker_bind(&w);
-    for (int64_t chunk = first; chunk < last; chunk++) run_chunk(&w, chunk);
+    te_walker_start(&w, job, workspace, parts);
+    te_walker_uniform(&w);
+    for (int64_t chunk = first; chunk < last && !te_cpu_stopping(job->exec); chunk++) te_walker_chunk(&w, chunk);
 }

@@ -35,6 +35,7 @@ typedef struct te_bound_operand {
 
 /* Geometry of a run. */
 typedef struct te_job {
+    te_exec           *exec; /* whose interrupt ends it early */
     const te_program  *program;
     const te_compiled *compiled;
     const te_run      *run;
@@ -57,12 +58,18 @@ static inline int64_t te_job_chunks(const te_job *job) { return job->row_chunks 
  * fail. */
 te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job);
 
+/* The block functions that runs on this device use. */
+const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64);
+
 /* Bytes that running the job takes per thread, and bytes for the parts of its sums. */
 size_t te_job_workspace(const te_job *job);
 size_t te_job_parts(const te_job *job);
 
 /* Runs chunks [first, last). Workspace and parts are aligned to 64 bytes; the workspace need not be cleared. */
 void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace, void *parts);
+
+/* Does the runs when they are small and bound like earlier ones, or can be bound to stay; false: nothing was done. */
+bool te_program_run_again(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
 
 /* Joins the parts of all chunks into the outputs. */
 void te_job_join(const te_job *job, void *parts, int threads);

@@ -157,9 +157,9 @@ static te_status check_run(te_exec *exec, const te_job *job)
     return TE_OK;
 }
 
-static const te_blocks *blocks_for(te_exec *exec, bool f64)
+const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64)
 {
-    if (f64) return &te_program_blocks_f64;
+    if (compute_f64) return &te_program_blocks_f64;
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_program_blocks_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_program_blocks_avx2;
@@ -170,10 +170,11 @@ static const te_blocks *blocks_for(te_exec *exec, bool f64)
 
 te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job)
 {
+    job->exec = exec;
     job->program = program;
     job->compiled = program->compiled;
     job->run = run;
-    job->blocks = blocks_for(exec, run->compute_f64);
+    job->blocks = te_job_blocks(exec, run->compute_f64);
     te_status status = check_run(exec, job);
     if (status != TE_OK) return status;
     merge_dimensions(job);

@@ -83,6 +83,11 @@ typedef struct te_plan {
     int        n_registers, n_kept, n_row_folds;
 } te_plan;
 
+/* program_again.c: a small run, bound to be done again with other operands. */
+typedef struct te_again te_again;
+
+enum { TE_AGAIN_COUNT = 8 };
+
 typedef struct te_compiled {
     te_plan *plans[TE_PLAN_COUNT]; /* made when first needed; PASSES without kept values also serves as REPEAT */
     bool     structured;           /* rows mean something: dimensions may not be merged into the last */
@@ -90,7 +95,11 @@ typedef struct te_compiled {
     bool     columns_summed;
     int      n_sums;               /* SUM and AMAX outputs */
     int      cost;                 /* of an element, in additions */
+    te_again *again[TE_AGAIN_COUNT];
+    unsigned  next_again;          /* the place that is used next, modulo their number */
 } te_compiled;
+
+void te_again_free(const te_mem *mem, te_again *again);
 
 /* Makes program->compiled when it does not exist yet. */
 te_status te_program_compile(te_exec *exec, te_program *program);

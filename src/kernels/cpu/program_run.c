@@ -2,7 +2,7 @@
  *
  * All runs of a call share one parallel region. The chunks of all of them, one run after the other, are dealt out in
  * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
- * neither threads nor memory: their workspace is on the stack.
+ * neither threads nor memory: their workspace is on the stack. The smallest do not even come that far: program_again.c.
  */
 #include "program_exec.h"
 
@@ -104,12 +104,11 @@ static void join_all(const call *c, int threads, char *parts)
     }
 }
 
-te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+static te_status run_long(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     _Alignas(64) char stack[STACK_WORKSPACE], stack_parts[STACK_PARTS];
     call c = {.exec = exec, .program = program, .runs = runs, .n_runs = n_runs};
-    te_status status = te_program_compile(exec, program);
-    if (status == TE_OK) status = survey(&c);
+    te_status status = survey(&c);
     if (status != TE_OK) return status;
 
     int64_t work = c.elements * ((const te_compiled *)program->compiled)->cost;
@@ -124,9 +123,17 @@ te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *r
         status = TE_ERROR_MEMORY;
     } else {
         run_all(&c, threads, workspace, parts);
-        join_all(&c, threads, parts);
+        if (!te_cpu_stopped(exec)) join_all(&c, threads, parts);
     }
     if (more_parts) exec->scratch_free(exec, more_parts);
     if (more_workspace) exec->scratch_free(exec, more_workspace);
     return status;
+}
+
+te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+{
+    te_status status = te_program_compile(exec, program);
+    if (status != TE_OK) return status;
+    if (!te_program_run_again(exec, program, runs, n_runs)) status = run_long(exec, program, runs, n_runs);
+    return te_cpu_finish(exec, status);
 }

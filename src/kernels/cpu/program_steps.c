@@ -38,14 +38,19 @@ static void store_tile(const te_walker *w, char *dst, const te_bound_operand *ou
     }
 }
 
-static void step_store(te_walker *w, const te_step *step)
+bool te_walker_stored(const te_walker *w, const te_step *step)
 {
     const te_bound_operand *out = &w->operands[step->operand];
-    if (!out->present) return;
-    char       *dst = te_walker_tile(w, out, step->operand);
-    const char *value = w->slot[step->arg[0]];
-    bool        direct = w->direct[step->operand - w->job->program->n_inputs] == step->arg[0];
-    if (direct && (out->in_place || w->form[step->arg[0]])) return;
+    bool                    direct = w->direct[step->operand - w->job->program->n_inputs] == step->arg[0];
+    return !out->present || (direct && (out->in_place || w->form[step->arg[0]]));
+}
+
+static void step_store(te_walker *w, const te_step *step)
+{
+    if (te_walker_stored(w, step)) return;
+    const te_bound_operand *out = &w->operands[step->operand];
+    char                   *dst = te_walker_tile(w, out, step->operand);
+    const char             *value = w->slot[step->arg[0]];
     size_t n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -118,18 +123,23 @@ static inline __attribute__((always_inline)) void fetch_next_row(const te_walker
     for (size_t b = 0; b < bytes; b += LINE) __builtin_prefetch(next + b);
 }
 
+bool te_walker_point_load(te_walker *w, const te_step *step)
+{
+    const te_bound_operand *in = &w->operands[step->operand];
+    bool                    half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
+    w->form[step->dst] = half && te_walker_chains(w) ? TE_FORM_HALF : 0;
+    bool there = in->in_place || w->form[step->dst];
+    if (there) w->slot[step->dst] = te_walker_tile(w, in, step->operand);
+    else if (half) w->slot[step->dst] = te_walker_register(w, step->dst);
+    return there;
+}
+
 static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
     char             *src = te_walker_tile(w, in, step->operand);
     fetch_next_row(w, in, src);
-    bool              half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
-    w->form[step->dst] = half && te_walker_chains(w) ? TE_FORM_HALF : 0;
-    if (in->in_place || w->form[step->dst]) {
-        w->slot[step->dst] = src;
-        return;
-    }
-    if (half) w->slot[step->dst] = te_walker_register(w, step->dst);
+    if (te_walker_point_load(w, step)) return;
     if (!in->constant || in->loaded < w->tile_rows) {
         load_tile(w, w->slot[step->dst], in, src);
         in->loaded = w->tile_rows;

@@ -45,10 +45,24 @@ static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }
  * takes. With base NULL nothing is written but the layout's own sizes. */
 size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base);
 void   te_walker_bind(te_walker *w);
+void   te_walker_uniform(te_walker *w); /* computes the UNIFORM values, once it is bound */
+void   te_walker_uniform_value(te_walker *w, int v);
+
+/* program_exec.c: lays out and binds; goes through a chunk of the job; says whether the chain that begins with step `first`
+ * runs on the tile at hand. */
+void te_walker_start(te_walker *w, const te_job *job, char *workspace, char *parts);
+void te_walker_chunk(te_walker *w, int64_t chunk);
+bool te_walker_takes_chain(const te_walker *w, int first);
 
 /* program_steps.c, on the tile at hand: one step, and the chain that begins with step `first`. */
 void te_walker_step(te_walker *w, const te_step *step);
 void te_walker_chain(te_walker *w, int first);
+
+/* Slots that are the tensors themselves. A load, or an output that the step which makes its value writes, is pointed at the
+ * tile where that may be: then true, and nothing is left to do for the load, or the store of the output. */
+bool te_walker_point_load(te_walker *w, const te_step *step);
+bool te_walker_point_output(te_walker *w, int output); /* program_exec.c */
+bool te_walker_stored(const te_walker *w, const te_step *store);
 
 /* program_join.c: where the parts of column sums lie, per output, per row chunk; and of sums and amaxes, per chunk. */
 char   *te_job_column_part(const te_job *job, char *parts, int output, int64_t row_chunk);

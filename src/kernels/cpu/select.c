@@ -9,7 +9,7 @@
 
 #include <float.h>
 
-enum { PARALLEL_FROM = 1 << 14 }; /* elements */
+enum { PARALLEL_FROM = 1 << 14, POLL = 1 << 12 }; /* elements */
 
 /* --- rows ------------------------------------------------------------------------------------------------------- */
 
@@ -88,12 +88,12 @@ static void load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_vie
 
 /* --- arg_reduce ------------------------------------------------------------------------------------------------- */
 
-static int64_t best_of_row(const te_copy_blocks *blocks, const te_view *src, int64_t row, bool largest)
+static int64_t best_of_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *src, int64_t row, bool largest)
 {
     uint64_t keys[TE_COPY_BLOCK], best = 0;
     int64_t where = 0, n = row_length(src);
     const char *data = row_at(src, row);
-    for (int64_t at = 0; at < n; at += TE_COPY_BLOCK) {
+    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
         int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
         load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
         for (int64_t i = 0; i < count; i++) {
@@ -121,8 +121,8 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     int threads = threads_for(exec, rows, rows * n);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t row = 0; row < rows; row++)
-        ((int64_t *)index->data)[te_offset_of(index, index->ndim, row)] = best_of_row(blocks, src, row, largest);
-    return TE_OK;
+        ((int64_t *)index->data)[te_offset_of(index, index->ndim, row)] = best_of_row(exec, blocks, src, row, largest);
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* --- topk ------------------------------------------------------------------------------------------------------- */
@@ -149,22 +149,22 @@ static void sift_down(candidate *heap, int64_t n, int64_t i)
     heap[i] = moving;
 }
 
-/* Leaves the k best of a row in heap, best first. */
-static void topk_row(const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row,
+/* Leaves the k best of a row in heap, best first; false when it was interrupted, with anything there. */
+static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row,
                      bool largest)
 {
     uint64_t keys[TE_COPY_BLOCK];
     int64_t n = row_length(src);
     const char *data = row_at(src, row);
-    for (int64_t at = 0; at < n; at += TE_COPY_BLOCK) {
+    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
         int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
         load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
         for (int64_t i = 0; i < count; i++) {
             candidate c = {keys[i], at + i};
             if (c.index < k) {
                 heap[c.index] = c;
-                if (c.index == k - 1)
-                    for (int64_t j = k / 2; j-- > 0;) sift_down(heap, k, j);
+                if (c.index < k - 1) continue;
+                for (int64_t j = k / 2; j-- > 0 && !(j % POLL == 0 && te_cpu_stopping(exec));) sift_down(heap, k, j);
             } else if (worse(heap[0], c)) {
                 heap[0] = c;
                 sift_down(heap, k, 0);
@@ -172,11 +172,13 @@ static void topk_row(const te_copy_blocks *blocks, candidate *heap, int64_t k, c
         }
     }
     for (int64_t left = k - 1; left > 0; left--) {
+        if (left % POLL == 0 && te_cpu_stopping(exec)) return false;
         candidate worst = heap[0];
         heap[0] = heap[left];
         heap[left] = worst;
         sift_down(heap, left, 0);
     }
+    return !te_cpu_stopped(exec);
 }
 
 te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
@@ -197,7 +199,7 @@ te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indic
 #pragma omp parallel for num_threads(threads) schedule(static, (rows + threads - 1) / threads) if (threads > 1)
     for (int64_t row = 0; row < rows; row++) {
         candidate *heap = heaps + row / ((rows + threads - 1) / threads) * k;
-        topk_row(blocks, heap, k, src, row, largest);
+        if (!topk_row(exec, blocks, heap, k, src, row, largest)) continue;
         const char *from = row_at(src, row);
         char *to = row_at(values, row);
         int64_t *index = row_at(indices, row);
@@ -208,13 +210,13 @@ te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indic
         }
     }
     exec->scratch_free(exec, heaps);
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* --- cumsum ----------------------------------------------------------------------------------------------------- */
 
 /* Sums run in float64, or in wrapping int64 for integers, and are rounded to the destination once. */
-static void cumsum_row(const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row, bool reverse)
+static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row, bool reverse)
 {
     bool integer = te_value_class_of(src->dtype) == TE_CLASS_I64;
     union {
@@ -227,7 +229,7 @@ static void cumsum_row(const te_copy_blocks *blocks, const te_view *dst, const t
     int64_t n = row_length(src);
     const char *from = row_at(src, row);
     char *to = row_at(dst, row);
-    for (int64_t done = 0; done < n; done += TE_COPY_BLOCK) {
+    for (int64_t done = 0; done < n && !te_cpu_stopping(exec); done += TE_COPY_BLOCK) {
         int64_t m = n - done < TE_COPY_BLOCK ? n - done : TE_COPY_BLOCK, at = reverse ? n - done - m : done;
         te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * row_stride(src)), src->dtype,
                    row_stride(src), m);
@@ -254,8 +256,8 @@ te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, b
     const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int threads = threads_for(exec, rows, rows * n);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) cumsum_row(blocks, dst, src, row, reverse);
-    return TE_OK;
+    for (int64_t row = 0; row < rows; row++) cumsum_row(exec, blocks, dst, src, row, reverse);
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* --- multinomial ------------------------------------------------------------------------------------------------ */
@@ -318,16 +320,16 @@ te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *s
     while (tree.leaves < n) tree.leaves *= 2;
     tree.sums = exec->scratch(exec, (size_t)tree.leaves * 2 * sizeof(double));
     if (!tree.sums) return TE_ERROR_MEMORY;
-    for (int64_t row = 0; row < rows && status == TE_OK; row++) {
+    for (int64_t row = 0; row < rows && status == TE_OK && !te_cpu_stopping(exec); row++) {
         const char *fault = tree_load(te_copy_blocks_of(exec), &tree, src, row, replacement ? 1 : draws);
         if (fault) status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row, fault);
         int64_t *sample = row_at(out, row);
-        for (int64_t d = 0; d < draws && !fault; d++) {
+        for (int64_t d = 0; d < draws && !fault && !(d % POLL == 0 && te_cpu_stopping(exec)); d++) {
             int64_t drawn = tree_find(&tree, te_rng_word(rng, (uint64_t)(row * draws + d)) * 0x1p-32);
             sample[d * row_stride(out)] = drawn;
             if (!replacement) tree_remove(&tree, drawn);
         }
     }
     exec->scratch_free(exec, tree.sums);
-    return status;
+    return te_cpu_finish(exec, status);
 }

@@ -1,0 +1,134 @@
+--- te.tools.tables: the tables of the documentation, made from what the library declares.
+--
+-- A document marks where a table goes, and `update` writes it there:
+--
+--     <!-- table: operations -->
+--     <!-- end -->
+--
+--     tetrain -e 'require("te.tools.tables").update("README.md")'
+--
+-- The specs compare every document with what would be written.
+
+local te = require "te"
+local reference = require "te.tools.reference"
+
+local tables = {}
+
+local function markdown(header, rows)
+    local lines = { "| " .. table.concat(header, " | ") .. " |", ("| --- "):rep(#header) .. "|" }
+    for _, row in ipairs(rows) do lines[#lines + 1] = "| " .. table.concat(row, " | ") .. " |" end
+    return table.concat(lines, "\n")
+end
+
+local function code(text) return "`" .. text:gsub("|", "\\|") .. "`" end
+
+-- Operations by their groups, in the order of declaration: a list of { name, operations }.
+local function groups()
+    local list, known = {}, {}
+    for _, op in ipairs(te.ops_list()) do
+        local group = known[op.group]
+        if not group then
+            group = { name = op.group }
+            known[op.group], list[#list + 1] = group, group
+        end
+        group[#group + 1] = op
+    end
+    return list
+end
+
+local function names_of(list)
+    local names = {}
+    for i, entry in ipairs(list) do names[i] = code(entry.name) end
+    return table.concat(names, " ")
+end
+
+-- Which operations there are, and the modules on top of them.
+tables["operations"] = function()
+    local rows, classes = {}, {}
+    for i, group in ipairs(groups()) do rows[i] = { group.name, names_of(group) } end
+    for _, entry in ipairs(reference.entries()) do
+        if entry.kind == "class" then classes[#classes + 1] = entry end
+    end
+    rows[#rows + 1] = { "**modules**", names_of(classes) }
+    return markdown({ "**operations**", "" }, rows)
+end
+
+-- All that is said of them.
+tables["operations in full"] = function()
+    local parts = {}
+    for _, group in ipairs(groups()) do
+        local rows = {}
+        for i, op in ipairs(group) do rows[i] = { code("te." .. op.signature), (op.doc:gsub("|", "\\|")) } end
+        parts[#parts + 1] = "## " .. group.name:sub(1, 1):upper() .. group.name:sub(2)
+        parts[#parts + 1] = markdown({ "", "" }, rows)
+    end
+    return table.concat(parts, "\n\n")
+end
+
+-- Recipes ---------------------------------------------------------------------------------------------------------
+
+local ELEMENTS = { float8_e4m3 = "E4M3", float8_e5m2 = "E5M2", float4_e2m1 = "E2M1" }
+local SCALES = { e8m0 = "E8M0", float8_e4m3 = "E4M3" }
+
+local function extent(q)
+    if not q.block_cols or q.block_cols == 0 then return "tensor" end
+    return ("%d x %d"):format(q.block_rows, q.block_cols)
+end
+
+-- What a quantizer does to an operand, from its capabilities.
+local function describe(q)
+    local parts = { ("%s, %s factor per %s"):format(ELEMENTS[q.element], SCALES[q.scale] or "float32", extent(q)) }
+    if q.needs_history then parts[1] = parts[1] .. " from earlier steps" end
+    if q.hadamard then parts[#parts + 1] = "transformed" end
+    if q.stochastic then parts[#parts + 1] = "rounded stochastically" end
+    return table.concat(parts, ", ")
+end
+
+-- A recipe with the options that it has at first, or the error that names the one it cannot do without; nil for anything else.
+local function usual(name)
+    local ok, made = pcall(te.recipe[name])
+    if ok and te.recipe.is_recipe(made) then return made end
+    return not ok and tostring(made):match("te%.recipe%." .. name .. ": option ([%w_]+)")
+end
+
+tables["recipes"] = function()
+    local rows, others = {}, {}
+    for name in pairs(te.recipe) do
+        local recipe = usual(name)
+        local row = { code(name) }
+        for _, role in ipairs { "input", "weight", "grad_output" } do
+            row[#row + 1] = te.recipe.is_recipe(recipe) and describe(recipe:quantizer(role)) or recipe and code(recipe) .. " says"
+        end
+        if recipe then table.insert(te.recipe.is_recipe(recipe) and rows or others, row) end
+    end
+    local function by_name(a, b) return a[1] < b[1] end
+    table.sort(rows, by_name)
+    table.sort(others, by_name)
+    for _, row in ipairs(others) do rows[#rows + 1] = row end
+    return markdown({ "", "input", "weight", "gradient" }, rows)
+end
+
+-- Documents -------------------------------------------------------------------------------------------------------
+
+--- A document with the tables that it asks for as they should be.
+---@param text string
+---@return string
+function tables.fill(text)
+    return (text:gsub("(<!%-%- table: ([%w ]+) %-%->\n).-(<!%-%- end %-%->)", function(first, name, last)
+        local make = tables[name] or error(("no table %q"):format(name), 0)
+        return ("%s\n%s\n\n%s"):format(first, make(), last)
+    end))
+end
+
+--- Writes the tables of a file anew.
+---@param path string
+function tables.update(path)
+    local file = assert(io.open(path))
+    local text = file:read "*a"
+    file:close()
+    file = assert(io.open(path, "w"))
+    assert(file:write(tables.fill(text)))
+    assert(file:close())
+end
+
+return tables

@@ -193,6 +193,7 @@ static double peak(te_exec *exec, te_dtype dtype)
     const te_gemm_state *state = te_gemm_state_get(exec);
     const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->isa->bf16 : &state->isa->f32;
     enum { WORDS = 128, REPEATS = 2000 };
+    const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
         double start = seconds();
@@ -201,7 +202,7 @@ static double peak(te_exec *exec, te_dtype dtype)
             _Alignas(64) char a[WORDS * 8 * 8] = {0}, b[WORDS * 48 * 4] = {0}, sums[8 * 48 * 4];
             for (int i = 0; i < REPEATS; i++)
                 kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](
-                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true);
+                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true, &keep);
         }
         double time = seconds() - start;
         if (time < best) best = time;

@@ -25,7 +25,7 @@
 enum {
     SLICE_WORDS = 128,       /* of 48 floats: 24 KiB, and a panel of a passes by */
     UNIT_ROWS = 256,         /* with a slice of them: 128 KiB … */
-    UNIT_PANELS = 8,         /* … and their sums 384 KiB */
+    UNIT_PANELS = 8,         /* … and their sums 384 KiB; where there is one slice no sums are kept, so both are doubled */
     UNIT_PANELS_LEAST = 2,   /* 96 columns: whole cache lines, and rows of a come from the cache at least once */
     UNITS_PER_THREAD = 4,
     UNIT_MACS = 2 << 20,
@@ -50,6 +50,7 @@ typedef struct gemm_plan {
     int64_t panels, unit_panels, groups;    /* of b */
     int     threads;
     bool    direct_a;                       /* rows of a serve as they are */
+    te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
 } gemm_plan;
 
@@ -89,6 +90,17 @@ static bool is_direct(const gemm_plan *plan)
     return whole_words && a->cs == 1 && a->rs * a->size % 4096 != 0;
 }
 
+/* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
+static te_gemm_way way_out(const gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    te_dtype sum = plan->kernel->sum_bytes == sizeof(double) ? TE_F64 : TE_F32;
+    if (p->alpha != 1 || te_view_present(&p->bias) || p->aux.data || p->activation != TE_ACT_NONE || p->c.cs != 1)
+        return TE_GEMM_OUT_KEEP;
+    if (p->c.dtype == sum) return p->accumulate ? TE_GEMM_OUT_ADD : TE_GEMM_OUT_STORE;
+    return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
+}
+
 /* Units as large as the caches allow, then halved until every thread has a few. Rows of a that are packed want many
  * panels, panels of b many rows. */
 static void plan_units(gemm_plan *plan, double macs)
@@ -98,8 +110,9 @@ static void plan_units(gemm_plan *plan, double macs)
     int64_t row_panels = divide_up(p->m, mr), wanted = at_most((int64_t)(macs / UNIT_MACS), UNITS_PER_THREAD * plan->threads);
     wanted = plan->threads == 1 ? 1 : divide_up(at_least(wanted, plan->threads), p->batches);
     plan->panels = divide_up(p->n, nr);
-    plan->blocks = divide_up(p->m, UNIT_ROWS);
-    plan->groups = divide_up(plan->panels, UNIT_PANELS);
+    int64_t scale = plan->words > SLICE_WORDS ? 1 : 2;
+    plan->blocks = divide_up(p->m, scale * UNIT_ROWS);
+    plan->groups = divide_up(plan->panels, scale * UNIT_PANELS);
     while (plan->blocks * plan->groups < wanted) {
         int64_t panels = divide_up(plan->panels, plan->groups), rows = divide_up(p->m, plan->blocks);
         bool narrower = plan->direct_a ? panels > UNIT_PANELS_LEAST : panels * nr > rows;
@@ -131,6 +144,7 @@ static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_p
     plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
     plan_arithmetic(plan, state);
     plan->direct_a = is_direct(plan);
+    plan->way = way_out(plan);
     plan_units(plan, macs);
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
@@ -151,24 +165,16 @@ typedef struct gemm_unit {
     char   *a_room, *b_room, *sums;
 } gemm_unit;
 
-/* Lines of a slice, rows of a or columns of b, into a panel. */
+/* Lines of a slice, rows of a or columns of b, into panels. */
 static void pack_lines(const gemm_unit *u, const char *src, int64_t line_stride, int64_t k_stride, int extent, int width,
-                       void *panel)
+                       void *panels)
 {
     const gemm_plan *plan = u->plan;
     int64_t k0 = u->first * plan->kernel->k_per_word;
     te_gemm_pack pack = {.word = plan->word, .src = src + k0 * k_stride, .line_stride = line_stride,
                          .k_stride = k_stride, .extent = extent, .width = width,
                          .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
-    plan->isa->pack(&pack, panel);
-}
-
-static void pack_a(const gemm_unit *u)
-{
-    const te_gemm_kernel *kernel = u->plan->kernel;
-    for (int64_t i = 0; i < u->rows; i += kernel->mr)
-        pack_lines(u, u->a.data + (u->row + i) * u->a.row, u->a.row, u->a.col, (int)at_most(u->rows - i, kernel->mr),
-                   kernel->mr, u->a_room + i * u->words * kernel->word_bytes);
+    plan->isa->pack(&pack, panels);
 }
 
 static int columns_of(const gemm_unit *u, int64_t panel)
@@ -207,16 +213,6 @@ static gemm_ahead after(const gemm_unit *u, int64_t panel)
     return (gemm_ahead){0};
 }
 
-/* The lines of c that a tile is about to reach, which are a few from each of some rows: no pattern that hardware
- * foresees. */
-static void fetch_tile(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
-{
-    for (int i = 0; i < rows; i++) {
-        const char *line = te_gemm_element(c, row + i, col), *end = te_gemm_element(c, row + i, col + cols - 1);
-        for (; c->cs == 1 && line <= end; line += 64) __builtin_prefetch(line, 1);
-    }
-}
-
 /* The tiles of the unit's rows with one panel of b, over one slice. */
 static void run_tiles(const gemm_unit *u, int64_t panel)
 {
@@ -231,13 +227,17 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
     bool kept = plan->words > SLICE_WORDS;
     char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
+    te_gemm_out out = {.way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP,
+                       .row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
     gemm_ahead next = after(u, panel);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
+        int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
         fetch(&next, i, row_panels);
-        if (ends) fetch_tile(&u->finish.c, u->row + i * mr, col, rows, cols);
-        kernel->tile[rows - 1][vectors - 1](a, a_row, a_step, u->b_room, u->words, sums, begins);
-        if (ends) kernel->finish(&u->finish, sums, kernel->nr, u->row + i * mr, col, rows, cols);
+        if (ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
+        out.c = te_gemm_element(&u->finish.c, row, col);
+        kernel->tile[rows - 1][vectors - 1](a, a_row, a_step, u->b_room, u->words, sums, begins, &out);
+        if (ends && out.way == TE_GEMM_OUT_KEEP) kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
 }
 
@@ -247,7 +247,8 @@ static void run_unit(gemm_unit *u)
     const te_gemm_kernel *kernel = plan->kernel;
     for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += SLICE_WORDS) {
         u->words = at_most(plan->words - u->first, SLICE_WORDS);
-        if (!plan->direct_a) pack_a(u);
+        if (!plan->direct_a)
+            pack_lines(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col, (int)u->rows, kernel->mr, u->a_room);
         for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
             pack_lines(u, u->b.data + panel * kernel->nr * u->b.col, u->b.col, u->b.row, columns_of(u, panel), kernel->nr,
                        u->b_room);

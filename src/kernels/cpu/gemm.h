@@ -2,6 +2,7 @@
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
+ *        pairs                our own kernel, on products of bfloat16 pairs that it computes faster than the library
  *        onednn               the library, where it is there and is the faster one (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
  *
@@ -137,7 +138,8 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
-    bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
+    bool bf16_pairs;  /* this machine multiplies pairs of bfloat16 */
+    bool matrix_unit; /* and has instructions for whole matrices of them */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
 } te_gemm_state;
@@ -151,7 +153,7 @@ typedef struct te_gemm_impl {
 /* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
  * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
-enum { TE_GEMM_IMPLS = 3 };
+enum { TE_GEMM_IMPLS = 4 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
 /* The operands of one product of the batch. */

@@ -200,16 +200,18 @@ static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
 /* Pairs of lines side by side, as one panel of a multiple of 16. */
 static void pack_pairs_wide(const te_gemm_pack *p, uint32_t *panel)
 {
-    int64_t steps = (p->k + 1) / 2;
-    const char *src = p->src;
-    for (int64_t w = 0; w < steps; w++, src += 2 * p->k_stride, panel += p->width)
-        for (int line = 0; line < p->width; line += GROUP) {
-            __m512i v[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-            if (line < p->extent)
-                load_group(src + 2 * line, p->k_stride, lines_from(p, line), 2 * w + 1 < p->k, v);
-            _mm512_storeu_si512(panel + line, v[0]);
-            if (line + 16 < p->width) _mm512_storeu_si512(panel + line + 16, v[1]);
+    enum { RUN = 16 };
+    for (int line = 0; line < p->width; line += RUN) {
+        int n = p->extent - line;
+        __mmask16 mask = n >= RUN ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+        const char *src = p->src + 2 * line;
+        uint32_t *dst = panel + line;
+        for (int64_t k = 0; k < p->k; k += 2, src += 2 * p->k_stride, dst += p->width) {
+            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src)), odd = _mm512_setzero_si512();
+            if (k + 1 < p->k) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src + p->k_stride));
+            _mm512_storeu_si512(dst, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
         }
+    }
 }
 #endif
 

@@ -78,14 +78,14 @@ typedef enum te_gemm_word {
     TE_GEMM_WORD_F64
 } te_gemm_word;
 
-/* Packs `extent` lines (rows of a, columns of b) of k elements into panels `width` words wide, one after the other, and
- * fills lines that are not there with zeros. Strides in bytes: from line to line, and along k. */
+/* Packs `extent` lines (rows of a, columns of b) of k elements into panels `width` words wide, one after the other.
+ * Lines that are not there are zeros in the `filled` first of a panel and left out behind them. Strides in bytes: from line to line, and along k. */
 typedef struct te_gemm_pack {
     te_gemm_word word;
     const char  *src;
     int64_t      line_stride, k_stride;
     int64_t      k;
-    int          extent, width;
+    int          extent, width, filled;
 } te_gemm_pack;
 
 /* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,

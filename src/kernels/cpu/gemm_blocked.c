@@ -101,29 +101,32 @@ static te_gemm_way way_out(const gemm_plan *plan)
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
 }
 
-/* Units as large as the caches allow, then halved until every thread has a few. Rows of a that are packed want many
- * panels, panels of b many rows. */
-static void plan_units(gemm_plan *plan, double macs)
+/* Units as large as the caches allow, then halved until there are as many as are `wanted`. Rows of a that are packed
+ * want many panels, panels of b many rows. */
+static void plan_units(gemm_plan *plan, int64_t wanted)
 {
-    const te_gemm_problem *p = plan->p;
-    int mr = plan->kernel->mr, nr = plan->kernel->nr;
-    int64_t row_panels = divide_up(p->m, mr), wanted = at_most((int64_t)(macs / UNIT_MACS), UNITS_PER_THREAD * plan->threads);
-    wanted = plan->threads == 1 ? 1 : divide_up(at_least(wanted, plan->threads), p->batches);
-    plan->panels = divide_up(p->n, nr);
-    int64_t scale = plan->words > SLICE_WORDS ? 1 : 2;
-    plan->blocks = divide_up(p->m, scale * UNIT_ROWS);
+    int64_t m = plan->p->m, mr = plan->kernel->mr, nr = plan->kernel->nr, scale = plan->words > SLICE_WORDS ? 1 : 2;
+    plan->blocks = divide_up(m, scale * UNIT_ROWS);
     plan->groups = divide_up(plan->panels, scale * UNIT_PANELS);
     while (plan->blocks * plan->groups < wanted) {
-        int64_t panels = divide_up(plan->panels, plan->groups), rows = divide_up(p->m, plan->blocks);
+        int64_t panels = divide_up(plan->panels, plan->groups), rows = divide_up(m, plan->blocks);
         bool narrower = plan->direct_a ? panels > UNIT_PANELS_LEAST : panels * nr > rows;
         if (panels > 1 && (narrower || rows <= mr)) plan->groups = at_most(2 * plan->groups, plan->panels);
-        else if (rows > mr) plan->blocks = at_most(2 * plan->blocks, row_panels);
+        else if (rows > mr) plan->blocks = at_most(2 * plan->blocks, divide_up(m, mr));
         else break;
     }
     plan->unit_panels = divide_up(plan->panels, plan->groups);
-    plan->unit_rows = divide_up(divide_up(p->m, plan->blocks), mr) * mr;
+    plan->unit_rows = divide_up(divide_up(m, plan->blocks), mr) * mr;
     plan->groups = divide_up(plan->panels, plan->unit_panels);
-    plan->blocks = divide_up(p->m, plan->unit_rows);
+    plan->blocks = divide_up(m, plan->unit_rows);
+}
+
+/* One thread needs one unit, if it is not too large; finding that out takes no time. */
+static void plan_one_unit(gemm_plan *plan)
+{
+    plan->blocks = plan->groups = 1;
+    plan->unit_panels = plan->panels;
+    plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
 }
 
 static void plan_workspace(gemm_plan *plan)
@@ -143,9 +146,15 @@ static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_p
     double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
     plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
     plan_arithmetic(plan, state);
+    plan->panels = divide_up(p->n, plan->kernel->nr);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
-    plan_units(plan, macs);
+    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) {
+        plan_one_unit(plan);
+    } else {
+        int64_t wanted = at_most((int64_t)(macs / UNIT_MACS), UNITS_PER_THREAD * plan->threads);
+        plan_units(plan, plan->threads == 1 ? 1 : divide_up(at_least(wanted, plan->threads), p->batches));
+    }
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }
@@ -165,22 +174,42 @@ typedef struct gemm_unit {
     char   *a_room, *b_room, *sums;
 } gemm_unit;
 
-/* Lines of a slice, rows of a or columns of b, into panels. */
-static void pack_lines(const gemm_unit *u, const char *src, int64_t line_stride, int64_t k_stride, int extent, int width,
-                       void *panels)
-{
-    const gemm_plan *plan = u->plan;
-    int64_t k0 = u->first * plan->kernel->k_per_word;
-    te_gemm_pack pack = {.word = plan->word, .src = src + k0 * k_stride, .line_stride = line_stride,
-                         .k_stride = k_stride, .extent = extent, .width = width,
-                         .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
-    plan->isa->pack(&pack, panels);
-}
-
 static int columns_of(const gemm_unit *u, int64_t panel)
 {
     int nr = u->plan->kernel->nr;
     return (int)at_most(u->plan->p->n - panel * nr, nr);
+}
+
+static int vectors_of(const gemm_unit *u, int64_t panel)
+{
+    int lanes = u->plan->kernel->lanes;
+    return (columns_of(u, panel) + lanes - 1) / lanes;
+}
+
+static te_gemm_pack pack_of_slice(const gemm_unit *u, const char *src, int64_t line_stride, int64_t k_stride)
+{
+    const gemm_plan *plan = u->plan;
+    int64_t k0 = u->first * plan->kernel->k_per_word;
+    return (te_gemm_pack){.word = plan->word, .src = src + k0 * k_stride, .line_stride = line_stride,
+                          .k_stride = k_stride, .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
+}
+
+static void pack_a(const gemm_unit *u)
+{
+    te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
+    pack.extent = (int)u->rows;
+    pack.width = u->plan->kernel->mr;
+    u->plan->isa->pack(&pack, u->a_room);
+}
+
+static void pack_b(const gemm_unit *u, int64_t panel)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    te_gemm_pack pack = pack_of_slice(u, u->b.data + panel * kernel->nr * u->b.col, u->b.col, u->b.row);
+    pack.extent = columns_of(u, panel);
+    pack.width = kernel->nr;
+    pack.filled = vectors_of(u, panel) * kernel->lanes;
+    u->plan->isa->pack(&pack, u->b_room);
 }
 
 /* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart. */
@@ -189,11 +218,11 @@ typedef struct gemm_ahead {
     int64_t runs, stride, bytes;
 } gemm_ahead;
 
-/* Share `part` of `parts` of it. */
-static void fetch(const gemm_ahead *ahead, int64_t part, int64_t parts)
+/* The next `runs` pieces of it. */
+static void fetch(gemm_ahead *ahead, int64_t runs)
 {
-    for (int64_t i = ahead->runs * part / parts; i < ahead->runs * (part + 1) / parts; i++) {
-        const char *line = ahead->data + i * ahead->stride, *end = line + ahead->bytes;
+    for (; runs > 0 && ahead->runs > 0; runs--, ahead->runs--, ahead->data += ahead->stride) {
+        const char *line = ahead->data, *end = line + ahead->bytes;
         for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
     }
 }
@@ -223,17 +252,18 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     int64_t a_row = plan->direct_a ? u->a.row : word, a_step = plan->direct_a ? word : mr * word;
     int64_t a_panel = plan->direct_a ? mr * u->a.row : mr * u->words * word;
     const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;
-    int cols = columns_of(u, panel), vectors = (cols + kernel->lanes - 1) / kernel->lanes;
+    int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
     bool kept = plan->words > SLICE_WORDS;
     char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
     te_gemm_out out = {.way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP,
                        .row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
     gemm_ahead next = after(u, panel);
+    int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
-        fetch(&next, i, row_panels);
+        fetch(&next, share);
         if (ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
         out.c = te_gemm_element(&u->finish.c, row, col);
         kernel->tile[rows - 1][vectors - 1](a, a_row, a_step, u->b_room, u->words, sums, begins, &out);
@@ -244,14 +274,11 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
 static void run_unit(gemm_unit *u)
 {
     const gemm_plan *plan = u->plan;
-    const te_gemm_kernel *kernel = plan->kernel;
     for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += SLICE_WORDS) {
         u->words = at_most(plan->words - u->first, SLICE_WORDS);
-        if (!plan->direct_a)
-            pack_lines(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col, (int)u->rows, kernel->mr, u->a_room);
+        if (!plan->direct_a) pack_a(u);
         for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
-            pack_lines(u, u->b.data + panel * kernel->nr * u->b.col, u->b.col, u->b.row, columns_of(u, panel), kernel->nr,
-                       u->b_room);
+            pack_b(u, panel);
             run_tiles(u, panel);
         }
     }
@@ -268,8 +295,10 @@ static gemm_source source_of(const te_gemm_matrix *m)
 static gemm_unit unit_make(const gemm_plan *plan, int64_t index, char *room)
 {
     const te_gemm_problem *p = plan->p;
-    int64_t group = index % plan->groups, block = index / plan->groups % plan->blocks;
-    te_gemm_product t = te_gemm_product_of(p, index / plan->groups / plan->blocks);
+    int64_t group = 0, block = 0;
+    if (plan->groups > 1) group = index % plan->groups, index /= plan->groups;
+    if (plan->blocks > 1) block = index % plan->blocks, index /= plan->blocks;
+    te_gemm_product t = te_gemm_product_of(p, index);
     gemm_unit u = {.plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
                    .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,

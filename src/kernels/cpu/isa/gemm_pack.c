@@ -197,13 +197,13 @@ static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
     }
 }
 
-/* Pairs of lines side by side, as one panel of a multiple of 16. */
+/* Pairs of lines side by side, as one panel, filled to a multiple of 16. */
 static void pack_pairs_wide(const te_gemm_pack *p, uint32_t *panel)
 {
     enum { RUN = 16 };
-    for (int line = 0; line < p->width; line += RUN) {
+    for (int line = 0; line < p->filled; line += RUN) {
         int n = p->extent - line;
-        __mmask16 mask = n >= RUN ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+        __mmask16 mask = n >= RUN ? 0xffff : (__mmask16)((1u << n) - 1);
         const char *src = p->src + 2 * line;
         uint32_t *dst = panel + line;
         for (int64_t k = 0; k < p->k; k += 2, src += 2 * p->k_stride, dst += p->width) {
@@ -245,9 +245,9 @@ static void pack_panel(const te_gemm_pack *p, void *panel)
 {
     int64_t steps = p->word == TE_GEMM_WORD_BF16PAIR ? (p->k + 1) / 2 : p->k;
     size_t word = p->word == TE_GEMM_WORD_F64 ? 8 : 4;
-    if (p->extent < p->width)
+    if (p->extent < p->filled)
         for (int64_t w = 0; w < steps; w++)
-            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->width - p->extent) * word);
+            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->filled - p->extent) * word);
     switch (p->word) {
     case TE_GEMM_WORD_F32: pack_words(TE_GEMM_WORD_F32, 4, p, panel); break;
     case TE_GEMM_WORD_BF16: pack_words(TE_GEMM_WORD_BF16, 2, p, panel); break;
@@ -261,11 +261,11 @@ void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *p, void *panels)
 {
 #if defined(TE_ISA_avx512)
     bool side_by_side = p->word == TE_GEMM_WORD_BF16PAIR && p->line_stride == 2;
-    if (side_by_side && p->width == 8) {
+    if (side_by_side && p->width == 8 && p->filled == 0) {
         pack_pairs_narrow(p, panels);
         return;
     }
-    if (side_by_side && p->width % 16 == 0 && p->extent <= p->width) {
+    if (side_by_side && p->filled % 16 == 0 && p->extent <= p->filled) {
         pack_pairs_wide(p, panels);
         return;
     }

@@ -467,7 +467,7 @@ static void test_choice(void)
 #ifndef TE_WITH_ONEDNN
     here = false; /* without the library there is nothing to prefer it to */
 #endif
-    CHECK_MSG((strcmp(impl->name, "pairs") == 0) == (ours && here), "%s: %s", impl->name, reasons[1]);
+    CHECK_MSG((strcmp(impl->name, "own") == 0) == (ours && here), "%s: %s", impl->name, reasons[1]);
     release(&p);
 }
 

@@ -2,8 +2,8 @@
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
- *        pairs                our own kernel, on products of bfloat16 pairs that it computes faster than the library
- *        onednn               the library, where it is there and is the faster one (gemm_onednn.c)
+ *        own                  that kernel where it is the faster one (gemm.c)
+ *        onednn               the library, where it is there (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
  *
  * The implementations stand in this order in one table; the first that accepts a problem runs it, and one that declines
@@ -170,6 +170,8 @@ te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: m
  * benchmarks. */
 te_status te_cpu_gemm_with(te_exec *exec, const char *impl, const te_gemm *gemm);
 
+/* Whether our own kernel can read rows of a as they lie. */
+bool te_gemm_reads_rows(const te_gemm_matrix *a);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 #ifdef TE_WITH_ONEDNN
 struct te_gemm_onednn;

@@ -80,14 +80,15 @@ static void plan_arithmetic(gemm_plan *plan, const te_gemm_state *state)
     plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
 }
 
-/* Whether words of a lie one after the other in memory. Rows a multiple of a page apart are packed all the same: they
- * would share the few cache lines of one set. */
+/* Rows a multiple of a page apart are packed although they are contiguous: they would share the few cache lines of one
+ * set. */
+bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && a->rs * a->size % 4096 != 0; }
+
 static bool is_direct(const gemm_plan *plan)
 {
-    const te_gemm_matrix *a = &plan->p->a;
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return whole_words && a->cs == 1 && a->rs * a->size % 4096 != 0;
+    return whole_words && te_gemm_reads_rows(&plan->p->a);
 }
 
 /* Sums that are c's values, or what is added to them, need not be kept before they are finished. */

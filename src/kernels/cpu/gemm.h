@@ -2,7 +2,7 @@
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
- *        own                  that kernel where it is the faster one (gemm.c)
+ *        own                  our own kernel where it is the faster one (rule in gemm.c)
  *        onednn               the library, where it is there (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
  *

@@ -22,7 +22,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   if(TE_COMPILER_HAS_AVX512)
     list(APPEND TE_ISAS avx2 avx512)
     set(TE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
-    set(TE_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+    set(TE_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2 -mprfchw -mprefer-vector-width=512)
     target_compile_definitions(te_flags INTERFACE TE_ISA_HAS_X86=1)
     # attention alone has loops for this extension of avx512
     check_c_compiler_flag("-mavx512bf16" TE_COMPILER_HAS_AVX512BF16)

@@ -281,11 +281,12 @@ static void test_random_products(void)
     }
 }
 
-/* Several slices, passes and chunks of the blocked kernel, shared by threads. */
+/* Several slices and units of the blocked kernel, shared by threads: complete tiles as in a model, and incomplete ones. */
 static void test_large_products(void)
 {
     static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},
-                                        {9, 1500, 1500}, {20, 60, 4200}};
+                                        {9, 1500, 1500}, {20, 60, 4200}, {64, 192, 768}, {600, 96, 64},
+                                        {131, 337, 514}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int t = 0; t < TYPE_PAIRS; t++) {
             product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
@@ -475,6 +476,17 @@ static void test_choice(void)
     CHECK_MSG(strcmp(impl->name, "blocked") == 0, "%s", impl->name);
     for (int i = 0; te_gemm_impls + i < impl; i++)
         CHECK_MSG(reasons[i] && reasons[i][0], "%s gives no reason", te_gemm_impls[i].name);
+    release(&p);
+
+    p = make((type_pair){TE_BF16, TE_BF16}, 96, 128, 768, 0, NULL);
+    CHECK(te_gemm_problem_make(&execs[0], &p.gemm, &problem) == TE_OK);
+    impl = te_gemm_choose(&execs[0], &problem, reasons);
+    const te_gemm_state *state = te_gemm_state_get(&execs[0]);
+    bool ours = state->bf16_pairs && !state->matrix_unit, here = true;
+#ifndef TE_WITH_ONEDNN
+    here = false; /* without the library there is nothing to prefer it to */
+#endif
+    CHECK_MSG((strcmp(impl->name, "own") == 0) == (ours && here), "%s: %s", impl->name, reasons[1]);
     release(&p);
 }
 

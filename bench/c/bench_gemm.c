@@ -1,7 +1,10 @@
 /* bench_gemm.c - the matrix products of training steps: GFLOP/s of the backend's choice, of our own kernel, and of
  * oneDNN's matmul alone in whichever layout of its operands is the fastest, all measured in turns within one run.
  *
- *      bench_gemm [threads [seconds per figure [f32 | bf16]]]
+ *      bench_gemm [threads [seconds per figure [f32 | bf16 [warm | cold [tokens]]]]]
+ *
+ * tokens: only the products of so many rows. cold: the weight, or its gradient, lies elsewhere in every run, so that it
+ * comes from memory as in a training step.
  *
  * Per Linear of `in` to `out` features over T tokens: fwd y = x W^T, dx = dy W, dw0: dW = dy^T x, dw1: dW += dy^T x,
  * the latter two in float32. `peak` is the tile of our kernel on operands in the first-level cache.
@@ -83,6 +86,9 @@ typedef struct candidate {
     const char *impl; /* NULL: the backend's choice */
     double      best;
     bool        failed;
+    void      **moving; /* NULL, or the operand that moves on by `step` bytes with every run, and where it began */
+    char       *begin;
+    int64_t     step;
 #ifdef TE_WITH_ONEDNN
     te_dnnl_matmul matmul;
     te_dnnl_args   args;
@@ -145,6 +151,22 @@ static void theirs_free(te_exec *exec, candidate *c)
 }
 #endif
 
+/* Lets the weight of `p`, or its gradient, move. */
+static void let_move(candidate *c, const product *p, void **b, void **result)
+{
+    bool gradient = p->a_transposed;
+    c->moving = gradient ? result : b;
+    c->begin = *c->moving;
+    c->step = gradient ? p->m * p->n * (int64_t)te_dtype_size(p->out) : p->k * p->n * (int64_t)te_dtype_size(p->in);
+}
+
+static void move(candidate *c)
+{
+    if (!c->moving) return;
+    char *next = (char *)*c->moving + c->step;
+    *c->moving = next + c->step > c->begin + TENSOR_BYTES ? c->begin : next;
+}
+
 /* Best time of each candidate; they take turns, so that a disturbance from outside hits all alike. */
 static void measure(candidate *candidates, int n, double limit)
 {
@@ -154,6 +176,7 @@ static void measure(candidate *candidates, int n, double limit)
             candidate *c = &candidates[i];
             if (c->failed) continue;
             for (int repeat = 0; repeat < 2; repeat++) {
+                move(c);
                 double start = seconds();
                 c->run(c);
                 double time = seconds() - start;
@@ -170,6 +193,7 @@ static double peak(te_exec *exec, te_dtype dtype)
     const te_gemm_state *state = te_gemm_state_get(exec);
     const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->isa->bf16 : &state->isa->f32;
     enum { WORDS = 128, REPEATS = 2000 };
+    const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
         double start = seconds();
@@ -178,13 +202,15 @@ static double peak(te_exec *exec, te_dtype dtype)
             _Alignas(64) char a[WORDS * 8 * 8] = {0}, b[WORDS * 48 * 4] = {0}, sums[8 * 48 * 4];
             for (int i = 0; i < REPEATS; i++)
                 kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](
-                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true);
+                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true, &keep);
         }
         double time = seconds() - start;
         if (time < best) best = time;
     }
     return 2e-9 * kernel->mr * kernel->nr * kernel->k_per_word * WORDS * (double)REPEATS * exec->threads / best;
 }
+
+static bool cold;
 
 static void report(te_exec *exec, const product *p, const buffers *mem, double top, double limit, double share[2])
 {
@@ -193,7 +219,9 @@ static void report(te_exec *exec, const product *p, const buffers *mem, double t
     double flops = 2e-9 * (double)p->m * (double)p->n * (double)p->k, best = INFINITY;
 #ifdef TE_WITH_ONEDNN
     for (int layout = 0; layout < 6; layout++) all[n++] = theirs(exec, p, mem, layout & 1, layout & 2, layout & 4);
+    for (int i = 2; cold && i < n; i++) let_move(&all[i], p, &all[i].args.b, &all[i].args.c);
 #endif
+    for (int i = 0; cold && i < 2; i++) let_move(&all[i], p, &all[i].gemm.b.data, &all[i].gemm.c.data);
     measure(all, n, limit);
     for (int i = 2; i < n; i++)
         if (!all[i].failed && all[i].best < best) best = all[i].best;
@@ -256,10 +284,13 @@ int main(int argc, char **argv)
                                         {768, 128, 65},    {4096, 384, 1152}, {4096, 384, 384},  {4096, 384, 1536},
                                         {4096, 1536, 384}, {4096, 384, 65},   {256, 768, 2304},  {256, 768, 768},
                                         {256, 768, 3072},  {256, 3072, 768},  {256, 768, 50304}, {1024, 768, 2304},
-                                        {1024, 768, 768},  {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304}};
+                                        {1024, 768, 768},  {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304},
+                                        {64, 768, 2304},   {64, 768, 768}};
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     if (threads == 1) clock_used = CLOCK_THREAD_CPUTIME_ID;
     double limit = argc > 2 ? atof(argv[2]) : 0.1;
+    cold = argc > 4 && strcmp(argv[4], "cold") == 0;
+    int64_t tokens = argc > 5 ? atoll(argv[5]) : 0;
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
@@ -277,7 +308,7 @@ int main(int argc, char **argv)
         fill(mem.a, dtype);
         fill(mem.b, dtype);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            report_linear(&exec, &mem, dtype, shapes[i], top, limit, share);
+            if (!tokens || tokens == shapes[i][0]) report_linear(&exec, &mem, dtype, shapes[i], top, limit, share);
         printf("%s, all shapes: %.3f of oneDNN's best\n", te_dtype_name(dtype), share[1] / share[0]);
     }
     fill(mem.a, TE_F32);

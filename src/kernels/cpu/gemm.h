@@ -2,7 +2,8 @@
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in slices
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
- *        onednn               the library, where it is there and is the faster one (gemm_onednn.c)
+ *        own                  our own kernel where it is the faster one (rule in gemm.c)
+ *        onednn               the library, where it is there (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
  *
  * The implementations stand in this order in one table; the first that accepts a problem runs it, and one that declines
@@ -77,40 +78,54 @@ typedef enum te_gemm_word {
     TE_GEMM_WORD_F64
 } te_gemm_word;
 
-/* Packs `extent` lines (rows of a, columns of b) of k elements into one panel `width` words wide and fills lines that
- * are not there with zeros. Strides in bytes: from line to line, and along k. */
+/* Packs `extent` lines (rows of a, columns of b) of k elements into panels `width` words wide, one after the other.
+ * Lines that are not there are zeros in the `filled` first of a panel and left out behind them. Strides in bytes: from line to line, and along k. */
 typedef struct te_gemm_pack {
     te_gemm_word word;
     const char  *src;
     int64_t      line_stride, k_stride;
     int64_t      k;
-    int          extent, width;
+    int          extent, width, filled;
 } te_gemm_pack;
 
-/* sums = (first ? 0 : sums) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b
- * is a panel. */
-typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *sums,
-                          bool first);
+/* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,
+ * is bfloat16. */
+typedef enum te_gemm_way { TE_GEMM_OUT_KEEP, TE_GEMM_OUT_STORE, TE_GEMM_OUT_ADD, TE_GEMM_OUT_ROUND } te_gemm_way;
+
+typedef struct te_gemm_out {
+    te_gemm_way way;
+    char       *c;
+    int64_t     row, vector; /* bytes from row to row, and of a vector */
+} te_gemm_out;
+
+/* (first ? 0 : kept) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b is a
+ * panel. */
+typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *kept,
+                          bool first, const te_gemm_out *out);
 
 enum { TE_GEMM_MAX_ROWS = 8, TE_GEMM_MAX_VECTORS = 3 };
 
 typedef struct te_gemm_kernel {
     int mr, nr, lanes; /* lanes: columns per vector; nr = vectors * lanes */
     int word_bytes, sum_bytes, k_per_word;
+    bool rounds; /* tiles can leave bfloat16 */
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS]; /* [rows - 1][vectors - 1], so that narrow edges cost less */
+    /* Brings rows x cols of c at (row, col) near, to be written. */
+    void (*fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols);
     /* Writes rows x cols sums (nr apart from row to row) to c at (row, col). */
     void (*finish)(const te_gemm_finish *, const void *sums, int nr, int64_t row, int64_t col, int rows, int cols);
 } te_gemm_kernel;
 
 typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
-    void (*pack)(const te_gemm_pack *, void *panel);
+    void (*pack)(const te_gemm_pack *, void *panels);
     /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
     void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
 } te_gemm_isa;
 
 #ifdef TE_ISA
-void TE_ISA_NAME(te_gemm_pack_panel)(const te_gemm_pack *, void *panel);
+void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
+void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int64_t, int64_t);
@@ -123,7 +138,8 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
-    bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
+    bool bf16_pairs;  /* this machine multiplies pairs of bfloat16 */
+    bool matrix_unit; /* and has instructions for whole matrices of them */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
     double slice_macs;             /* multiply-adds between two looks at an interrupt, about */
@@ -138,7 +154,7 @@ typedef struct te_gemm_impl {
 /* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
  * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
-enum { TE_GEMM_IMPLS = 3 };
+enum { TE_GEMM_IMPLS = 4 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
 /* The operands of one product of the batch. */
@@ -158,6 +174,8 @@ te_status te_cpu_gemm_with(te_exec *exec, const char *impl, const te_gemm *gemm)
 /* te_cpu_gemm where a or b is quantized (gemm_quantized.c). */
 te_status te_gemm_quantized(te_exec *exec, const te_gemm *gemm);
 
+/* Whether our own kernel can read rows of a as they lie. */
+bool te_gemm_reads_rows(const te_gemm_matrix *a);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 #ifdef TE_WITH_ONEDNN
 struct te_gemm_onednn;

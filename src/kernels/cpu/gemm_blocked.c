@@ -1,16 +1,20 @@
-/* gemm_blocked.c - our own matrix product: which panels are packed when, and which thread computes which tile.
+/* gemm_blocked.c - our own matrix product: in which order packed panels meet, and which thread computes what.
  *
- *      for each chunk of columns                       a chunk of packed b lies in the last-level cache
- *        for each pass over k                          one, unless k is very long
- *          all threads pack the chunk of b | barrier
- *          a thread takes a unit: a block of rows x a share of the chunk's panels
- *            packs the block of a                      stays in the thread's second-level cache
- *            for each panel of b, slice of k           a slice of a panel stays in the first-level cache
- *              for each panel of a: a tile of sums; after the last slice of the last pass it is finished into c
+ *      a thread takes a unit: a block of rows x a group of panels of b
+ *        for each slice of k
+ *          packs the block of a                          into its second-level cache, where a is not fit as it lies
+ *          for each panel of b in the group
+ *            packs the panel's slice                     into its first-level cache
+ *            for each panel of a: a tile of sums         after the last slice it is finished into c
  *
- * Slices, passes and tiles depend on the shape alone, and a tile's sums are kept in full precision between slices; so
- * the result does not depend on which thread takes which unit. Batches are spread over the threads when there are
- * enough of them; otherwise they follow one another.
+ * Nothing is shared and nothing waits: packing b takes a fifth of a cycle per word, and a word then serves all rows of
+ * the block, 16 cycles of multiplication where these are 256. Packing it once for all would cost more, since it would be
+ * read again from the last-level cache. While the tiles of a slice run they prefetch what is packed next, so it does not
+ * matter that weights come from memory.
+ *
+ * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
+ * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes
+ * it.
  */
 #include "../dtype.h"
 #include "gemm.h"
@@ -20,12 +24,13 @@
 
 enum {
     SLICE_WORDS = 128,       /* of 48 floats: 24 KiB, and a panel of a passes by */
-    PASS_WORDS = 2048,       /* a block of a of some rows must fit in A_BYTES */
-    A_BYTES = 256 << 10,
-    A_ROWS = 128,
-    CHUNK_BYTES = 4 << 20,
+    UNIT_ROWS = 256,         /* with a slice of them: 128 KiB … */
+    UNIT_PANELS = 8,         /* … and their sums 384 KiB; where there is one slice no sums are kept, so both are doubled */
+    UNIT_PANELS_LEAST = 2,   /* 96 columns: whole cache lines, and rows of a come from the cache at least once */
+    UNITS_PER_THREAD = 4,
+    UNIT_MACS = 2 << 20,
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
-    STACK_BYTES = 24 << 10
+    STACK_BYTES = 32 << 10
 };
 
 /* Byte strides of a matrix. */
@@ -39,24 +44,15 @@ typedef struct gemm_plan {
     const te_gemm_isa     *isa;
     const te_gemm_kernel  *kernel;
     te_gemm_word           word;
-    int64_t words, pass_words, passes;
-    int64_t panels, chunk_panels; /* of b */
-    int64_t block_rows, blocks;   /* of a */
-    int64_t splits;               /* shares of a chunk */
-    int     threads;              /* that share one product */
-    bool    spread;               /* each thread takes whole products of the batch */
-    bool    direct_a; /* rows of a serve as they are */
-    size_t  b_bytes, a_bytes, sums_bytes, bias_bytes; /* workspace: sums per thread, or of a chunk when passes > 1 */
+    const void *bias;                       /* of the type of the sums, or NULL */
+    int64_t words;
+    int64_t unit_rows, blocks;              /* of a */
+    int64_t panels, unit_panels, groups;    /* of b */
+    int     threads;
+    bool    direct_a;                       /* rows of a serve as they are */
+    te_gemm_way way;                        /* of whole vectors, when they are complete */
+    size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
 } gemm_plan;
-
-/* One product of the batch, as the threads that share it see it. */
-typedef struct gemm_product {
-    const gemm_plan *plan;
-    gemm_source    a, b;
-    te_gemm_finish finish;
-    char          *b_panels, *sums; /* shared */
-    int64_t        next;            /* next unit of the chunk */
-} gemm_product;
 
 static int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 static int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
@@ -81,259 +77,261 @@ static void plan_arithmetic(gemm_plan *plan, const te_gemm_state *state)
     case TE_F16: plan->word = TE_GEMM_WORD_F16; break;
     default: plan->word = TE_GEMM_WORD_F32;
     }
+    plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
 }
 
-static void plan_blocks(gemm_plan *plan)
-{
-    const te_gemm_problem *p = plan->p;
-    const te_gemm_kernel *kernel = plan->kernel;
-    plan->words = divide_up(p->k, kernel->k_per_word);
-    plan->passes = at_least(divide_up(plan->words, PASS_WORDS), 1);
-    plan->pass_words = divide_up(divide_up(plan->words, plan->passes), SLICE_WORDS) * SLICE_WORDS;
-    if (plan->passes == 1) plan->pass_words = plan->words;
-    else plan->passes = divide_up(plan->words, plan->pass_words);
+/* Rows a multiple of a page apart are packed although they are contiguous: they would share the few cache lines of one
+ * set. */
+bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && a->rs * a->size % 4096 != 0; }
 
-    int64_t line = at_least(plan->pass_words * kernel->word_bytes, 1);
-    plan->panels = divide_up(p->n, kernel->nr);
-    int64_t chunks = divide_up(plan->panels, at_least(CHUNK_BYTES / (line * kernel->nr), 1));
-    plan->chunk_panels = divide_up(plan->panels, chunks);
-
-    int64_t rows = at_most(A_BYTES / line, A_ROWS);
-    rows = at_most(rows, divide_up(p->m, 2 * plan->threads));
-    plan->block_rows = at_least(divide_up(rows, kernel->mr), 1) * kernel->mr;
-    plan->blocks = divide_up(p->m, plan->block_rows);
-    plan->splits = plan->threads == 1 ? 1 : at_most(divide_up(2 * plan->threads, plan->blocks), plan->chunk_panels);
-}
-
-/* Whether words of a lie one after the other in memory. Rows a multiple of a page apart are packed all the same: they
- * would share the few cache lines of one set. */
 static bool is_direct(const gemm_plan *plan)
 {
-    const te_gemm_matrix *a = &plan->p->a;
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return whole_words && a->cs == 1 && a->rs * a->size % 4096 != 0;
+    return whole_words && te_gemm_reads_rows(&plan->p->a);
+}
+
+/* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
+static te_gemm_way way_out(const gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    te_dtype sum = plan->kernel->sum_bytes == sizeof(double) ? TE_F64 : TE_F32;
+    if (p->alpha != 1 || te_view_present(&p->bias) || p->aux.data || p->activation != TE_ACT_NONE || p->c.cs != 1)
+        return TE_GEMM_OUT_KEEP;
+    if (p->c.dtype == sum) return p->accumulate ? TE_GEMM_OUT_ADD : TE_GEMM_OUT_STORE;
+    return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
+}
+
+/* Units as large as the caches allow, then halved until there are as many as are `wanted`. Rows of a that are packed
+ * want many panels, panels of b many rows. */
+static void plan_units(gemm_plan *plan, int64_t wanted)
+{
+    int64_t m = plan->p->m, mr = plan->kernel->mr, nr = plan->kernel->nr, scale = plan->words > SLICE_WORDS ? 1 : 2;
+    plan->blocks = divide_up(m, scale * UNIT_ROWS);
+    plan->groups = divide_up(plan->panels, scale * UNIT_PANELS);
+    while (plan->blocks * plan->groups < wanted) {
+        int64_t panels = divide_up(plan->panels, plan->groups), rows = divide_up(m, plan->blocks);
+        bool narrower = plan->direct_a ? panels > UNIT_PANELS_LEAST : panels * nr > rows;
+        if (panels > 1 && (narrower || rows <= mr)) plan->groups = at_most(2 * plan->groups, plan->panels);
+        else if (rows > mr) plan->blocks = at_most(2 * plan->blocks, divide_up(m, mr));
+        else break;
+    }
+    plan->unit_panels = divide_up(plan->panels, plan->groups);
+    plan->unit_rows = divide_up(divide_up(m, plan->blocks), mr) * mr;
+    plan->groups = divide_up(plan->panels, plan->unit_panels);
+    plan->blocks = divide_up(m, plan->unit_rows);
+}
+
+/* One thread needs one unit, if it is not too large; finding that out takes no time. */
+static void plan_one_unit(gemm_plan *plan)
+{
+    plan->blocks = plan->groups = 1;
+    plan->unit_panels = plan->panels;
+    plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
 }
 
 static void plan_workspace(gemm_plan *plan)
 {
-    const te_gemm_problem *p = plan->p;
     const te_gemm_kernel *kernel = plan->kernel;
-    size_t line = plan->pass_words * kernel->word_bytes, tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
-    int64_t row_panels = plan->block_rows / kernel->mr;
-    plan->b_bytes = align_up(plan->chunk_panels * kernel->nr * line);
-    plan->direct_a = is_direct(plan);
-    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->block_rows * line);
-    if (plan->passes > 1) plan->sums_bytes = align_up(plan->blocks * row_panels * plan->chunk_panels * tile);
-    else plan->sums_bytes = align_up(row_panels * tile);
-    if (te_view_present(&p->bias)) plan->bias_bytes = align_up((p->bias_by_row ? p->m : p->n) * kernel->sum_bytes);
+    size_t slice = at_most(plan->words, SLICE_WORDS) * kernel->word_bytes;
+    size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
+    bool one_slice = plan->words <= SLICE_WORDS;
+    plan->b_bytes = align_up(kernel->nr * slice);
+    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * slice);
+    plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
 }
 
 static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, gemm_plan *plan)
 {
     *plan = (gemm_plan){.p = p};
-    double macs = (double)p->m * p->n * at_least(p->k, 1);
-    int64_t threads = at_least(exec->threads, 1), wanted = 1 + (int64_t)(macs * p->batches / THREAD_MACS);
-    plan->threads = (int)at_most(threads, wanted);
-    plan->spread = p->batches >= plan->threads && plan->threads > 1;
-    int shared_by = plan->threads;
-    if (plan->spread) plan->threads = 1;
+    double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
+    plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
     plan_arithmetic(plan, state);
-    plan_blocks(plan);
+    plan->panels = divide_up(p->n, plan->kernel->nr);
+    plan->direct_a = is_direct(plan);
+    plan->way = way_out(plan);
+    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) {
+        plan_one_unit(plan);
+    } else {
+        int64_t wanted = at_most((int64_t)(macs / UNIT_MACS), UNITS_PER_THREAD * plan->threads);
+        plan_units(plan, plan->threads == 1 ? 1 : divide_up(at_least(wanted, plan->threads), p->batches));
+    }
     plan_workspace(plan);
-    plan->threads = shared_by;
+    plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }
 
-/* Shared by all threads of a product: the chunk of b and, with several passes, the sums. Then what each thread has. */
-static size_t shared_bytes(const gemm_plan *plan) { return plan->b_bytes + (plan->passes > 1 ? plan->sums_bytes : 0); }
-static size_t thread_bytes(const gemm_plan *plan) { return plan->a_bytes + (plan->passes > 1 ? 0 : plan->sums_bytes); }
+static size_t thread_bytes(const gemm_plan *plan) { return plan->a_bytes + plan->b_bytes + plan->sums_bytes; }
 
-/* --- computing ---------------------------------------------------------------------------------------------------- */
+/* --- a unit ------------------------------------------------------------------------------------------------------- */
 
-static void pack_lines(const gemm_plan *plan, const gemm_source *src, bool rows, int64_t line, int extent, int width,
-                       int64_t pass, void *panel)
+/* One unit of one product; `first` and `words` are the slice it is at. */
+typedef struct gemm_unit {
+    const gemm_plan *plan;
+    gemm_source    a, b;
+    te_gemm_finish finish;
+    int64_t row, rows;          /* of c */
+    int64_t panel, panels;
+    int64_t first, words;
+    char   *a_room, *b_room, *sums;
+} gemm_unit;
+
+static int columns_of(const gemm_unit *u, int64_t panel)
 {
-    int64_t k0 = pass * plan->pass_words * plan->kernel->k_per_word;
-    int64_t line_stride = rows ? src->row : src->col, k_stride = rows ? src->col : src->row;
-    te_gemm_pack pack = {.word = plan->word,
-                         .line_stride = line_stride,
-                         .k_stride = k_stride,
-                         .extent = extent,
-                         .width = width,
-                         .k = at_most(plan->p->k - k0, plan->pass_words * plan->kernel->k_per_word),
-                         .src = src->data + line * line_stride + k0 * k_stride};
-    plan->isa->pack(&pack, panel);
+    int nr = u->plan->kernel->nr;
+    return (int)at_most(u->plan->p->n - panel * nr, nr);
 }
 
-static int64_t words_of_pass(const gemm_plan *plan, int64_t pass)
+static int vectors_of(const gemm_unit *u, int64_t panel)
 {
-    return at_most(plan->words - pass * plan->pass_words, plan->pass_words);
+    int lanes = u->plan->kernel->lanes;
+    return (columns_of(u, panel) + lanes - 1) / lanes;
 }
 
-/* This thread's share of packing panels [first, last) of b. */
-static void pack_b(gemm_product *t, int64_t first, int64_t last, int64_t pass, int thread, int team)
+static te_gemm_pack pack_of_slice(const gemm_unit *u, const char *src, int64_t line_stride, int64_t k_stride)
 {
-    const gemm_plan *plan = t->plan;
-    int nr = plan->kernel->nr;
-    int64_t bytes = words_of_pass(plan, pass) * nr * plan->kernel->word_bytes;
-    for (int64_t panel = first + thread; panel < last; panel += team) {
-        int extent = (int)at_most(plan->p->n - panel * nr, nr);
-        pack_lines(plan, &t->b, false, panel * nr, extent, nr, pass, t->b_panels + (panel - first) * bytes);
-    }
+    const gemm_plan *plan = u->plan;
+    int64_t k0 = u->first * plan->kernel->k_per_word;
+    return (te_gemm_pack){.word = plan->word, .src = src + k0 * k_stride, .line_stride = line_stride,
+                          .k_stride = k_stride, .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
 }
 
-/* A block of rows of a: packed, or in place. Strides in bytes. */
-typedef struct gemm_block {
+static void pack_a(const gemm_unit *u)
+{
+    te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
+    pack.extent = (int)u->rows;
+    pack.width = u->plan->kernel->mr;
+    u->plan->isa->pack(&pack, u->a_room);
+}
+
+static void pack_b(const gemm_unit *u, int64_t panel)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    te_gemm_pack pack = pack_of_slice(u, u->b.data + panel * kernel->nr * u->b.col, u->b.col, u->b.row);
+    pack.extent = columns_of(u, panel);
+    pack.width = kernel->nr;
+    pack.filled = vectors_of(u, panel) * kernel->lanes;
+    u->plan->isa->pack(&pack, u->b_room);
+}
+
+/* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart. */
+typedef struct gemm_ahead {
     const char *data;
-    int64_t     row, rows;
-    int64_t     row_stride, step, panel_stride; /* within a panel and from panel to panel */
-} gemm_block;
+    int64_t runs, stride, bytes;
+} gemm_ahead;
 
-static gemm_block block_of_a(const gemm_product *t, int64_t row, int64_t rows, int64_t pass, char *packed)
+/* The next `runs` pieces of it. */
+static void fetch(gemm_ahead *ahead, int64_t runs)
 {
-    const gemm_plan *plan = t->plan;
-    int64_t mr = plan->kernel->mr, word = plan->kernel->word_bytes, line = words_of_pass(plan, pass) * word;
-    if (plan->direct_a)
-        return (gemm_block){.data = t->a.data + row * t->a.row + pass * plan->pass_words * word,
-                            .row = row,
-                            .rows = rows,
-                            .row_stride = t->a.row,
-                            .step = word,
-                            .panel_stride = mr * t->a.row};
-    for (int64_t i = 0; i < rows; i += mr)
-        pack_lines(plan, &t->a, true, row + i, (int)at_most(rows - i, mr), (int)mr, pass, packed + i * line);
-    return (gemm_block){.data = packed, .row = row, .rows = rows, .row_stride = word, .step = mr * word,
-                        .panel_stride = mr * line};
-}
-
-/* The lines of c that a tile is about to reach, which are a few from each of some rows: no pattern that hardware
- * foresees. */
-static void prefetch_tile(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
-{
-    for (int i = 0; i < rows; i++) {
-        const char *line = te_gemm_element(c, row + i, col), *end = te_gemm_element(c, row + i, col + cols - 1);
-        for (; c->cs == 1 && line <= end; line += 64) __builtin_prefetch(line, 1);
+    for (; runs > 0 && ahead->runs > 0; runs--, ahead->runs--, ahead->data += ahead->stride) {
+        const char *line = ahead->data, *end = line + ahead->bytes;
+        for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
     }
 }
 
-/* The tiles of a block with panel `panel` of b, at b; sums: tiles `sums_step` bytes apart. */
-static void run_tiles(const gemm_product *t, const gemm_block *block, const char *b, int64_t panel, int64_t pass,
-                      char *sums, int64_t sums_step)
+/* What the unit packs after panel `panel` of this slice. */
+static gemm_ahead after(const gemm_unit *u, int64_t panel)
 {
-    const gemm_plan *plan = t->plan;
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    int64_t size = u->plan->p->b.size, word = u->first;
+    if (++panel == u->panel + u->panels) panel = u->panel, word += u->words;
+    if (word >= u->plan->words) return (gemm_ahead){0};
+    int64_t k0 = word * kernel->k_per_word, cols = columns_of(u, panel);
+    int64_t k = at_most(u->plan->p->k - k0, SLICE_WORDS * kernel->k_per_word);
+    const char *data = u->b.data + k0 * u->b.row + panel * kernel->nr * u->b.col;
+    if (u->b.row == size) return (gemm_ahead){data, cols, u->b.col, k * size};
+    if (u->b.col == size) return (gemm_ahead){data, k, u->b.row, cols * size};
+    return (gemm_ahead){0};
+}
+
+/* The tiles of the unit's rows with one panel of b, over one slice. */
+static void run_tiles(const gemm_unit *u, int64_t panel)
+{
+    const gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
-    int64_t words = words_of_pass(plan, pass), b_step = kernel->nr * kernel->word_bytes, col = panel * kernel->nr;
-    int cols = (int)at_most(plan->p->n - col, kernel->nr), vectors = (cols + kernel->lanes - 1) / kernel->lanes;
-    for (int64_t w = 0; w == 0 || w < words; w += SLICE_WORDS) {
-        int64_t slice = at_most(words - w, SLICE_WORDS);
-        bool done = w + slice == words && pass == plan->passes - 1;
-        const char *a = block->data + w * block->step;
-        char *tile = sums;
-        for (int64_t i = 0; i < block->rows; i += kernel->mr, a += block->panel_stride, tile += sums_step) {
-            int rows = (int)at_most(block->rows - i, kernel->mr);
-            if (done) prefetch_tile(&t->finish.c, block->row + i, col, rows, cols);
-            kernel->tile[rows - 1][vectors - 1](a, block->row_stride, block->step, b + w * b_step, slice, tile,
-                                                w == 0 && pass == 0);
-            if (done) kernel->finish(&t->finish, tile, kernel->nr, block->row + i, col, rows, cols);
+    int64_t mr = kernel->mr, word = kernel->word_bytes, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
+    int64_t col = panel * kernel->nr, row_panels = divide_up(u->rows, mr);
+    int64_t a_row = plan->direct_a ? u->a.row : word, a_step = plan->direct_a ? word : mr * word;
+    int64_t a_panel = plan->direct_a ? mr * u->a.row : mr * u->words * word;
+    const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;
+    int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
+    bool begins = u->first == 0, ends = u->first + u->words == plan->words;
+    bool kept = plan->words > SLICE_WORDS;
+    char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
+    te_gemm_out out = {.way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP,
+                       .row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
+    gemm_ahead next = after(u, panel);
+    int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
+    for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
+        int64_t row = u->row + i * mr;
+        int rows = (int)at_most(u->rows - i * mr, mr);
+        fetch(&next, share);
+        if (ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
+        out.c = te_gemm_element(&u->finish.c, row, col);
+        kernel->tile[rows - 1][vectors - 1](a, a_row, a_step, u->b_room, u->words, sums, begins, &out);
+        if (ends && out.way == TE_GEMM_OUT_KEEP) kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
+    }
+}
+
+static void run_unit(gemm_unit *u)
+{
+    const gemm_plan *plan = u->plan;
+    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += SLICE_WORDS) {
+        u->words = at_most(plan->words - u->first, SLICE_WORDS);
+        if (!plan->direct_a) pack_a(u);
+        for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
+            pack_b(u, panel);
+            run_tiles(u, panel);
         }
     }
 }
 
-/* One block of rows with one share of the chunk's panels. `own`: this thread's workspace. */
-static void run_unit(const gemm_product *t, int64_t unit, int64_t first, int64_t last, int64_t pass, char *own)
-{
-    const gemm_plan *plan = t->plan;
-    const te_gemm_kernel *kernel = plan->kernel;
-    int64_t share = unit % plan->splits, row = unit / plan->splits * plan->block_rows, panels = last - first;
-    int64_t begin = first + panels * share / plan->splits, end = first + panels * (share + 1) / plan->splits;
-    int64_t tile = kernel->mr * kernel->nr * kernel->sum_bytes,
-            b_bytes = words_of_pass(plan, pass) * kernel->nr * kernel->word_bytes;
-    gemm_block block = block_of_a(t, row, at_most(plan->p->m - row, plan->block_rows), pass, own);
-    for (int64_t panel = begin; panel < end; panel++) {
-        char *sums = own + plan->a_bytes;
-        int64_t step = tile;
-        if (plan->passes > 1) {
-            step = tile * plan->chunk_panels;
-            sums = t->sums + row / kernel->mr * step + (panel - first) * tile;
-        }
-        run_tiles(t, &block, t->b_panels + (panel - first) * b_bytes, panel, pass, sums, step);
-    }
-}
-
-static int64_t take_unit(int64_t *next, int team)
-{
-    int64_t unit;
-    if (team == 1) return (*next)++;
-#pragma omp atomic capture
-    unit = (*next)++;
-    return unit;
-}
-
-static void wait_for(int team)
-{
-    if (team > 1) {
-#pragma omp barrier
-    }
-}
-
-/* What each thread of a team does for a product. */
-static void run_product(gemm_product *t, int thread, int team, char *own)
-{
-    const gemm_plan *plan = t->plan;
-    int64_t units = plan->blocks * plan->splits, unit;
-    for (int64_t first = 0; first < plan->panels; first += plan->chunk_panels) {
-        int64_t last = at_most(first + plan->chunk_panels, plan->panels);
-        for (int64_t pass = 0; pass < plan->passes; pass++) {
-            pack_b(t, first, last, pass, thread, team);
-            if (thread == 0) t->next = 0;
-            wait_for(team);
-            while ((unit = take_unit(&t->next, team)) < units) run_unit(t, unit, first, last, pass, own);
-            wait_for(team);
-        }
-    }
-}
-
-/* --- the batch ---------------------------------------------------------------------------------------------------- */
+/* --- all units ---------------------------------------------------------------------------------------------------- */
 
 static gemm_source source_of(const te_gemm_matrix *m)
 {
     return (gemm_source){m->data, m->rs * m->size, m->cs * m->size};
 }
 
-static gemm_product product_make(const gemm_plan *plan, const void *bias, int64_t batch, char *shared)
+/* Unit `index` of all products; neighbours have the rows of a in common. */
+static gemm_unit unit_make(const gemm_plan *plan, int64_t index, char *room)
 {
     const te_gemm_problem *p = plan->p;
-    te_gemm_product operands = te_gemm_product_of(p, batch);
-    return (gemm_product){.plan = plan, .a = source_of(&operands.a), .b = source_of(&operands.b), .b_panels = shared,
-                          .sums = shared + plan->b_bytes,
-                          .finish = {.c = operands.c, .aux = operands.aux, .bias = bias, .bias_by_row = p->bias_by_row,
-                                     .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
+    int64_t group = 0, block = 0;
+    if (plan->groups > 1) group = index % plan->groups, index /= plan->groups;
+    if (plan->blocks > 1) block = index % plan->blocks, index /= plan->blocks;
+    te_gemm_product t = te_gemm_product_of(p, index);
+    gemm_unit u = {.plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
+                   .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
+                   .a_room = room + plan->b_bytes + plan->sums_bytes,
+                   .finish = {.c = t.c, .aux = t.aux, .bias = plan->bias, .bias_by_row = p->bias_by_row,
+                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
+    u.rows = at_most(p->m - u.row, plan->unit_rows);
+    u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
+    return u;
 }
 
-static void run_batch(const gemm_plan *plan, const void *bias, char *work)
+static void run_units(const gemm_plan *plan, char *work)
 {
-    const te_gemm_problem *p = plan->p;
-    char *shared = work, *own = work + shared_bytes(plan);
+    int64_t units = plan->blocks * plan->groups * plan->p->batches;
     size_t each = thread_bytes(plan);
     if (plan->threads == 1) {
-        for (int64_t i = 0; i < p->batches; i++) {
-            gemm_product t = product_make(plan, bias, i, shared);
-            run_product(&t, 0, 1, own);
+        for (int64_t i = 0; i < units; i++) {
+            gemm_unit u = unit_make(plan, i, work);
+            run_unit(&u);
         }
-    } else if (plan->spread) {
-        each += shared_bytes(plan);
+        return;
+    }
 #pragma omp parallel for num_threads(plan->threads) schedule(dynamic)
-        for (int64_t i = 0; i < p->batches; i++) {
-            char *mine = work + omp_get_thread_num() * each;
-            gemm_product t = product_make(plan, bias, i, mine);
-            run_product(&t, 0, 1, mine + shared_bytes(plan));
-        }
-    } else
-        for (int64_t i = 0; i < p->batches; i++) {
-            gemm_product t = product_make(plan, bias, i, shared);
-#pragma omp parallel num_threads(plan->threads)
-            run_product(&t, omp_get_thread_num(), omp_get_num_threads(), own + omp_get_thread_num() * each);
-        }
+    for (int64_t i = 0; i < units; i++) {
+        gemm_unit u = unit_make(plan, i, work + omp_get_thread_num() * each);
+        run_unit(&u);
+    }
+}
+
+static size_t bias_bytes(const gemm_plan *plan)
+{
+    const te_view *bias = &plan->p->bias;
+    return te_view_present(bias) ? align_up(bias->shape[0] * plan->kernel->sum_bytes) : 0;
 }
 
 /* The bias as an array of the type of the sums. */
@@ -357,12 +355,12 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     if (!state) return TE_ERROR_MEMORY;
     gemm_plan plan;
     plan_make(exec, state, problem, &plan);
-    size_t teams = plan.spread ? plan.threads : 1;
-    size_t bytes = plan.bias_bytes + teams * shared_bytes(&plan) + plan.threads * thread_bytes(&plan);
+    size_t bytes = bias_bytes(&plan) + plan.threads * thread_bytes(&plan);
     _Alignas(64) char stack[STACK_BYTES];
     char *work = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!work) return TE_ERROR_MEMORY;
-    run_batch(&plan, bias_array(&plan, work), work + plan.bias_bytes);
+    plan.bias = bias_array(&plan, work);
+    run_units(&plan, work + bias_bytes(&plan));
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;
 }

@@ -12,6 +12,18 @@
 
 enum { MAX_COLS = 64 };
 
+/* A few lines from each of some rows: no pattern that hardware foresees. They are asked for as lines to write, where the
+ * instruction set can say so; as lines to read they would be asked for again when they are written. */
+void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
+{
+    if (c->cs != 1) return;
+    for (int i = 0; i < rows; i++) {
+        const char *line = te_gemm_element(c, row + i, col), *last = te_gemm_element(c, row + i, col + cols - 1);
+        for (; line < last; line += 64) __builtin_prefetch(line, 1);
+        __builtin_prefetch(last, 1);
+    }
+}
+
 /* --- rows of matrices of any type and stride ---------------------------------------------------------------------- */
 
 static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, const float *x, int cols)
@@ -102,9 +114,9 @@ static bool is_plain(const te_gemm_finish *f)
            f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
 }
 
-static void finish_row_plain(const te_gemm_finish *f, const float *restrict sums, int64_t row, int64_t col, int cols)
+static inline __attribute__((always_inline)) void finish_plain(const te_gemm_finish *f, const float *restrict sums,
+                                                               void *restrict c, int cols)
 {
-    void *c = te_gemm_element(&f->c, row, col);
     float *restrict wide = c;
     uint16_t *restrict half = c;
     if (f->c.dtype == TE_BF16)
@@ -113,6 +125,14 @@ static void finish_row_plain(const te_gemm_finish *f, const float *restrict sums
         for (int j = 0; j < cols; j++) wide[j] += sums[j];
     else
         for (int j = 0; j < cols; j++) wide[j] = sums[j];
+}
+
+static void finish_row_plain(const te_gemm_finish *f, const float *sums, int64_t row, int64_t col, int cols)
+{
+    enum { RUN = 16 }; /* a number that the compiler knows is what it needs to use whole vectors */
+    int j = 0;
+    for (; j + RUN <= cols; j += RUN) finish_plain(f, sums + j, te_gemm_element(&f->c, row, col + j), RUN);
+    finish_plain(f, sums + j, te_gemm_element(&f->c, row, col + j), cols - j);
 }
 
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col,

@@ -87,6 +87,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_LANES  LANES_F32
 #define TILE_SPLAT  SPLAT_F32
 #define TILE_MADD   MADD_F32
+#define TILE_ROUND(p, sums)
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -98,6 +99,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_LANES  LANES_F64
 #define TILE_SPLAT  SPLAT_F64
 #define TILE_MADD   MADD_F64
+#define TILE_ROUND(p, sums)
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -111,7 +113,16 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_LANES            LANES_F32
 #define TILE_SPLAT(p)         _mm512_set1_epi32(load_i32(p))
 #define TILE_MADD(sum, a, b)  _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
+#define TILE_ROUND(p, sums)   round_bf16(p, sums)
 #define TILE_TARGET           __attribute__((target("avx512bf16")))
+
+/* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
+ * te_f32_to_bf16. */
+TILE_TARGET static inline __attribute__((always_inline)) void round_bf16(char *p, __m512 sums)
+{
+    __m256bh half = _mm512_cvtneps_pbh(sums);
+    memcpy(p, &half, sizeof half);
+}
 
 static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
 {
@@ -123,19 +134,20 @@ static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
 #include "gemm_tile.h"
 #endif
 
-#define KERNEL(type, word, sum, words_k, end)                                                                        \
+#define KERNEL(type, word, sum, words_k, end, round)                                                                        \
     {                                                                                                                 \
         .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                              \
         .lanes = sizeof(vector_##end) / sizeof(sum), .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
-        .k_per_word = words_k, .tile = type##_table, .finish = TE_ISA_NAME(te_gemm_finish_##end)                      \
+        .k_per_word = words_k, .rounds = round, .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch),                         \
+        .finish = TE_ISA_NAME(te_gemm_finish_##end)                                                                   \
     }
 
 const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
-    .f32 = KERNEL(f32, float, float, 1, f32),
-    .f64 = KERNEL(f64, double, double, 1, f64),
+    .f32 = KERNEL(f32, float, float, 1, f32, false),
+    .f64 = KERNEL(f64, double, double, 1, f64, false),
 #if defined(TE_ISA_avx512)
-    .bf16 = KERNEL(bf16, int32_t, float, 2, f32),
+    .bf16 = KERNEL(bf16, int32_t, float, 2, f32, true),
 #endif
-    .pack = TE_ISA_NAME(te_gemm_pack_panel),
+    .pack = TE_ISA_NAME(te_gemm_pack_panels),
     .activate = TE_ISA_NAME(te_gemm_activate),
 };

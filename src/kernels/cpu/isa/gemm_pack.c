@@ -155,25 +155,79 @@ static inline __attribute__((always_inline)) void pack_words(te_gemm_word word, 
     else pack_scattered(word, p, panel, 0, 0, p->k);
 }
 
-/* Pairs of bfloat16. Along contiguous lines a pair is a word as it stands; side by side, two steps are interleaved. */
+#if defined(TE_ISA_avx512)
+enum { GROUP = 32 }; /* lines of 16 bits in a vector */
+
+/* Words of GROUP lines from two steps of k: lines 0 to 15 in out[0], the others in out[1]. Lines outside the mask, and
+ * the second step where there is none, are 0. */
+static inline __attribute__((always_inline)) void load_group(const char *src, int64_t next, __mmask32 lines, bool pair,
+                                                             __m512i out[2])
+{
+    const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    __m512i even = _mm512_maskz_loadu_epi16(lines, src), odd = _mm512_setzero_si512();
+    if (pair) odd = _mm512_maskz_loadu_epi16(lines, src + next);
+    __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
+    out[0] = _mm512_permutex2var_epi64(low, front, high);
+    out[1] = _mm512_permutex2var_epi64(low, back, high);
+}
+
+static __mmask32 lines_from(const te_gemm_pack *p, int line)
+{
+    int n = p->extent - line;
+    return n >= GROUP ? ~(__mmask32)0 : ((__mmask32)1 << n) - 1;
+}
+
+/* Pairs of lines side by side, as panels of 8: a cache line of the source serves four of them. */
+static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
+{
+    int64_t steps = (p->k + 1) / 2, each = steps * 8;
+    for (int line = 0; line < p->extent; line += GROUP) {
+        const char *src = p->src + 2 * line;
+        uint32_t *dst = panel + line / 8 * each;
+        __mmask32 mask = lines_from(p, line);
+        int panels = (p->extent - line + 7) / 8;
+        for (int64_t w = 0; w < steps; w++, src += 2 * p->k_stride, dst += 8) {
+            __m512i v[2];
+            load_group(src, p->k_stride, mask, 2 * w + 1 < p->k, v);
+            _mm256_storeu_si256((__m256i *)dst, _mm512_castsi512_si256(v[0]));
+            if (panels > 1) _mm256_storeu_si256((__m256i *)(dst + each), _mm512_extracti64x4_epi64(v[0], 1));
+            if (panels > 2) _mm256_storeu_si256((__m256i *)(dst + 2 * each), _mm512_castsi512_si256(v[1]));
+            if (panels > 3) _mm256_storeu_si256((__m256i *)(dst + 3 * each), _mm512_extracti64x4_epi64(v[1], 1));
+        }
+    }
+}
+
+/* Pairs of lines side by side, as one panel, filled to a multiple of 16. */
+static void pack_pairs_wide(const te_gemm_pack *p, uint32_t *panel)
+{
+    enum { RUN = 16 };
+    for (int line = 0; line < p->filled; line += RUN) {
+        int n = p->extent - line;
+        __mmask16 mask = n >= RUN ? 0xffff : (__mmask16)((1u << n) - 1);
+        const char *src = p->src + 2 * line;
+        uint32_t *dst = panel + line;
+        for (int64_t k = 0; k < p->k; k += 2, src += 2 * p->k_stride, dst += p->width) {
+            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src)), odd = _mm512_setzero_si512();
+            if (k + 1 < p->k) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src + p->k_stride));
+            _mm512_storeu_si512(dst, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+        }
+    }
+}
+#endif
+
+/* Pairs of bfloat16. Along contiguous lines a pair is a word as it stands; otherwise two steps are interleaved. */
 static void pack_pairs(const te_gemm_pack *p, uint32_t *panel)
 {
     int64_t pairs = p->k / 2, next = p->k_stride;
     te_gemm_pack whole = *p;
     whole.k = pairs;
     whole.k_stride = 2 * p->k_stride;
-    int vectors = p->line_stride == 2 ? p->extent - p->extent % SIDE : 0;
     if (p->k_stride == 2) pack_along_k(TE_GEMM_WORD_F32, &whole, panel);
     else
         for (int64_t w = 0; w < pairs; w++) {
             const char *src = p->src + w * whole.k_stride;
-            uint32_t *dst = panel + w * p->width;
-            for (int i = 0; i < vectors; i += SIDE) {
-                words v = load_halves(src + 2 * i) | load_halves(src + 2 * i + next) << 16;
-                memcpy(dst + i, &v, sizeof v);
-            }
-            for (int i = vectors; i < p->extent; i++)
-                dst[i] = half_at(src + i * p->line_stride) | half_at(src + i * p->line_stride + next) << 16;
+            for (int i = 0; i < p->extent; i++)
+                panel[w * p->width + i] = half_at(src + i * p->line_stride) | half_at(src + i * p->line_stride + next) << 16;
         }
     if (p->k % 2)
         for (int i = 0; i < p->extent; i++)
@@ -187,18 +241,41 @@ static void pack_f64(const te_gemm_pack *p, double *panel)
             memcpy(panel + w * p->width + i, p->src + i * p->line_stride + w * p->k_stride, sizeof(double));
 }
 
-void TE_ISA_NAME(te_gemm_pack_panel)(const te_gemm_pack *p, void *panel)
+static void pack_panel(const te_gemm_pack *p, void *panel)
 {
     int64_t steps = p->word == TE_GEMM_WORD_BF16PAIR ? (p->k + 1) / 2 : p->k;
     size_t word = p->word == TE_GEMM_WORD_F64 ? 8 : 4;
-    if (p->extent < p->width)
+    if (p->extent < p->filled)
         for (int64_t w = 0; w < steps; w++)
-            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->width - p->extent) * word);
+            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->filled - p->extent) * word);
     switch (p->word) {
     case TE_GEMM_WORD_F32: pack_words(TE_GEMM_WORD_F32, 4, p, panel); break;
     case TE_GEMM_WORD_BF16: pack_words(TE_GEMM_WORD_BF16, 2, p, panel); break;
     case TE_GEMM_WORD_F16: pack_words(TE_GEMM_WORD_F16, 2, p, panel); break;
     case TE_GEMM_WORD_BF16PAIR: pack_pairs(p, panel); break;
     case TE_GEMM_WORD_F64: pack_f64(p, panel); break;
+    }
+}
+
+void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *p, void *panels)
+{
+#if defined(TE_ISA_avx512)
+    bool side_by_side = p->word == TE_GEMM_WORD_BF16PAIR && p->line_stride == 2;
+    if (side_by_side && p->width == 8 && p->filled == 0) {
+        pack_pairs_narrow(p, panels);
+        return;
+    }
+    if (side_by_side && p->filled % 16 == 0 && p->extent <= p->filled) {
+        pack_pairs_wide(p, panels);
+        return;
+    }
+#endif
+    int64_t steps = p->word == TE_GEMM_WORD_BF16PAIR ? (p->k + 1) / 2 : p->k;
+    int64_t bytes = steps * p->width * (p->word == TE_GEMM_WORD_F64 ? 8 : 4);
+    te_gemm_pack one = *p;
+    for (int line = 0; line < p->extent; line += p->width) {
+        one.src = p->src + line * p->line_stride;
+        one.extent = p->extent - line < p->width ? p->extent - line : p->width;
+        pack_panel(&one, (char *)panels + line / p->width * bytes);
     }
 }

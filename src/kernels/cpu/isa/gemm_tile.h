@@ -6,6 +6,7 @@
  *      TILE_VECTOR, TILE_SUMS      vectors of TILE_LANES of them
  *      TILE_SPLAT(p)               the word at p in all lanes
  *      TILE_MADD(sums, a, b)       sums + a * b
+ *      TILE_ROUND(p, sums)         stores sums rounded to bfloat16, or nothing
  *      TILE_TARGET                 attributes for instructions beyond those of the file
  * and from the instruction set TILE_ROWS x TILE_VECTORS, the full tile, and TILE_EACH(X), which is X(rows, vectors) for
  * all sizes up to it.
@@ -14,17 +15,32 @@
  * keeps 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's
  * memory operand.
  */
+TILE_TARGET static inline __attribute__((always_inline)) void TILE(put)(const te_gemm_out *out, char *c,
+                                                                        TILE_SUMS sums)
+{
+    if (out->way == TE_GEMM_OUT_ROUND) {
+        TILE_ROUND(c, sums);
+        return;
+    }
+    TILE_SUMS old;
+    if (out->way == TE_GEMM_OUT_ADD) {
+        memcpy(&old, c, sizeof old);
+        sums += old;
+    }
+    memcpy(c, &sums, sizeof sums);
+}
+
 TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const int rows, const int vectors,
                                                                          const char *a, int64_t a_row, int64_t a_step,
-                                                                         const char *b, int64_t words, TILE_SUM *c,
-                                                                         bool first)
+                                                                         const char *b, int64_t words, TILE_SUM *kept,
+                                                                         bool first, const te_gemm_out *out)
 {
     enum { NR = TILE_VECTORS * TILE_LANES };
     TILE_SUMS sums[TILE_ROWS][TILE_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++)
             if (first) sums[r][v] = (TILE_SUMS){0};
-            else memcpy(&sums[r][v], c + r * NR + v * TILE_LANES, sizeof(TILE_SUMS));
+            else memcpy(&sums[r][v], kept + r * NR + v * TILE_LANES, sizeof(TILE_SUMS));
     for (int64_t w = 0; w < words; w++) {
         TILE_VECTOR row[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) memcpy(&row[v], b + v * sizeof(TILE_VECTOR), sizeof(TILE_VECTOR));
@@ -35,15 +51,22 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
         a += a_step;
         b += NR * sizeof(TILE_WORD);
     }
+    if (out->way == TE_GEMM_OUT_KEEP) {
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int v = 0; v < vectors; v++)
+                memcpy(kept + r * NR + v * TILE_LANES, &sums[r][v], sizeof(TILE_SUMS));
+        return;
+    }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vectors; v++) memcpy(c + r * NR + v * TILE_LANES, &sums[r][v], sizeof(TILE_SUMS));
+        UNROLL for (int v = 0; v < vectors; v++) TILE(put)(out, out->c + r * out->row + v * out->vector, sums[r][v]);
 }
 
 #define TILE_DEFINE(rows, vectors)                                                                                     \
     TILE_TARGET static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step, const char *b,        \
-                                                   int64_t words, void *c, bool first)                                 \
+                                                   int64_t words, void *kept, bool first,                              \
+                                                   const te_gemm_out *out)                                             \
     {                                                                                                                  \
-        TILE(body)(rows, vectors, a, a_row, a_step, b, words, c, first);                                               \
+        TILE(body)(rows, vectors, a, a_row, a_step, b, words, kept, first, out);                                       \
     }
 TILE_EACH(TILE_DEFINE)
 
@@ -60,4 +83,5 @@ static te_gemm_tile *const TILE(table)[TE_GEMM_MAX_ROWS][TE_GEMM_MAX_VECTORS] = 
 #undef TILE_LANES
 #undef TILE_SPLAT
 #undef TILE_MADD
+#undef TILE_ROUND
 #undef TILE_TARGET

@@ -50,6 +50,7 @@ typedef struct te_cuda_device {
     te_cuda_copier      *copier; /* copy.c */
     struct te_cuda_hand *hand; /* kernel_ops.c */
     struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
+    struct te_cuda_dnn  *dnn;  /* attention_dnn.c, likewise from the first attention on */
 } te_cuda_device;
 
 static inline te_cuda_device *te_cuda(te_exec *exec) { return (te_cuda_device *)exec->device; }
@@ -94,6 +95,14 @@ void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
 te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c and those below */
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
+/* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that; own kernels do the rest. */
+#ifdef TE_HAVE_CUDNN
+bool te_cuda_attention_dnn(te_exec *, const te_attention *, const te_attention_grad *grad, te_status *);
+void te_cuda_dnn_close(te_exec *);
+#else
+#define te_cuda_attention_dnn(exec, attention, grad, status) ((void)(exec), (void)(grad), (void)(status), false)
+#define te_cuda_dnn_close(exec)                              ((void)(exec))
+#endif
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
 te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);

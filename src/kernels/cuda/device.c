@@ -204,6 +204,7 @@ void te_cuda_device_close(te_exec *exec)
         d->driver.cuCtxSetCurrent(d->context); /* after a failure on the device host memory is freed all the same */
         if (d->stream) d->driver.cuStreamSynchronize(d->stream);
         te_cuda_gemm_close(exec);
+        te_cuda_dnn_close(exec);
         te_cuda_copier_close(exec);
         te_cuda_hand_close(exec);
         te_cuda_codes_close(exec);

@@ -220,6 +220,7 @@ te_status te_cuda_attention(te_exec *exec, const te_attention *attention)
     offsets packed;
     te_cuda_plan plan;
     te_status status = te_cuda_enter(exec);
+    if (status == TE_OK && te_cuda_attention_dnn(exec, attention, NULL, &status)) return status;
     if (status == TE_OK) status = upload_offsets(exec, &a, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention(exec, &plan, &a);
@@ -234,6 +235,7 @@ te_status te_cuda_attention_backward(te_exec *exec, const te_attention_grad *gra
     offsets packed;
     te_cuda_plan plan;
     te_status status = te_cuda_enter(exec);
+    if (status == TE_OK && te_cuda_attention_dnn(exec, &grad->forward, grad, &status)) return status;
     if (status == TE_OK) status = upload_offsets(exec, &g.forward, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention_backward(exec, &plan, &g);

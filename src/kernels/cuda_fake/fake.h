@@ -1,5 +1,5 @@
-/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC and cuBLASLt that the
- * backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
+/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC, cuBLASLt and cuDNN that
+ * the backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
  * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device
@@ -54,5 +54,6 @@ CUdeviceptr te_fake_allocate(size_t bytes);
 bool        te_fake_release(CUdeviceptr ptr);
 void        te_fake_open_memory(bool open);
 bool        te_fake_contains(CUdeviceptr ptr, size_t bytes); /* within one allocation */
+bool        te_fake_owns(CUdeviceptr ptr);                   /* in an allocation, no fault if not */
 
 #endif

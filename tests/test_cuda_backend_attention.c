@@ -74,7 +74,7 @@ static run open_run(te_device *device, const scene *s)
     a->window_left = s->left;
     a->window_right = s->right;
     a->dropout = s->dropout;
-    a->rng = (te_rng){7, 1, 0};
+    a->rng = (te_rng){7, 1, 0, NULL};
     a->n_seqs = s->n_seqs;
     a->cu_seqlens_q = a->cu_seqlens_kv = s->n_seqs ? s->at : NULL;
     g->dout = part(r.tensors[DOUT], s, 0, s->heads, out);

@@ -222,7 +222,8 @@ static const known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const
 {
     for (size_t i = 0; i < dnn->n; i++)
         if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
-    if (dnn->n == MAX_PLANS) {
+    const te_cuda_device *d = te_cuda(exec);
+    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs) { /* graphs hold on to kernels of plans */
         forget(dnn, &dnn->plans[0]);
         memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
     }
@@ -267,22 +268,27 @@ static te_status bind_offsets(call *c)
 {
     const int32_t *at = c->a->cu_seqlens_q;
     int64_t batch = c->key.batch, room = batch + TE_DNN_OFFSETS * (batch + 1), used = batch;
+    int uids[TE_DNN_OFFSETS], n = 0;
     int32_t *host = te_mem_alloc(c->exec->mem, (size_t)room * sizeof *host);
-    int32_t *there = lend(c, (size_t)room * sizeof *host);
-    te_status status = host && there ? TE_OK : TE_ERROR_MEMORY;
+    te_status status = host ? TE_OK : TE_ERROR_MEMORY;
     for (int64_t i = 0; i < batch && status == TE_OK; i++) host[i] = i < c->a->n_seqs ? at[i + 1] - at[i] : 0;
-    if (status == TE_OK) bind(c, TE_DNN_LENGTHS, there);
     for (int uid = TE_DNN_Q; uid <= TE_DNN_LSE && status == TE_OK; uid++) {
         int64_t step = c->key.stride[uid][2];
         if (step == 0 || (uid == TE_DNN_LSE && !c->key.lse)) continue;
         if (step * c->a->q.shape[2] > INT32_MAX) status = TE_ERROR_UNSUPPORTED;
         for (int64_t i = 0; i <= batch && status == TE_OK; i++)
             host[used + i] = (int32_t)(at[i < c->a->n_seqs ? i : c->a->n_seqs] * step);
-        bind(c, TE_DNN_OFFSETS + uid, there + used);
+        uids[n++] = TE_DNN_OFFSETS + uid;
         used += batch + 1;
     }
-    if (status == TE_OK)
-        status = te_cuda_memory_copy(c->exec, there, host, (size_t)used * sizeof *host, TE_COPY_HOST_TO_DEVICE);
+    int32_t *there = status == TE_OK ? te_cuda_upload(c->exec, host, (size_t)used * sizeof *host) : NULL;
+    if (there) {
+        c->lent[c->n_lent++] = there;
+        bind(c, TE_DNN_LENGTHS, there);
+        for (int i = 0; i < n; i++) bind(c, uids[i], there + batch + i * (batch + 1));
+    } else if (status == TE_OK) {
+        status = TE_ERROR_MEMORY;
+    }
     if (host) te_mem_free(c->exec->mem, host, (size_t)room * sizeof *host);
     return status;
 }

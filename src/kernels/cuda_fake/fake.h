@@ -43,6 +43,12 @@ void te_fake_made(int change); /* +1, -1 */
 
 /* Queues work: `run` gets a copy of the `size` bytes at `work` later; `cost` in nanoseconds of the counted time. */
 CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *work, size_t size, uint64_t cost);
+/* From begin to end what would be queued is kept instead; NULL when it was made useless by a call that waits. */
+typedef struct te_fake_record te_fake_record;
+void            te_fake_record_begin(void);
+te_fake_record *te_fake_record_end(void);
+CUresult        te_fake_record_queue(const te_fake_record *record);
+void            te_fake_record_free(te_fake_record *record);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);
 /* What the device has failed with. */

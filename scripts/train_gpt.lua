@@ -50,6 +50,7 @@ local command_line = train.command_line {
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
     { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
     { "device", "string", te.get_default_device(), help = "cpu, cuda, cuda:1" },
+    { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
     { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
@@ -127,8 +128,42 @@ local function loss_of(run, x, y)
     end)
 end
 
+-- Forward, backward, clipping and update without the host: what a graph can hold. Takes all batches of a step; gives the
+-- sum of their losses and te.optim.grad_clip's numbers.
+local function device_step(run, ...)
+    local o, batches, total = run.options, { ... }, nil
+    for i = 1, #batches, 2 do
+        local loss = loss_of(run, batches[i], batches[i + 1])
+        total = total and total + loss:detach() or loss:detach()
+        loss:backward()
+    end
+    local clip = te.optim.grad_clip(run.parameters, { max = o.clip, scale = 1 / o.grad_accumulation, loss = total })
+    run.optimizer:step { clip = clip }
+    run.optimizer:zero_grad()
+    return total, clip
+end
+
+-- As train_step, with one launch.
+local function graphed_step(run, step)
+    local o, batches, lr = run.options, {}, run.schedule(step)
+    for _ = 1, o.grad_accumulation do
+        local x, y = train.io(run.set.next_train, run.set)
+        batches[#batches + 1], batches[#batches + 2] = x, y
+    end
+    if not run.graph then
+        run.graph = te.graph(function(...) return device_step(run, ...) end, batches, { device = o.device })
+    end
+    run.optimizer:set_lr(lr)
+    local total, clip = run.graph(unpack(batches))
+    local loss, norm = total:item() / o.grad_accumulation, clip:totable()[1]
+    local allowed = run.guard:allows(loss, norm)
+    if not allowed then run.optimizer:take_back() end
+    return loss, norm, lr, allowed
+end
+
 -- One optimizer step. Returns loss, gradient norm, learning rate and whether the weights were updated.
 local function train_step(run, step)
+    if run.options.graph and run.options.device:find("^cuda") then return graphed_step(run, step) end
     local o, total = run.options, 0
     for _ = 1, o.grad_accumulation do
         local loss = loss_of(run, train.io(run.set.next_train, run.set))

@@ -156,7 +156,7 @@ static void make_scene(scene *s, built *b, uint64_t *state)
     }
     for (int i = 0; i < p->n_params; i++) s->params[i] = test_uniform(state, -0.2, 1.2);
     for (int i = 0; i < p->n_rngs; i++)
-        s->rngs[i] = (te_rng){test_random(state), test_random(state), ((uint64_t)1 << 34) - 3};
+        s->rngs[i] = (te_rng){test_random(state), test_random(state), ((uint64_t)1 << 34) - 3, NULL};
     s->run.inputs = s->inputs;
     s->run.outputs = s->outputs;
     s->run.params = s->params;

@@ -175,7 +175,7 @@ static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool r
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)
 {
     int64_t shape[2] = {6, n}, out_shape[2] = {6, draws};
-    te_rng  rng = {77, 5, 1234567};
+    te_rng  rng = {77, 5, 1234567, NULL};
     twins   src = twins_new(dtype, l, 2, shape), out = twins_new(TE_I64, DENSE, 2, out_shape);
     each(&src, finite_or_zero, 0);
     each(&src, fabs, 0);

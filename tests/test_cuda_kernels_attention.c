@@ -47,7 +47,7 @@ static te_attention_grad problem(te_dtype dtype, extents e)
     g.dv = operand(dtype, e.batch, e.kv_heads, e.seq_kv, e.dim_v, 0);
     a->scale = 1 / sqrt((double)e.dim);
     a->window_left = a->window_right = -1;
-    a->rng = (te_rng){12345, 7, 99};
+    a->rng = (te_rng){12345, 7, 99, NULL};
     return g;
 }
 

@@ -204,7 +204,7 @@ static void check_turned(void)
     float           amax[2] = {0, 0}, column_sums[2][C];
     uint64_t        state = 5;
     double          params[1] = {0.4};
-    te_rng          rng = {11, 22, 33};
+    te_rng          rng = {11, 22, 33, NULL};
     for (int i = 0; i < N; i++) x[i] = (float)test_uniform(&state, -2, 2);
     begin(&b, "turned");
     int v = input(&b, TE_RATE_ELEM), add = input(&b, TE_RATE_ELEM), row = input(&b, TE_RATE_ROW);

@@ -166,21 +166,21 @@ static void check_philox(void)
     };
     for (int i = 0; i < 3; i++) {
         const uint32_t *c = vectors[i].counter, *k = vectors[i].key;
-        te_rng rng = {(uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2], (uint64_t)c[1] << 32 | c[0]};
+        te_rng rng = {(uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2], (uint64_t)c[1] << 32 | c[0], NULL};
         te_philox_words words = te_philox(c[0], c[1], c[2], c[3], k[0], k[1]);
         for (unsigned w = 0; w < 4; w++) {
             CHECK(words.word[w] == vectors[i].want[w]);
             CHECK(te_rng_word(rng, w) == vectors[i].want[w]);
         }
     }
-    te_rng rng = {7, 9, 0xfffffffeu}, later = {7, 9, 0x100000003u};
+    te_rng rng = {7, 9, 0xfffffffeu, NULL}, later = {7, 9, 0x100000003u, NULL};
     CHECK(te_rng_word(rng, 4 * 5 + 2) == te_rng_word(later, 2));
 }
 
 static void check_random_values(void)
 {
     enum { COUNT = 1 << 20 };
-    te_rng rng = {1234, 5, 0};
+    te_rng rng = {1234, 5, 0, NULL};
     double sum = 0, squares = 0, cross = 0, previous = 0, kept = 0;
     for (uint64_t i = 0; i < COUNT; i++) {
         te_philox_words words = te_rng_group(rng, i / 4);

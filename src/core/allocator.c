@@ -34,6 +34,7 @@ static void release_block(te_allocator *allocator, te_block *block)
 
 void te_allocator_empty_cache(te_allocator *allocator)
 {
+    if (allocator->pool) return;
     for (int i = 0; i < TE_SIZE_CLASSES; i++) {
         while (allocator->cached[i]) {
             te_block *block = allocator->cached[i];
@@ -69,6 +70,7 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
         return NULL;
     }
     block->size = size;
+    block->pool = NULL;
     allocator->reserved += size;
     return block;
 }
@@ -78,25 +80,68 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
     if (bytes > (size_t)1 << 46) return NULL;
     size_t size;
     int class = size_class(bytes, &size);
-    te_block *block = allocator->cached[class];
+    te_block *block = allocator->pool ? allocator->pool->cached[class] : NULL;
     if (block)
+        allocator->pool->cached[class] = block->next;
+    else if ((block = allocator->cached[class]))
         allocator->cached[class] = block->next;
     else if (!(block = reserve_block(allocator, size))) {
         te_allocator_empty_cache(allocator);
         if (!(block = reserve_block(allocator, size))) return NULL;
     }
     block->next = NULL;
+    if (allocator->pool && !block->pool) {
+        block->pool = allocator->pool;
+        block->pool->blocks++;
+    }
     allocator->allocations++;
     allocator->current += block->size;
     if (allocator->current > allocator->peak) allocator->peak = allocator->current;
     return block;
 }
 
-void te_allocator_free(te_allocator *allocator, te_block *block)
+static void cache(te_block **lists, te_block *block)
 {
     size_t size;
     int class = size_class(block->size, &size);
+    block->next = lists[class];
+    lists[class] = block;
+}
+
+static void return_to_cache(te_allocator *allocator, te_pool *pool, te_block *block)
+{
+    block->pool = NULL;
+    cache(allocator->cached, block);
+    if (--pool->blocks == 0) te_mem_free(allocator->exec->mem, pool, sizeof *pool);
+}
+
+void te_allocator_free(te_allocator *allocator, te_block *block)
+{
     allocator->current -= block->size;
-    block->next = allocator->cached[class];
-    allocator->cached[class] = block;
+    if (block->pool && block->pool->closed)
+        return_to_cache(allocator, block->pool, block);
+    else
+        cache(block->pool ? block->pool->cached : allocator->cached, block);
+}
+
+/* --- pools -------------------------------------------------------------------------------------------------------- */
+
+te_pool *te_pool_open(te_allocator *allocator)
+{
+    te_pool *pool = te_mem_zalloc(allocator->exec->mem, sizeof *pool);
+    if (pool) pool->blocks = 1; /* its own, until it is closed */
+    return pool;
+}
+
+void te_pool_close(te_allocator *allocator, te_pool *pool)
+{
+    pool->closed = true;
+    for (int i = 0; i < TE_SIZE_CLASSES; i++) {
+        while (pool->cached[i]) {
+            te_block *block = pool->cached[i];
+            pool->cached[i] = block->next;
+            return_to_cache(allocator, pool, block);
+        }
+    }
+    if (--pool->blocks == 0) te_mem_free(allocator->exec->mem, pool, sizeof *pool);
 }

@@ -12,11 +12,23 @@
 
 enum { TE_SIZE_CLASSES = 8 * 48 };
 
+typedef struct te_pool te_pool;
+
 typedef struct te_block {
     void            *ptr;
     size_t           size; /* rounded */
     struct te_block *next;
+    te_pool         *pool; /* NULL: anybody's */
 } te_block;
+
+/* The memory of a recorded graph: addresses in it are used whenever the graph is launched, so a block that was taken while it
+ * was recorded serves that recording alone and returns to the cache only when both the graph and the block's holder are
+ * gone. */
+struct te_pool {
+    int       blocks; /* taken from the cache and not yet returned to it */
+    bool      closed;
+    te_block *cached[TE_SIZE_CLASSES];
+};
 
 typedef struct te_allocator {
     te_exec  *exec;
@@ -26,6 +38,7 @@ typedef struct te_allocator {
     te_block *cached[TE_SIZE_CLASSES];
     te_block *spare; /* empty te_block structs */
     te_block *scratch; /* blocks lent to kernels */
+    te_pool  *pool;    /* that blocks come from while a graph is recorded, NULL: none is */
 } te_allocator;
 
 void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit);
@@ -33,6 +46,8 @@ void te_allocator_close(te_allocator *allocator);
 /* NULL when exhausted. The block is given back with te_allocator_free. */
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes);
 void      te_allocator_free(te_allocator *allocator, te_block *block);
-void      te_allocator_empty_cache(te_allocator *allocator);
+void      te_allocator_empty_cache(te_allocator *allocator); /* nothing while a graph is recorded */
+te_pool  *te_pool_open(te_allocator *allocator); /* NULL: out of host memory */
+void      te_pool_close(te_allocator *allocator, te_pool *pool);
 
 #endif

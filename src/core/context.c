@@ -1,5 +1,7 @@
 /* context.c - life of a context, its devices, messages, random state. */
 #include "context.h"
+
+#include "graph.h"
 #include "op.h"
 #include "tensor.h"
 
@@ -285,6 +287,7 @@ void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offse
 
 void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t offset)
 {
+    if (ctx->capture && seed != ctx->seed) te_graph_spoil(ctx->capture, "another seed of random numbers");
     ctx->seed = seed;
     ctx->rng_offset = offset;
 }
@@ -293,7 +296,7 @@ te_rng te_context_draw(te_context *ctx, uint64_t words)
 {
     te_rng rng = {.seed = ctx->seed, .stream = 0, .offset = ctx->rng_offset};
     ctx->rng_offset += (words + 3) / 4;
-    return rng;
+    return ctx->capture ? te_graph_draw(ctx->capture, rng) : rng;
 }
 
 bool te_context_set_grad_enabled(te_context *ctx, bool enabled)

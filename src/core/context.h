@@ -59,6 +59,7 @@ struct te_context {
     void  *reclaim_user;
     bool   reclaiming;
 
+    struct te_graph *capture; /* a graph being recorded, NULL: none */
     struct te_profiler *profiler; /* a profile in progress, NULL: none */
     struct te_engine *engine; /* the backward pass in progress, NULL: none */
     te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the stack */

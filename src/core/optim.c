@@ -1,9 +1,9 @@
 /* optim.c - see optim.h. Each update is a row program, applied to all tensors in one run of the backend. */
 #include "optim.h"
 
-#include "quantized_parameter.h"
-
+#include "graph.h"
 #include "ops/ops.h"
+#include "quantized_parameter.h"
 
 #include <math.h>
 
@@ -16,6 +16,16 @@ static const te_utility adamw_program = {
     .outputs = "p2 m2 v2 copy",
     .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
                "(sqrt(v2) + eps); copy = p2",
+};
+
+/* The same with its coefficients from a device, and a last one that says whether anything changes at all. */
+static const te_utility adamw_device_program = {
+    .name = "adamw",
+    .inputs = "p g m v decay step_size beta1 beta2 fresh1 fresh2 eps allowed",
+    .params = "",
+    .outputs = "p2 m2 v2 copy",
+    .formula = "m2 = where(allowed, m * beta1 + g * fresh1, m); v2 = where(allowed, v * beta2 + g * fresh2 * g, v); "
+               "p2 = where(allowed, p * decay - m2 * step_size / (sqrt(v2) + eps), p); copy = p2",
 };
 
 static const te_utility sgd_program = {
@@ -110,15 +120,14 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
-enum { MAX_VALUES = 7 }; /* scalar parameters of an update */
+enum { MAX_VALUES = 7, N_NUMBERS = MAX_VALUES + 1 }; /* scalar parameters of an update; from a device, with `allowed` */
 
 /* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
  * the updated values: the rounded parameter when a master is kept, else its compute copy. */
 static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states,
-                            te_run *run, te_operand *in)
+                            te_run *run, te_operand *in, te_operand *out)
 {
     te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
-    te_operand *out = in + 2 + n_states;
     te_status status = check_entry(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
         status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
@@ -149,10 +158,22 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states)
     return status;
 }
 
-/* All groups in one run of the backend: until that has begun nothing is written. */
-static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
-                        const double (*values)[MAX_VALUES], const te_optim_group *groups)
+/* Row k of the numbers of a step on a device, each as an input that is the same for every element. */
+static void bind_numbers(te_operand *in, const te_tensor *numbers, int k)
 {
+    for (int i = 0; i < N_NUMBERS; i++) {
+        in[i] = flat(numbers);
+        in[i].data = (double *)in[i].data + k * N_NUMBERS + i;
+        in[i].stride[0] = 0;
+    }
+}
+
+/* All groups in one run of the backend: until that has begun nothing is written. Coefficients are `values`, or lie in
+ * `numbers`. */
+static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
+                        const double (*values)[MAX_VALUES], const te_tensor *numbers, const te_optim_group *groups)
+{
+    int n_inputs = 2 + n_states + (numbers ? N_NUMBERS : 0), n_outputs = 2 + n_states;
     int n = 0;
     te_device *device = NULL;
     for (int k = 0; k < n_groups; k++) n += groups[k].n;
@@ -160,14 +181,15 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     te_program *program = te_utility_program(ctx, utility);
     batch b;
     if (!program) return ctx->status;
-    te_status status = batch_open(ctx, &b, n, 2 + n_states, 2 + n_states);
+    te_status status = batch_open(ctx, &b, n, n_inputs, n_outputs);
     if (status != TE_OK) return status;
     te_run *run = b.runs;
     te_operand *operands = b.operands;
     for (int k = 0; k < n_groups; k++) {
-        for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += 4 + 2 * n_states) {
-            status = bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands);
-            run->params = values[k];
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += n_inputs + n_outputs) {
+            status = bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs);
+            run->params = values ? values[k] : NULL;
+            if (numbers) bind_numbers(operands + 2 + n_states, numbers, k);
             te_device *here = groups[k].params[i]->storage->device;
             if (status == TE_OK && device && here != device)
                 status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", utility->name, device->name,
@@ -185,24 +207,93 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     return status;
 }
 
+static te_status adamw_values(te_context *ctx, const te_adamw *o, double values[MAX_VALUES])
+{
+    if (o->step < 1)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
+    double root =
+        sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
+    double v[] = {
+        1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
+        (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root};
+    memcpy(values, v, sizeof v);
+    return TE_OK;
+}
+
 te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups)
 {
     size_t bytes = (size_t)n_groups * sizeof(double[MAX_VALUES]);
     double(*values)[MAX_VALUES] = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
-    for (int k = 0; k < n_groups && status == TE_OK; k++) {
-        const te_adamw *o = &options[k];
-        if (o->step < 1)
-            status = te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
-        double root =
-            sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
-        double v[] = {
-            1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
-            (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root};
-        memcpy(values[k], v, sizeof v);
-    }
-    if (status == TE_OK) status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);
+    for (int k = 0; k < n_groups && status == TE_OK; k++) status = adamw_values(ctx, &options[k], values[k]);
+    if (status == TE_OK)
+        status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, NULL, groups);
     te_mem_free(&ctx->mem, values, bytes);
+    return status;
+}
+
+/* --- steps whose numbers lie on the device ------------------------------------------------------------------------ */
+
+te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, te_tensor *numbers)
+{
+    size_t bytes = (size_t)n_groups * sizeof(double[N_NUMBERS]);
+    double *values = te_mem_alloc(&ctx->mem, bytes);
+    te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
+    for (int k = 0; k < n_groups && status == TE_OK; k++) {
+        status = adamw_values(ctx, &options[k], values + k * N_NUMBERS);
+        values[k * N_NUMBERS + MAX_VALUES] = 1;
+    }
+    if (status == TE_OK) status = te_tensor_send(numbers, values, (int64_t)n_groups * N_NUMBERS);
+    te_mem_free(&ctx->mem, values, bytes);
+    return status;
+}
+
+static const te_utility scaled_program = {
+    .name = "adamw_numbers",
+    .inputs = "x factor allowed",
+    .params = "",
+    .outputs = "y",
+    .formula = "c = column(); y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
+};
+
+/* The numbers with the gradients' factor in them: clip is what te_grad_clip gave. */
+static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip)
+{
+    te_tensor *scaled = te_tensor_new_like(numbers);
+    te_program *program = scaled ? te_utility_program(ctx, &scaled_program) : NULL;
+    te_exec *exec = &numbers->storage->device->exec;
+    te_status status = program ? TE_OK : ctx->status;
+    if (status == TE_OK) {
+        te_operand in[3] = {flat(numbers), flat(clip), flat(clip)}, out = flat(scaled);
+        te_run run = {.ndim = 2, .shape = {numbers->shape[0], N_NUMBERS}, .inputs = in, .outputs = &out, .compute_f64 = true};
+        in[0].stride[0] = out.stride[0] = N_NUMBERS;
+        in[0].stride[1] = out.stride[1] = 1;
+        in[1].data = (double *)in[1].data + 1;
+        in[2].data = (double *)in[2].data + 2;
+        in[1].stride[0] = in[2].stride[0] = 0;
+        status = exec->backend->program_run(exec, program, &run, 1);
+        if (status != TE_OK) te_fail_exec(ctx, status, exec, "adamw");
+    }
+    if (status == TE_OK) return scaled;
+    te_tensor_release(scaled);
+    return NULL;
+}
+
+static bool are_numbers(const te_tensor *t, int64_t n, const te_device *device)
+{
+    return t->dtype == TE_F64 && te_tensor_contiguous(t) && te_tensor_numel(t) == n && t->storage->device == device;
+}
+
+te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip,
+                           const te_optim_group *groups)
+{
+    const te_device *device = numbers->storage->device;
+    if (!are_numbers(numbers, (int64_t)n_groups * N_NUMBERS, device) || (clip && !are_numbers(clip, 3, device)))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: numbers %s of %d groups, clip %s: float64 {groups, %d} and {3}",
+                       TE_SHAPE_TEXT(numbers), n_groups, clip ? TE_SHAPE_TEXT(clip) : "absent", (int)N_NUMBERS);
+    te_tensor *scaled = clip ? scaled_numbers(ctx, numbers, clip) : te_tensor_retain(numbers);
+    te_status status = scaled ? update(ctx, &adamw_device_program, 2, n_groups, NULL, scaled, groups) : ctx->status;
+    te_tensor_release(scaled);
     return status;
 }
 
@@ -218,14 +309,14 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
                                                 o->grad_scale}};
         double without[1][MAX_VALUES] = {{o->lr, o->weight_decay, o->grad_scale}};
         const double(*values)[MAX_VALUES] = (const double(*)[MAX_VALUES])(plain ? without : with_momentum);
-        status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, &groups[k]);
+        status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, NULL, &groups[k]);
     }
     return status;
 }
 
-te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
+/* {n} on the tensors' device; NULL on failure. */
+static te_tensor *squares_of(te_context *ctx, int n, te_tensor *const *tensors)
 {
-    if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, &squares_program);
     te_device *device = tensors[0]->storage->device;
     int64_t count = n;
@@ -252,10 +343,68 @@ te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, doub
         status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, "sum_squares");
     }
-    if (status == TE_OK) status = te_tensor_read(sums, TE_F64, squares);
     for (int i = 0; dense && i < n; i++) te_tensor_release(dense[i]);
     if (dense) te_mem_free(&ctx->mem, dense, (size_t)n * sizeof *dense);
     if (b.runs) te_mem_free(&ctx->mem, b.runs, b.bytes);
+    if (status == TE_OK) return sums;
+    te_tensor_release(sums);
+    return NULL;
+}
+
+te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
+{
+    if (n < 1) return TE_OK;
+    te_tensor *sums = squares_of(ctx, n, tensors);
+    te_status status = sums ? te_tensor_read(sums, TE_F64, squares) : ctx->status;
     te_tensor_release(sums);
     return status;
+}
+
+static const te_utility total_program = {
+    .name = "total", .inputs = "x", .params = "", .outputs = "y", .formula = "y = x", .kind = TE_OUT_SUM};
+
+static const te_utility clip_program = {
+    .name = "clip",
+    .inputs = "total loss",
+    .params = "scale max",
+    .outputs = "norm factor allowed",
+    .formula = "norm = sqrt(total) * scale; factor = where(max > 0 and norm > max, scale * max / norm, scale); "
+               "allowed = where(norm - norm == 0 and loss - loss == 0, 1, 0)",
+};
+
+static te_status run_f64(te_context *ctx, te_device *device, const te_utility *utility, int64_t n, const te_operand *in,
+                         const te_operand *out, const double *params)
+{
+    te_program *program = te_utility_program(ctx, utility);
+    te_run run = {.ndim = 1, .shape = {n}, .inputs = in, .outputs = out, .params = params, .compute_f64 = true};
+    if (!program) return ctx->status;
+    te_status status = device->exec.backend->program_run(&device->exec, program, &run, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
+}
+
+te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale, double max)
+{
+    if (n < 1 || (loss && (te_tensor_numel(loss) != 1 || loss->storage->device != tensors[0]->storage->device))) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "clip: a loss of one element on the gradients' device is needed, and a gradient");
+        return NULL;
+    }
+    te_device *device = tensors[0]->storage->device;
+    te_tensor *squares = squares_of(ctx, n, tensors);
+    te_tensor *total = squares ? te_tensor_new(ctx, device, TE_F64, 0, NULL) : NULL;
+    te_tensor *clip = total ? te_tensor_new(ctx, device, TE_F64, 1, (int64_t[]){3}) : NULL;
+    te_status status = clip ? TE_OK : ctx->status;
+    if (status == TE_OK) {
+        te_operand in = flat(squares), out = flat(total);
+        status = run_f64(ctx, device, &total_program, n, &in, &out, NULL);
+    }
+    if (status == TE_OK) {
+        te_operand in[2] = {flat(total), flat(loss ? loss : total)}, out[3] = {flat(clip), flat(clip), flat(clip)};
+        for (int i = 0; i < 3; i++) out[i].data = (double *)out[i].data + i;
+        status = run_f64(ctx, device, &clip_program, 1, in, out, (double[]){scale, max});
+    }
+    te_tensor_release(squares);
+    te_tensor_release(total);
+    if (status == TE_OK) return clip;
+    te_tensor_release(clip);
+    return NULL;
 }

@@ -31,6 +31,15 @@ typedef struct te_optim_group {
 te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups);
 te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, const te_optim_group *groups);
 
+/* A step whose coefficients lie on the device, so that a recorded graph can make it. numbers: float64 {n_groups, 8}, filled by
+ * te_adamw_send from options whose grad_scale is 1. clip: NULL, or what te_grad_clip gave; where it does not allow the step
+ * nothing changes. The same bits as te_adamw_step's with clip's factor as grad_scale. */
+te_status  te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, te_tensor *numbers);
+te_status  te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, const te_optim_group *groups);
+/* float64 {3} on the device: the norm of all tensors together times scale; the factor (scale, or less so that the norm is at
+ * most max; max 0: no limit); 1 where the norm, and the loss if there is one, are finite, else 0. Nothing is waited for. */
+te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale, double max);
+
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and which
  * tensor broke. One pass, one synchronisation. */
 te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares);

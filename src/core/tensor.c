@@ -4,6 +4,7 @@
 #include "quantized_parameter.h"
 
 #include "autograd.h"
+#include "graph.h"
 #include "kernels/dtype.h"
 
 #include <stdio.h>
@@ -106,7 +107,7 @@ static te_storage *storage_new(te_device *device, size_t bytes)
     return s;
 }
 
-static void storage_release(te_storage *s)
+void te_storage_release(te_storage *s)
 {
     if (--s->refs > 0) return;
     te_context *ctx = s->ctx;
@@ -172,7 +173,7 @@ void te_tensor_release(te_tensor *t)
 {
     if (!t || --t->refs > 0) return;
     te_tensor_release(t->grad);
-    if (t->storage) storage_release(t->storage);
+    if (t->storage) te_storage_release(t->storage);
     if (t->node) te_node_release(t->node);
     tensor_free(t);
 }
@@ -317,6 +318,7 @@ te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const i
 
 void *te_tensor_pointer(const te_tensor *t)
 {
+    if (t->ctx->capture) te_graph_keep(t->ctx->capture, t);
     return t->storage->data ? (char *)t->storage->data + (size_t)t->offset * te_dtype_size(t->dtype) : NULL;
 }
 

@@ -16,6 +16,7 @@ typedef struct te_storage {
     int         refs;
     void      (*deleter)(void *user);
     void       *user;
+    uint64_t    graph;   /* the last graph that keeps it */
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
     bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
@@ -63,6 +64,7 @@ te_status  te_tensor_copy_across(te_tensor *dst, te_tensor *src); /* likewise, w
 te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is there */
 te_status  te_tensor_fill(te_tensor *t, double value);
 
+void te_storage_release(te_storage *storage);
 void te_tensor_pool_close(te_context *ctx);
 
 /* Number of elements, or -1 when the byte size does not fit 63 bits or an extent is negative. */

@@ -55,7 +55,8 @@ typedef struct te_view {
 /* Counter-based random numbers: Philox4x32-10 with key `seed`; element i of the iteration space (row-major, logical
  * position, whatever the strides) uses word i % 4 of counter {lo(offset + i / 4), hi(offset + i / 4), lo(stream), hi(stream)}. */
 typedef struct te_rng {
-    uint64_t seed, stream, offset;
+    uint64_t        seed, stream, offset;
+    const uint64_t *base; /* NULL, or on a device with graphs: {seed, what is added to offset}, read when the kernel runs */
 } te_rng;
 
 /* --- running programs ------------------------------------------------------------------------------------------- */
@@ -203,6 +204,14 @@ struct te_backend {
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+
+    /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses they were
+     * given, and nothing runs; a call that the host would have to wait for or to bring memory to fails. capture_end gives the
+     * graph, or NULL where it is not to be kept. graph_launch makes all the calls again, in order with others. */
+    te_status (*capture_begin)(te_exec *exec);
+    te_status (*capture_end)(te_exec *exec, bool keep, void **graph);
+    te_status (*graph_launch)(te_exec *exec, void *graph);
+    void      (*graph_free)(te_exec *exec, void *graph);
 };
 
 extern const te_backend te_backend_cpu;

@@ -35,6 +35,12 @@ TE_HD static inline te_philox_words te_philox(uint32_t c0, uint32_t c1, uint32_t
 TE_HD static inline te_philox_words te_rng_group(te_rng rng, uint64_t group)
 {
     uint64_t counter = rng.offset + group;
+#ifdef TE_RNG_BASE /* device code of backends with graphs */
+    if (rng.base) {
+        counter += rng.base[1];
+        rng.seed = rng.base[0];
+    }
+#endif
     return te_philox((uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)rng.stream, (uint32_t)(rng.stream >> 32),
                      (uint32_t)rng.seed, (uint32_t)(rng.seed >> 32));
 }

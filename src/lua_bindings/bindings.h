@@ -167,6 +167,7 @@ extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed â
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
 extern const luaL_Reg te_lua_group_functions[];    /* group.c */
+extern const luaL_Reg te_lua_graph_functions[];    /* graph.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */

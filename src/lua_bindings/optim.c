@@ -41,6 +41,7 @@ typedef struct step_group {
     te_lua_tensors lists[MAX_LISTS];
     te_adamw       adamw;
     te_sgd         sgd;
+    te_tensor     *numbers, *clip; /* behind the last group, in a step whose numbers lie on the device */
 } step_group;
 
 /* List k of a group, n tensors (any number when n < 0); absent where allowed. */
@@ -109,6 +110,11 @@ static te_status run_sgd(te_context *ctx, int n, const step_group *read, te_opti
     return status;
 }
 
+static te_status run_adamw_on(te_context *ctx, int n, const step_group *read, te_optim_group *groups)
+{
+    return te_adamw_step_on(ctx, n, read[n].numbers, read[n].clip, groups);
+}
+
 /* Reads the list of groups at 1, keeps every tensor while the engine works, and updates all groups at once. */
 static int run_step(lua_State *L, const char *function, void (*read)(lua_State *, int, step_group *),
                     te_status (*step)(te_context *, int, const step_group *, te_optim_group *))
@@ -127,6 +133,8 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
         const te_lua_tensors *l = given[i].lists;
         groups[i] = (te_optim_group){.n = l[0].n, .params = l[0].t, .grads = l[1].t, .states = {l[2].t, l[3].t}, .masters = l[4].t};
     }
+    if (step == run_adamw_on) given[n].numbers = te_lua_check_tensor(L, 2, function, "numbers");
+    if (step == run_adamw_on && lua_type(L, 3) > LUA_TNIL) given[n].clip = te_lua_check_tensor(L, 3, function, "clip");
     te_lua_enter(rt, L, function);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_retain_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
     te_status status = step(rt->ctx, n, given, groups);
@@ -305,6 +313,47 @@ static int adamw_again(lua_State *L)
     return 1;
 }
 
+/* adamw_step_on(groups, numbers[, clip]): adamw_step with its coefficients in `numbers`, see adamw_send; clip: grad_clip's. */
+static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", read_adamw, run_adamw_on); }
+
+/* adamw_send(tensor, numbers): coefficients of a step from `numbers`, which are adamw_again's. */
+static int adamw_send(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, "adamw_send", "tensor");
+    luaL_checktype(L, 2, LUA_TTABLE);
+    int       n = (int)lua_objlen(L, 2) / ADAMW_NUMBERS;
+    te_adamw *options = lua_newuserdata(L, ((size_t)n + 1) * sizeof *options);
+    double    values[ADAMW_NUMBERS];
+    for (int g = 0; g < n; g++) {
+        for (int i = 0; i < ADAMW_NUMBERS; i++) {
+            lua_rawgeti(L, 2, g * ADAMW_NUMBERS + i + 1);
+            values[i] = te_lua_check_number(L, -1, "adamw_send", "numbers");
+            lua_pop(L, 1);
+        }
+        options[g] = (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
+    }
+    te_lua_enter(rt, L, "adamw_send");
+    te_status status = te_adamw_send(rt->ctx, n, options, t);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "adamw_send", status);
+}
+
+/* grad_clip(list, loss or nil, scale, max): float64 {3}: norm, factor, whether the step is allowed. */
+static int grad_clip(lua_State *L)
+{
+    te_lua        *rt = te_lua_runtime(L);
+    te_lua_tensors list = te_lua_check_tensors(L, 1, "grad_clip", "tensors");
+    te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
+    double scale = te_lua_check_number(L, 3, "grad_clip", "scale"), max = te_lua_check_number(L, 4, "grad_clip", "max");
+    te_lua_enter(rt, L, "grad_clip");
+    te_lua_retain_tensors(&list);
+    te_tensor *clip = te_grad_clip(rt->ctx, list.n, list.t, loss, scale, max);
+    te_lua_drop_tensors(&list);
+    if (!clip) return te_lua_raise(rt, L, "grad_clip", rt->ctx->status);
+    te_lua_push_tensor(rt, L, clip);
+    return 1;
+}
+
 /* sum_squares(list): a table with the sum of squares of each tensor, and their total. */
 static int sum_squares(lua_State *L)
 {
@@ -328,5 +377,6 @@ static int sum_squares(lua_State *L)
 
 const luaL_Reg te_lua_optim_functions[] = {
     {"adamw_step", adamw_step},   {"adamw_prepare", adamw_prepare}, {"adamw_again", adamw_again},
-    {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {NULL, NULL},
+    {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {"adamw_step_on", adamw_step_on},
+    {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {NULL, NULL},
 };

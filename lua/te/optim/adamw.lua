@@ -20,6 +20,7 @@ function AdamW.describe(group, batch)
     }
 end
 
+AdamW.update_on, AdamW.send = te._core.adamw_step_on, te._core.adamw_send
 AdamW.update, AdamW.prepare, AdamW.again = te._core.adamw_step, te._core.adamw_prepare, te._core.adamw_again
 
 -- The numbers of batch b in a prepared step, in adamw_again's order.

@@ -3,6 +3,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
+local options = require "te.options"
 
 local clip = {}
 
@@ -34,6 +35,20 @@ function clip.grad_norm(params)
         if square - square ~= 0 then broken[#broken + 1] = owners[i] end
     end
     return math.sqrt(total), broken
+end
+
+--- The norm of all gradients together, and what to multiply them with, on the device: a float64 tensor {3} of the norm
+--- times `scale`; the factor, `scale` or less so that the norm is at most `max`; and 1 where the norm, and the loss if
+--- given, are finite, else 0. For `opt:step{ clip = … }`, which changes nothing when it is 0.
+---@param params table  a list of parameters, or a module
+---@param opts table  max: 0 is no limit; scale: 1 / batches that the gradients are sums of; loss: a tensor of one element
+function clip.grad_clip(params, opts)
+    local o = options.check("te.optim.grad_clip", opts,
+        { max = { "number", 0, min = 0 }, scale = { "number", 1 }, loss = { "any" } })
+    local grads = gradients(params)
+    local result = te._core.grad_clip(grads, o.loss, o.scale, o.max)
+    for i = 1, #grads do grads[i]:release() end
+    return result
 end
 
 --- Scales the gradients so that their norm is at most `max`; leaves them alone when it is not finite. Returns the norm

@@ -16,6 +16,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local is_module = require("te.module").is
 local Module = require "te.module"
+local graph = require "te.graph"
 local core = te._core
 
 local Optimizer = {}
@@ -220,15 +221,68 @@ local function step_anew(self, grad_scale, lr)
     return batches
 end
 
+-- Coefficients of the step that `batches` make next, to where the device reads them; and counts it.
+local function send_step(self, batches, numbers, list, grad_scale, lr)
+    for i = 1, #batches do
+        local batch = batches[i]
+        batch.step = batch.states[1].step + 1
+        self.numbers(list, i, batch.group, lr or batch.group.lr, batch.step, grad_scale)
+    end
+    self.send(numbers, list)
+    for i = 1, #batches do
+        local batch = batches[i]
+        for k = 1, #batch.states do batch.states[k].step = batch.step end
+    end
+    self.counted = batches
+end
+
+-- A step that the host does not take part in: whether it changes anything, and the gradients' factor, are the device's
+-- (clip); so a graph can make it.
+local function step_on_device(self, clip, grad_scale, lr)
+    local who, recording = "te.optim." .. self.name .. ":step", graph.before_launch()
+    if not self.update_on then fail(who .. ": steps in a graph or with `clip` are AdamW's alone") end
+    if recording and lr then fail(who .. ": lr: a graph takes the groups' own; see set_lr") end
+    local batches, described, list = {}, {}, {}
+    for _, group in ipairs(self.groups) do
+        for _, parameter in ipairs(recording and group.params or {}) do
+            if parameter.grad and not self.state[parameter] then
+                fail(who .. ": a graph needs the optimizer's states: make a step before")
+            end
+        end
+        add_batches(self, group, batches)
+    end
+    if #batches == 0 then return end
+    for i, batch in ipairs(batches) do described[i] = self.describe(batch.group, batch) end
+    local numbers = te._core.graph_numbers(batches[1].params[1].device, #batches, 8)
+    local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
+    if not graph.before_launch(send) then send() end
+    self.update_on(described, numbers, clip)
+    for _, batch in ipairs(batches) do
+        for k = 1, #batch.grads do batch.grads[k]:release() end
+        batch.grads = nil
+    end
+end
+
+--- Takes back the count of the last step, which `clip` did not allow.
+function Optimizer:take_back()
+    for _, batch in ipairs(self.counted or {}) do
+        for _, state in ipairs(batch.states) do state.step = state.step - 1 end
+    end
+    self.counted = nil
+end
+
 --- Updates the parameters from their gradients: all of them, or none when something fails.
 ---@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
----  lr: used instead of the groups' own
+---  lr: used instead of the groups' own; clip: te.optim.grad_clip's result, whose factor stays on the device
 function Optimizer:step(opts)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
         opts = options.check("te.optim." .. self.name .. ":step", opts,
-            { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 } })
+            { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 }, clip = { "any" } })
         grad_scale, lr = opts.grad_scale, opts.lr
+    end
+    if opts and opts.clip or graph.before_launch() then
+        return step_on_device(self, opts and opts.clip, grad_scale, lr)
     end
     local memory = self.memory
     if memory and step_again(self, memory, grad_scale, lr) then return end

@@ -1,8 +1,9 @@
 /* loss.c - losses. Cross entropy is one row program: probabilities are never written. */
 #include "ops.h"
 
-/* Every target is a class or the ignored index. Devices whose memory the host cannot read check in the kernel's stead.
- */
+#include <math.h>
+
+/* Every target is a class or the ignored index. */
 static te_status check_targets(te_call *call, te_tensor *target, int64_t classes, double ignored)
 {
     int64_t n = te_tensor_numel(target);
@@ -15,6 +16,16 @@ static te_status check_targets(te_call *call, te_tensor *target, int64_t classes
                                   (long long)ids[i], (long long)i, (long long)(classes - 1));
     te_mem_free(&call->ctx->mem, ids, (size_t)n * sizeof *ids);
     return status;
+}
+
+/* In a graph, where the host does not look: a loss whose target is no class is not a number. Takes over the losses. */
+static te_tensor *mark_targets(te_call *call, te_tensor *losses, te_tensor *target, int64_t classes)
+{
+    te_arg args[] = {TE_A_TENSOR(losses), TE_A_TENSOR(target), TE_A_NUMBER((double)classes),
+                     TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(NAN)};
+    te_tensor *marked = losses ? te_op_call(call->ctx, "loss_of_class", 5, args) : NULL;
+    te_tensor_release(losses);
+    return marked;
 }
 
 /* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction) */
@@ -31,11 +42,14 @@ static te_status cross_entropy_forward(te_call *call)
                             TE_SHAPE_TEXT(x), TE_SHAPE_TEXT(target));
     if (!(smoothing >= 0 && smoothing <= 1))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "label_smoothing must lie in [0, 1], not %g", smoothing);
-    te_status status = check_targets(call, target, x->shape[x->ndim - 1], call->attr[0].number);
+    int64_t classes = x->shape[x->ndim - 1];
+    bool captured = call->ctx->capture != NULL;
+    te_status status = captured ? TE_OK : check_targets(call, target, classes, call->attr[0].number);
     if (status != TE_OK) return status;
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
     bool smooth = smoothing != 0;
     te_tensor *losses = te_op_call(call->ctx, smooth ? "cross_entropy_smooth" : "cross_entropy_row", smooth ? 4 : 3, rows);
+    if (captured) losses = mark_targets(call, losses, target, classes);
     if (!losses || call->attr[2].number == 2) return te_call_result(call, losses);
     te_arg flat_args[] = {TE_A_TENSOR(losses), TE_A_INTS(((int64_t[]){-1}), 1)};
     te_tensor *flat = te_op_call(call->ctx, "reshape", 2, flat_args);
@@ -88,6 +102,10 @@ const te_op_def te_ops_loss[] = {
                 "where(target == ignore, 0, smooth)",
      .gradient = "g = where(target == ignore, 0, dy); dx = g * (exp(x - lse) - where(column() == target, 1 - "
                  "smoothing, 0) - smoothing / n)"},
+    {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
+     .doc = "x where its target is a class or ignored.",
+     .flags = TE_OP_HIDDEN,
+     .formula = "y = where((target >= 0 and target < classes) or target == ignore, x, otherwise)"},
     {.signature = "mean_counted(x, target; ignore: number = -100)",
      .doc = "Sum of a row over the number of its targets that are not ignored.",
      .flags = TE_OP_LASTROW | TE_OP_HIDDEN,

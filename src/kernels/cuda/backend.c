@@ -26,6 +26,10 @@ static const te_backend backend = {
     .topk = te_cuda_topk,
     .cumsum = te_cuda_cumsum,
     .multinomial = te_cuda_multinomial,
+    .capture_begin = te_cuda_capture_begin,
+    .capture_end = te_cuda_capture_end,
+    .graph_launch = te_cuda_graph_launch,
+    .graph_free = te_cuda_graph_free,
 };
 
 static const te_module module = {TE_MODULE_LAYOUT, &backend, te_cuda_device_count};

@@ -50,6 +50,9 @@ typedef struct te_cuda_device {
     te_cuda_copier      *copier; /* copy.c */
     struct te_cuda_hand *hand; /* kernel_ops.c */
     struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
+    struct te_cuda_graph *capture; /* graph.c: being recorded, NULL: none */
+    struct te_cuda_graph *graphs;  /* all of them */
+    struct te_cuda_dnn  *dnn;  /* attention_dnn.c, likewise from the first attention on */
 } te_cuda_device;
 
 static inline te_cuda_device *te_cuda(te_exec *exec) { return (te_cuda_device *)exec->device; }
@@ -76,7 +79,8 @@ void      te_cuda_stages_close(te_exec *exec);
 void     *te_cuda_memory_alloc(te_exec *exec, size_t bytes);
 void      te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes);
 te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
-/* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. */
+/* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. A graph
+ * brings the same bytes every time. */
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
 
 /* compile.c: the code of a source text, from memory, from disk or fresh from NVRTC. */
@@ -84,6 +88,20 @@ te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, s
 void      te_cuda_codes_close(te_exec *exec);
 /* Starts a kernel of the code; `operation` is what messages call it. */
 te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_launch *launch, const char *operation);
+
+/* graph.c. TE_OK unless a graph is being recorded; then `what`, which the host would have to take part in, fails. */
+te_status te_cuda_outside_graph(te_exec *exec, const char *what);
+/* While one is recorded: host memory that stays as it is until the graph goes; NULL with the message set. */
+void     *te_cuda_graph_keep(te_exec *exec, size_t bytes);
+/* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL with the message set. */
+uint64_t *te_cuda_graph_report(te_exec *exec, const char *operation);
+/* What graphs that have finished reported. */
+te_status te_cuda_graph_reports(te_exec *exec);
+te_status te_cuda_capture_begin(te_exec *);
+te_status te_cuda_capture_end(te_exec *, bool keep, void **graph);
+te_status te_cuda_graph_launch(te_exec *, void *graph);
+void      te_cuda_graph_free(te_exec *, void *graph);
+void      te_cuda_graphs_close(te_exec *);
 
 /* Entries of the table, by file. */
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
@@ -94,6 +112,14 @@ void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
 te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c and those below */
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
+/* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that; own kernels do the rest. */
+#ifdef TE_HAVE_CUDNN
+bool te_cuda_attention_dnn(te_exec *, const te_attention *, const te_attention_grad *grad, te_status *);
+void te_cuda_dnn_close(te_exec *);
+#else
+#define te_cuda_attention_dnn(exec, attention, grad, status) ((void)(exec), (void)(grad), (void)(status), false)
+#define te_cuda_dnn_close(exec)                              ((void)(exec))
+#endif
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
 te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
 te_status te_cuda_quantize(te_exec *, const te_quantize_job *);

@@ -72,9 +72,11 @@ te_status te_cuda_synchronize(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
     te_status status = te_cuda_enter(exec);
+    if (status == TE_OK) status = te_cuda_outside_graph(exec, "waiting for the device");
     if (status == TE_OK) status = te_cuda_waited(exec, d->driver.cuStreamSynchronize(d->stream));
-    if (status == TE_OK) d->n_recent = 0;
-    return status;
+    if (status != TE_OK) return status;
+    d->n_recent = 0;
+    return te_cuda_graph_reports(exec);
 }
 
 te_status te_cuda_enter(te_exec *exec)
@@ -203,7 +205,9 @@ void te_cuda_device_close(te_exec *exec)
     if (d->context) {
         d->driver.cuCtxSetCurrent(d->context); /* after a failure on the device host memory is freed all the same */
         if (d->stream) d->driver.cuStreamSynchronize(d->stream);
+        te_cuda_graphs_close(exec);
         te_cuda_gemm_close(exec);
+        te_cuda_dnn_close(exec);
         te_cuda_copier_close(exec);
         te_cuda_hand_close(exec);
         te_cuda_codes_close(exec);

@@ -242,6 +242,7 @@ static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_ge
     if (timed && remembered(exec, blas, plan, key)) return CUBLAS_STATUS_SUCCESS;
     cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
     if (r != CUBLAS_STATUS_SUCCESS) return r;
+    if (timed && te_cuda(exec)->capture) timed = false; /* nothing runs now: the first choice, and not for other runs */
     if (timed && n > 1) best = fastest(exec, blas, plan, found, n, *data);
     plan->algorithm = found[best].algo;
     plan->workspace = found[best].workspaceSize;

@@ -1,7 +1,7 @@
 /* kernel_ops.c - operations by hand-written kernels: a plan is made, its memory lent, its kernels launched.
  *
  * Ids and weights are checked on the device while they are used; the host reads the verdict at once, so that a wrong
- * one is an error of the call that was given it.
+ * one is an error of the call that was given it. In a graph the verdict comes out where the host next waits.
  */
 #include "cuda_backend.h"
 #include "kernels/hand.h"
@@ -111,15 +111,22 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
     bool checked = plan->check.kind != TE_CUDA_CHECK_NONE;
     void *scratch = plan->scratch_bytes ? exec->scratch(exec, plan->scratch_bytes) : NULL;
     if (plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
-    if (checked) status = clear_fault(exec, hand);
-    te_cuda_plan_bind(plan, scratch, hand->fault);
+    bool captured = te_cuda(exec)->capture != NULL;
+    uint64_t *fault = NULL;
+    if (checked && captured) {
+        status = (fault = te_cuda_graph_report(exec, operation)) ? TE_OK : TE_ERROR_MEMORY;
+    } else if (checked) {
+        status = clear_fault(exec, hand);
+        fault = hand->fault;
+    }
+    te_cuda_plan_bind(plan, scratch, fault);
     te_cuda_trace(exec, "dispatch: %s: kernel %s, %u blocks of %u\n", operation, plan->calls[0].launch.name,
                   plan->calls[0].launch.grid[0], plan->calls[0].launch.block[0]);
     for (int i = 0; i < plan->n_calls && status == TE_OK; i++) {
         status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
         if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);
     }
-    if (status == TE_OK && checked) status = read_fault(exec, hand, &plan->check, index);
+    if (status == TE_OK && checked && !captured) status = read_fault(exec, hand, &plan->check, index);
     if (scratch) exec->scratch_free(exec, scratch);
     return status;
 }
@@ -242,6 +249,7 @@ te_status te_cuda_attention(te_exec *exec, const te_attention *attention)
     offsets packed;
     te_cuda_plan plan;
     te_status status = te_cuda_enter(exec);
+    if (status == TE_OK && te_cuda_attention_dnn(exec, attention, NULL, &status)) return status;
     if (status == TE_OK) status = upload_offsets(exec, &a, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention(exec, &plan, &a);
@@ -256,6 +264,7 @@ te_status te_cuda_attention_backward(te_exec *exec, const te_attention_grad *gra
     offsets packed;
     te_cuda_plan plan;
     te_status status = te_cuda_enter(exec);
+    if (status == TE_OK && te_cuda_attention_dnn(exec, &grad->forward, grad, &status)) return status;
     if (status == TE_OK) status = upload_offsets(exec, &g.forward, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention_backward(exec, &plan, &g);

@@ -87,7 +87,7 @@ static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t byt
         memcpy(dst + before, d->stage[(i - 1) % 2], at < bytes ? TE_CUDA_STAGE_BYTES : bytes - before);
     }
     d->n_recent = 0; /* all that was under way before the copy has finished well */
-    return TE_OK;
+    return te_cuda_graph_reports(exec);
 }
 
 te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind)
@@ -95,6 +95,11 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
     te_cuda_device *d = te_cuda(exec);
     te_status status = te_cuda_enter(exec);
     if (status != TE_OK || bytes == 0) return status;
+    if (kind != TE_COPY_DEVICE_TO_DEVICE) {
+        bool up = kind == TE_COPY_HOST_TO_DEVICE;
+        status = te_cuda_outside_graph(exec, up ? "a copy from the host" : "a copy to the host");
+        if (status != TE_OK) return status;
+    }
     if (kind == TE_COPY_HOST_TO_DEVICE) return copy_up(exec, te_cuda_address(dst), src, bytes);
     if (kind == TE_COPY_DEVICE_TO_HOST) return copy_down(exec, dst, te_cuda_address(src), bytes);
     return te_cuda_result(exec,
@@ -104,8 +109,17 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
 
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes)
 {
-    void *ptr = exec->scratch(exec, bytes);
-    if (!ptr || te_cuda_memory_copy(exec, ptr, host, bytes, TE_COPY_HOST_TO_DEVICE) == TE_OK) return ptr;
-    exec->scratch_free(exec, ptr);
+    te_cuda_device *d = te_cuda(exec);
+    void *ptr = exec->scratch(exec, bytes), *kept = NULL;
+    te_status status = ptr ? TE_OK : TE_ERROR_MEMORY;
+    if (ptr && !d->capture) status = te_cuda_memory_copy(exec, ptr, host, bytes, TE_COPY_HOST_TO_DEVICE);
+    if (ptr && d->capture && !(kept = te_cuda_graph_keep(exec, bytes))) status = TE_ERROR_MEMORY;
+    if (kept) {
+        memcpy(kept, host, bytes);
+        CUresult r = d->driver.cuMemcpyHtoDAsync(te_cuda_address(ptr), kept, bytes, d->stream);
+        status = te_cuda_result(exec, r, "copy to the device");
+    }
+    if (status == TE_OK) return ptr;
+    if (ptr) exec->scratch_free(exec, ptr);
     return NULL;
 }

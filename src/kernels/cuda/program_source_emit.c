@@ -37,7 +37,8 @@ static void declare_field(void *user, te_field f)
     case TE_FIELD_KEEP: te_emit(e, "    uint64_t keep%d;\n", f.index); break;
     case TE_FIELD_SEED: te_emit(e, "    te_rng rng%d;\n", f.index); break;
     case TE_FIELD_STREAM:
-    case TE_FIELD_OFFSET: break; /* with the seed, in te_rng */
+    case TE_FIELD_OFFSET:
+    case TE_FIELD_BASE: break; /* with the seed, in te_rng */
     }
 }
 

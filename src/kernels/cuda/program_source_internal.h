@@ -54,7 +54,8 @@ typedef enum te_field_kind {
     TE_FIELD_KEEP, /* threshold of instruction `index` */
     TE_FIELD_SEED,
     TE_FIELD_STREAM,
-    TE_FIELD_OFFSET
+    TE_FIELD_OFFSET,
+    TE_FIELD_BASE
 } te_field_kind;
 
 typedef struct te_field {

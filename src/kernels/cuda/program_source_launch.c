@@ -57,6 +57,7 @@ void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape
         visit(user, (te_field){TE_FIELD_SEED, i, 0});
         visit(user, (te_field){TE_FIELD_STREAM, i, 0});
         visit(user, (te_field){TE_FIELD_OFFSET, i, 0});
+        visit(user, (te_field){TE_FIELD_BASE, i, 0});
     }
 }
 
@@ -144,6 +145,7 @@ static uint64_t field_value(const writer *w, te_field f)
     case TE_FIELD_SEED: return w->run->rngs[f.index].seed;
     case TE_FIELD_STREAM: return w->run->rngs[f.index].stream;
     case TE_FIELD_OFFSET: return w->run->rngs[f.index].offset;
+    case TE_FIELD_BASE: return (uint64_t)(uintptr_t)w->run->rngs[f.index].base;
     }
     return 0;
 }

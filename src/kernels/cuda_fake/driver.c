@@ -250,6 +250,61 @@ TE_FAKE CUresult cuStreamSynchronize(CUstream stream)
     return te_fake_flush();
 }
 
+/* --- graphs ------------------------------------------------------------------------------------------------------- */
+
+TE_FAKE CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)stream;
+    ENTER();
+    if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    te_fake_record_begin();
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    (void)stream;
+    te_fake_record *record = te_fake_record_end();
+    *graph = (CUgraph)(void *)record;
+    if (!record) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    te_fake_made(1);
+    ENTER();
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuGraphInstantiateWithFlags(CUgraphExec *runnable, CUgraph graph, unsigned long long flags)
+{
+    ENTER();
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    *runnable = (CUgraphExec)(void *)graph;
+    te_fake_made(1);
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuGraphLaunch(CUgraphExec runnable, CUstream stream)
+{
+    (void)stream;
+    ENTER();
+    return te_fake_record_queue((const te_fake_record *)(void *)runnable);
+}
+
+TE_FAKE CUresult cuGraphExecDestroy(CUgraphExec runnable)
+{
+    (void)runnable;
+    ENTER();
+    te_fake_made(-1);
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuGraphDestroy(CUgraph graph)
+{
+    ENTER();
+    te_fake_flush();
+    te_fake_record_free((te_fake_record *)(void *)graph);
+    te_fake_made(-1);
+    return CUDA_SUCCESS;
+}
+
 typedef struct event {
     uint64_t time;
 } event;

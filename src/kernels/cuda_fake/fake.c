@@ -8,8 +8,15 @@ typedef struct work {
     struct work *next;
     te_fake_function *run;
     uint64_t cost;
+    size_t size;
     _Alignas(16) char bytes[];
 } work;
+
+struct te_fake_record {
+    work *first, **last;
+    bool spoilt;
+};
+static te_fake_record *recording;
 
 enum { MAX_QUEUED = 2000, MAX_FUNCTIONS = 128 };
 
@@ -81,19 +88,61 @@ CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *bytes
 {
     (void)stream; /* one queue keeps all streams' order, which is one that the streams allow */
     if (broken) return (CUresult)broken;
-    if (queued == MAX_QUEUED) te_fake_flush();
+    if (queued == MAX_QUEUED && !recording) te_fake_flush();
     work *w = malloc(sizeof *w + size);
     if (!w) return CUDA_ERROR_OUT_OF_MEMORY;
-    *w = (work){.run = run, .cost = cost};
+    *w = (work){.run = run, .cost = cost, .size = size};
     memcpy(w->bytes, bytes, size);
+    if (recording) {
+        *recording->last = w;
+        recording->last = &w->next;
+        return CUDA_SUCCESS;
+    }
     *last = w;
     last = &w->next;
     queued++;
     return CUDA_SUCCESS;
 }
 
+void te_fake_record_begin(void)
+{
+    recording = calloc(1, sizeof *recording);
+    recording->last = &recording->first;
+}
+
+te_fake_record *te_fake_record_end(void)
+{
+    te_fake_record *r = recording;
+    recording = NULL;
+    if (!r->spoilt) return r;
+    te_fake_record_free(r);
+    return NULL;
+}
+
+CUresult te_fake_record_queue(const te_fake_record *r)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (const work *w = r->first; w && result == CUDA_SUCCESS; w = w->next)
+        result = te_fake_queue(NULL, w->run, w->bytes, w->size, w->cost);
+    return result;
+}
+
+void te_fake_record_free(te_fake_record *r)
+{
+    for (work *w = r->first; w;) {
+        work *next = w->next;
+        free(w);
+        w = next;
+    }
+    free(r);
+}
+
 CUresult te_fake_flush(void)
 {
+    if (recording) {
+        recording->spoilt = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     if (!first) return (CUresult)broken;
     work *w = first;
     first = NULL;

@@ -1,5 +1,5 @@
-/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC and cuBLASLt that the
- * backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
+/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC, cuBLASLt and cuDNN that
+ * the backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
  * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device
@@ -43,6 +43,12 @@ void te_fake_made(int change); /* +1, -1 */
 
 /* Queues work: `run` gets a copy of the `size` bytes at `work` later; `cost` in nanoseconds of the counted time. */
 CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *work, size_t size, uint64_t cost);
+/* From begin to end what would be queued is kept instead; NULL when it was made useless by a call that waits. */
+typedef struct te_fake_record te_fake_record;
+void            te_fake_record_begin(void);
+te_fake_record *te_fake_record_end(void);
+CUresult        te_fake_record_queue(const te_fake_record *record);
+void            te_fake_record_free(te_fake_record *record);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);
 /* What the device has failed with. */
@@ -54,5 +60,6 @@ CUdeviceptr te_fake_allocate(size_t bytes);
 bool        te_fake_release(CUdeviceptr ptr);
 void        te_fake_open_memory(bool open);
 bool        te_fake_contains(CUdeviceptr ptr, size_t bytes); /* within one allocation */
+bool        te_fake_owns(CUdeviceptr ptr);                   /* in an allocation, no fault if not */
 
 #endif

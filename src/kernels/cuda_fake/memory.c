@@ -66,6 +66,8 @@ static region *find(CUdeviceptr ptr)
     return NULL;
 }
 
+bool te_fake_owns(CUdeviceptr ptr) { return find(ptr) != NULL; }
+
 bool te_fake_contains(CUdeviceptr ptr, size_t bytes)
 {
     const region *r = find(ptr);

@@ -19,8 +19,10 @@ typedef decltype(sizeof(0)) size_t;
 #define UINT64_MAX 18446744073709551615ull
 #endif
 
+#define TE_RNG_BASE 1
 typedef struct te_rng {
-    uint64_t seed, stream, offset;
+    uint64_t        seed, stream, offset;
+    const uint64_t *base;
 } te_rng;
 
 #ifndef TE_CUDA_SIM

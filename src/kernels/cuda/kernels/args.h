@@ -45,7 +45,7 @@ typedef struct te_select_args {
     int64_t       rows, n, k; /* k: of topk; draws of multinomial */
     int64_t       flag;       /* largest, reverse, replacement */
     int64_t       leaves;     /* multinomial: of its tree */
-    uint64_t      rng[3];
+    uint64_t      rng[4];
 } te_select_args;
 
 /* q, k, v, out, lse, bias and gradients as in te_attention and te_attention_grad; an absent view has no data. */
@@ -58,7 +58,7 @@ typedef struct te_attention_args {
     int64_t        lse_wide, bias_dtype;
     double         scale, kept_scale; /* kept_scale: 1 / (1 - dropout) */
     int64_t        dropout;           /* whether there is any */
-    uint64_t       threshold, rng[3];
+    uint64_t       threshold, rng[4];
 } te_attention_args;
 
 /* A te_quantized_side. */

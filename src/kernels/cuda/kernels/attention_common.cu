@@ -82,7 +82,7 @@ __device__ static inline te_real te_drop(const te_attention_args &a, const te_se
                                          int64_t key, te_real x)
 {
     if (!a.dropout) return x;
-    te_rng   rng = {a.rng[0], a.rng[1], a.rng[2]};
+    te_rng   rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
     uint64_t row = (uint64_t)((s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i);
     uint32_t word = te_unit_words<1>(rng, row * (uint64_t)a.k.shape[2] + (uint64_t)(s.kv_start + key)).e[0];
     return word >= a.threshold ? x * (te_real)a.kept_scale : (te_real)0;

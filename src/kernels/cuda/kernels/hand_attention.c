@@ -86,6 +86,7 @@ static te_attention_args args_for(const te_attention *a)
     args.rng[0] = a->rng.seed;
     args.rng[1] = a->rng.stream;
     args.rng[2] = a->rng.offset;
+    args.rng[3] = (uint64_t)(uintptr_t)a->rng.base;
     return args;
 }
 

@@ -190,7 +190,7 @@ TE_HD static inline void te_tree_remove(double *tree, int64_t leaves, int64_t le
 extern "C" __global__ void __launch_bounds__(256) te_multinomial(const __grid_constant__ te_select_args a)
 {
     double *tree = (double *)a.bound.scratch + (int64_t)blockIdx.x * 2 * a.leaves;
-    te_rng  rng = {a.rng[0], a.rng[1], a.rng[2]};
+    te_rng  rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
     int64_t last = a.src.ndim - 1, step = a.flag ? TE_SELECT_THREADS : 1;
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
         int64_t *sample = (int64_t *)a.indices.data + te_offset(a.indices, last, r);

@@ -1,0 +1,259 @@
+--- te.graph: a whole training step recorded once on the device and launched again with one call.
+--
+-- A graph is a function's work on the device: its kernels, with the addresses they read and write. So the first calls run
+-- the function as it is (they choose algorithms, make optimizer states), the next one records it, which computes nothing,
+-- and from then on a call copies its inputs to where the recording reads them and launches. Lua inside the function runs
+-- no more; a learning rate comes from the optimizer's groups (set_lr), random numbers go on as if it had run, and what
+-- the function returned is the same tensors every time, with new values. A value that Lua reads inside (item, totable,
+-- printing), tensors brought from the host, and other shapes than recorded are errors that name themselves.
+--
+-- Devices without graphs (the CPU) run the function.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local is_module = require("te.module").is
+local Module = require "te.module"
+local core = te._core
+
+local function pack(...) return { n = select("#", ...), ... } end
+
+local graphs = {}
+local recording -- what is to happen before every launch of the graph that is being recorded; nil: none is
+
+--- Has `fn` called before every launch of the graph that is being recorded; false when none is.
+function graphs.before_launch(fn)
+    if not recording then return false end
+    if fn then recording[#recording + 1] = fn end
+    return true
+end
+
+-- Records fn(...). Returns the handle, or nil where the device has no graphs, and fn's results.
+local function record(device, hooks, fn, ...)
+    local handle = core.graph_begin(device)
+    if not handle then return nil end
+    recording = hooks
+    local results = pack(xpcall(fn, core.remember, ...))
+    recording = nil
+    local ended, reason = pcall(core.graph_end, handle, results[1])
+    if not results[1] then error(results[2], 0) end
+    if not ended then error(reason, 0) end
+    return handle, pack(unpack(results, 2, results.n))
+end
+
+local function shape_text(t) return "{" .. table.concat(t.shape, ", ") .. "}" end
+
+-- Copies of the samples where a recording will read them.
+local function place(samples, device)
+    return te.no_grad(function()
+        local placed = { n = #samples }
+        for i, sample in ipairs(samples) do
+            placed[i] = te.is_tensor(sample) and te.empty(sample.shape, { dtype = sample.dtype, device = device }) or sample
+            if te.is_tensor(sample) then placed[i]:copy_(sample) end
+        end
+        return placed
+    end)
+end
+
+-- New values for the placed inputs.
+local function fill(who, placed, given)
+    if given.n ~= placed.n then fail("%s: %d inputs, recorded with %d", who, given.n, placed.n) end
+    te.no_grad(function()
+        for i = 1, placed.n do
+            local input, static = given[i], placed[i]
+            if not te.is_tensor(static) then
+                if input ~= static then
+                    fail("%s: input %d is %s, recorded with %s", who, i, tostring(input), tostring(static))
+                end
+            elseif not te.is_tensor(input) then
+                fail("%s: input %d: expected a tensor, got %s", who, i, type(input))
+            elseif input.dtype ~= static.dtype or shape_text(input) ~= shape_text(static) then
+                fail("%s: input %d is %s %s, recorded with %s %s", who, i, input.dtype, shape_text(input), static.dtype,
+                    shape_text(static))
+            elseif not rawequal(input, static) then
+                static:copy_(input)
+            end
+        end
+    end)
+end
+
+local function device_of(samples)
+    for _, sample in ipairs(samples) do
+        if te.is_tensor(sample) then return sample.device end
+    end
+    return te.get_default_device()
+end
+
+local function detached(results)
+    for i = 1, results.n do
+        if te.is_tensor(results[i]) then results[i] = results[i]:detach() end
+    end
+    return results
+end
+
+local OPTIONS = {
+    device = { "string", nil, help = "where to record; that of the first sample" },
+    warmup = { "size", 2, help = "calls that run the function before one records it" },
+}
+
+local Graph = {}
+Graph.__index = Graph
+
+function Graph:__call(...)
+    local given = pack(...)
+    fill("te.graph", self.inputs, given)
+    if self.calls < self.warmup or self.plain then
+        self.calls = self.calls + 1
+        return self.fn(unpack(self.inputs, 1, self.inputs.n))
+    end
+    if not self.handle then
+        local hooks = {}
+        local handle, results = record(self.device, hooks, self.fn, unpack(self.inputs, 1, self.inputs.n))
+        self.plain = not handle
+        if self.plain then return self.fn(unpack(self.inputs, 1, self.inputs.n)) end
+        self.handle, self.hooks, self.results = handle, hooks, detached(results)
+    end
+    for i = 1, #self.hooks do self.hooks[i]() end
+    core.graph_launch(self.handle)
+    return unpack(self.results, 1, self.results.n)
+end
+
+function Graph:__tostring()
+    return ("te.graph on %s (%s)"):format(self.device, self.plain and "without graphs" or self.handle and "recorded"
+        or ("%d of %d calls before recording"):format(self.calls, self.warmup))
+end
+
+--- fn as a graph: call the result like fn. A whole training step may stand in it, zero_grad included; its results are
+--- detached tensors that the next call overwrites.
+---@param fn function
+---@param sample_inputs table  tensors like those of the calls, or values that stay the same
+---@param opts table|nil  device, warmup
+function graphs.graph(fn, sample_inputs, opts)
+    local o = options.check("te.graph", opts, OPTIONS)
+    if type(sample_inputs) ~= "table" or te.is_tensor(sample_inputs) then
+        fail("te.graph: sample_inputs: expected a list of inputs, got %s", type(sample_inputs))
+    end
+    local device = o.device or device_of(sample_inputs)
+    return setmetatable({ fn = fn, device = device, warmup = o.warmup, calls = 0,
+        inputs = place(sample_inputs, device) }, Graph)
+end
+
+-- Callables with a graph for each direction ---------------------------------------------------------------------------
+
+-- Runs fn while the parameters have no gradients; returns theirs, and gives them back what they had.
+local function with_fresh_gradients(parameters, fn)
+    local before, fresh = {}, {}
+    for i, p in ipairs(parameters) do before[i], p.grad = p.grad or false, nil end
+    local ok, reason = xpcall(fn, core.remember)
+    for i, p in ipairs(parameters) do fresh[i], p.grad = p.grad or false, before[i] or nil end
+    if not ok then error(reason, 0) end
+    return fresh
+end
+
+local function weighted(results, weights)
+    local total
+    for i = 1, results.n do
+        if results[i].requires_grad then
+            local term = te.sum(results[i] * weights[i])
+            total = total and total + term or term
+        end
+    end
+    return total
+end
+
+-- Both directions, recorded; nil where the device has no graphs.
+local function record_both(device, fn, inputs, parameters)
+    local both = { inputs = inputs, hooks = {}, weights = {} }
+    local handle, results = record(device, both.hooks, fn, unpack(inputs, 1, inputs.n))
+    if not handle then return nil end
+    both.forward = handle
+    for i = 1, results.n do
+        both.weights[i] = te.zeros(results[i].shape, { dtype = results[i].dtype, device = device })
+    end
+    both.parameter_grads = with_fresh_gradients(parameters, function()
+        both.backward = record(device, both.hooks, function()
+            if results.n == 1 then
+                results[1]:backward(both.weights[1])
+            else
+                weighted(results, both.weights):backward()
+            end
+        end)
+    end)
+    both.input_grads = {}
+    for i = 1, inputs.n do
+        local input = inputs[i]
+        if te.is_tensor(input) then both.input_grads[i], input.grad = input.grad or false, nil end
+    end
+    both.results = detached(results)
+    return both
+end
+
+local function launch_backward(both, parameters, douts)
+    te.no_grad(function()
+        for i, weight in ipairs(both.weights) do
+            if douts[i] then weight:copy_(douts[i]) else weight:zero_() end
+        end
+        core.graph_launch(both.backward)
+        for i, p in ipairs(parameters) do
+            local grad = both.parameter_grads[i]
+            if grad and p.grad then p.grad:add_(grad) elseif grad then p.grad = grad:clone() end
+        end
+    end)
+    local grads = { nil }
+    for i = 1, both.inputs.n do
+        local grad = both.input_grads[i]
+        grads[i + 1] = grad and grad:clone() or nil -- the first input is the anchor
+    end
+    return unpack(grads, 1, both.inputs.n + 1)
+end
+
+-- A few runs in both directions that leave nothing behind.
+local function warm_up(fn, inputs, parameters, times)
+    local rng = te.rng_state()
+    for _ = 1, times do
+        with_fresh_gradients(parameters, function()
+            local results = pack(fn(unpack(inputs, 1, inputs.n)))
+            local weights = {}
+            for i = 1, results.n do
+                weights[i] = te.zeros(results[i].shape, { dtype = results[i].dtype, device = results[i].device })
+            end
+            local total = weighted(results, weights)
+            if total then total:backward() end
+        end)
+        for i = 1, inputs.n do
+            if te.is_tensor(inputs[i]) then inputs[i].grad = nil end
+        end
+    end
+    te.rng_state(rng)
+end
+
+--- A module or function whose forward and backward are a graph each, for training steps that cannot be one graph as a
+--- whole. Parameters collect their gradients as usual. The results are overwritten by the next call.
+---@param callable any  a module, or a function of at most three results
+---@param sample_inputs table  tensors like those of the calls, requires_grad as there
+---@param opts table|nil  device, warmup
+function graphs.make_graphed_callables(callable, sample_inputs, opts)
+    local who = "te.make_graphed_callables"
+    local o = options.check(who, opts, OPTIONS)
+    local device = o.device or device_of(sample_inputs)
+    local parameters = is_module(callable, Module) and callable:parameters() or {}
+    local inputs = place(sample_inputs, device)
+    for i, sample in ipairs(sample_inputs) do
+        if te.is_tensor(sample) and sample.requires_grad then inputs[i].requires_grad = true end
+    end
+    warm_up(callable, inputs, parameters, o.warmup)
+    local both = record_both(device, callable, inputs, parameters)
+    if not both then return callable end
+    local function forward(_, _, ...)
+        fill(who, inputs, pack(...))
+        core.graph_launch(both.forward)
+        return unpack(both.results, 1, both.results.n)
+    end
+    local function backward(_, ...) return launch_backward(both, parameters, { ... }) end
+    return function(...)
+        local anchor = te.zeros({}, { requires_grad = #parameters > 0 }) -- parameters need backward even where no input does
+        return core.custom(forward, backward, anchor, ...)
+    end
+end
+
+return graphs

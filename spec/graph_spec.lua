@@ -1,0 +1,257 @@
+--- te.graph: a recorded training step has the bits of the one that is run, whatever changes from step to step; what cannot be
+--- recorded says so. On a device without graphs the function runs.
+
+local te = require "te"
+
+local devices, reason = te.devices()
+
+local function values(t) return t:detach():to("cpu"):to("float64"):reshape(-1):totable() end
+
+local function model_on(device, dropout)
+    te.manual_seed(3)
+    local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 16, dropout = dropout }
+    model:to(device)
+    return model
+end
+
+local function batch(step, device)
+    local x, y = {}, {}
+    for i = 1, 16 do x[i], y[i] = (i * 7 + step * 3) % 11, (i * 5 + step) % 11 end
+    local function place(list) return te.tensor(list, { dtype = "int32" }):view { 2, 8 }:to(device) end
+    return place(x), place(y)
+end
+
+-- Losses, norms and weights of a few steps with a changing learning rate.
+local function train(device, opts)
+    local model = model_on(device, opts.dropout)
+    local parameters = model:parameters()
+    local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
+    local function step(x, y)
+        local loss = te.autocast({ dtype = opts.dtype or "float32" }, function()
+            local _, loss = model(x, y)
+            return loss
+        end)
+        loss:backward()
+        local clip = te.optim.grad_clip(parameters, { max = 0.5, loss = loss })
+        optimizer:step { clip = clip }
+        optimizer:zero_grad()
+        return loss:detach(), clip
+    end
+    if opts.graph then step = te.graph(step, { batch(0, "cpu") }, { device = device, warmup = opts.warmup }) end
+    te.manual_seed(17)
+    local seen = {}
+    for i = 1, opts.steps or 6 do
+        optimizer:set_lr(0.01 / i)
+        if opts.between then opts.between(i, model, optimizer) end
+        local loss, clip = step(batch(i, opts.graph and "cpu" or device))
+        seen[#seen + 1] = loss:item()
+        for _, v in ipairs(clip:totable()) do seen[#seen + 1] = v end
+    end
+    for _, parameter in ipairs(parameters) do
+        for _, v in ipairs(values(parameter)) do seen[#seen + 1] = v end
+    end
+    return seen, optimizer:state_dict(), te.rng_state()
+end
+
+local function equal_bits(expected, seen)
+    assert.same(#expected, #seen)
+    for i = 1, #expected do
+        if expected[i] ~= seen[i] then error(("value %d is %.17g, in the graph %.17g"):format(i, expected[i], seen[i]), 2) end
+    end
+end
+
+local function equal_runs(device, opts)
+    local expected, expected_state, expected_rng = train(device, opts)
+    opts.graph = true
+    local seen, state, rng = train(device, opts)
+    equal_bits(expected, seen)
+    assert.same(expected_rng, rng)
+    for i, entry in pairs(expected_state.state) do
+        assert.same(entry.step, state.state[i].step)
+        assert.same(values(entry.exp_avg), values(state.state[i].exp_avg))
+    end
+end
+
+describe("te.graph without graphs", function()
+    it("runs the function", function()
+        local calls = 0
+        local double = te.graph(function(x)
+            calls = calls + 1
+            return x * 2
+        end, { te.zeros { 2 } })
+        for i = 1, 4 do assert.same({ 2 * i, 4 * i }, double(te.tensor { i, 2 * i }):totable()) end
+        assert.same(4, calls)
+    end)
+
+    it("says what does not fit the recording", function()
+        local double = te.graph(function(x) return x * 2 end, { te.zeros { 2 } })
+        assert.has_error(function() double(te.zeros { 3 }) end, "te.graph: input 1 is float32 {3}, recorded with float32 {2}")
+        assert.has_error(function() double() end, "te.graph: 0 inputs, recorded with 1")
+        assert.has_error(function() double(5) end, "te.graph: input 1: expected a tensor, got number")
+    end)
+
+    it("makes steps whose clipping stays on the device with the bits of others", function()
+        local function weights(clipped)
+            te.manual_seed(2)
+            local layer = te.Linear(5, 3)
+            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+            for i = 1, 3 do
+                ((layer(te.full({ 4, 5 }, i)) - 1) ^ 2):sum():backward()
+                if clipped then
+                    optimizer:step { clip = te.optim.grad_clip(layer, { max = 1, scale = 0.5 }) }
+                else
+                    local norm, scale = te.optim.grad_norm(layer) * 0.5, 0.5
+                    if norm > 1 then scale = scale * 1 / norm end
+                    optimizer:step { grad_scale = scale }
+                end
+                optimizer:zero_grad()
+            end
+            return values(layer.weight)
+        end
+        assert.same(weights(false), weights(true))
+    end)
+
+    it("leaves the weights alone when the loss is not finite", function()
+        local layer = te.Linear(2, 2)
+        local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+        layer(te.ones { 1, 2 }):sum():backward()
+        local before = values(layer.weight)
+        local clip = te.optim.grad_clip(layer, { loss = te.tensor(0 / 0) })
+        optimizer:step { clip = clip }
+        assert.same(0, clip:totable()[3])
+        assert.same(before, values(layer.weight))
+        optimizer:take_back()
+        assert.same(0, optimizer:state_dict().state[1].step)
+    end)
+end)
+
+describe("te.graph on a CUDA device", function()
+    if not devices[2] then
+        pending(reason)
+        return
+    end
+
+    it("trains with the bits of the step that is run", function() equal_runs("cuda", { dropout = 0 }) end)
+
+    it("goes on with random numbers, step counts and the learning rate", function() equal_runs("cuda", { dropout = 0.2 }) end)
+
+    it("keeps copies of weights in bfloat16 current", function()
+        equal_runs("cuda", { dropout = 0.1, dtype = "bfloat16", between = function(i, model, optimizer)
+            if i == 5 then -- somebody changes the weights between two launches
+                te.no_grad(function()
+                    for _, p in ipairs(model:parameters()) do p:mul_(0.5) end
+                end)
+                optimizer:set_lr(0.02)
+            end
+        end })
+    end)
+
+    it("records attention of cuDNN", function() equal_runs("cuda", { dropout = 0, dtype = "bfloat16" }) end)
+
+    it("follows another seed", function()
+        equal_runs("cuda", { dropout = 0.3, between = function(i) if i == 4 then te.manual_seed(99) end end })
+    end)
+
+    it("holds its memory while other work goes on", function()
+        local kept
+        equal_runs("cuda", { dropout = 0.1, between = function()
+            kept = te.randn({ 64, 64 }, { device = "cuda" })
+            kept = te.matmul(kept, kept)
+            te.empty_cache()
+        end })
+        assert.same({ 64, 64 }, kept.shape)
+    end)
+
+    it("gives its memory back", function()
+        collectgarbage()
+        collectgarbage()
+        local before = te.memory_stats("cuda").current
+        do
+            local graph = te.graph(function(x) return te.matmul(x, x) end, { te.zeros { 32, 32 } }, { device = "cuda" })
+            for _ = 1, 4 do graph(te.ones { 32, 32 }) end
+        end
+        collectgarbage()
+        collectgarbage()
+        assert.same(before, te.memory_stats("cuda").current)
+    end)
+
+    local function refuses(message, fn, warmup)
+        local graph = te.graph(fn, { te.ones({ 4 }, { device = "cuda" }) }, { warmup = warmup or 1 })
+        graph(te.ones { 4 })
+        assert.error_matches(function() graph(te.ones { 4 }) end, message)
+        local x = te.ones({ 2 }, { device = "cuda" }) -- and the device works on
+        assert.same({ 3, 3 }, (x + x + x):totable())
+    end
+
+    it("names what cannot be recorded", function()
+        refuses("a copy to the host cannot be part of a graph", function(x) return x * x:sum():item() end)
+        refuses("a copy to the host cannot be part of a graph", function(x) return x:to "cpu" end)
+        refuses("a copy from the host cannot be part of a graph", function(x)
+            return x + te.tensor({ 1, 2, 3, 4 }, { device = "cuda" })
+        end)
+        local seed = 0
+        refuses("another seed of random numbers cannot be part of a graph", function(x)
+            seed = seed + 1
+            te.manual_seed(seed)
+            return te.dropout(x, { p = 0.5 })
+        end)
+        local calls = 0
+        refuses("my own mistake", function(x)
+            calls = calls + 1
+            if calls == 2 then error("my own mistake") end
+            return x
+        end)
+    end)
+
+    it("wants the optimizer's states beforehand", function()
+        local layer = te.Linear(4, 4):to "cuda"
+        local optimizer = te.optim.AdamW(layer:parameters(), {})
+        local first = true
+        refuses("a graph needs the optimizer's states: make a step before", function(x)
+            if first then
+                first = false
+                return x
+            end
+            layer(x:view { 1, 4 }):sum():backward()
+            optimizer:step()
+            return x
+        end)
+    end)
+
+    it("reports ids out of range where the host next waits", function()
+        local table_ = te.randn({ 5, 3 }, { device = "cuda" })
+        local graph = te.graph(function(ids) return te.embedding(table_, ids) end,
+            { te.tensor({ 0, 1 }, { dtype = "int32" }) }, { device = "cuda", warmup = 1 })
+        local function look_up(...) return graph(te.tensor({ ... }, { dtype = "int32" })):totable() end
+        look_up(1, 2)
+        assert.same(te.embedding(table_, te.tensor({ 3, 4 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 4))
+        assert.error_matches(function() look_up(1, 7) end, "embedding, in a graph: a value out of range at position 1")
+        assert.same(te.embedding(table_, te.tensor({ 3, 0 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 0))
+    end)
+end)
+
+describe("te.make_graphed_callables", function()
+    for _, device in ipairs(devices[2] and { "cpu", "cuda" } or { "cpu" }) do
+        it("gives results and gradients as the callable does, on " .. device, function()
+            local function run(graphed)
+                te.manual_seed(5)
+                local layer = te.Sequential(te.Linear(4, 6), te.GELU(), te.Dropout(0.2), te.Linear(6, 3)):to(device)
+                local sample = te.zeros({ 2, 4 }, { device = device, requires_grad = true })
+                local fn = graphed and te.make_graphed_callables(layer, { sample }) or layer
+                te.manual_seed(6)
+                local seen = {}
+                for i = 1, 3 do
+                    local x = te.full({ 2, 4 }, i / 3, { device = device, requires_grad = true })
+                    layer:zero_grad()
+                    local y = fn(x)
+                    y:backward(te.full({ 2, 3 }, 0.5, { device = device }))
+                    for _, t in ipairs { y, x.grad, layer[1].weight.grad, layer[4].bias.grad } do
+                        for _, v in ipairs(values(t)) do seen[#seen + 1] = v end
+                    end
+                end
+                return seen
+            end
+            equal_bits(run(false), run(true))
+        end)
+    end
+end)

@@ -1,0 +1,178 @@
+/* graph.c - see graph.h. */
+#include "graph.h"
+
+/* Memory that existed before the recording, and its dtype: copies in the compute dtype are made anew from it when it was
+ * changed by others between launches. */
+typedef struct kept {
+    te_storage *storage;
+    te_dtype    dtype;
+} kept;
+
+struct te_graph {
+    te_context *ctx;
+    te_device *device;
+    te_pool *pool;
+    void *recorded; /* the backend's */
+    te_tensor *random; /* int64 {2}: seed, and where the numbers of a launch begin */
+    uint64_t id, first, drawn; /* offset when the recording began; how far it went */
+    uint64_t seed;
+    kept *kept;
+    size_t n_kept, capacity;
+    const char *spoilt;
+};
+
+/* --- recording ---------------------------------------------------------------------------------------------------- */
+
+static void dissolve(te_graph *g)
+{
+    te_context *ctx = g->ctx;
+    te_exec *exec = &g->device->exec;
+    if (g->recorded) exec->backend->graph_free(exec, g->recorded);
+    if (g->pool) te_pool_close(&g->device->allocator, g->pool);
+    for (size_t i = 0; i < g->n_kept; i++) te_storage_release(g->kept[i].storage);
+    te_mem_free(&ctx->mem, g->kept, g->capacity * sizeof *g->kept);
+    te_tensor_release(g->random);
+    te_mem_free(&ctx->mem, g, sizeof *g);
+    te_context_unref(ctx);
+}
+
+te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
+{
+    te_exec *exec = &device->exec;
+    int64_t two = 2;
+    if (!exec->backend->capture_begin)
+        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: %s has no graphs", device->name);
+    if (ctx->capture) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: another graph is being recorded");
+    te_graph *g = te_mem_zalloc(&ctx->mem, sizeof *g);
+    if (!g) return te_fail_memory(ctx, "te.graph");
+    *g = (te_graph){.ctx = ctx, .device = device, .id = ctx->next_storage_id++, .first = ctx->rng_offset, .seed = ctx->seed};
+    te_context_retain(ctx);
+    g->random = te_tensor_new(ctx, device, TE_I64, 1, &two);
+    g->pool = te_pool_open(&device->allocator);
+    te_status status = !g->random ? ctx->status : g->pool ? TE_OK : te_fail_memory(ctx, "te.graph");
+    if (status == TE_OK) {
+        status = exec->backend->capture_begin(exec);
+        if (status != TE_OK) te_fail_exec(ctx, status, exec, "graph");
+    }
+    if (status != TE_OK) {
+        dissolve(g);
+        return status;
+    }
+    device->allocator.pool = g->pool;
+    ctx->capture = g;
+    *out = g;
+    return TE_OK;
+}
+
+/* Nothing ran: random numbers stand where they stood. */
+te_status te_graph_end(te_graph *g, bool keep)
+{
+    te_context *ctx = g->ctx;
+    te_exec *exec = &g->device->exec;
+    te_status status = TE_OK;
+    ctx->capture = NULL;
+    g->device->allocator.pool = NULL;
+    g->drawn = ctx->rng_offset - g->first;
+    ctx->rng_offset = g->first;
+    ctx->seed = g->seed;
+    if (g->spoilt && keep)
+        status = te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: %s cannot be part of a graph", g->spoilt);
+    te_status ended = exec->backend->capture_end(exec, keep && !g->spoilt, &g->recorded);
+    if (ended != TE_OK && keep && status == TE_OK) status = te_fail_exec(ctx, ended, exec, "graph");
+    if (status != TE_OK || !keep) dissolve(g);
+    return status;
+}
+
+void te_graph_keep(te_graph *g, const te_tensor *t)
+{
+    te_storage *s = t->storage;
+    if (s->device != g->device || s->graph == g->id || (s->block && s->block->pool == g->pool)) return;
+    if (!te_mem_grow(&g->ctx->mem, (void **)&g->kept, &g->capacity, g->n_kept + 1, sizeof *g->kept)) {
+        g->spoilt = "more than host memory can hold";
+        return;
+    }
+    s->graph = g->id;
+    s->refs++;
+    g->kept[g->n_kept++] = (kept){s, t->dtype};
+}
+
+te_rng te_graph_draw(te_graph *g, te_rng rng)
+{
+    rng.offset -= g->first;
+    rng.base = (const uint64_t *)g->random->storage->data;
+    return rng;
+}
+
+void te_graph_spoil(te_graph *g, const char *what)
+{
+    if (!g->spoilt) g->spoilt = what;
+}
+
+/* --- launching ---------------------------------------------------------------------------------------------------- */
+
+/* The copy in the compute dtype of a weight that somebody changed. */
+static te_status refresh(te_graph *g, const kept *k)
+{
+    te_storage *s = k->storage;
+    te_exec *exec = &g->device->exec;
+    if (!s->shadow || s->shadow_version == s->version) return TE_OK;
+    te_view dst = te_tensor_view(s->shadow), src = dst;
+    src.data = s->data;
+    src.dtype = k->dtype;
+    te_status status = exec->backend->copy(exec, &dst, &src);
+    if (status != TE_OK) return te_fail_exec(g->ctx, status, exec, "graph");
+    s->shadow_version = s->version;
+    return TE_OK;
+}
+
+/* What a graph has kept it may have written. */
+static void count_writes(te_graph *g)
+{
+    for (size_t i = 0; i < g->n_kept; i++) {
+        te_storage *s = g->kept[i].storage;
+        bool current = s->shadow && s->shadow_version == s->version;
+        s->version++;
+        if (current) s->shadow_version = s->version;
+    }
+}
+
+te_status te_graph_launch(te_graph *g)
+{
+    te_context *ctx = g->ctx;
+    te_exec *exec = &g->device->exec;
+    uint64_t random[2] = {ctx->seed, ctx->rng_offset};
+    te_status status = TE_OK;
+    if (ctx->capture) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: a graph cannot be part of a graph");
+    for (size_t i = 0; i < g->n_kept && status == TE_OK; i++) status = refresh(g, &g->kept[i]);
+    if (status != TE_OK) return status;
+    if (g->drawn > 0)
+        status = exec->backend->memory_copy(exec, g->random->storage->data, random, sizeof random, TE_COPY_HOST_TO_DEVICE);
+    if (status == TE_OK) status = exec->backend->graph_launch(exec, g->recorded);
+    if (status != TE_OK) return te_fail_exec(ctx, status, exec, "graph");
+    ctx->rng_offset += g->drawn;
+    count_writes(g);
+    return TE_OK;
+}
+
+void te_graph_release(te_graph *g) { dissolve(g); }
+
+te_tensor *te_graph_numbers(te_context *ctx, te_device *device, int64_t rows, int64_t columns)
+{
+    te_pool *pool = device->allocator.pool;
+    device->allocator.pool = NULL;
+    te_tensor *t = te_tensor_new(ctx, device, TE_F64, 2, (int64_t[]){rows, columns});
+    device->allocator.pool = pool;
+    return t;
+}
+
+te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
+{
+    te_exec *exec = &t->storage->device->exec;
+    if (t->dtype != TE_F64 || te_tensor_numel(t) != n || !te_tensor_contiguous(t))
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "send: a contiguous float64 tensor of %lld numbers is needed, not %s %s",
+                       (long long)n, te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
+    te_status status = exec->backend->memory_copy(exec, te_tensor_pointer(t), values, (size_t)n * sizeof *values,
+                                                  TE_COPY_HOST_TO_DEVICE);
+    t->storage->version++;
+    return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "send");
+}

@@ -1,0 +1,34 @@
+/* graph.h - a device's work recorded once and launched again as a whole.
+ *
+ * Between te_graph_begin and te_graph_end operations run as ever, but their kernels are recorded instead of run. A launch
+ * makes them again on the same memory: the graph has a pool of its own for what was allocated meanwhile, and keeps every
+ * other storage that a kernel was given. Random numbers go on with each launch where the context's stand. What the host
+ * would have to read in between (te_tensor_read) or bring along (te_tensor_write) fails and names itself; a number that is to
+ * change from launch to launch lies in a tensor that te_tensor_send fills.
+ */
+#ifndef TE_CORE_GRAPH_H
+#define TE_CORE_GRAPH_H
+
+#include "tensor.h"
+
+typedef struct te_graph te_graph;
+
+/* TE_ERROR_UNSUPPORTED where the device has no graphs (the CPU), or while another graph is recorded. */
+te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out);
+/* Ends the recording. Not kept, or on failure, the graph is gone. */
+te_status te_graph_end(te_graph *graph, bool keep);
+te_status te_graph_launch(te_graph *graph);
+void      te_graph_release(te_graph *graph);
+
+/* A float64 tensor {rows, columns} that te_tensor_send may fill before a launch, also while a graph is recorded: no kernel of the
+ * graph has its memory before. */
+te_tensor *te_graph_numbers(te_context *ctx, te_device *device, int64_t rows, int64_t columns);
+/* t = values, float64 and contiguous, before all later work of the device; nothing is waited for. */
+te_status te_tensor_send(te_tensor *t, const double *values, int64_t n);
+
+/* While recording. A kernel was given t; random numbers were drawn; something happened that cannot be launched again. */
+void   te_graph_keep(te_graph *graph, const te_tensor *t);
+te_rng te_graph_draw(te_graph *graph, te_rng rng);
+void   te_graph_spoil(te_graph *graph, const char *what);
+
+#endif

@@ -1,0 +1,367 @@
+/* attention_dnn.c - attention through cuDNN, where it takes it: what it is asked for, plans by shape, running them.
+ *
+ * A plan is a compiled kernel and costs half a second, so plans are kept, and packed sequences are rounded up to few
+ * shapes: their number and the longest length to powers of two, the rest being sequences of length 0. Numbers of rows
+ * (lse) of packed sequences are [position, head] in cuDNN and copied from and to ours.
+ *
+ * Declined is what would have other bits than elsewhere (dropout draws from Philox by position), what has no form there
+ * (a bias, float32) and what the library refuses; own kernels do it then. TE_TRACE=dispatch says which and why.
+ */
+#include "attention_dnn.h"
+#include "cuda_backend.h"
+
+#include <stdio.h>
+
+enum { MAX_PLANS = 64, MAX_TENSORS = 2 * TE_DNN_OFFSETS };
+
+typedef struct known_plan {
+    te_dnn_attention key;
+    te_dnn_plan plan; /* its plan NULL: declined */
+    char reason[TE_DNN_REASON];
+} known_plan;
+
+struct te_cuda_dnn {
+    te_cuda_dnn_library library;
+    cudnnHandle_t handle;
+    cudnnBackendDescriptor_t device;
+    char reason[TE_DNN_REASON]; /* why there is none, empty: there is */
+    known_plan *plans;
+    size_t n, capacity;
+};
+
+/* One call: memory it works in, and what its plan's numbers stand for. */
+typedef struct call {
+    te_exec *exec;
+    const te_attention *a;
+    const te_attention_grad *grad;
+    te_dnn_attention key;
+    int64_t uids[MAX_TENSORS];
+    void *pointers[MAX_TENSORS];
+    int n;
+    float numbers[TE_DNN_WINDOW + 1];
+    te_view rows; /* packed: lse as cuDNN lays it out */
+    void *lent[4]; /* scratch */
+    int n_lent;
+} call;
+
+/* --- the library -------------------------------------------------------------------------------------------------- */
+
+static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
+{
+    static const char *const names[] = {
+#define NAME(name) #name,
+        TE_CUDA_DNN(NAME)
+#undef NAME
+    };
+    static const char *const files[] = {"libcudnn.so.9", NULL};
+    te_cuda_device *d = te_cuda(exec);
+    char message[sizeof exec->message];
+    memcpy(message, exec->message, sizeof message);
+    te_status status =
+        te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
+    if (status != TE_OK) snprintf(dnn->reason, sizeof dnn->reason, "%.*s", TE_DNN_REASON - 1, exec->message);
+    memcpy(exec->message, message, sizeof message);
+    if (status != TE_OK) return false;
+    size_t version = dnn->library.cudnnGetVersion();
+    if (version < TE_DNN_OLDEST)
+        snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu is older than %d", version, (int)TE_DNN_OLDEST);
+    else if (dnn->library.cudnnCreate(&dnn->handle) != CUDNN_STATUS_SUCCESS)
+        snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu does not start", version);
+    else if (dnn->library.cudnnSetStream(dnn->handle, (cudaStream_t)d->stream) != CUDNN_STATUS_SUCCESS)
+        snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu does not take the stream", version);
+    else
+        dnn->device = te_dnn_device(&dnn->library, d->index, NULL, dnn->reason);
+    return dnn->device != NULL;
+}
+
+static struct te_cuda_dnn *open_dnn(te_exec *exec)
+{
+    te_cuda_device *d = te_cuda(exec);
+    if (d->dnn) return d->dnn;
+    struct te_cuda_dnn *dnn = te_mem_zalloc(exec->mem, sizeof *dnn);
+    if (dnn) open_library(exec, dnn);
+    return d->dnn = dnn;
+}
+
+static void forget(struct te_cuda_dnn *dnn, known_plan *known)
+{
+    if (known->plan.plan) dnn->library.cudnnBackendDestroyDescriptor(known->plan.plan);
+}
+
+void te_cuda_dnn_close(te_exec *exec)
+{
+    struct te_cuda_dnn *dnn = te_cuda(exec)->dnn;
+    if (!dnn) return;
+    for (size_t i = 0; i < dnn->n; i++) forget(dnn, &dnn->plans[i]);
+    if (dnn->device) dnn->library.cudnnBackendDestroyDescriptor(dnn->device);
+    if (dnn->handle) dnn->library.cudnnDestroy(dnn->handle);
+    te_mem_free(exec->mem, dnn->plans, dnn->capacity * sizeof *dnn->plans);
+    te_mem_free(exec->mem, dnn, sizeof *dnn);
+    te_cuda(exec)->dnn = NULL;
+}
+
+/* --- what is taken ------------------------------------------------------------------------------------------------ */
+
+static const te_view *view_of(const te_attention *a, const te_attention_grad *g, int uid)
+{
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out}, *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
+    return uid <= TE_DNN_OUT ? forward[uid - TE_DNN_Q] : g ? gradient[uid - TE_DNN_DOUT] : NULL;
+}
+
+/* Sixteen bytes at a time. */
+static bool aligned(const te_view *v)
+{
+    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3];
+    return (uintptr_t)v->data % 16 == 0 && steps % 8 == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
+}
+
+static bool repeats_itself(const te_view *v)
+{
+    for (int i = 0; i < 3; i++)
+        if (v->shape[i] > 1 && v->stride[i] == 0) return true;
+    return false;
+}
+
+static const char *decline_packed(const te_attention *a)
+{
+    const int32_t *at = a->cu_seqlens_q;
+    if (!at && !a->cu_seqlens_kv) return NULL;
+    if (!at || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 1) return "wrong offsets";
+    if (at != a->cu_seqlens_kv && memcmp(at, a->cu_seqlens_kv, ((size_t)a->n_seqs + 1) * sizeof *at) != 0)
+        return "queries and keys are packed differently";
+    if (at[0] != 0 || at[a->n_seqs] != a->q.shape[2] || a->k.shape[2] != a->q.shape[2]) return "tokens in no sequence";
+    for (int i = 0; i < a->n_seqs; i++)
+        if (at[i] > at[i + 1]) return "offsets that do not ascend";
+    return NULL;
+}
+
+/* NULL: it is taken. */
+static const char *decline(const te_attention *a, const te_attention_grad *g)
+{
+    int64_t sq = a->q.shape[2], skv = a->k.shape[2], d = a->q.shape[3], dv = a->v.shape[3];
+    if (a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
+    if (a->dropout > 0) return "dropout would draw other bits";
+    if (te_view_present(&a->bias)) return "a bias";
+    if (te_view_numel(&a->q) == 0 || te_view_numel(&a->k) == 0 || dv == 0 || (sq == 1 && skv == 1)) return "too small";
+    if (d % 8 != 0 || dv % 8 != 0 || d > 256 || dv > 256) return "heads that are no multiple of 8 or larger than 256";
+    if (a->window_right > 0) return "a window to the right";
+    if (a->bottom_right && sq != skv) return "alignment at the last position";
+    if (a->window_left >= 0 && sq > skv) return "rows that see nothing";
+    if (te_view_present(&a->lse) ? a->lse.dtype != TE_F32 : g != NULL) return "lse is not float32";
+    for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
+        const te_view *v = view_of(a, g, uid);
+        if (v->ndim != 4 || v->dtype != a->q.dtype || !aligned(v) || repeats_itself(v))
+            return "operands that are not aligned to 16 bytes";
+    }
+    return decline_packed(a);
+}
+
+static int64_t power_of_two(int64_t n, int64_t least)
+{
+    while (least < n) least *= 2;
+    return least;
+}
+
+static int64_t longest(const te_attention *a)
+{
+    int64_t most = 1;
+    for (int i = 0; i < a->n_seqs; i++) {
+        int64_t length = a->cu_seqlens_q[i + 1] - a->cu_seqlens_q[i];
+        if (length > most) most = length;
+    }
+    return most;
+}
+
+static void fill_key(te_dnn_attention *key, const te_attention *a, const te_attention_grad *g)
+{
+    memset(key, 0, sizeof *key);
+    key->packed = a->cu_seqlens_q != NULL;
+    key->batch = key->packed ? power_of_two(a->n_seqs, 1) : a->q.shape[0];
+    key->heads = a->q.shape[1];
+    key->kv_heads = a->k.shape[1];
+    key->seq_q = key->packed ? power_of_two(longest(a), 64) : a->q.shape[2];
+    key->seq_kv = key->packed ? key->seq_q : a->k.shape[2];
+    key->dim = a->q.shape[3];
+    key->dim_v = a->v.shape[3];
+    key->type = a->q.dtype == TE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
+    key->causal = a->window_right == 0;
+    key->window = a->window_left < 0 || a->window_left >= key->seq_q ? -1 : a->window_left;
+    key->backward = g != NULL;
+    key->lse = te_view_present(&a->lse);
+    for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
+        const te_view *v = view_of(a, g, uid);
+        for (int i = 0; i < 3; i++) key->stride[uid][i] = v->stride[i];
+        if (key->packed) key->stride[uid][0] = key->seq_q * v->stride[2];
+    }
+    for (int i = 0; i < 3 && key->lse && !key->packed; i++) key->stride[TE_DNN_LSE][i] = a->lse.stride[i];
+    if (key->packed) {
+        key->stride[TE_DNN_LSE][0] = key->seq_q * key->heads;
+        key->stride[TE_DNN_LSE][1] = 1;
+        key->stride[TE_DNN_LSE][2] = key->heads;
+    }
+}
+
+/* --- plans -------------------------------------------------------------------------------------------------------- */
+
+static void make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
+{
+    te_dnn_graph *g = te_mem_alloc(exec->mem, sizeof *g);
+    if (!g) {
+        snprintf(known->reason, sizeof known->reason, "out of host memory");
+        return;
+    }
+    te_dnn_open(g, &dnn->library);
+    te_dnn_attention_graph(g, &known->key);
+    if (!te_dnn_finish(g, dnn->device, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
+    te_dnn_close(g);
+    te_mem_free(exec->mem, g, sizeof *g);
+}
+
+/* NULL: out of host memory. */
+static const known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dnn_attention *key)
+{
+    for (size_t i = 0; i < dnn->n; i++)
+        if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
+    const te_cuda_device *d = te_cuda(exec);
+    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs) { /* graphs hold on to kernels of plans */
+        forget(dnn, &dnn->plans[0]);
+        memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
+    }
+    if (!te_mem_grow(exec->mem, (void **)&dnn->plans, &dnn->capacity, dnn->n + 1, sizeof *dnn->plans)) return NULL;
+    known_plan *known = &dnn->plans[dnn->n++];
+    memset(known, 0, sizeof *known);
+    known->key = *key;
+    make_plan(exec, dnn, known);
+    return known;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static void bind(call *c, int64_t uid, const void *pointer)
+{
+    c->uids[c->n] = uid;
+    c->pointers[c->n++] = (void *)(uintptr_t)pointer;
+}
+
+static void *lend(call *c, size_t bytes)
+{
+    void *memory = c->exec->scratch(c->exec, bytes);
+    if (memory) c->lent[c->n_lent++] = memory;
+    return memory;
+}
+
+static void bind_numbers(call *c)
+{
+    const te_dnn_attention *key = &c->key;
+    c->numbers[TE_DNN_SCALE] = (float)c->a->scale;
+    c->numbers[TE_DNN_MASKED] = -INFINITY;
+    c->numbers[TE_DNN_ONE] = 1;
+    c->numbers[TE_DNN_WINDOW] = (float)(key->window + 1);
+    bind(c, TE_DNN_SCALE, &c->numbers[TE_DNN_SCALE]);
+    if (key->packed || key->causal || key->window >= 0) bind(c, TE_DNN_MASKED, &c->numbers[TE_DNN_MASKED]);
+    if (key->backward) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
+    if (key->window >= 0) bind(c, TE_DNN_WINDOW, &c->numbers[TE_DNN_WINDOW]);
+}
+
+/* Lengths, and where the sequences of every tensor start; the ones added are empty and start at the end. */
+static te_status bind_offsets(call *c)
+{
+    const int32_t *at = c->a->cu_seqlens_q;
+    int64_t batch = c->key.batch, room = batch + TE_DNN_OFFSETS * (batch + 1), used = batch;
+    int uids[TE_DNN_OFFSETS], n = 0;
+    int32_t *host = te_mem_alloc(c->exec->mem, (size_t)room * sizeof *host);
+    te_status status = host ? TE_OK : TE_ERROR_MEMORY;
+    for (int64_t i = 0; i < batch && status == TE_OK; i++) host[i] = i < c->a->n_seqs ? at[i + 1] - at[i] : 0;
+    for (int uid = TE_DNN_Q; uid <= TE_DNN_LSE && status == TE_OK; uid++) {
+        int64_t step = c->key.stride[uid][2];
+        if (step == 0 || (uid == TE_DNN_LSE && !c->key.lse)) continue;
+        if (step * c->a->q.shape[2] > INT32_MAX) status = TE_ERROR_UNSUPPORTED;
+        for (int64_t i = 0; i <= batch && status == TE_OK; i++)
+            host[used + i] = (int32_t)(at[i < c->a->n_seqs ? i : c->a->n_seqs] * step);
+        uids[n++] = TE_DNN_OFFSETS + uid;
+        used += batch + 1;
+    }
+    int32_t *there = status == TE_OK ? te_cuda_upload(c->exec, host, (size_t)used * sizeof *host) : NULL;
+    if (there) {
+        c->lent[c->n_lent++] = there;
+        bind(c, TE_DNN_LENGTHS, there);
+        for (int i = 0; i < n; i++) bind(c, uids[i], there + batch + i * (batch + 1));
+    } else if (status == TE_OK) {
+        status = TE_ERROR_MEMORY;
+    }
+    if (host) te_mem_free(c->exec->mem, host, (size_t)room * sizeof *host);
+    return status;
+}
+
+/* lse, or its stand-in for packed sequences, [1, heads, positions] over memory that runs [position, head]. */
+static te_status bind_rows(call *c)
+{
+    const te_view *lse = &c->a->lse;
+    c->rows = *lse;
+    if (!c->key.lse) return TE_OK;
+    if (c->key.packed) {
+        c->rows.data = lend(c, (size_t)te_view_numel(lse) * sizeof(float));
+        c->rows.stride[0] = c->rows.stride[1] = 1;
+        c->rows.stride[2] = c->key.heads;
+        if (!c->rows.data) return TE_ERROR_MEMORY;
+    }
+    bind(c, TE_DNN_LSE, c->rows.data);
+    return c->key.packed && c->key.backward ? te_cuda_copy(c->exec, &c->rows, lse) : TE_OK;
+}
+
+static te_status bind_tensors(call *c)
+{
+    for (int uid = TE_DNN_Q; uid <= (c->grad ? TE_DNN_DV : TE_DNN_OUT); uid++)
+        bind(c, uid, view_of(c->a, c->grad, uid)->data);
+    te_status status = bind_rows(c);
+    if (status == TE_OK && c->key.packed) status = bind_offsets(c);
+    if (status != TE_OK || !c->key.backward) return status;
+    void *sums = lend(c, (size_t)(c->a->q.shape[0] * c->key.heads * c->a->q.shape[2]) * sizeof(float));
+    bind(c, TE_DNN_SUMS, sums);
+    return sums ? TE_OK : TE_ERROR_MEMORY;
+}
+
+static te_status run(call *c, struct te_cuda_dnn *dnn, const te_dnn_plan *plan, const char *operation)
+{
+    void *workspace = NULL;
+    bind_numbers(c);
+    te_status status = bind_tensors(c);
+    if (status == TE_OK && plan->workspace > 0 && !(workspace = lend(c, (size_t)plan->workspace)))
+        status = TE_ERROR_MEMORY;
+    if (status == TE_OK) {
+        te_cuda_note(c->exec, operation);
+        cudnnStatus_t r = te_dnn_run(&dnn->library, dnn->handle, plan, c->n, c->uids, c->pointers, workspace);
+        if (r != CUDNN_STATUS_SUCCESS)
+            status = te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation,
+                                  dnn->library.cudnnGetErrorString(r));
+    }
+    if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
+        status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);
+    while (c->n_lent > 0) c->exec->scratch_free(c->exec, c->lent[--c->n_lent]);
+    return status;
+}
+
+bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attention_grad *grad, te_status *status)
+{
+    const char *operation = grad ? "attention.backward" : "attention", *reason = decline(a, grad);
+    struct te_cuda_dnn *dnn = reason ? NULL : open_dnn(exec);
+    const known_plan *known = NULL;
+    call c = {.exec = exec, .a = a, .grad = grad};
+    if (!reason) reason = !dnn ? "out of host memory" : dnn->reason[0] ? dnn->reason : NULL;
+    if (!reason) {
+        fill_key(&c.key, a, grad);
+        known = find_plan(exec, dnn, &c.key);
+        reason = !known ? "out of host memory" : known->plan.plan ? NULL : known->reason;
+    }
+    if (reason) {
+        te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN is not asked or declines: %s\n", operation, reason);
+        return false;
+    }
+    te_cuda_trace(exec, "dispatch: %s: cuDNN %zu, %lld bytes to work in\n", operation, dnn->library.cudnnGetVersion(),
+                  (long long)known->plan.workspace);
+    *status = run(&c, dnn, &known->plan, operation);
+    if (*status != TE_ERROR_MEMORY && *status != TE_ERROR_UNSUPPORTED) return true;
+    te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN lacks memory to work in\n", operation);
+    *status = TE_OK;
+    return false;
+}

@@ -1,0 +1,39 @@
+/* attention_dnn.h - attention as a graph of cuDNN. */
+#ifndef TE_KERNELS_CUDA_ATTENTION_DNN_H
+#define TE_KERNELS_CUDA_ATTENTION_DNN_H
+
+#include "dnn.h"
+
+/* The numbers under which a plan knows its tensors. */
+typedef enum te_dnn_uid {
+    TE_DNN_Q = 1,
+    TE_DNN_K,
+    TE_DNN_V,
+    TE_DNN_OUT,
+    TE_DNN_DOUT,
+    TE_DNN_DQ,
+    TE_DNN_DK,
+    TE_DNN_DV,
+    TE_DNN_LSE,
+    TE_DNN_SUMS,    /* backward: rows of dout * out, f32 [batch, heads, seq_q] dense; memory to work in */
+    TE_DNN_SCALE,   /* one f32 each, on the host: the scale, what masked scores become, 1, the window */
+    TE_DNN_MASKED,
+    TE_DNN_ONE,
+    TE_DNN_WINDOW,
+    TE_DNN_LENGTHS, /* packed: i32 [batch], and offsets in elements, i32 [batch + 1], of every tensor that is packed */
+    TE_DNN_OFFSETS  /* of tensor X: TE_DNN_OFFSETS + X; lse and its sums share theirs */
+} te_dnn_uid;
+
+/* What a plan depends on: compared as bytes, so it is filled from zeros. */
+typedef struct te_dnn_attention {
+    int64_t         batch, heads, kv_heads, seq_q, seq_kv, dim, dim_v;
+    int64_t         stride[TE_DNN_LSE + 1][3]; /* by uid: of batch, head and position */
+    int64_t         window;                    /* positions before its own that a row sees; -1: all */
+    cudnnDataType_t type;
+    int32_t         causal, backward, packed, lse; /* lse: forward writes it */
+} te_dnn_attention;
+
+/* Adds the operations to a graph. */
+void te_dnn_attention_graph(te_dnn_graph *g, const te_dnn_attention *a);
+
+#endif

@@ -1,0 +1,257 @@
+/* attention_dnn_graph.c - attention and its gradient, written as the operations that cuDNN recognises.
+ *
+ * With group = heads / kv_heads and every query head h reading kv head h / group:
+ *
+ *   s = scale q k^T, masked        p = exp(s - lse)              d = rows of dout * out
+ *   out = softmax(s) v             dv = p^T dout                 ds = scale p (dout v^T - d)
+ *   lse = log of the sum           dk = ds^T q                   dq = ds k
+ *
+ * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give the
+ * same bits every time.
+ */
+#include "attention_dnn.h"
+
+/* One graph being written. */
+typedef struct writer {
+    te_dnn_graph           *g;
+    const te_dnn_attention *a;
+    te_dnn_tensor           scale, lengths, lse_offsets;
+} writer;
+
+static const te_dnn_tensor no_lengths[3] = {TE_DNN_NONE, TE_DNN_NONE, TE_DNN_NONE};
+
+static te_dnn_tensor offsets_of(writer *w, int uid)
+{
+    int64_t            n = w->a->batch + 1;
+    te_dnn_description d = {
+        .type = CUDNN_DATA_INT32, .dim = {n, 1, 1, 1}, .stride = {1, 1, 1, 1}, .ragged = TE_DNN_NONE};
+    return w->a->packed ? te_dnn_add(w->g, TE_DNN_OFFSETS + uid, &d) : TE_DNN_NONE;
+}
+
+/* An operand of `heads` x `rows` x `dim`, or its transpose. */
+static te_dnn_tensor operand(writer *w, int uid, int64_t heads, int64_t rows, int64_t dim, bool turned,
+                             te_dnn_tensor offsets)
+{
+    const int64_t     *stride = w->a->stride[uid];
+    te_dnn_description d = {.type = w->a->type,
+                            .dim = {w->a->batch, heads, turned ? dim : rows, turned ? rows : dim},
+                            .stride = {stride[0], stride[1], turned ? 1 : stride[2], turned ? stride[2] : 1},
+                            .ragged = offsets};
+    return te_dnn_add(w->g, uid, &d);
+}
+
+static te_dnn_tensor plain_operand(writer *w, int uid, int64_t heads, int64_t rows, int64_t dim)
+{
+    return operand(w, uid, heads, rows, dim, false, offsets_of(w, uid));
+}
+
+/* A number per row, in memory. */
+static te_dnn_tensor row_numbers(writer *w, int uid, const int64_t stride[3])
+{
+    te_dnn_description d = {.type = CUDNN_DATA_FLOAT,
+                            .dim = {w->a->batch, w->a->heads, w->a->seq_q, 1},
+                            .stride = {stride[0], stride[1], stride[2], 1},
+                            .ragged = w->lse_offsets};
+    return te_dnn_add(w->g, uid, &d);
+}
+
+static te_dnn_tensor new_scores(writer *w, cudnnDataType_t type)
+{
+    return te_dnn_virtual(w->g, type, (int64_t[]){w->a->batch, w->a->heads, w->a->seq_q, w->a->seq_kv});
+}
+
+static te_dnn_tensor new_rows(writer *w)
+{
+    return te_dnn_virtual(w->g, CUDNN_DATA_FLOAT, (int64_t[]){w->a->batch, w->a->heads, w->a->seq_q, 1});
+}
+
+static te_dnn_tensor on_scores(writer *w, cudnnPointwiseMode_t mode, te_dnn_tensor x, te_dnn_tensor b)
+{
+    te_dnn_tensor y = new_scores(w, CUDNN_DATA_FLOAT);
+    te_dnn_pointwise(w->g, mode, CUDNN_DATA_FLOAT, x, b, TE_DNN_NONE, y, 0);
+    return y;
+}
+
+static te_dnn_tensor on_rows(writer *w, cudnnPointwiseMode_t mode, te_dnn_tensor x, te_dnn_tensor b)
+{
+    te_dnn_tensor y = new_rows(w);
+    te_dnn_pointwise(w->g, mode, CUDNN_DATA_FLOAT, x, b, TE_DNN_NONE, y, 0);
+    return y;
+}
+
+static void product(writer *w, te_dnn_tensor a, te_dnn_tensor b, te_dnn_tensor c, bool m, bool n, bool k)
+{
+    te_dnn_tensor lengths[3] = {m ? w->lengths : TE_DNN_NONE, n ? w->lengths : TE_DNN_NONE,
+                                k ? w->lengths : TE_DNN_NONE};
+    te_dnn_matmul(w->g, a, b, c, w->a->packed ? lengths : no_lengths);
+}
+
+/* --- masks -------------------------------------------------------------------------------------------------------- */
+
+static te_dnn_tensor position(writer *w, te_dnn_tensor scores, int axis, cudnnDataType_t math)
+{
+    te_dnn_tensor y = new_scores(w, CUDNN_DATA_INT32);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_GEN_INDEX, math, scores, TE_DNN_NONE, TE_DNN_NONE, y, axis);
+    return y;
+}
+
+static te_dnn_tensor compare(writer *w, cudnnPointwiseMode_t mode, te_dnn_tensor x, te_dnn_tensor b)
+{
+    te_dnn_tensor y = new_scores(w, CUDNN_DATA_BOOLEAN);
+    te_dnn_pointwise(w->g, mode, CUDNN_DATA_BOOLEAN, x, b, TE_DNN_NONE, y, 0);
+    return y;
+}
+
+static te_dnn_tensor keep_where(writer *w, te_dnn_tensor scores, te_dnn_tensor condition, te_dnn_tensor masked)
+{
+    te_dnn_tensor y = new_scores(w, CUDNN_DATA_FLOAT);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, scores, masked, condition, y, 0);
+    return y;
+}
+
+/* Nothing beyond the end of a sequence. */
+static te_dnn_tensor mask_padding(writer *w, te_dnn_tensor scores, te_dnn_tensor masked)
+{
+    if (!w->a->packed) return scores;
+    te_dnn_tensor row = position(w, scores, 2, CUDNN_DATA_INT32), column = position(w, scores, 3, CUDNN_DATA_INT32);
+    te_dnn_tensor inside = compare(w, CUDNN_POINTWISE_LOGICAL_AND, compare(w, CUDNN_POINTWISE_CMP_LT, row, w->lengths),
+                                   compare(w, CUDNN_POINTWISE_CMP_LT, column, w->lengths));
+    return keep_where(w, scores, inside, masked);
+}
+
+/* Nothing after the row's own position, nor further before it than the window. */
+static te_dnn_tensor mask_band(writer *w, te_dnn_tensor scores, te_dnn_tensor masked)
+{
+    if (w->a->causal) {
+        te_dnn_tensor row = position(w, scores, 2, CUDNN_DATA_FLOAT), column = position(w, scores, 3, CUDNN_DATA_FLOAT);
+        scores = keep_where(w, scores, compare(w, CUDNN_POINTWISE_CMP_GE, row, column), masked);
+    }
+    if (w->a->window >= 0) {
+        te_dnn_tensor row = position(w, scores, 2, CUDNN_DATA_FLOAT), column = position(w, scores, 3, CUDNN_DATA_FLOAT);
+        te_dnn_tensor reach = on_scores(w, CUDNN_POINTWISE_ADD, column, te_dnn_number(w->g, TE_DNN_WINDOW, CUDNN_DATA_FLOAT));
+        scores = keep_where(w, scores, compare(w, CUDNN_POINTWISE_CMP_GT, reach, row), masked);
+    }
+    return scores;
+}
+
+static te_dnn_tensor masked_number(writer *w)
+{
+    bool masks = w->a->packed || w->a->causal || w->a->window >= 0;
+    return masks ? te_dnn_number(w->g, TE_DNN_MASKED, CUDNN_DATA_FLOAT) : TE_DNN_NONE;
+}
+
+static te_dnn_tensor scaled_scores(writer *w, te_dnn_tensor q, te_dnn_tensor k_turned)
+{
+    te_dnn_tensor scores = new_scores(w, CUDNN_DATA_FLOAT);
+    product(w, q, k_turned, scores, true, true, false);
+    return on_scores(w, CUDNN_POINTWISE_MUL, scores, w->scale);
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+static void forward(writer *w)
+{
+    const te_dnn_attention *a = w->a;
+    te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim);
+    te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, offsets_of(w, TE_DNN_K));
+    te_dnn_tensor masked = masked_number(w), scores = mask_padding(w, scaled_scores(w, q, k), masked);
+    scores = mask_band(w, scores, masked);
+    te_dnn_tensor largest = new_rows(w), sum = new_rows(w);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_MAX, scores, largest);
+    te_dnn_tensor shares = on_scores(w, CUDNN_POINTWISE_EXP, on_scores(w, CUDNN_POINTWISE_SUB, scores, largest), TE_DNN_NONE);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, shares, sum);
+    if (a->lse) {
+        te_dnn_tensor logarithm = on_rows(w, CUDNN_POINTWISE_LOG, sum, TE_DNN_NONE);
+        te_dnn_pointwise(w->g, CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, largest, logarithm, TE_DNN_NONE,
+                         row_numbers(w, TE_DNN_LSE, a->stride[TE_DNN_LSE]), 0);
+    }
+    te_dnn_tensor p = new_scores(w, a->type);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_DIV, CUDNN_DATA_FLOAT, shares, sum, TE_DNN_NONE, p, 0);
+    te_dnn_tensor v = plain_operand(w, TE_DNN_V, a->kv_heads, a->seq_kv, a->dim_v);
+    product(w, p, v, plain_operand(w, TE_DNN_OUT, a->heads, a->seq_q, a->dim_v), true, false, true);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* rows of dout * out */
+static te_dnn_tensor row_sums(writer *w, te_dnn_tensor dout, te_dnn_tensor out)
+{
+    const te_dnn_attention *a = w->a;
+    int64_t       stride[3] = {a->heads * a->seq_q, a->seq_q, 1};
+    te_dnn_tensor both = te_dnn_virtual(w->g, CUDNN_DATA_FLOAT, (int64_t[]){a->batch, a->heads, a->seq_q, a->dim_v});
+    te_dnn_tensor sums = new_rows(w);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, dout, out, TE_DNN_NONE, both, 0);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, both, sums);
+    te_dnn_tensor kept = row_numbers(w, TE_DNN_SUMS, a->packed ? a->stride[TE_DNN_LSE] : stride);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, sums, te_dnn_number(w->g, TE_DNN_ONE, CUDNN_DATA_FLOAT),
+                     TE_DNN_NONE, kept, 0);
+    return kept;
+}
+
+/* scores^T x, summed over the query heads that share a kv head. */
+static void turned_product(writer *w, te_dnn_tensor scores, te_dnn_tensor x, int uid, int64_t dim)
+{
+    const te_dnn_attention *a = w->a;
+    int64_t            q = a->seq_q, kv = a->seq_kv;
+    te_dnn_description turned = {.type = a->type,
+                                 .dim = {a->batch, a->heads, kv, q},
+                                 .stride = {a->heads * q * kv, q * kv, 1, kv},
+                                 .ragged = TE_DNN_NONE};
+    te_dnn_tensor y = te_dnn_virtual_as(w->g, &turned), gradient = plain_operand(w, uid, a->kv_heads, kv, dim);
+    te_dnn_reshape(w->g, scores, y);
+    if (a->heads == a->kv_heads) {
+        product(w, y, x, gradient, true, false, true);
+        return;
+    }
+    te_dnn_tensor each = te_dnn_virtual(w->g, a->type, (int64_t[]){a->batch, a->heads, kv, dim});
+    product(w, y, x, each, true, false, true);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, each, gradient);
+}
+
+static void query_gradient(writer *w, te_dnn_tensor ds, te_dnn_tensor k, te_dnn_tensor k_offsets)
+{
+    const te_dnn_attention *a = w->a;
+    const int64_t          *stride = a->stride[TE_DNN_K];
+    te_dnn_description rows = {.type = a->type,
+                               .dim = {a->batch, a->kv_heads, a->seq_kv, a->dim},
+                               .stride = {stride[0], stride[1], stride[2], 1},
+                               .ragged = k_offsets};
+    te_dnn_tensor k_rows = te_dnn_virtual_as(w->g, &rows);
+    te_dnn_reshape(w->g, k, k_rows);
+    product(w, ds, k_rows, plain_operand(w, TE_DNN_DQ, a->heads, a->seq_q, a->dim), true, false, true);
+}
+
+static void backward(writer *w)
+{
+    const te_dnn_attention *a = w->a;
+    te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim), k_offsets = offsets_of(w, TE_DNN_K);
+    te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, k_offsets);
+    te_dnn_tensor v = operand(w, TE_DNN_V, a->kv_heads, a->seq_kv, a->dim_v, true, offsets_of(w, TE_DNN_V));
+    te_dnn_tensor dout = plain_operand(w, TE_DNN_DOUT, a->heads, a->seq_q, a->dim_v);
+    te_dnn_tensor d = row_sums(w, dout, plain_operand(w, TE_DNN_OUT, a->heads, a->seq_q, a->dim_v));
+    te_dnn_tensor masked = masked_number(w), scores = mask_padding(w, scaled_scores(w, q, k), masked);
+    scores = on_scores(w, CUDNN_POINTWISE_SUB, scores, row_numbers(w, TE_DNN_LSE, a->stride[TE_DNN_LSE]));
+    te_dnn_tensor p = on_scores(w, CUDNN_POINTWISE_EXP, mask_band(w, scores, masked), TE_DNN_NONE);
+    turned_product(w, p, dout, TE_DNN_DV, a->dim_v);
+    te_dnn_tensor dp = new_scores(w, CUDNN_DATA_FLOAT);
+    product(w, dout, v, dp, true, true, false);
+    te_dnn_tensor ds = on_scores(w, CUDNN_POINTWISE_MUL, on_scores(w, CUDNN_POINTWISE_SUB, dp, d), p);
+    te_dnn_tensor scaled = new_scores(w, a->type);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, ds, w->scale, TE_DNN_NONE, scaled, 0);
+    turned_product(w, scaled, q, TE_DNN_DK, a->dim);
+    query_gradient(w, scaled, k, k_offsets);
+}
+
+void te_dnn_attention_graph(te_dnn_graph *g, const te_dnn_attention *a)
+{
+    te_dnn_description lengths = {
+        .type = CUDNN_DATA_INT32, .dim = {a->batch, 1, 1, 1}, .stride = {1, 1, 1, 1}, .ragged = TE_DNN_NONE};
+    writer w = {.g = g, .a = a, .lengths = TE_DNN_NONE};
+    w.scale = te_dnn_number(g, TE_DNN_SCALE, CUDNN_DATA_FLOAT);
+    if (a->packed) w.lengths = te_dnn_add(g, TE_DNN_LENGTHS, &lengths);
+    w.lse_offsets = a->lse || a->backward ? offsets_of(&w, TE_DNN_LSE) : TE_DNN_NONE;
+    if (a->backward)
+        backward(&w);
+    else
+        forward(&w);
+}

@@ -1,0 +1,114 @@
+/* graph.c - recorded graphs of a device for lua/te/graph.lua: te._core.graph_*.
+ *
+ *     graph_begin(device)      starts recording; nil where the device has no graphs
+ *     graph_end(g, keep)       ends it; g can be launched when it was kept
+ *     graph_launch(g)
+ *     graph_free(g)            otherwise the collector does
+ *     graph_numbers(device, rows, columns)   a float64 tensor for adamw_send, in a recording or not
+ */
+#include "bindings.h"
+
+#include "core/graph.h"
+
+static const char graph_tag[] = "te.graph";
+
+typedef struct lua_graph {
+    const void *tag;
+    te_graph   *graph; /* NULL: none any more */
+    bool        recording;
+} lua_graph;
+
+static lua_graph *check_graph(lua_State *L, const char *function)
+{
+    lua_graph *u = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *u ? lua_touserdata(L, 1) : NULL;
+    if (!u || u->tag != graph_tag || !u->graph) te_lua_fail(L, function, "expected a graph");
+    return u;
+}
+
+static void end(lua_graph *u)
+{
+    if (!u->graph) return;
+    if (u->recording)
+        te_graph_end(u->graph, false);
+    else
+        te_graph_release(u->graph);
+    u->graph = NULL;
+}
+
+static int collect(lua_State *L)
+{
+    end(lua_touserdata(L, 1));
+    return 0;
+}
+
+static int graph_begin(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *name = luaL_checkstring(L, 1);
+    te_lua_enter(rt, L, "graph");
+    lua_graph *u = lua_newuserdata(L, sizeof *u);
+    *u = (lua_graph){.tag = graph_tag};
+    lua_createtable(L, 0, 1);
+    te_lua_push_anchor(L);
+    lua_pushcclosure(L, collect, 1);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    te_device *device = te_context_device(rt->ctx, name);
+    if (!device) return te_lua_raise(rt, L, "graph", rt->ctx->status);
+    if (!device->exec.backend->capture_begin) {
+        lua_pushnil(L);
+        return 1;
+    }
+    te_status status = te_graph_begin(rt->ctx, device, &u->graph);
+    if (status != TE_OK) return te_lua_raise(rt, L, "graph", status);
+    u->recording = true;
+    return 1;
+}
+
+static int graph_end(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    lua_graph *u = check_graph(L, "graph_end");
+    bool       keep = lua_toboolean(L, 2);
+    if (!u->recording) return te_lua_fail(L, "graph_end", "the graph is not being recorded");
+    te_lua_enter(rt, L, "graph");
+    te_status status = te_graph_end(u->graph, keep);
+    u->recording = false;
+    if (status != TE_OK || !keep) u->graph = NULL;
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "graph", status);
+}
+
+static int graph_launch(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    lua_graph *u = check_graph(L, "graph_launch");
+    if (u->recording) return te_lua_fail(L, "graph_launch", "the graph is still being recorded");
+    te_lua_enter(rt, L, "graph");
+    te_status status = te_graph_launch(u->graph);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "graph", status);
+}
+
+static int graph_free(lua_State *L)
+{
+    end(check_graph(L, "graph_free"));
+    return 0;
+}
+
+static int graph_numbers(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    int64_t rows = te_lua_check_int(L, 2, "graph_numbers", "rows"), columns = te_lua_check_int(L, 3, "graph_numbers", "columns");
+    te_lua_enter(rt, L, "graph");
+    te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
+    te_tensor *t = device ? te_graph_numbers(rt->ctx, device, rows, columns) : NULL;
+    if (!t) return te_lua_raise(rt, L, "graph", rt->ctx->status);
+    te_lua_push_tensor(rt, L, t);
+    return 1;
+}
+
+const luaL_Reg te_lua_graph_functions[] = {{"graph_begin", graph_begin},
+                                           {"graph_end", graph_end},
+                                           {"graph_launch", graph_launch},
+                                           {"graph_free", graph_free},
+                                           {"graph_numbers", graph_numbers},
+                                           {NULL, NULL}};

@@ -1,0 +1,207 @@
+/* test_cuda_backend_attention.c - attention through cuDNN on the made-up machine: results and gradients are those of the
+ * CPU, plans are made once per shape, and what cuDNN declines or lacks is done by the backend's own kernels.
+ */
+#include "cuda_backend.h"
+
+enum { MOST = 5 };
+
+typedef struct scene {
+    const char *name;
+    te_dtype    dtype;
+    int64_t     batch, heads, kv_heads, seq, dim;
+    int         n_seqs;
+    int32_t     at[MOST]; /* offsets of packed sequences */
+    int64_t     left, right;
+    double      dropout;
+    bool        declined;
+} scene;
+
+static const scene scenes[] = {
+    {"causal", TE_BF16, 2, 3, 3, 13, 8, 0, {0}, -1, 0, 0, false},
+    {"all positions", TE_F16, 2, 2, 2, 9, 16, 0, {0}, -1, -1, 0, false},
+    {"grouped query", TE_BF16, 2, 4, 2, 11, 8, 0, {0}, -1, 0, 0, false},
+    {"window", TE_BF16, 1, 2, 1, 20, 8, 0, {0}, 4, 0, 0, false},
+    {"packed", TE_BF16, 1, 4, 2, 21, 8, 4, {0, 5, 5, 14, 21}, -1, 0, 0, false},
+    {"packed, all positions", TE_F16, 1, 2, 2, 12, 16, 3, {0, 1, 7, 12}, -1, -1, 0, false},
+    {"dropout", TE_BF16, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0.25, true},
+    {"float32", TE_F32, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0, true},
+    {"heads of 12", TE_BF16, 1, 2, 2, 10, 12, 0, {0}, -1, 0, 0, true},
+};
+
+enum { QKV, OUT, LSE, DOUT, DQKV, N_TENSORS };
+
+typedef struct run {
+    te_tensor        *tensors[N_TENSORS];
+    te_attention_grad grad;
+} run;
+
+static te_tensor *filled(te_device *device, te_dtype dtype, int64_t n, uint64_t seed)
+{
+    te_tensor *t = te_tensor_new(device->ctx, device, dtype, 1, &n);
+    double    *values = malloc((size_t)n * sizeof *values);
+    for (int64_t i = 0; i < n; i++) values[i] = seed ? (double)(int32_t)test_random(&seed) / 2147483648.0 : 0;
+    if (!t || te_tensor_write(t, TE_F64, values) != TE_OK) abort();
+    free(values);
+    return t;
+}
+
+/* [batch, heads, seq, dim] inside rows of `width`. */
+static te_view part(const te_tensor *t, const scene *s, int64_t first, int64_t heads, int64_t width)
+{
+    te_view v = {.data = (char *)te_tensor_pointer(t) + (size_t)first * te_dtype_size(t->dtype), .dtype = t->dtype,
+                 .ndim = 4, .shape = {s->batch, heads, s->seq, s->dim}, .stride = {s->seq * width, s->dim, width, 1}};
+    return v;
+}
+
+static run open_run(te_device *device, const scene *s)
+{
+    int64_t rows = s->batch * s->seq, width = (s->heads + 2 * s->kv_heads) * s->dim, out = s->heads * s->dim;
+    run     r = {.tensors = {filled(device, s->dtype, rows * width, 11), filled(device, s->dtype, rows * out, 0),
+                             filled(device, TE_F32, rows * s->heads, 0), filled(device, s->dtype, rows * out, 12),
+                             filled(device, s->dtype, rows * width, 0)}};
+    te_attention      *a = &r.grad.forward;
+    te_attention_grad *g = &r.grad;
+    int64_t            k = s->heads * s->dim, v = k + s->kv_heads * s->dim;
+    a->q = part(r.tensors[QKV], s, 0, s->heads, width);
+    a->k = part(r.tensors[QKV], s, k, s->kv_heads, width);
+    a->v = part(r.tensors[QKV], s, v, s->kv_heads, width);
+    a->out = part(r.tensors[OUT], s, 0, s->heads, out);
+    a->lse = te_tensor_view(r.tensors[LSE]);
+    a->lse.ndim = 3;
+    memcpy(a->lse.shape, (int64_t[]){s->batch, s->heads, s->seq}, 3 * sizeof(int64_t));
+    memcpy(a->lse.stride, (int64_t[]){s->heads * s->seq, s->seq, 1}, 3 * sizeof(int64_t));
+    a->scale = 0.6;
+    a->window_left = s->left;
+    a->window_right = s->right;
+    a->dropout = s->dropout;
+    a->rng = (te_rng){7, 1, 0, NULL};
+    a->n_seqs = s->n_seqs;
+    a->cu_seqlens_q = a->cu_seqlens_kv = s->n_seqs ? s->at : NULL;
+    g->dout = part(r.tensors[DOUT], s, 0, s->heads, out);
+    g->dq = part(r.tensors[DQKV], s, 0, s->heads, width);
+    g->dk = part(r.tensors[DQKV], s, k, s->kv_heads, width);
+    g->dv = part(r.tensors[DQKV], s, v, s->kv_heads, width);
+    return r;
+}
+
+static void close_run(run *r)
+{
+    for (int i = 0; i < N_TENSORS; i++) te_tensor_release(r->tensors[i]);
+}
+
+static void execute(te_device *device, const scene *s, run *r)
+{
+    te_exec  *exec = &device->exec;
+    te_status status = exec->backend->attention(exec, &r->grad.forward);
+    CHECK_MSG(status == TE_OK, "%s: %s", s->name, exec->message);
+    status = exec->backend->attention_backward(exec, &r->grad);
+    CHECK_MSG(status == TE_OK, "%s backward: %s", s->name, exec->message);
+}
+
+static void compare(const scene *s, const run *cpu, const run *cuda, int which, const char *what)
+{
+    int64_t n = te_tensor_numel(cpu->tensors[which]);
+    double *a = malloc((size_t)n * sizeof *a), *b = malloc((size_t)n * sizeof *b), worst = 0;
+    double  tolerance = s->dtype == TE_F32 ? 1e-5 : which == LSE ? 1e-4 : s->dtype == TE_F16 ? 4e-3 : 3e-2;
+    bool    read = te_tensor_read(cpu->tensors[which], TE_F64, a) == TE_OK &&
+                te_tensor_read(cuda->tensors[which], TE_F64, b) == TE_OK;
+    CHECK_MSG(read, "%s: %s", s->name, te_context_error(cuda->tensors[which]->ctx));
+    for (int64_t i = 0; i < n && read; i++) {
+        double off = fabs(a[i] - b[i]) / (1 + fabs(a[i]));
+        if (!(off <= worst)) worst = off;
+    }
+    CHECK_MSG(worst <= tolerance, "%s: %s is off by %g", s->name, what, worst);
+    free(a);
+    free(b);
+}
+
+/* Runs of cuDNN that it took. */
+static uint64_t check_scene(te_context *ctx, const scene *s)
+{
+    te_device *cpu_device = te_context_device(ctx, "cpu"), *cuda_device = te_context_device(ctx, "cuda");
+    run        cpu = open_run(cpu_device, s), cuda = open_run(cuda_device, s);
+    uint64_t   before = fake.count("cudnnBackendExecute");
+    execute(cpu_device, s, &cpu);
+    execute(cuda_device, s, &cuda);
+    compare(s, &cpu, &cuda, OUT, "the result");
+    compare(s, &cpu, &cuda, LSE, "the denominator");
+    compare(s, &cpu, &cuda, DQKV, "the gradient");
+    close_run(&cpu);
+    close_run(&cuda);
+    return fake.count("cudnnBackendExecute") - before;
+}
+
+static void test_scenes(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
+        uint64_t runs = check_scene(ctx, &scenes[i]), wanted = scenes[i].declined ? 0 : 2;
+        CHECK_MSG(runs == wanted, "%s: cuDNN ran %d times, not %d", scenes[i].name, (int)runs, (int)wanted);
+    }
+    te_context_release(ctx);
+}
+
+/* One finalization of a plan per shape and direction, however often it runs. */
+static void test_plans_are_kept(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    check_scene(ctx, &scenes[0]);
+    check_scene(ctx, &scenes[4]);
+    uint64_t made = fake.count("cudnnBackendFinalize");
+    for (int i = 0; i < 3; i++) check_scene(ctx, &scenes[0]);
+    scene other = scenes[4]; /* other lengths, the same plan */
+    memcpy(other.at, (int32_t[]){0, 7, 12, 20, 21}, sizeof other.at);
+    check_scene(ctx, &other);
+    CHECK_MSG(fake.count("cudnnBackendFinalize") == made + 8, "%d descriptors beside the packs",
+              (int)(fake.count("cudnnBackendFinalize") - made - 8)); /* a pack of pointers per run */
+    te_context_release(ctx);
+}
+
+/* A library that does not start, refuses a graph, or has no memory to work in: own kernels. */
+static void test_without(void)
+{
+    static const char *const calls[] = {"cudnnCreate", "cudnnSetStream", "cudnnBackendCreateDescriptor"};
+    for (int i = 0; i < 3; i++) {
+        te_context *ctx = te_context_open(NULL);
+        fake.fail_call(calls[i], 0, 3000);
+        uint64_t runs = check_scene(ctx, &scenes[0]);
+        CHECK_MSG(runs == 0, "%s: cuDNN ran %d times", calls[i], (int)runs);
+        te_context_release(ctx);
+        fake.reset();
+    }
+    te_context *ctx = te_context_open(NULL);
+    fake.fail_call("cudnnBackendSetAttribute", 5, 3000); /* one graph: forward is declined, backward taken */
+    uint64_t runs = check_scene(ctx, &scenes[0]);
+    CHECK_MSG(runs == 1, "cuDNN ran %d times", (int)runs);
+    fake.reset();
+    runs = check_scene(ctx, &scenes[0]); /* what was declined stays so */
+    CHECK_MSG(runs == 1, "cuDNN ran %d times", (int)runs);
+    te_context_release(ctx);
+}
+
+/* What fails while it is asked to run is an error that names it. */
+static void test_failing_run(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device  *device = te_context_device(ctx, "cuda");
+    run         r = open_run(device, &scenes[0]);
+    fake.fail_call("cudnnBackendExecute", 0, 5000);
+    te_status status = device->exec.backend->attention(&device->exec, &r.grad.forward);
+    CHECK(status == TE_ERROR_DEVICE);
+    CHECK_MSG(strstr(device->exec.message, "attention: cuDNN"), "%s", device->exec.message);
+    fake.reset();
+    close_run(&r);
+    te_context_release(ctx);
+}
+
+int main(void)
+{
+    fake_open();
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_without, test_failing_run};
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        tests[i]();
+        CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());
+    }
+    fake_close();
+    return TEST_END();
+}

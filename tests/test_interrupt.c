@@ -114,7 +114,7 @@ static te_status run_cumsum(te_exec *exec)
 static te_status run_multinomial(te_exec *exec)
 {
     te_view from = matrix(x, TE_F32), to = matrix(ids, TE_I64);
-    return te_cpu_multinomial(exec, &to, &from, true, (te_rng){1, 2, 3});
+    return te_cpu_multinomial(exec, &to, &from, true, (te_rng){.seed = 1, .stream = 2, .offset = 3});
 }
 
 static const struct {

@@ -106,8 +106,10 @@ static te_status values_forward(te_call *call)
     bool forward = call->attr[0].number != 0;
     if (!te_recipe_active(state)) return te_call_fail(call, TE_ERROR_ARGUMENT, "no recipe is in force");
     te_dtype compute = te_product_dtype(ctx, x->dtype, x->dtype);
-    call->pointer = te_recipe_state_retain(state);
-    call->release = release_state;
+    if (call->record) {
+        call->pointer = te_recipe_state_retain(state);
+        call->release = release_state;
+    }
     if (forward && compute != TE_F64 && state->recipe->quantized[TE_ROLE_INPUT])
         call->out[0] = te_role_quantized_values(state, TE_ROLE_INPUT, x, compute, ctx->grad_enabled);
     else

@@ -37,8 +37,12 @@ for recipe in $recipes; do
         --out="$out" $resume || exit 1
 done
 
-"$tetrain" bench/recipes.lua $folders | tee out/recipes/table.txt
-"$tetrain" plot $folders --terminal=false --smooth=0.95 --svg=out/recipes/recipes.svg || exit 1
+cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+{
+    echo "$cpu, $threads threads, $(date -I)"
+    "$tetrain" bench/recipes.lua $folders
+} | tee out/recipes/table.txt
+"$tetrain" plot $folders --terminal=false --panel=loss --from=200 --smooth=0.95 --svg=out/recipes/recipes.svg || exit 1
 if [ -n "$keep" ]; then
     cp out/recipes/table.txt bench/results/recipes.txt
     cp out/recipes/recipes.svg docs/recipes.svg

@@ -94,6 +94,11 @@ describe("tetrain", function()
         -- the first loss is the highest point of its panel, the last the lowest: y counts downwards
         local first, last = svg:match 'points="[%d.]+,([%d.]+) .- [%d.]+,([%d.]+)"/>'
         assert.is_true(tonumber(first) < tonumber(last))
+        run(("plot --terminal=false --panel=grad_norm --from=3 --svg=%s/y.svg %s/a"):format(folder, folder))
+        local part = read(folder .. "/y.svg")
+        assert.is_truthy(part:find("gradient norm", 1, true))
+        assert.is_falsy(part:find("tokens/s", 1, true))
+        assert.is_true(#part:match 'points="([^"]*)"' < #svg:match 'points="([^"]*)"')
         local only = run(("plot --terminal=false --svg=%s/x.svg %s/a"):format(folder, folder))
         assert.equal(folder .. "/x.svg\n", only)
         _, err, status = run(("plot %s"):format(folder))

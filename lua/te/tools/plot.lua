@@ -9,6 +9,8 @@ local command_line = train.command_line {
     arguments = { "RUN...", min = 1 },
     { "svg", "string", help = "file to write; plot.svg in the first run's folder unless given" },
     { "smooth", "number", 0, min = 0, max = 0.999, help = "how much of the running mean stays at each step" },
+    { "panel", "string", choices = { "loss", "tokens_per_s", "grad_norm" }, help = "only this one" },
+    { "from", "size", 1, help = "first step that is drawn" },
     { "height", "size", 12, max = 100, help = "lines of a plot in the terminal" },
     { "terminal", "boolean", true, help = "draw in the terminal as well" },
 }
@@ -179,15 +181,21 @@ local function write_file(path, text)
     if not ok or not closed then error(("%s: %s"):format(path, problem or late), 0) end
 end
 
-local function panels_of(runs, smooth)
+local function later(list, from)
+    local found = {}
+    for _, p in ipairs(list) do if p[1] >= from then found[#found + 1] = p end end
+    return found
+end
+
+local function panels_of(runs, o)
     local panels = {}
     for _, row in ipairs(PANELS) do
         local series, some = {}, false
         for k, run in ipairs(runs) do
-            series[k] = smoothed(run[row[1]], smooth)
+            series[k] = later(smoothed(run[row[1]], o.smooth), o.from)
             some = some or #series[k] > 0
         end
-        if some then panels[#panels + 1] = { title = row[2], series = series } end
+        if some and (o.panel or row[1]) == row[1] then panels[#panels + 1] = { title = row[2], series = series } end
     end
     return panels
 end
@@ -196,7 +204,7 @@ return function(words)
     local o = command_line:parse(words)
     local runs = {}
     for i, path in ipairs(o.arguments) do runs[i] = train.io(read_run, path) end
-    local panels = panels_of(runs, o.smooth)
+    local panels = panels_of(runs, o)
     if o.terminal then
         local width = math.max(20, math.min(te._core.terminal_width(), 120) - 12)
         for _, panel in ipairs(panels) do terminal_panel(panel.title, panel.series, width, o.height) end

@@ -211,8 +211,8 @@ static void test_operations(void)
     tetrain_close(rt);
 }
 
-/* An update of the optimizer is done as a whole, in place operations end as others do. */
-static void test_in_place(void)
+/* An update of the optimizer is done as a whole. */
+static void test_update(void)
 {
     tetrain *rt = tetrain_open(NULL);
     CHECK(run(rt, "te = require 'te' p = te.zeros { 2^20 } p.requires_grad = true p.grad = te.ones { 2^20 }") == TETRAIN_OK);
@@ -227,6 +227,6 @@ int main(void)
     test_kernels(1);
     test_kernels(2);
     test_operations();
-    test_in_place();
+    test_update();
     return TEST_END();
 }

@@ -7,13 +7,25 @@
 
 /* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into
  * the coefficients, so few operations are left per element. */
+#define ADAMW                                                                                                   \
+    "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps)"
+
 static const te_utility adamw_program = {
     .name = "adamw",
     .inputs = "p g m v",
-    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
+    .outputs = "p2 m2 v2",
+    .formula = ADAMW,
+};
+
+/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the chain that
+ * makes it; the same value under two names would be read again. Times 1 changes no bit. */
+static const te_utility adamw_copying_program = {
+    .name = "adamw",
+    .inputs = "p g m v",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
     .outputs = "p2 m2 v2 copy",
-    .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
-               "(sqrt(v2) + eps); copy = p2",
+    .formula = ADAMW "; copy = p2 * one",
 };
 
 static const te_utility sgd_program = {
@@ -98,7 +110,7 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
-enum { MAX_VALUES = 7 }; /* scalar parameters of an update */
+enum { MAX_VALUES = 8 }; /* scalar parameters of an update */
 
 /* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
  * the updated values: the rounded parameter when a master is kept, else its compute copy. */
@@ -129,6 +141,18 @@ static void finish_entry(const te_optim_group *g, int i, int n_states)
     written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
     if (mastered) g->masters[i]->storage->version++;
     for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
+}
+
+/* Whether an update has its last output for any parameter. */
+static bool any_copies(int n_groups, const te_optim_group *groups)
+{
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n; i++) {
+            const te_tensor *param = groups[k].params[i];
+            bool mastered = groups[k].masters && groups[k].masters[i] && groups[k].masters[i] != param;
+            if (mastered || (param && current_shadow(param))) return true;
+        }
+    return false;
 }
 
 /* All groups in one run of the backend: until that has begun nothing is written. */
@@ -180,10 +204,12 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
             sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
         double v[] = {
             1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
-            (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root};
+            (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root,
+            1};
         memcpy(values[k], v, sizeof v);
     }
-    if (status == TE_OK) status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);
+    const te_utility *program = any_copies(n_groups, groups) ? &adamw_copying_program : &adamw_program;
+    if (status == TE_OK) status = update(ctx, program, 2, n_groups, (const double(*)[MAX_VALUES])values, groups);
     te_mem_free(&ctx->mem, values, bytes);
     return status;
 }

@@ -30,6 +30,36 @@ describe("te.optim.AdamW", function()
         assert.is_true(math.abs(got[2] - adamw(-2, { -3, 2, 0 }, o)) < 1e-6)
     end)
 
+    it("refreshes the copy that autocast keeps of a weight", function()
+        te.manual_seed(3)
+        local w, x = te.randn { 70, 90 }, te.randn { 5, 90 }
+        w.requires_grad = true
+        local function product()
+            return te.autocast({ dtype = "bfloat16" }, function() return te.linear(x, w) end):detach()
+        end
+        local before = product():totable()
+        local opt = te.optim.AdamW({ w }, { lr = 0.1 })
+        w.grad = te.randn { 70, 90 }
+        opt:step()
+        local after = product():totable()
+        assert.not_same(before, after)
+        assert.same(te.linear(x:to("bfloat16"), w:detach():to("bfloat16")):totable(), after)
+    end)
+
+    it("scales gradients as clipping them would, but for rounding", function()
+        te.manual_seed(4)
+        local start, grad = te.randn { 300 }, te.randn { 300 } * 5
+        local clipped, scaled = start:clone(), start:clone()
+        clipped.requires_grad, scaled.requires_grad = true, true
+        clipped.grad, scaled.grad = grad:clone(), grad:clone()
+        local norm = te.optim.clip_grad_norm({ clipped }, 1)
+        te.optim.AdamW({ clipped }, { lr = 0.1, eps = 0.01 }):step()
+        te.optim.AdamW({ scaled }, { lr = 0.1, eps = 0.01 }):step { grad_scale = 1 / norm }
+        assert.is_true((clipped - scaled):abs():max():item() < 1e-6)
+        assert.is_true((clipped - start):abs():max():item() > 1e-3)
+        assert.same(grad:totable(), scaled.grad:totable())
+    end)
+
     it("scales gradients in its own pass, and takes a learning rate for a step", function()
         local a, b = parameter { 1 }, parameter { 1 }
         local one, two = te.optim.SGD({ a }, { lr = 1 }), te.optim.SGD({ b }, { lr = 7 })

@@ -9,13 +9,25 @@
 
 /* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into
  * the coefficients, so few operations are left per element. */
+#define ADAMW                                                                                                   \
+    "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps)"
+
 static const te_utility adamw_program = {
     .name = "adamw",
     .inputs = "p g m v",
-    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
+    .outputs = "p2 m2 v2",
+    .formula = ADAMW,
+};
+
+/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the chain that
+ * makes it; the same value under two names would be read again. Times 1 changes no bit. */
+static const te_utility adamw_copying_program = {
+    .name = "adamw",
+    .inputs = "p g m v",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
     .outputs = "p2 m2 v2 copy",
-    .formula = "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
-               "(sqrt(v2) + eps); copy = p2",
+    .formula = ADAMW "; copy = p2 * one",
 };
 
 /* The same with its coefficients from a device, and a last one that says whether anything changes at all. */
@@ -120,7 +132,8 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
-enum { MAX_VALUES = 7, N_NUMBERS = MAX_VALUES + 1 }; /* scalar parameters of an update; from a device, with `allowed` */
+/* Scalar parameters of an update. On a device AdamW's 1 is what allows it. */
+enum { MAX_VALUES = 8, N_NUMBERS = MAX_VALUES };
 
 /* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
  * the updated values: the rounded parameter when a master is kept, else its compute copy. */
@@ -156,6 +169,18 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states)
     if (mastered) g->masters[i]->storage->version++;
     for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
     return status;
+}
+
+/* Whether an update has its last output for any parameter. */
+static bool any_copies(int n_groups, const te_optim_group *groups)
+{
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n; i++) {
+            const te_tensor *param = groups[k].params[i];
+            bool mastered = groups[k].masters && groups[k].masters[i] && groups[k].masters[i] != param;
+            if (mastered || (param && current_shadow(param))) return true;
+        }
+    return false;
 }
 
 /* Row k of the numbers of a step on a device, each as an input that is the same for every element. */
@@ -215,7 +240,8 @@ static te_status adamw_values(te_context *ctx, const te_adamw *o, double values[
         sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
     double v[] = {
         1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
-        (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root};
+        (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root,
+        1};
     memcpy(values, v, sizeof v);
     return TE_OK;
 }
@@ -226,8 +252,8 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
     double(*values)[MAX_VALUES] = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
     for (int k = 0; k < n_groups && status == TE_OK; k++) status = adamw_values(ctx, &options[k], values[k]);
-    if (status == TE_OK)
-        status = update(ctx, &adamw_program, 2, n_groups, (const double(*)[MAX_VALUES])values, NULL, groups);
+    const te_utility *program = any_copies(n_groups, groups) ? &adamw_copying_program : &adamw_program;
+    if (status == TE_OK) status = update(ctx, program, 2, n_groups, (const double(*)[MAX_VALUES])values, NULL, groups);
     te_mem_free(&ctx->mem, values, bytes);
     return status;
 }
@@ -239,10 +265,8 @@ te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, 
     size_t bytes = (size_t)n_groups * sizeof(double[N_NUMBERS]);
     double *values = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
-    for (int k = 0; k < n_groups && status == TE_OK; k++) {
+    for (int k = 0; k < n_groups && status == TE_OK; k++)
         status = adamw_values(ctx, &options[k], values + k * N_NUMBERS);
-        values[k * N_NUMBERS + MAX_VALUES] = 1;
-    }
     if (status == TE_OK) status = te_tensor_send(numbers, values, (int64_t)n_groups * N_NUMBERS);
     te_mem_free(&ctx->mem, values, bytes);
     return status;

@@ -12,6 +12,7 @@
 #include "program_source.h"
 
 enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
+enum { TE_CUDA_SMALL_STAGES = 32, TE_CUDA_SMALL_BYTES = TE_CUDA_STAGE_BYTES / TE_CUDA_SMALL_STAGES };
 
 /* Compiled source: kept by the device until it closes. */
 typedef struct te_cuda_code te_cuda_code;
@@ -38,7 +39,9 @@ typedef struct te_cuda_device {
 
     void   *stage[TE_CUDA_STAGES]; /* pinned memory that copies from and to the host pass through */
     CUevent staged[TE_CUDA_STAGES];
-    int     next_stage;
+    void   *small; /* likewise, in pieces for copies of few bytes */
+    CUevent small_staged[TE_CUDA_SMALL_STAGES];
+    int     next_stage, next_small;
 
     te_cuda_code **codes; /* by hash of the source */
     size_t         codes_capacity, n_codes;

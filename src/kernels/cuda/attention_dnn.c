@@ -104,8 +104,10 @@ void te_cuda_dnn_close(te_exec *exec)
 
 static const te_view *view_of(const te_attention *a, const te_attention_grad *g, int uid)
 {
-    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out}, *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
-    return uid <= TE_DNN_OUT ? forward[uid - TE_DNN_Q] : g ? gradient[uid - TE_DNN_DOUT] : NULL;
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
+    if (uid <= TE_DNN_OUT) return forward[uid - TE_DNN_Q];
+    const te_view *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
+    return gradient[uid - TE_DNN_DOUT];
 }
 
 /* Sixteen bytes at a time. */

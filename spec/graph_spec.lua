@@ -220,6 +220,14 @@ describe("te.graph on a CUDA device", function()
         refuses("a copy from the host cannot be part of a graph", function(x)
             return x + te.tensor({ 1, 2, 3, 4 }, { device = "cuda" })
         end)
+        local layer = te.Linear(4, 1):to "cuda"
+        local sgd = te.optim.SGD(layer:parameters(), { lr = 0.1 })
+        refuses("steps in a graph or with `clip` are AdamW's alone", function(x)
+            layer(x:view { 1, 4 }):sum():backward()
+            sgd:step()
+            sgd:zero_grad()
+            return x
+        end)
         local seed = 0
         refuses("another seed of random numbers cannot be part of a graph", function(x)
             seed = seed + 1

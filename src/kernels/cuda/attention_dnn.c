@@ -83,6 +83,13 @@ static struct te_cuda_dnn *open_dnn(te_exec *exec)
     return d->dnn = dnn;
 }
 
+const char *te_cuda_dnn_missing(te_exec *exec, size_t *version)
+{
+    const struct te_cuda_dnn *dnn = te_cuda_enter(exec) == TE_OK ? open_dnn(exec) : NULL;
+    *version = dnn && dnn->library.cudnnGetVersion ? dnn->library.cudnnGetVersion() : 0;
+    return !dnn ? "it cannot be opened" : dnn->reason[0] ? dnn->reason : NULL;
+}
+
 static void forget(struct te_cuda_dnn *dnn, known_plan *known)
 {
     if (known->plan.plan) dnn->library.cudnnBackendDestroyDescriptor(known->plan.plan);
@@ -205,18 +212,17 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-static void make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
+/* false: out of host memory, which says nothing about the shape. */
+static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
 {
     te_dnn_graph *g = te_mem_alloc(exec->mem, sizeof *g);
-    if (!g) {
-        snprintf(known->reason, sizeof known->reason, "out of host memory");
-        return;
-    }
+    if (!g) return false;
     te_dnn_open(g, &dnn->library);
     te_dnn_attention_graph(g, &known->key);
     if (!te_dnn_finish(g, dnn->device, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
     te_dnn_close(g);
     te_mem_free(exec->mem, g, sizeof *g);
+    return true;
 }
 
 /* NULL: out of host memory. */
@@ -233,8 +239,9 @@ static const known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const
     known_plan *known = &dnn->plans[dnn->n++];
     memset(known, 0, sizeof *known);
     known->key = *key;
-    make_plan(exec, dnn, known);
-    return known;
+    if (make_plan(exec, dnn, known)) return known;
+    dnn->n--;
+    return NULL;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

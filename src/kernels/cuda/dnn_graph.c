@@ -260,7 +260,8 @@ bool te_dnn_finish(te_dnn_graph *g, cudnnBackendDescriptor_t device, te_dnn_plan
     cudnnBackendDescriptor_t choices[MAX_CHOICES];
     int64_t n = choices_for(g, device, choices), got = 0;
     *plan = (te_dnn_plan){.plan = NULL};
-    if (g->status == CUDNN_STATUS_SUCCESS) snprintf(g->reason, sizeof g->reason, "no engine that repeats its bits");
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
     for (int64_t i = 0; i < n && !plan->plan; i++)
         if (repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], device);
     if (!plan->plan) return false;

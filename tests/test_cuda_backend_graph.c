@@ -1,5 +1,5 @@
-/* test_cuda_backend_graph.c - recorded graphs on the made-up machine: what a launch computes, what recording refuses, whose the
- * memory is, and that everything is given back when a call or an allocation fails at any place.
+/* test_cuda_backend_graph.c - recorded graphs on the made-up machine: what a launch computes, what recording refuses,
+ * whose the memory is, and that everything is given back when a call or an allocation fails at any place.
  */
 #include "cuda_backend.h"
 #include "core/graph.h"

@@ -39,7 +39,7 @@ typedef struct call {
     void *pointers[MAX_TENSORS];
     int n;
     float numbers[TE_DNN_WINDOW + 1];
-    te_view rows; /* packed: lse as cuDNN lays it out */
+    te_view rows;  /* packed: lse as cuDNN lays it out */
     void *lent[4]; /* scratch */
     int n_lent;
 } call;
@@ -57,8 +57,7 @@ static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
     te_cuda_device *d = te_cuda(exec);
     char message[sizeof exec->message];
     memcpy(message, exec->message, sizeof message);
-    te_status status =
-        te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
+    te_status status = te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
     if (status != TE_OK) snprintf(dnn->reason, sizeof dnn->reason, "%.*s", TE_DNN_REASON - 1, exec->message);
     memcpy(exec->message, message, sizeof message);
     if (status != TE_OK) return false;
@@ -341,8 +340,8 @@ static te_status run(call *c, struct te_cuda_dnn *dnn, const te_dnn_plan *plan, 
         te_cuda_note(c->exec, operation);
         cudnnStatus_t r = te_dnn_run(&dnn->library, dnn->handle, plan, c->n, c->uids, c->pointers, workspace);
         if (r != CUDNN_STATUS_SUCCESS)
-            status = te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation,
-                                  dnn->library.cudnnGetErrorString(r));
+            status =
+                te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation, dnn->library.cudnnGetErrorString(r));
     }
     if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
         status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);

@@ -22,7 +22,8 @@ static void describe_failure(const te_cuda_dnn_library *dnn, const char *what, c
 {
     char last[160] = "";
     dnn->cudnnGetLastErrorString(last, sizeof last);
-    snprintf(reason, TE_DNN_REASON, "%s: %.60s%s%.100s", what, dnn->cudnnGetErrorString(status), *last ? ", " : "", last);
+    snprintf(reason, TE_DNN_REASON, "%s: %.60s%s%.100s", what, dnn->cudnnGetErrorString(status), *last ? ", " : "",
+             last);
 }
 
 static bool good(te_dnn_graph *g, cudnnStatus_t status, const char *what)
@@ -285,8 +286,8 @@ cudnnStatus_t te_dnn_run(const te_cuda_dnn_library *dnn, cudnnHandle_t handle, c
         status = dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
                                                pointers);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
-                                               &workspace);
+        status =
+            dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendFinalize(pack);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendExecute(handle, plan->plan, pack);
     if (pack) dnn->cudnnBackendDestroyDescriptor(pack);

@@ -104,16 +104,19 @@ specs() {
     TE_DEVICE=$device TETRAIN=$here/bin/tetrain tetrain "$here/lua/busted_run.lua" -o TAP "$@"
 }
 
-# The same training twice: the files of metrics agree in every loss to the last digit.
+# The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last digit.
 repeat_training() {
-    rm -rf "$work/first" "$work/second"
-    for name in first second; do
+    rm -rf "$work/first" "$work/second" "$work/plain"
+    for name in first second plain; do
+        graph=true
+        [ "$name" = plain ] && graph=false
         tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" --out="$work/$name" --steps=60 \
             --n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8 --dtype="$1" --eval-interval=60 --eval-batches=2 \
-            --sample-tokens=0 --warmup=5 || return 1
+            --sample-tokens=0 --warmup=5 --graph=$graph || return 1
         grep -o '"loss":[^,}]*' "$work/$name/metrics.jsonl" >"$work/$name.losses"
     done
-    [ -s "$work/first.losses" ] && cmp "$work/first.losses" "$work/second.losses"
+    [ -s "$work/first.losses" ] && cmp "$work/first.losses" "$work/second.losses" &&
+        cmp "$work/first.losses" "$work/plain.losses"
 }
 
 sanitize() {
@@ -147,6 +150,7 @@ run() {
 
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
     step "every operation against the CPU" 160 specs cpu spec/cuda_spec.lua
+    step "recorded graphs" 60 specs cpu spec/graph_spec.lua
     step "training in float32 repeats bit for bit" 40 repeat_training float32
     step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16
     step "benches" 130 tetrain bench/gpu.lua $quick

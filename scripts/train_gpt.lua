@@ -134,7 +134,8 @@ local function device_step(run, ...)
     local o, batches, total = run.options, { ... }, nil
     for i = 1, #batches, 2 do
         local loss = loss_of(run, batches[i], batches[i + 1])
-        total = total and total + loss:detach() or loss:detach()
+        local value = loss:detach():to("float64") -- summed as the host would
+        total = total and total + value or value
         loss:backward()
     end
     local clip = te.optim.grad_clip(run.parameters, { max = o.clip, scale = 1 / o.grad_accumulation, loss = total })

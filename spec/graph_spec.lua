@@ -162,6 +162,33 @@ describe("te.graph on a CUDA device", function()
         assert.same({ 64, 64 }, kept.shape)
     end)
 
+    it("leaves the weights alone when a launch is not finite, and goes on", function()
+        local function weights(graphed)
+            te.manual_seed(8)
+            local layer = te.Linear(3, 2):to "cuda"
+            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+            local function step(x)
+                local loss = (layer(x) ^ 2):sum()
+                loss:backward()
+                local clip = te.optim.grad_clip(layer, { max = 1, loss = loss })
+                optimizer:step { clip = clip }
+                optimizer:zero_grad()
+                return clip
+            end
+            if graphed then step = te.graph(step, { te.zeros { 2, 3 } }, { device = "cuda" }) end
+            local seen = {}
+            for i, x in ipairs { 1, 2, 1 / 0, 3, 0 / 0, 4 } do
+                local allowed = step(te.full({ 2, 3 }, x, { device = graphed and "cpu" or "cuda" })):totable()[3]
+                assert.same((i == 3 or i == 5) and 0 or 1, allowed)
+                if allowed == 0 then optimizer:take_back() end
+                for _, v in ipairs(values(layer.weight)) do seen[#seen + 1] = v end
+            end
+            seen[#seen + 1] = optimizer:state_dict().state[1].step
+            return seen
+        end
+        equal_bits(weights(false), weights(true))
+    end)
+
     it("gives its memory back", function()
         collectgarbage()
         collectgarbage()
@@ -186,8 +213,20 @@ describe("te.graph on a CUDA device", function()
     it("names what cannot be recorded", function()
         refuses("a copy to the host cannot be part of a graph", function(x) return x * x:sum():item() end)
         refuses("a copy to the host cannot be part of a graph", function(x) return x:to "cpu" end)
+        local lens = te.tensor({ 1, 3 }, { dtype = "int32", device = "cuda" })
+        refuses("a copy to the host cannot be part of a graph", function(x) -- lengths are the host's
+            return te.self_attention(x:reshape { 4, 1 }:expand { 4, 24 }, lens, { heads = 2 })
+        end)
         refuses("a copy from the host cannot be part of a graph", function(x)
             return x + te.tensor({ 1, 2, 3, 4 }, { device = "cuda" })
+        end)
+        local layer = te.Linear(4, 1):to "cuda"
+        local sgd = te.optim.SGD(layer:parameters(), { lr = 0.1 })
+        refuses("steps in a graph or with `clip` are AdamW's alone", function(x)
+            layer(x:view { 1, 4 }):sum():backward()
+            sgd:step()
+            sgd:zero_grad()
+            return x
         end)
         local seed = 0
         refuses("another seed of random numbers cannot be part of a graph", function(x)

@@ -2,6 +2,8 @@
  * CPU, plans are made once per shape, and what cuDNN declines or lacks is done by the backend's own kernels.
  */
 #include "cuda_backend.h"
+#include "core/graph.h"
+#include "failing_memory.h"
 
 enum { MOST = 5 };
 
@@ -179,6 +181,80 @@ static void test_without(void)
     te_context_release(ctx);
 }
 
+/* Recorded, offsets of packed sequences included: nothing is written before the launch, and each launch writes it all again. */
+static void test_in_a_graph(void)
+{
+    scene own = scenes[4]; /* by the backend's own kernels */
+    own.dtype = TE_F32;
+    own.name = "packed, float32";
+    const scene *recorded[] = {&scenes[0], &scenes[4], &own};
+    te_context  *ctx = te_context_open(NULL);
+    te_device   *device = te_context_device(ctx, "cuda");
+    for (int i = 0; i < 3; i++) {
+        const scene *s = recorded[i];
+        run          cpu = open_run(te_context_device(ctx, "cpu"), s), cuda = open_run(device, s);
+        te_graph    *graph;
+        double      *zeros = calloc(10000, sizeof *zeros);
+        execute(&ctx->devices[0], s, &cpu);
+        CHECK_MSG(te_graph_begin(ctx, device, &graph) == TE_OK, "%s", te_context_error(ctx));
+        execute(device, s, &cuda);
+        CHECK_MSG(te_graph_end(graph, true) == TE_OK, "%s: %s", s->name, te_context_error(ctx));
+        for (int k = 0; k < 2; k++) {
+            for (int which = OUT; which <= DQKV; which++)
+                if (which != DOUT) CHECK(te_tensor_write(cuda.tensors[which], TE_F64, zeros) == TE_OK);
+            CHECK(te_graph_launch(graph) == TE_OK);
+            compare(s, &cpu, &cuda, OUT, "the result of a launch");
+            compare(s, &cpu, &cuda, DQKV, "the gradient of a launch");
+        }
+        te_graph_release(graph);
+        free(zeros);
+        close_run(&cpu);
+        close_run(&cuda);
+    }
+    te_context_release(ctx);
+}
+
+/* The device says which it is. */
+static void test_description(void)
+{
+    char        text[512];
+    te_context *ctx = te_context_open(NULL);
+    te_device  *device = te_context_device(ctx, "cuda");
+    device->exec.backend->describe(&device->exec, text, sizeof text);
+    CHECK_MSG(strstr(text, "Fake GPU 0") && strstr(text, "by cuDNN 9.19.0"), "%s", text);
+    te_context_release(ctx);
+    ctx = te_context_open(NULL);
+    device = te_context_device(ctx, "cuda");
+    fake.fail_call("cudnnCreate", 0, 1001);
+    device->exec.backend->describe(&device->exec, text, sizeof text);
+    CHECK_MSG(strstr(text, "without cuDNN: cuDNN 91900 does not start"), "%s", text);
+    fake.reset();
+    te_context_release(ctx);
+}
+
+/* Host memory that ends somewhere: what was asked for fails or is done without cuDNN, and all is given back. */
+static void test_host_memory(void)
+{
+    for (int n = 0; n < 120; n++) {
+        failing_memory     memory = {.countdown = -1};
+        te_context_options options = {
+            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &memory};
+        te_context *ctx = te_context_open(&options);
+        te_device  *device = te_context_device(ctx, "cuda");
+        run         r = open_run(device, &scenes[4]);
+        memory.countdown = n;
+        te_status status = device->exec.backend->attention(&device->exec, &r.grad.forward);
+        if (status == TE_OK) status = device->exec.backend->attention_backward(&device->exec, &r.grad);
+        CHECK_MSG(status == TE_OK || (status == TE_ERROR_MEMORY && n < 100), "allocation %d: status %d, %s", n, (int)status,
+                  device->exec.message);
+        memory.countdown = -1;
+        close_run(&r);
+        te_context_release(ctx);
+        CHECK_MSG(memory.live == 0, "allocation %d: %zu bytes were not given back", n, memory.live);
+        CHECK_MSG(fake.live() == 0, "allocation %d: %d things not given back", n, fake.live());
+    }
+}
+
 /* What fails while it is asked to run is an error that names it. */
 static void test_failing_run(void)
 {
@@ -197,7 +273,8 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_without, test_failing_run};
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_without, test_failing_run,
+                             test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -48,8 +48,11 @@ local function place(samples, device)
     return te.no_grad(function()
         local placed = { n = #samples }
         for i, sample in ipairs(samples) do
-            placed[i] = te.is_tensor(sample) and te.empty(sample.shape, { dtype = sample.dtype, device = device }) or sample
-            if te.is_tensor(sample) then placed[i]:copy_(sample) end
+            placed[i] = sample
+            if te.is_tensor(sample) then
+                placed[i] = te.empty(sample.shape, { dtype = sample.dtype, device = device })
+                placed[i]:copy_(sample)
+            end
         end
         return placed
     end)
@@ -161,11 +164,10 @@ local function weighted(results, weights)
     return total
 end
 
--- Both directions, recorded; nil where the device has no graphs.
+-- Both directions, recorded.
 local function record_both(device, fn, inputs, parameters)
     local both = { inputs = inputs, hooks = {}, weights = {} }
     local handle, results = record(device, both.hooks, fn, unpack(inputs, 1, inputs.n))
-    if not handle then return nil end
     both.forward = handle
     for i = 1, results.n do
         both.weights[i] = te.zeros(results[i].shape, { dtype = results[i].dtype, device = device })
@@ -241,9 +243,11 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
     for i, sample in ipairs(sample_inputs) do
         if te.is_tensor(sample) and sample.requires_grad then inputs[i].requires_grad = true end
     end
+    local probe = core.graph_begin(device)
+    if not probe then return callable end
+    core.graph_end(probe, false)
     warm_up(callable, inputs, parameters, o.warmup)
     local both = record_both(device, callable, inputs, parameters)
-    if not both then return callable end
     local function forward(_, _, ...)
         fill(who, inputs, pack(...))
         core.graph_launch(both.forward)
@@ -251,7 +255,8 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
     end
     local function backward(_, ...) return launch_backward(both, parameters, { ... }) end
     return function(...)
-        local anchor = te.zeros({}, { requires_grad = #parameters > 0 }) -- parameters need backward even where no input does
+        -- parameters need backward even where no input does
+        local anchor = te.zeros({}, { requires_grad = #parameters > 0 })
         return core.custom(forward, backward, anchor, ...)
     end
 end

@@ -128,6 +128,30 @@ describe("train_gpt.lua", function()
         for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
     end)
 
+    -- Steps, checkpoints and what follows a resumption have the bits of steps that are not recorded.
+    local devices, reason = te.devices()
+    if not devices[2] then
+        pending("takes recorded steps on CUDA: " .. reason)
+    else
+        it("takes recorded steps on CUDA", function()
+            local options = SMALL .. "--device=cuda --dropout=0.2 --grad-accumulation=2 --eval-interval=5 --sample-tokens=2 "
+            for name, more in pairs { graph = "--steps=9", plain = "--steps=9 --graph=false", cut = "--steps=9 --eval-interval=7" } do
+                local code, _, err = train(name, options .. more)
+                assert.equal(0, code, err)
+            end
+            os.remove(te.train.checkpoint.path(folder .. "/cut", 9))
+            local code, _, err = run("train_gpt.lua", ("--out=%s/cut --resume"):format(folder))
+            assert.equal(0, code, err)
+            assert.same(losses("plain"), losses("graph"))
+            assert.same(losses("plain"), losses("cut"))
+            local expected = te.load(te.train.checkpoint.path(folder .. "/plain", 9))
+            for _, other in ipairs { "graph", "cut" } do
+                local saved = te.load(te.train.checkpoint.path(folder .. "/" .. other, 9))
+                for name, tensor in pairs(expected) do assert.same(tensor:totable(), saved[name]:totable(), name) end
+            end
+        end)
+    end
+
     it("saves and exits with 75 when it is interrupted", function()
         for _, signal in ipairs { "INT", "TERM" } do
             os.execute(("rm -rf %s/stop"):format(folder))

@@ -1,19 +1,19 @@
 /* graph.c - see graph.h. */
 #include "graph.h"
 
-/* Memory that existed before the recording, and its dtype: copies in the compute dtype are made anew from it when it was
- * changed by others between launches. */
+/* Memory that existed before the recording, and its dtype: copies in the compute dtype are made anew from it when it
+ * was changed by others between launches. */
 typedef struct kept {
     te_storage *storage;
-    te_dtype    dtype;
+    te_dtype dtype;
 } kept;
 
 struct te_graph {
     te_context *ctx;
     te_device *device;
     te_pool *pool;
-    void *recorded; /* the backend's */
-    te_tensor *random; /* int64 {2}: seed, and where the numbers of a launch begin */
+    void *recorded;            /* the backend's */
+    te_tensor *random;         /* int64 {2}: seed, and where the numbers of a launch begin */
     uint64_t id, first, drawn; /* offset when the recording began; how far it went */
     uint64_t seed;
     kept *kept;
@@ -45,7 +45,8 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     if (ctx->capture) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: another graph is being recorded");
     te_graph *g = te_mem_zalloc(&ctx->mem, sizeof *g);
     if (!g) return te_fail_memory(ctx, "te.graph");
-    *g = (te_graph){.ctx = ctx, .device = device, .id = ctx->next_storage_id++, .first = ctx->rng_offset, .seed = ctx->seed};
+    *g = (te_graph){
+        .ctx = ctx, .device = device, .id = ctx->next_storage_id++, .first = ctx->rng_offset, .seed = ctx->seed};
     te_context_retain(ctx);
     g->random = te_tensor_new(ctx, device, TE_I64, 1, &two);
     g->pool = te_pool_open(&device->allocator);
@@ -146,7 +147,8 @@ te_status te_graph_launch(te_graph *g)
     for (size_t i = 0; i < g->n_kept && status == TE_OK; i++) status = refresh(g, &g->kept[i]);
     if (status != TE_OK) return status;
     if (g->drawn > 0)
-        status = exec->backend->memory_copy(exec, g->random->storage->data, random, sizeof random, TE_COPY_HOST_TO_DEVICE);
+        status =
+            exec->backend->memory_copy(exec, g->random->storage->data, random, sizeof random, TE_COPY_HOST_TO_DEVICE);
     if (status == TE_OK) status = exec->backend->graph_launch(exec, g->recorded);
     if (status != TE_OK) return te_fail_exec(ctx, status, exec, "graph");
     ctx->rng_offset += g->drawn;
@@ -169,8 +171,9 @@ te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
 {
     te_exec *exec = &t->storage->device->exec;
     if (t->dtype != TE_F64 || te_tensor_numel(t) != n || !te_tensor_contiguous(t))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "send: a contiguous float64 tensor of %lld numbers is needed, not %s %s",
-                       (long long)n, te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
+                       "send: a contiguous float64 tensor of %lld numbers is needed, not %s %s", (long long)n,
+                       te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
     te_status status = exec->backend->memory_copy(exec, te_tensor_pointer(t), values, (size_t)n * sizeof *values,
                                                   TE_COPY_HOST_TO_DEVICE);
     t->storage->version++;

@@ -1,8 +1,7 @@
 /* optim.c - see optim.h. Each update is a row program, applied to all tensors in one run of the backend. */
-#include "optim.h"
+#include "optim_internal.h"
 
 #include "graph.h"
-#include "ops/ops.h"
 #include "quantized_parameter.h"
 
 #include <math.h>
@@ -57,21 +56,10 @@ static const te_utility plain_sgd_program = {
     .formula = "p2 = p - lr * (g * grad_scale + weight_decay * p); copy = p2",
 };
 
-static const te_utility squares_program = {
-    .name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
-
-/* Runs and their operands for n tensors, in one block. */
-typedef struct batch {
-    te_run *runs;
-    te_operand *operands;
-    int n, inputs, outputs;
-    size_t bytes;
-} batch;
-
-static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int outputs)
+te_status te_optim_batch_open(te_context *ctx, te_optim_batch *b, int n, int inputs, int outputs)
 {
     size_t each = sizeof(te_run) + (size_t)(inputs + outputs) * sizeof(te_operand);
-    *b = (batch){.n = n, .inputs = inputs, .outputs = outputs, .bytes = (size_t)n * each};
+    *b = (te_optim_batch){.n = n, .inputs = inputs, .outputs = outputs, .bytes = (size_t)n * each};
     b->runs = te_mem_zalloc(&ctx->mem, b->bytes);
     if (!b->runs) return te_fail_memory(ctx, "optimizer step");
     b->operands = (te_operand *)(b->runs + n);
@@ -84,7 +72,7 @@ static te_status batch_open(te_context *ctx, batch *b, int n, int inputs, int ou
     return TE_OK;
 }
 
-static te_operand flat(const te_tensor *t)
+te_operand te_optim_flat(const te_tensor *t)
 {
     te_operand o = {.data = t ? te_tensor_pointer(t) : NULL, .dtype = t ? t->dtype : TE_F32};
     o.stride[0] = 1;
@@ -148,14 +136,14 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
         status = check_entry(ctx, what, i, param, g->states[k][i]);
-        if (status == TE_OK) in[2 + k] = out[1 + k] = flat(g->states[k][i]);
+        if (status == TE_OK) in[2 + k] = out[1 + k] = te_optim_flat(g->states[k][i]);
     }
     if (status != TE_OK) return status;
     run->shape[0] = te_tensor_numel(target);
     run->compute_f64 = target->dtype == TE_F64;
-    in[0] = out[0] = flat(target);
-    in[1] = flat(g->grads[i]);
-    out[1 + n_states] = flat(target != param ? param : current_shadow(param));
+    in[0] = out[0] = te_optim_flat(target);
+    in[1] = te_optim_flat(g->grads[i]);
+    out[1 + n_states] = te_optim_flat(target != param ? param : current_shadow(param));
     return TE_OK;
 }
 
@@ -187,7 +175,7 @@ static bool any_copies(int n_groups, const te_optim_group *groups)
 static void bind_numbers(te_operand *in, const te_tensor *numbers, int k)
 {
     for (int i = 0; i < N_NUMBERS; i++) {
-        in[i] = flat(numbers);
+        in[i] = te_optim_flat(numbers);
         in[i].data = (double *)in[i].data + k * N_NUMBERS + i;
         in[i].stride[0] = 0;
     }
@@ -204,9 +192,9 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     for (int k = 0; k < n_groups; k++) n += groups[k].n;
     if (n < 1) return TE_OK;
     te_program *program = te_utility_program(ctx, utility);
-    batch b;
+    te_optim_batch b;
     if (!program) return ctx->status;
-    te_status status = batch_open(ctx, &b, n, n_inputs, n_outputs);
+    te_status status = te_optim_batch_open(ctx, &b, n, n_inputs, n_outputs);
     if (status != TE_OK) return status;
     te_run *run = b.runs;
     te_operand *operands = b.operands;
@@ -234,8 +222,7 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
 
 static te_status adamw_values(te_context *ctx, const te_adamw *o, double values[MAX_VALUES])
 {
-    if (o->step < 1)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
+    if (o->step < 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
     double root =
         sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
     double v[] = {
@@ -277,7 +264,8 @@ static const te_utility scaled_program = {
     .inputs = "x factor allowed",
     .params = "",
     .outputs = "y",
-    .formula = "c = column(); y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
+    .formula =
+        "c = column(); y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
 };
 
 /* The numbers with the gradients' factor in them: clip is what te_grad_clip gave. */
@@ -288,8 +276,10 @@ static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, cons
     te_exec *exec = &numbers->storage->device->exec;
     te_status status = program ? TE_OK : ctx->status;
     if (status == TE_OK) {
-        te_operand in[3] = {flat(numbers), flat(clip), flat(clip)}, out = flat(scaled);
-        te_run run = {.ndim = 2, .shape = {numbers->shape[0], N_NUMBERS}, .inputs = in, .outputs = &out, .compute_f64 = true};
+        te_operand in[3] = {te_optim_flat(numbers), te_optim_flat(clip), te_optim_flat(clip)},
+                   out = te_optim_flat(scaled);
+        te_run run = {
+            .ndim = 2, .shape = {numbers->shape[0], N_NUMBERS}, .inputs = in, .outputs = &out, .compute_f64 = true};
         in[0].stride[0] = out.stride[0] = N_NUMBERS;
         in[0].stride[1] = out.stride[1] = 1;
         in[1].data = (double *)in[1].data + 1;
@@ -336,99 +326,4 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
         status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, NULL, &groups[k]);
     }
     return status;
-}
-
-/* {n} on the tensors' device; NULL on failure. */
-static te_tensor *squares_of(te_context *ctx, int n, te_tensor *const *tensors)
-{
-    te_program *program = te_utility_program(ctx, &squares_program);
-    te_device *device = tensors[0]->storage->device;
-    int64_t count = n;
-    te_tensor *sums = te_tensor_new(ctx, device, TE_F32, 1, &count);
-    batch b = {.runs = NULL};
-    te_status status = program && sums ? batch_open(ctx, &b, n, 1, 1) : ctx->status;
-    te_tensor **dense = status == TE_OK ? te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *dense) : NULL;
-    if (status == TE_OK && !dense) status = te_fail_memory(ctx, "te.sum_squares");
-    for (int i = 0; i < n && status == TE_OK; i++) {
-        te_operand *o = b.operands + 2 * (size_t)i;
-        if (tensors[i]->storage->device != device) {
-            status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.sum_squares: tensors on %s and %s", device->name,
-                             tensors[i]->storage->device->name);
-        } else if (!(dense[i] = te_tensor_contiguous_copy(tensors[i]))) {
-            status = ctx->status;
-        } else {
-            b.runs[i].shape[0] = te_tensor_numel(dense[i]);
-            o[0] = flat(dense[i]);
-            o[1] = flat(sums);
-            o[1].data = (float *)o[1].data + i;
-        }
-    }
-    if (status == TE_OK) {
-        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
-        if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, "sum_squares");
-    }
-    for (int i = 0; dense && i < n; i++) te_tensor_release(dense[i]);
-    if (dense) te_mem_free(&ctx->mem, dense, (size_t)n * sizeof *dense);
-    if (b.runs) te_mem_free(&ctx->mem, b.runs, b.bytes);
-    if (status == TE_OK) return sums;
-    te_tensor_release(sums);
-    return NULL;
-}
-
-te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
-{
-    if (n < 1) return TE_OK;
-    te_tensor *sums = squares_of(ctx, n, tensors);
-    te_status status = sums ? te_tensor_read(sums, TE_F64, squares) : ctx->status;
-    te_tensor_release(sums);
-    return status;
-}
-
-static const te_utility total_program = {
-    .name = "total", .inputs = "x", .params = "", .outputs = "y", .formula = "y = x", .kind = TE_OUT_SUM};
-
-static const te_utility clip_program = {
-    .name = "clip",
-    .inputs = "total loss",
-    .params = "scale max",
-    .outputs = "norm factor allowed",
-    .formula = "norm = sqrt(total) * scale; factor = where(max > 0 and norm > max, scale * max / norm, scale); "
-               "allowed = where(norm - norm == 0 and loss - loss == 0, 1, 0)",
-};
-
-static te_status run_f64(te_context *ctx, te_device *device, const te_utility *utility, int64_t n, const te_operand *in,
-                         const te_operand *out, const double *params)
-{
-    te_program *program = te_utility_program(ctx, utility);
-    te_run run = {.ndim = 1, .shape = {n}, .inputs = in, .outputs = out, .params = params, .compute_f64 = true};
-    if (!program) return ctx->status;
-    te_status status = device->exec.backend->program_run(&device->exec, program, &run, 1);
-    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
-}
-
-te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale, double max)
-{
-    if (n < 1 || (loss && (te_tensor_numel(loss) != 1 || loss->storage->device != tensors[0]->storage->device))) {
-        te_fail(ctx, TE_ERROR_ARGUMENT, "clip: a loss of one element on the gradients' device is needed, and a gradient");
-        return NULL;
-    }
-    te_device *device = tensors[0]->storage->device;
-    te_tensor *squares = squares_of(ctx, n, tensors);
-    te_tensor *total = squares ? te_tensor_new(ctx, device, TE_F64, 0, NULL) : NULL;
-    te_tensor *clip = total ? te_tensor_new(ctx, device, TE_F64, 1, (int64_t[]){3}) : NULL;
-    te_status status = clip ? TE_OK : ctx->status;
-    if (status == TE_OK) {
-        te_operand in = flat(squares), out = flat(total);
-        status = run_f64(ctx, device, &total_program, n, &in, &out, NULL);
-    }
-    if (status == TE_OK) {
-        te_operand in[2] = {flat(total), flat(loss ? loss : total)}, out[3] = {flat(clip), flat(clip), flat(clip)};
-        for (int i = 0; i < 3; i++) out[i].data = (double *)out[i].data + i;
-        status = run_f64(ctx, device, &clip_program, 1, in, out, (double[]){scale, max});
-    }
-    te_tensor_release(squares);
-    te_tensor_release(total);
-    if (status == TE_OK) return clip;
-    te_tensor_release(clip);
-    return NULL;
 }

@@ -163,6 +163,7 @@ struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
 
+    void      (*describe)(te_exec *exec, char *text, size_t size); /* the device and what its kernels come from; NULL: none */
     te_status (*device_open)(te_exec *exec, int index);
     void      (*device_close)(te_exec *exec);
 

@@ -96,6 +96,21 @@ static int cpu_info(lua_State *L)
     return 1;
 }
 
+/* device_info(device): what it is and where its kernels come from; nil where there is nothing to say. */
+static int device_info(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    char        text[512] = "";
+    const char *name = luaL_checkstring(L, 1);
+    te_lua_enter(rt, L, "device_info");
+    te_device *device = te_context_device(rt->ctx, name);
+    if (!device) return te_lua_raise(rt, L, "device_info", rt->ctx->status);
+    if (!device->exec.backend->describe) return 0;
+    device->exec.backend->describe(&device->exec, text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
 /* executable(): path of the running program, nil where the system does not say. */
 static int executable(lua_State *L)
 {
@@ -135,7 +150,8 @@ static int build_info(lua_State *L)
 }
 
 const luaL_Reg te_lua_system_functions[] = {
-    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"build_info", build_info}, {NULL, NULL},
+    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"build_info", build_info},
+    {"device_info", device_info}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_process_functions[] = {

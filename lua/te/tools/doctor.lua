@@ -87,7 +87,7 @@ end
 
 local function check_device(name)
     local ok, message = pcall(te.empty, { 1 }, { device = name })
-    line(name, "%s", ok and "there" or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", ""))
+    line(name, "%s", ok and (core.device_info(name) or "there") or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", ""))
 end
 
 return function(words)

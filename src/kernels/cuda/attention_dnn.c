@@ -39,7 +39,7 @@ typedef struct call {
     void *pointers[MAX_TENSORS];
     int n;
     float numbers[TE_DNN_WINDOW + 1];
-    te_view rows; /* packed: lse as cuDNN lays it out */
+    te_view rows;  /* packed: lse as cuDNN lays it out */
     void *lent[4]; /* scratch */
     int n_lent;
 } call;
@@ -57,8 +57,7 @@ static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
     te_cuda_device *d = te_cuda(exec);
     char message[sizeof exec->message];
     memcpy(message, exec->message, sizeof message);
-    te_status status =
-        te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
+    te_status status = te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
     if (status != TE_OK) snprintf(dnn->reason, sizeof dnn->reason, "%.*s", TE_DNN_REASON - 1, exec->message);
     memcpy(exec->message, message, sizeof message);
     if (status != TE_OK) return false;
@@ -83,6 +82,13 @@ static struct te_cuda_dnn *open_dnn(te_exec *exec)
     return d->dnn = dnn;
 }
 
+const char *te_cuda_dnn_missing(te_exec *exec, size_t *version)
+{
+    const struct te_cuda_dnn *dnn = te_cuda_enter(exec) == TE_OK ? open_dnn(exec) : NULL;
+    *version = dnn && dnn->library.cudnnGetVersion ? dnn->library.cudnnGetVersion() : 0;
+    return !dnn ? "it cannot be opened" : dnn->reason[0] ? dnn->reason : NULL;
+}
+
 static void forget(struct te_cuda_dnn *dnn, known_plan *known)
 {
     if (known->plan.plan) dnn->library.cudnnBackendDestroyDescriptor(known->plan.plan);
@@ -104,8 +110,10 @@ void te_cuda_dnn_close(te_exec *exec)
 
 static const te_view *view_of(const te_attention *a, const te_attention_grad *g, int uid)
 {
-    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out}, *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
-    return uid <= TE_DNN_OUT ? forward[uid - TE_DNN_Q] : g ? gradient[uid - TE_DNN_DOUT] : NULL;
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
+    if (uid <= TE_DNN_OUT) return forward[uid - TE_DNN_Q];
+    const te_view *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
+    return gradient[uid - TE_DNN_DOUT];
 }
 
 /* Sixteen bytes at a time. */
@@ -203,18 +211,17 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-static void make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
+/* false: out of host memory, which says nothing about the shape. */
+static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
 {
     te_dnn_graph *g = te_mem_alloc(exec->mem, sizeof *g);
-    if (!g) {
-        snprintf(known->reason, sizeof known->reason, "out of host memory");
-        return;
-    }
+    if (!g) return false;
     te_dnn_open(g, &dnn->library);
     te_dnn_attention_graph(g, &known->key);
     if (!te_dnn_finish(g, dnn->device, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
     te_dnn_close(g);
     te_mem_free(exec->mem, g, sizeof *g);
+    return true;
 }
 
 /* NULL: out of host memory. */
@@ -231,8 +238,9 @@ static const known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const
     known_plan *known = &dnn->plans[dnn->n++];
     memset(known, 0, sizeof *known);
     known->key = *key;
-    make_plan(exec, dnn, known);
-    return known;
+    if (make_plan(exec, dnn, known)) return known;
+    dnn->n--;
+    return NULL;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
@@ -332,8 +340,8 @@ static te_status run(call *c, struct te_cuda_dnn *dnn, const te_dnn_plan *plan, 
         te_cuda_note(c->exec, operation);
         cudnnStatus_t r = te_dnn_run(&dnn->library, dnn->handle, plan, c->n, c->uids, c->pointers, workspace);
         if (r != CUDNN_STATUS_SUCCESS)
-            status = te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation,
-                                  dnn->library.cudnnGetErrorString(r));
+            status =
+                te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation, dnn->library.cudnnGetErrorString(r));
     }
     if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
         status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);

@@ -6,23 +6,23 @@
  *   out = softmax(s) v             dv = p^T dout                 ds = scale p (dout v^T - d)
  *   lse = log of the sum           dk = ds^T q                   dq = ds k
  *
- * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give the
- * same bits every time.
+ * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
+ * the same bits every time.
  */
 #include "attention_dnn.h"
 
 /* One graph being written. */
 typedef struct writer {
-    te_dnn_graph           *g;
+    te_dnn_graph *g;
     const te_dnn_attention *a;
-    te_dnn_tensor           scale, lengths, lse_offsets;
+    te_dnn_tensor scale, lengths, lse_offsets;
 } writer;
 
 static const te_dnn_tensor no_lengths[3] = {TE_DNN_NONE, TE_DNN_NONE, TE_DNN_NONE};
 
 static te_dnn_tensor offsets_of(writer *w, int uid)
 {
-    int64_t            n = w->a->batch + 1;
+    int64_t n = w->a->batch + 1;
     te_dnn_description d = {
         .type = CUDNN_DATA_INT32, .dim = {n, 1, 1, 1}, .stride = {1, 1, 1, 1}, .ragged = TE_DNN_NONE};
     return w->a->packed ? te_dnn_add(w->g, TE_DNN_OFFSETS + uid, &d) : TE_DNN_NONE;
@@ -32,7 +32,7 @@ static te_dnn_tensor offsets_of(writer *w, int uid)
 static te_dnn_tensor operand(writer *w, int uid, int64_t heads, int64_t rows, int64_t dim, bool turned,
                              te_dnn_tensor offsets)
 {
-    const int64_t     *stride = w->a->stride[uid];
+    const int64_t *stride = w->a->stride[uid];
     te_dnn_description d = {.type = w->a->type,
                             .dim = {w->a->batch, heads, turned ? dim : rows, turned ? rows : dim},
                             .stride = {stride[0], stride[1], turned ? 1 : stride[2], turned ? stride[2] : 1},
@@ -128,7 +128,8 @@ static te_dnn_tensor mask_band(writer *w, te_dnn_tensor scores, te_dnn_tensor ma
     }
     if (w->a->window >= 0) {
         te_dnn_tensor row = position(w, scores, 2, CUDNN_DATA_FLOAT), column = position(w, scores, 3, CUDNN_DATA_FLOAT);
-        te_dnn_tensor reach = on_scores(w, CUDNN_POINTWISE_ADD, column, te_dnn_number(w->g, TE_DNN_WINDOW, CUDNN_DATA_FLOAT));
+        te_dnn_tensor reach =
+            on_scores(w, CUDNN_POINTWISE_ADD, column, te_dnn_number(w->g, TE_DNN_WINDOW, CUDNN_DATA_FLOAT));
         scores = keep_where(w, scores, compare(w, CUDNN_POINTWISE_CMP_GT, reach, row), masked);
     }
     return scores;
@@ -158,7 +159,8 @@ static void forward(writer *w)
     scores = mask_band(w, scores, masked);
     te_dnn_tensor largest = new_rows(w), sum = new_rows(w);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_MAX, scores, largest);
-    te_dnn_tensor shares = on_scores(w, CUDNN_POINTWISE_EXP, on_scores(w, CUDNN_POINTWISE_SUB, scores, largest), TE_DNN_NONE);
+    te_dnn_tensor shares =
+        on_scores(w, CUDNN_POINTWISE_EXP, on_scores(w, CUDNN_POINTWISE_SUB, scores, largest), TE_DNN_NONE);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, shares, sum);
     if (a->lse) {
         te_dnn_tensor logarithm = on_rows(w, CUDNN_POINTWISE_LOG, sum, TE_DNN_NONE);
@@ -177,14 +179,14 @@ static void forward(writer *w)
 static te_dnn_tensor row_sums(writer *w, te_dnn_tensor dout, te_dnn_tensor out)
 {
     const te_dnn_attention *a = w->a;
-    int64_t       stride[3] = {a->heads * a->seq_q, a->seq_q, 1};
+    int64_t stride[3] = {a->heads * a->seq_q, a->seq_q, 1};
     te_dnn_tensor both = te_dnn_virtual(w->g, CUDNN_DATA_FLOAT, (int64_t[]){a->batch, a->heads, a->seq_q, a->dim_v});
     te_dnn_tensor sums = new_rows(w);
     te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, dout, out, TE_DNN_NONE, both, 0);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, both, sums);
     te_dnn_tensor kept = row_numbers(w, TE_DNN_SUMS, a->packed ? a->stride[TE_DNN_LSE] : stride);
-    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, sums, te_dnn_number(w->g, TE_DNN_ONE, CUDNN_DATA_FLOAT),
-                     TE_DNN_NONE, kept, 0);
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, sums,
+                     te_dnn_number(w->g, TE_DNN_ONE, CUDNN_DATA_FLOAT), TE_DNN_NONE, kept, 0);
     return kept;
 }
 
@@ -192,7 +194,7 @@ static te_dnn_tensor row_sums(writer *w, te_dnn_tensor dout, te_dnn_tensor out)
 static void turned_product(writer *w, te_dnn_tensor scores, te_dnn_tensor x, int uid, int64_t dim)
 {
     const te_dnn_attention *a = w->a;
-    int64_t            q = a->seq_q, kv = a->seq_kv;
+    int64_t q = a->seq_q, kv = a->seq_kv;
     te_dnn_description turned = {.type = a->type,
                                  .dim = {a->batch, a->heads, kv, q},
                                  .stride = {a->heads * q * kv, q * kv, 1, kv},
@@ -211,7 +213,7 @@ static void turned_product(writer *w, te_dnn_tensor scores, te_dnn_tensor x, int
 static void query_gradient(writer *w, te_dnn_tensor ds, te_dnn_tensor k, te_dnn_tensor k_offsets)
 {
     const te_dnn_attention *a = w->a;
-    const int64_t          *stride = a->stride[TE_DNN_K];
+    const int64_t *stride = a->stride[TE_DNN_K];
     te_dnn_description rows = {.type = a->type,
                                .dim = {a->batch, a->kv_heads, a->seq_kv, a->dim},
                                .stride = {stride[0], stride[1], stride[2], 1},

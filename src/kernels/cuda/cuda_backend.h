@@ -12,6 +12,7 @@
 #include "program_source.h"
 
 enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
+enum { TE_CUDA_SMALL_STAGES = 32, TE_CUDA_SMALL_BYTES = TE_CUDA_STAGE_BYTES / TE_CUDA_SMALL_STAGES };
 
 /* Compiled source: kept by the device until it closes. */
 typedef struct te_cuda_code te_cuda_code;
@@ -38,7 +39,9 @@ typedef struct te_cuda_device {
 
     void   *stage[TE_CUDA_STAGES]; /* pinned memory that copies from and to the host pass through */
     CUevent staged[TE_CUDA_STAGES];
-    int     next_stage;
+    void   *small; /* likewise, in pieces for copies of few bytes */
+    CUevent small_staged[TE_CUDA_SMALL_STAGES];
+    int     next_stage, next_small;
 
     te_cuda_code **codes; /* by hash of the source */
     size_t         codes_capacity, n_codes;
@@ -61,6 +64,7 @@ static inline te_cuda_device *te_cuda(te_exec *exec) { return (te_cuda_device *)
 te_status te_cuda_device_open(te_exec *exec, int index);
 void      te_cuda_device_close(te_exec *exec);
 int       te_cuda_device_count(te_exec *exec);
+void      te_cuda_describe(te_exec *exec, char *text, size_t size);
 te_status te_cuda_synchronize(te_exec *exec);
 /* Makes the device's context the thread's: first thing in every function of the table. */
 te_status te_cuda_enter(te_exec *exec);
@@ -115,9 +119,12 @@ te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
 /* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that; own kernels do the rest. */
 #ifdef TE_HAVE_CUDNN
 bool te_cuda_attention_dnn(te_exec *, const te_attention *, const te_attention_grad *grad, te_status *);
+/* Why cuDNN is not there; NULL: it is, in that version. */
+const char *te_cuda_dnn_missing(te_exec *, size_t *version);
 void te_cuda_dnn_close(te_exec *);
 #else
 #define te_cuda_attention_dnn(exec, attention, grad, status) ((void)(exec), (void)(grad), (void)(status), false)
+#define te_cuda_dnn_missing(exec, version)                    ((void)(exec), *(version) = 0, "built without cudnn.h")
 #define te_cuda_dnn_close(exec)                              ((void)(exec))
 #endif
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);

@@ -94,6 +94,21 @@ void te_cuda_trace(te_exec *exec, const char *format, ...)
     va_end(args);
 }
 
+void te_cuda_describe(te_exec *exec, char *text, size_t size)
+{
+    te_cuda_device *d = te_cuda(exec);
+    size_t version;
+    const char *missing = te_cuda_dnn_missing(exec, &version);
+    int n = snprintf(text, size, "%s, kernels for %s by NVRTC %d.%d; attention in 16 bits by ", d->title, d->target,
+                     d->nvrtc_version / 100, d->nvrtc_version / 10 % 10);
+    if (n < 0 || (size_t)n >= size) return;
+    if (missing)
+        snprintf(text + n, size - (size_t)n, "own kernels, without cuDNN: %s", missing);
+    else
+        snprintf(text + n, size - (size_t)n, "cuDNN %zu.%zu.%zu where it takes it", version / 10000, version / 100 % 100,
+                 version % 100);
+}
+
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
 static te_status count_devices(te_exec *exec, te_cuda_device *d, int *count)

@@ -22,7 +22,8 @@ static void describe_failure(const te_cuda_dnn_library *dnn, const char *what, c
 {
     char last[160] = "";
     dnn->cudnnGetLastErrorString(last, sizeof last);
-    snprintf(reason, TE_DNN_REASON, "%s: %.60s%s%.100s", what, dnn->cudnnGetErrorString(status), *last ? ", " : "", last);
+    snprintf(reason, TE_DNN_REASON, "%s: %.60s%s%.100s", what, dnn->cudnnGetErrorString(status), *last ? ", " : "",
+             last);
 }
 
 static bool good(te_dnn_graph *g, cudnnStatus_t status, const char *what)
@@ -260,7 +261,8 @@ bool te_dnn_finish(te_dnn_graph *g, cudnnBackendDescriptor_t device, te_dnn_plan
     cudnnBackendDescriptor_t choices[MAX_CHOICES];
     int64_t n = choices_for(g, device, choices), got = 0;
     *plan = (te_dnn_plan){.plan = NULL};
-    if (g->status == CUDNN_STATUS_SUCCESS) snprintf(g->reason, sizeof g->reason, "no engine that repeats its bits");
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
     for (int64_t i = 0; i < n && !plan->plan; i++)
         if (repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], device);
     if (!plan->plan) return false;
@@ -284,8 +286,8 @@ cudnnStatus_t te_dnn_run(const te_cuda_dnn_library *dnn, cudnnHandle_t handle, c
         status = dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
                                                pointers);
     if (status == CUDNN_STATUS_SUCCESS)
-        status = dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
-                                               &workspace);
+        status =
+            dnn->cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendFinalize(pack);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendExecute(handle, plan->plan, pack);
     if (pack) dnn->cudnnBackendDestroyDescriptor(pack);

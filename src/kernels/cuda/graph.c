@@ -1,7 +1,8 @@
 /* graph.c - graphs: work on the stream recorded once and launched again as a whole.
  *
- * What a graph reads from the host besides its kernels' arguments lies in pinned memory of its own. Operations that check
- * their ids report into words of the graph; its last node copies them to the host, where the next wait finds them.
+ * What a graph reads from the host besides its kernels' arguments lies in pinned memory of its own. Operations that
+ * check their ids report into words of the graph; its last node copies them to the host, where the next wait finds
+ * them.
  */
 #include "cuda_backend.h"
 

@@ -7,6 +7,9 @@
  *
  * Up, the caller's memory is free again when the last piece lies in a stage; the stream carries it on in order. Down,
  * the call returns when the bytes have arrived.
+ *
+ * Small copies up, such as the tokens and the learning rate of a training step, have many small stages: the host waits
+ * only for the copy so many before, and so runs several steps ahead of the device.
  */
 #include "cuda_backend.h"
 
@@ -18,6 +21,9 @@ te_status te_cuda_stages_open(te_exec *exec)
         r = d->driver.cuMemHostAlloc(&d->stage[i], TE_CUDA_STAGE_BYTES, 0);
         if (r == CUDA_SUCCESS) r = d->driver.cuEventCreate(&d->staged[i], CU_EVENT_DISABLE_TIMING);
     }
+    if (r == CUDA_SUCCESS) r = d->driver.cuMemHostAlloc(&d->small, TE_CUDA_STAGE_BYTES, 0);
+    for (int i = 0; i < TE_CUDA_SMALL_STAGES && r == CUDA_SUCCESS; i++)
+        r = d->driver.cuEventCreate(&d->small_staged[i], CU_EVENT_DISABLE_TIMING);
     return te_cuda_result(exec, r, "pinned memory for copies");
 }
 
@@ -28,6 +34,9 @@ void te_cuda_stages_close(te_exec *exec)
         if (d->staged[i]) d->driver.cuEventDestroy(d->staged[i]);
         if (d->stage[i]) d->driver.cuMemFreeHost(d->stage[i]);
     }
+    for (int i = 0; i < TE_CUDA_SMALL_STAGES; i++)
+        if (d->small_staged[i]) d->driver.cuEventDestroy(d->small_staged[i]);
+    if (d->small) d->driver.cuMemFreeHost(d->small);
 }
 
 void *te_cuda_memory_alloc(te_exec *exec, size_t bytes)
@@ -51,19 +60,32 @@ void te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes)
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
+/* n bytes by way of a stage, once what it held last is on the device. */
+static te_status copy_piece(te_exec *exec, CUdeviceptr dst, const char *src, size_t n, void *stage, CUevent staged)
+{
+    te_cuda_device *d = te_cuda(exec);
+    te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(staged));
+    if (status != TE_OK) return status;
+    memcpy(stage, src, n);
+    CUresult r = d->driver.cuMemcpyHtoDAsync(dst, stage, n, d->stream);
+    if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(staged, d->stream);
+    return te_cuda_result(exec, r, "copy to the device");
+}
+
 static te_status copy_up(te_exec *exec, CUdeviceptr dst, const char *src, size_t bytes)
 {
     te_cuda_device *d = te_cuda(exec);
+    if (bytes <= TE_CUDA_SMALL_BYTES) {
+        int k = d->next_small;
+        d->next_small = (k + 1) % TE_CUDA_SMALL_STAGES;
+        return copy_piece(exec, dst, src, bytes, (char *)d->small + (size_t)k * TE_CUDA_SMALL_BYTES, d->small_staged[k]);
+    }
     for (size_t at = 0; at < bytes; at += TE_CUDA_STAGE_BYTES) {
         size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;
         int k = d->next_stage;
         d->next_stage = (k + 1) % TE_CUDA_STAGES;
-        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[k]));
+        te_status status = copy_piece(exec, dst + at, src + at, n, d->stage[k], d->staged[k]);
         if (status != TE_OK) return status;
-        memcpy(d->stage[k], src + at, n);
-        CUresult r = d->driver.cuMemcpyHtoDAsync(dst + at, d->stage[k], n, d->stream);
-        if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(d->staged[k], d->stream);
-        if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy to the device");
     }
     return TE_OK;
 }

@@ -1,0 +1,200 @@
+/* test_cuda_backend_graph.c - recorded graphs on the made-up machine: what a launch computes, what recording refuses,
+ * whose the memory is, and that everything is given back when a call or an allocation fails at any place.
+ */
+#include "cuda_backend.h"
+#include "core/graph.h"
+#include "core/op.h"
+#include "failing_memory.h"
+
+static te_tensor *binary(te_context *ctx, const char *op, te_tensor *a, te_tensor *b)
+{
+    te_arg     args[2] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_TENSOR, .as.tensor = b}};
+    te_tensor *out = NULL;
+    te_op_run(ctx, te_op_find(ctx, op), args, 2, &out, 1);
+    return out;
+}
+
+/* y = exp(x) + x, with something in between whose memory is free again at the end. */
+static te_tensor *work(te_context *ctx, te_tensor *x)
+{
+    te_tensor *e = apply(ctx, "exp", x), *s = e ? apply(ctx, "sin", e) : NULL, *y = s ? binary(ctx, "add", e, x) : NULL;
+    te_tensor_release(e);
+    te_tensor_release(s);
+    return y;
+}
+
+/* The graph of work(x) and its result; false when that fails. */
+static bool record(te_context *ctx, te_tensor *x, te_graph **graph, te_tensor **y)
+{
+    *y = NULL;
+    if (te_graph_begin(ctx, te_context_device(ctx, "cuda"), graph) != TE_OK) return false;
+    *y = work(ctx, x);
+    bool kept = te_graph_end(*graph, *y != NULL) == TE_OK && *y;
+    if (kept) return true;
+    te_tensor_release(*y);
+    return false;
+}
+
+static void expect_work(te_tensor *x, te_tensor *y, const char *what)
+{
+    double a[5], b[5];
+    CHECK(te_tensor_read(x, TE_F64, a) == TE_OK && te_tensor_read(y, TE_F64, b) == TE_OK);
+    for (int i = 0; i < 5; i++)
+        CHECK_MSG(fabs(b[i] - (exp(a[i]) + a[i])) < 1e-5 * (1 + fabs(b[i])), "%s: %g gives %g", what, a[i], b[i]);
+}
+
+static void write_small(te_tensor *x, double first)
+{
+    double values[5];
+    for (int i = 0; i < 5; i++) values[i] = first + 0.25 * i;
+    CHECK(te_tensor_write(x, TE_F64, values) == TE_OK);
+}
+
+/* Recording computes nothing; each launch reads what lies in the input then. Memory between is nobody else's. */
+static void test_launches(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *x = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL, *others[8];
+    te_graph   *graph = NULL;
+    write_small(x, 0);
+    te_tensor *warm = work(ctx, x);
+    te_tensor_release(warm);
+    uint64_t launched = fake.count("cuLaunchKernel");
+    bool     recorded = record(ctx, x, &graph, &y);
+    CHECK_MSG(recorded, "%s", te_context_error(ctx));
+    CHECK_MSG(fake.count("cuLaunchKernel") == launched + 3, "%d kernels", (int)(fake.count("cuLaunchKernel") - launched));
+    for (int i = 0; recorded && i < 3; i++) {
+        for (int k = 0; k < 8; k++) others[k] = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+        write_small(x, i);
+        CHECK(te_graph_launch(graph) == TE_OK);
+        expect_work(x, y, "a launch");
+        double first = 0;
+        for (int k = 0; k < 8; k++) {
+            double values[5];
+            CHECK(te_tensor_read(others[k], TE_F64, values) == TE_OK);
+            first = values[0];
+            CHECK_MSG(first == -40, "a tensor beside the graph holds %g", first);
+            te_tensor_release(others[k]);
+        }
+    }
+    te_tensor_release(x); /* the graph keeps it */
+    if (recorded) CHECK(te_graph_launch(graph) == TE_OK);
+    if (recorded) te_graph_release(graph);
+    te_tensor_release(y); /* outlives the graph */
+    te_context_release(ctx);
+}
+
+static void test_refusals(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device  *cuda = te_context_device(ctx, "cuda");
+    te_tensor  *x = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    te_graph   *graph, *second;
+    double      values[5];
+    CHECK(te_graph_begin(ctx, te_context_device(ctx, "cpu"), &graph) == TE_ERROR_UNSUPPORTED);
+    CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
+    CHECK(te_graph_begin(ctx, cuda, &second) == TE_ERROR_UNSUPPORTED);
+    CHECK(te_tensor_read(x, TE_F64, values) == TE_ERROR_UNSUPPORTED);
+    CHECK_MSG(strstr(te_context_error(ctx), "a copy to the host cannot be part of a graph"), "%s", te_context_error(ctx));
+    CHECK(te_tensor_write(x, TE_F64, values) == TE_ERROR_UNSUPPORTED);
+    CHECK(te_context_synchronize(ctx, "cuda") == TE_ERROR_UNSUPPORTED);
+    te_context_empty_cache(ctx);
+    CHECK(te_graph_end(graph, true) == TE_OK);
+    te_graph_release(graph);
+    CHECK(te_tensor_read(x, TE_F64, values) == TE_OK && values[0] == -40);
+    te_tensor_release(x);
+    te_context_release(ctx);
+}
+
+/* Random numbers: each launch goes on where the context stands, as the same calls would. */
+static void test_random_numbers(void)
+{
+    double      drawn[3][5], expected[3][5];
+    te_context *ctx = te_context_open(NULL);
+    te_device  *cuda = te_context_device(ctx, "cuda");
+    te_tensor  *x = te_tensor_new(ctx, cuda, TE_F32, 1, (int64_t[]){5});
+    te_arg      arg = {.kind = TE_ARG_TENSOR, .as.tensor = x};
+    te_graph   *graph;
+    te_context_seed(ctx, 42);
+    for (int i = 0; i < 3; i++) {
+        CHECK(te_op_run_inplace(ctx, te_op_find(ctx, "normal"), &arg, 1) == TE_OK);
+        CHECK(te_tensor_read(x, TE_F64, expected[i]) == TE_OK);
+    }
+    te_context_seed(ctx, 7);
+    CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
+    CHECK(te_op_run_inplace(ctx, te_op_find(ctx, "normal"), &arg, 1) == TE_OK);
+    CHECK_MSG(te_graph_end(graph, true) == TE_OK, "%s", te_context_error(ctx));
+    te_context_seed(ctx, 42);
+    for (int i = 0; i < 3; i++) CHECK(te_graph_launch(graph) == TE_OK && te_tensor_read(x, TE_F64, drawn[i]) == TE_OK);
+    CHECK(memcmp(drawn, expected, sizeof drawn) == 0);
+    te_graph_release(graph);
+    te_tensor_release(x);
+    te_context_release(ctx);
+}
+
+static void test_failing_calls(void)
+{
+    static const char *const calls[] = {"cuStreamBeginCapture_v2", "cuStreamBeginCapture", "cuStreamEndCapture",
+                                        "cuGraphInstantiateWithFlags", "cuLaunchKernel"};
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *x = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y;
+    te_graph   *graph;
+    te_tensor  *warm = work(ctx, x);
+    te_tensor_release(warm);
+    for (int i = 0; i < 5; i++) {
+        uint64_t before = fake.count(calls[i]);
+        fake.fail_call(calls[i], 0, 700);
+        bool recorded = record(ctx, x, &graph, &y);
+        CHECK_MSG(recorded == (fake.count(calls[i]) == before), "%s", calls[i]);
+        if (recorded) te_graph_release(graph);
+        if (recorded) te_tensor_release(y);
+        fake.reset();
+    }
+    CHECK(record(ctx, x, &graph, &y));
+    fake.fail_call("cuGraphLaunch", 0, 700);
+    CHECK(te_graph_launch(graph) == TE_ERROR_DEVICE);
+    fake.reset();
+    write_small(x, 1);
+    CHECK(te_graph_launch(graph) == TE_OK);
+    expect_work(x, y, "after a failed launch");
+    te_graph_release(graph);
+    te_tensor_release(y);
+    te_tensor_release(x);
+    te_context_release(ctx);
+}
+
+/* Host memory that ends at the n-th allocation, for every n. */
+static void test_host_memory(void)
+{
+    bool done = false;
+    for (int n = 0; n < 5000 && !done; n++) {
+        failing_memory     memory = {.countdown = n};
+        te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc,
+                                      .realloc_user = &memory};
+        te_context        *ctx = te_context_open(&options);
+        if (!ctx) continue;
+        te_tensor *x = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL;
+        te_graph  *graph;
+        bool       recorded = x && record(ctx, x, &graph, &y);
+        done = recorded && te_graph_launch(graph) == TE_OK && memory.countdown >= 0;
+        if (recorded) te_graph_release(graph);
+        if (recorded) te_tensor_release(y);
+        te_tensor_release(x);
+        te_context_release(ctx);
+        CHECK_MSG(memory.live == 0, "allocation %d: %zu bytes were not given back", n, memory.live);
+        CHECK_MSG(fake.live() == 0, "allocation %d: %d things not given back", n, fake.live());
+    }
+    CHECK(done);
+}
+
+int main(void)
+{
+    fake_open();
+    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_failing_calls, test_host_memory};
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        tests[i]();
+        CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());
+    }
+    fake_close();
+    return TEST_END();
+}

@@ -20,8 +20,10 @@ typedef struct te_quantize_loops {
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block);
-    void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n);
-    /* E2M1 by random bytes, one per element, as encode_down. */
+    /* `rows` rows of n; strides from row to row, in elements. */
+    void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
+                                          const float *multipliers, int64_t n);
+    /* A row of E2M1 by random bytes, one per element. */
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
     /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */

@@ -43,6 +43,9 @@ typedef struct te_quantize_blocks {
     te_quantize_loops of[TE_SOURCES];
     /* n factors as they are stored, and what elements are multiplied by. */
     void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
+    /* |q * factor * amax / most - x| of n values, or its square, where q is E2M1 of x * multiplier. */
+    void (*errors)(float *errors, const float *x, int n, float multiplier, float factor, float amax, float most,
+                   bool squared);
     /* Sixteen random bytes of each of n counters first, first + step, …: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */

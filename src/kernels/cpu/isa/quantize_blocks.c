@@ -235,6 +235,24 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
         }
 }
 
+/* The value of the code of x: the same sum as in te_code, and the power of two taken away again. */
+TE_INLINE float round_to_e2m1(float x)
+{
+    uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu, most = size < 0x40c00000u ? size : 0x40c00000u;
+    uint32_t exponent = most & 0x7f800000u;
+    float unit = te_f32_from_bits((exponent > 0x3f800000u ? exponent : 0x3f800000u) + (22u << 23));
+    float rounded = (te_f32_from_bits(most) + unit) - unit;
+    return te_f32_from_bits(te_f32_bits(rounded) | (size > 0x7f800000u ? 0u : bits & 0x80000000u));
+}
+
+static void errors(float *restrict e, const float *restrict x, int n, float multiplier, float factor, float amax,
+                   float most, bool squared)
+{
+    for (int j = 0; j < n; j++) e[j] = round_to_e2m1(x[j] * multiplier) * factor * amax / most - x[j];
+    for (int j = 0; j < n && squared; j++) e[j] *= e[j];
+    for (int j = 0; j < n && !squared; j++) e[j] = te_f32_from_bits(te_f32_bits(e[j]) & 0x7fffffffu);
+}
+
 /* --- random bytes ------------------------------------------------------------------------------------------------- */
 
 static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n)
@@ -391,6 +409,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
 const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
     .factors = factors,
+    .errors = errors,
     .random_down = random_down,
     .random_along = random_along,
     .pack_along = pack_along,

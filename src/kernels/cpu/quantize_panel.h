@@ -10,7 +10,7 @@
 #include "copy.h"
 #include "quantize_blocks.h"
 
-enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128 };
+enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128, TE_FLAT_ROWS = 4 };
 
 typedef struct te_panel_lane {
     float   amax[2];
@@ -27,6 +27,7 @@ typedef struct te_panel_job {
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose;
+    int                       rows;      /* of a panel */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 

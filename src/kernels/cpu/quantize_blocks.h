@@ -46,7 +46,7 @@ typedef struct te_quantize_blocks {
     /* |q * factor * amax / most - x| of n values, or its square, where q is E2M1 of x * multiplier. */
     void (*errors)(float *errors, const float *x, int n, float multiplier, float factor, float amax, float most,
                    bool squared);
-    /* Sixteen random bytes of each of n counters first, first + step, …: byte k of counter j to bytes[k * width + j]. */
+    /* Sixteen random bytes of each of n counters, `step` apart: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);

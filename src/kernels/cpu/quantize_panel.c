@@ -16,7 +16,8 @@ const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p)
 {
-    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec), .transpose = te_copy_blocks_of(exec)->transpose[0]};
+    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec)};
+    p->transpose = te_copy_blocks_of(exec)->transpose[0];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
     p->rows = !job->side[1].data && job->quantizer->block_rows <= 1 ? TE_FLAT_ROWS : TE_PANEL_ROWS;
 }

@@ -30,7 +30,8 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     p->blocks->pack_along(row + x.col / 2, codes, x.cols + x.cols % 2);
 }
 
-/* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be short. */
+/* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be
+ * short. */
 static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
 {
     const te_quantizer *q = p->job.quantizer;

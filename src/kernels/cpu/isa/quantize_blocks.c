@@ -109,16 +109,16 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
                                          int64_t n, int64_t block)                                                     \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
-        int64_t done = te_codes_along_##dtype(codes, x, multipliers, n, block, __VA_ARGS__);                                  \
+        int64_t done = te_codes_along_##dtype(codes, x, multipliers, n, block, __VA_ARGS__);                           \
         multipliers += done / block;                                                                                   \
         codes += done, x += done, n -= done;                                                                           \
-        ALONG(te_code(LOAD(x[j]) * m, __VA_ARGS__))                                                                           \
+        ALONG(te_code(LOAD(x[j]) * m, __VA_ARGS__))                                                                    \
     }                                                                                                                  \
     static void down_##dtype##_##format(uint8_t *codes, int64_t codes_stride, const void *data, int64_t stride,        \
                                         int rows, const float *multipliers, int64_t n)                                 \
     {                                                                                                                  \
         const type *x = data;                                                                                          \
-        int64_t done = te_codes_down_##dtype(codes, codes_stride, x, stride, rows, multipliers, n, __VA_ARGS__);              \
+        int64_t done = te_codes_down_##dtype(codes, codes_stride, x, stride, rows, multipliers, n, __VA_ARGS__);       \
         for (int i = 0; i < rows; i++, codes += codes_stride, x += stride)                                             \
             down_row_##dtype##_##format(codes + done, x + done, multipliers + done, n - done);                         \
     }
@@ -127,11 +127,11 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     TE_INLINE void down_row_##dtype##_##format(uint8_t *restrict codes, const type *restrict x,                        \
                                                const float *restrict multipliers, int64_t n)                           \
     {                                                                                                                  \
-        for (int64_t j = 0; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], __VA_ARGS__);                         \
+        for (int64_t j = 0; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], __VA_ARGS__);                  \
     }
 
 #define DEFINE_FORMAT(dtype, type, LOAD, format, ...)                                                                  \
-    DEFINE_DOWN_ROW(dtype, type, LOAD, format, __VA_ARGS__)                                                                   \
+    DEFINE_DOWN_ROW(dtype, type, LOAD, format, __VA_ARGS__)                                                            \
     DEFINE_ENCODE(dtype, type, LOAD, format, __VA_ARGS__)
 
 #define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                        \
@@ -145,12 +145,12 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         for (int64_t j = 0; j < n; j++)                                                                                \
             codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j], random[j]);                              \
     }                                                                                                                  \
-    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                     \
+    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                      \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
         for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
     }                                                                                                                  \
-    static void transform_##dtype(float *values, int width, int n)                                                    \
+    static void transform_##dtype(float *values, int width, int n)                                                     \
     {                                                                                                                  \
         transform_columns(values, width, n, false);                                                                    \
         for (int i = 0; i < TE_GROUP; i++)                                                                             \
@@ -186,8 +186,8 @@ TE_INLINE void signs(lanes v[TE_GROUP])
     for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
 }
 
-/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up to a
- * whole vector is transformed too; the memory is there. */
+/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up
+ * to a whole vector is transformed too; the memory is there. */
 TE_INLINE void transform_columns(float *values, int width, int n, bool back)
 {
     for (int j = 0; j < n; j += LANES) {
@@ -355,7 +355,8 @@ static void decode_along_e2m1(float *restrict values, const uint8_t *restrict co
                               int64_t n, int64_t block)
 {
     int64_t i = 0;
-    for (; block % 16 == 0 && i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
+    for (; block % 16 == 0 && i + 16 <= n; i += 16)
+        decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
     for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i / block];
 }
 

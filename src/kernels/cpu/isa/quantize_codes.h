@@ -1,11 +1,11 @@
 /* quantize_codes.h - codes of many elements at once, for quantize_blocks.c.
  *
- * A code takes no branches. The power of two that is added to a magnitude has the format's last place as its own, so the
- * sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of them.
- * Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h.
+ * A code takes no branches. The power of two that is added to a magnitude has the format's last place as its own, so
+ * the sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of
+ * them. Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h.
  *
- * Float32 and bfloat16 are encoded by vector instructions where the instruction set has code for that here; functions say how
- * many elements they have done, and compilers vectorize the loops over the others.
+ * Float32 and bfloat16 are encoded by vector instructions where the instruction set has code for that here; functions
+ * say how many elements they have done, and compilers vectorize the loops over the others.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_CODES_H
 #define TE_KERNELS_CPU_QUANTIZE_CODES_H
@@ -31,8 +31,8 @@ TE_INLINE uint8_t te_code(float x, int mantissa, uint32_t smallest, uint32_t lar
     return (uint8_t)(size > 0x7f800000u ? (uint32_t)nan : code | (bits >> 31 ? (uint32_t)sign : 0u));
 }
 
-/* As te_f8e4m3_to_f32 and te_e2m1_to_f32; where those multiply a subnormal float32, which some machines are slow at, these
- * convert a small integer. */
+/* As te_f8e4m3_to_f32 and te_e2m1_to_f32; where those multiply a subnormal float32, which some machines are slow at,
+ * these convert a small integer. */
 TE_INLINE float te_value_e4m3(uint8_t code)
 {
     uint32_t size = code & 0x7fu, normal = (size << 20) + (120u << 23);
@@ -94,8 +94,8 @@ TE_INLINE void te_codes_f32(uint8_t *codes, const float *x, __m512 m, int mantis
     _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8(code));
 }
 
-/* What moves the exponents of 32 bfloat16 to where t = code << (7 - mantissa), and the largest size below which an element
- * that is not 0, or its code, may be subnormal. */
+/* What moves the exponents of 32 bfloat16 to where t = code << (7 - mantissa), and the largest size below which an
+ * element that is not 0, or its code, may be subnormal. */
 typedef struct te_shift {
     __m512i offset, small;
 } te_shift;
@@ -109,7 +109,8 @@ TE_INLINE te_shift te_shift_of(__m512i powers, uint32_t smallest)
                       _mm512_mask_mov_epi16(small, _mm512_movepi16_mask(offset), _mm512_set1_epi16(0x7fff))};
 }
 
-/* Codes of 32 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where one may be small. */
+/* Codes of 32 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where one may be
+ * small. */
 TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shift, int mantissa, uint32_t smallest,
                                 uint32_t largest, int nan, int sign)
 {
@@ -134,7 +135,8 @@ TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 &
 
 /* Codes of a multiple of 32 elements of n, which is returned; blocks of 16 or of multiples of 32, or one of n. */
 TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n,
-                                      int64_t block, int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
+                                      int64_t block, int mantissa, uint32_t smallest, uint32_t largest, int nan,
+                                      int sign)
 {
     int64_t whole = n - n % 32;
     if (block == 16) {
@@ -149,8 +151,9 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
         __m512 m = _mm512_set1_ps(*multipliers);
         te_shift shift = te_shift_of(_mm512_set1_epi16((short)(te_f32_bits(*multipliers) >> 16)), smallest);
         int64_t j = first, end = whole - first < block ? whole : first + block;
-        if (te_is_power(*multipliers))
-            while (j < end && te_codes_shifted(codes + j, x + j, shift, mantissa, smallest, largest, nan, sign)) j += 32;
+        bool power = te_is_power(*multipliers);
+        while (power && j < end && te_codes_shifted(codes + j, x + j, shift, mantissa, smallest, largest, nan, sign))
+            j += 32;
         for (; j < end; j += 32) te_codes_bf16(codes + j, x + j, m, m, mantissa, smallest, largest, nan, sign);
     }
     return whole;

@@ -27,7 +27,6 @@ typedef struct te_panel_job {
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose;
-    int                       rows;      /* of a panel */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -41,8 +40,9 @@ typedef void te_panel_visit(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p);
 
-/* Visits every panel of the source. Maxima over the lanes come back in amax. */
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, te_panel_visit *visit, float amax[2]);
+/* Visits every panel of `rows` rows of the source: TE_PANEL_ROWS, or where no column is looked at TE_FLAT_ROWS, which
+ * follows memory. Maxima over the lanes come back in amax. */
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_panel_visit *visit, float amax[2]);
 
 /* Element (row, col) of the source. */
 static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t col)

@@ -3,8 +3,8 @@
  * A quantizer is a value: what it can do is what its fields say, and no recipe has a name here. The column-wise copy
  * is the quantization of the transposed matrix, so a block always runs along the row of the matrix that is stored:
  *
- * side 0   rows x cols of the source                    block_rows x block_cols side 1   cols x rows, the source
- * transposed           block_rows x block_cols of *that*
+ *      side 0   rows x cols of the source                    block_rows x block_cols
+ *      side 1   cols x rows, the source transposed           block_rows x block_cols of *that*
  *
  * Blocks are 1 x n or n x n with n dividing 128, or the whole matrix; beyond the edges there are zeros. Both sides are
  * made from a part of the source while it is in cache. The bytes follow from the job alone: they are the same on every

@@ -83,8 +83,8 @@ local function losses(dtype, size)
     }
 end
 
--- A quantizer reads x (twice where its factor is that of the whole tensor) and writes a byte, or half of one, per element
--- and direction; factors of blocks are not counted.
+-- A quantizer reads x (twice where its factor is that of the whole tensor) and writes a byte, or half of one, per
+-- element and direction; factors of blocks are not counted.
 local function quantizers(dtype, size)
     local x = tensor(dtype, ROWS, WIDTH)
     local recipe = te.recipe

@@ -51,6 +51,16 @@ describe("te.profile", function()
         assert.is_true(compared >= 5, "compared " .. compared)
     end)
 
+    it("sees quantizing and dequantizing, with the bytes of both copies and of their factors", function()
+        local x = te.randn({ 64, 96 }, { dtype = "bfloat16" })
+        local moved = {}
+        for _, e in ipairs(te.profile(function()
+            te.quantize(x, te.recipe.MXFP8BlockScaling {}, "input", { columnwise = true }):dequantize()
+        end).events) do moved[e.name] = e.bytes end
+        assert.equal(64 * 96 * (2 + 2 * (1 + 1 / 32)), moved.quantize)
+        assert.equal(64 * 96 * (2 + 1 + 1 / 32), moved.dequantize)
+    end)
+
     it("writes a trace", function()
         local path = os.tmpname()
         te.profile(step):save_trace(path)

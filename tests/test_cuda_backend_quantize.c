@@ -1,5 +1,6 @@
-/* test_cuda_backend_quantize.c - quantized tensors on a CUDA device and their products, through the whole backend on the
- * machine that is made up: the bytes of the CPU, and the products of a linear layer within the rounding of their sums. */
+/* test_cuda_backend_quantize.c - quantized tensors on a CUDA device and their products, through the whole backend on
+ * the machine that is made up: the bytes of the CPU, and the products of a linear layer within the rounding of their
+ * sums. */
 #include "cuda_backend.h"
 
 #include "core/quantized.h"

@@ -1,6 +1,6 @@
-/* test_cuda_kernels_quantize.c - quantizing and dequantizing on a device, run by the simulator, against the CPU: every
- * byte of data, factors and amaxes, for the quantizers of every recipe. Sources are also compiled by NVRTC where that is
- * installed. */
+/* test_cuda_kernels_quantize.c - quantizing and dequantizing on a device, run by the simulator, against the CPU:
+ * every byte of data, factors and amaxes, for the quantizers of every recipe. Sources are also compiled by NVRTC
+ * where that is installed. */
 #include "cuda_device.h"
 
 #include "core/quantizer.h"

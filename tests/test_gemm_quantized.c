@@ -1,5 +1,6 @@
-/* test_gemm_quantized.c - products of quantized operands against float64 sums of what the bytes stand for: every recipe's
- * quantizers in the three products of a linear layer, mixed pairs, kept copies, and values that bfloat16 does not hold. */
+/* test_gemm_quantized.c - products of quantized operands against float64 sums of what the bytes stand for: every
+ * recipe's quantizers in the three products of a linear layer, mixed pairs, kept copies, and values that bfloat16
+ * does not hold. */
 #include "core/quantized.h"
 #include "quantizers.h"
 #include "test.h"
@@ -8,7 +9,7 @@
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
 
-/* --- operands ------------------------------------------------------------------------------------------------------ */
+/* --- operands ----------------------------------------------------------------------------------------------------- */
 
 static te_tensor *random_tensor(te_context *ctx, te_dtype dtype, int64_t rows, int64_t cols, double size)
 {
@@ -122,7 +123,8 @@ static void check_product(te_context *ctx, const char *name, operand *a, operand
                 size += fabs(x);
             }
             double got = te_load_f64(g.c.data, dtype, i * n + j), want = 1.5 * sum + add;
-            double most = (1.5 * size + fabs(add)) * (0x1p-18 + 3 * epsilon_of(dtype)) + (dtype == TE_F16 ? 0x1p-24 : 1e-37);
+            double relative = 0x1p-18 + 3 * epsilon_of(dtype), smallest = dtype == TE_F16 ? 0x1p-24 : 1e-37;
+            double most = (1.5 * size + fabs(add)) * relative + smallest;
             worst = fmax(worst, fabs(got - want) / most);
             if (!(fabs(got - want) <= most)) worst = 1e9;
         }
@@ -185,7 +187,8 @@ static void test_mixed(te_context *ctx)
             te_tensor_release(u);
             te_quantized_close(&z);
         }
-    te_quantized x = quantized(ctx, &quantizer_recipes[6].q[1], 40, 96, 1), y = quantized(ctx, &quantizer_recipes[2].q[0], 50, 96, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[6].q[1], 40, 96, 1);
+    te_quantized y = quantized(ctx, &quantizer_recipes[2].q[0], 50, 96, 1);
     operand a, b; /* two formats */
     bind(&a, &x, 0, false);
     bind(&b, &y, 0, true);
@@ -211,7 +214,8 @@ static void test_range(te_context *ctx)
             te_quantized_close(&x);
             te_quantized_close(&y);
         }
-    te_quantized big = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38), zero = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38);
+    te_quantized big = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38);
+    te_quantized zero = quantized(ctx, &quantizer_recipes[1].q[0], 8, 16, 3e38);
     memset(te_tensor_data(zero.side[0].data), 0, 8 * 16);
     operand a, b; /* infinity times 0 if the factors met first */
     bind(&a, &big, 0, false);
@@ -224,7 +228,8 @@ static void test_range(te_context *ctx)
 static void test_nan(te_context *ctx)
 {
     for (int r = 0; r < 6; r++) {
-        te_quantized x = quantized(ctx, &quantizer_recipes[r].q[1], 5, 64, 1), y = quantized(ctx, &quantizer_recipes[r].q[1], 6, 64, 1);
+        te_quantized x = quantized(ctx, &quantizer_recipes[r].q[1], 5, 64, 1);
+        te_quantized y = quantized(ctx, &quantizer_recipes[r].q[1], 6, 64, 1);
         ((uint8_t *)te_tensor_data(x.side[0].data))[2 * 64 + 3] = 0x7f;
         te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){5, 6});
         te_exec *exec = &c->storage->device->exec;
@@ -234,7 +239,8 @@ static void test_nan(te_context *ctx)
         te_gemm g = {.a = a.view, .b = b.view, .c = te_tensor_view(c), .alpha = 1};
         CHECK(exec->backend->gemm(exec, &g) == TE_OK);
         const float *got = te_tensor_data(c);
-        for (int i = 0; i < 30; i++) CHECK_MSG(isnan(got[i]) == (i / 6 == 2), "%s: element %d", quantizer_recipes[r].name, i);
+        for (int i = 0; i < 30; i++)
+            CHECK_MSG(isnan(got[i]) == (i / 6 == 2), "%s: element %d", quantizer_recipes[r].name, i);
         te_tensor_release(c);
         te_quantized_close(&x);
         te_quantized_close(&y);
@@ -244,7 +250,8 @@ static void test_nan(te_context *ctx)
 /* A kept copy serves while its key is the same, and another key sees the new contents. */
 static void test_kept(te_context *ctx)
 {
-    te_quantized x = quantized(ctx, &quantizer_recipes[2].q[0], 16, 64, 1), w = quantized(ctx, &quantizer_recipes[2].q[0], 24, 64, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[2].q[0], 16, 64, 1);
+    te_quantized w = quantized(ctx, &quantizer_recipes[2].q[0], 24, 64, 1);
     operand a, b;
     bind(&a, &x, 0, false);
     bind(&b, &w, 0, true);
@@ -257,7 +264,8 @@ static void test_kept(te_context *ctx)
 
 static void test_refused(te_context *ctx)
 {
-    te_quantized x = quantized(ctx, &quantizer_recipes[1].q[0], 16, 64, 1), w = quantized(ctx, &quantizer_recipes[1].q[0], 24, 64, 1);
+    te_quantized x = quantized(ctx, &quantizer_recipes[1].q[0], 16, 64, 1);
+    te_quantized w = quantized(ctx, &quantizer_recipes[1].q[0], 24, 64, 1);
     te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){16, 24}),
               *d = te_tensor_empty(ctx, TE_F64, 2, (int64_t[]){16, 64});
     te_exec *exec = &c->storage->device->exec;

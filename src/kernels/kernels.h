@@ -23,13 +23,15 @@ typedef struct te_backend te_backend;
 
 typedef struct te_quantize_job te_quantize_job; /* quantize.h */
 
-/* What the bytes of a quantized operand stand for: x = element * factor of its block. Everything is said along the last
- * two dimensions of the view, [0] the one before last, so that a transposed view has its pairs exchanged too; how the
- * matrix lies in memory is in the view's strides alone. Where one factor serves several rows but stands once for each,
- * a block has one row here. te_quantized_view (quantize.h) makes a view and its te_quant from a stored copy.
+/* What the bytes of a quantized operand stand for: x = element * factor of its block. Everything is said along the
+ * last two dimensions of the view, [0] the one before last, so that a transposed view has its pairs exchanged too;
+ * how the matrix lies in memory is in the view's strides alone. Where one factor serves several rows but stands once
+ * for each, a block has one row here. te_quantized_view (quantize.h) makes a view and its te_quant from a stored
+ * copy.
  *
- * E4M3 and E5M2 take a byte each; of E2M1 two share one, the even one in the low half: the view's strides count elements,
- * its data are bytes, one of the last two strides is 1 and all others are even. The view's dtype is that of the bytes. */
+ * E4M3 and E5M2 take a byte each; of E2M1 two share one, the even one in the low half: the view's strides count
+ * elements, its data are bytes, one of the last two strides is 1 and all others are even. The view's dtype is that of
+ * the bytes. */
 typedef struct te_quant {
     te_element_kind element;
     te_scale_kind   scale;
@@ -85,22 +87,22 @@ typedef struct te_run {
 typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activation;
 
 /* c[…, m, n] = act(alpha * a[…, m, k] b[…, k, n] + bias[n]) + beta * c. Leading dimensions are batches, equal in all
- * three (stride 0 to broadcast a or b). Any strides; views whose unit stride is in either of the last two dimensions are
- * used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, the inputs' dtype, or of f32 inputs bf16 or
- * f16; accumulation f32 (f64 for f64).
+ * three (stride 0 to broadcast a or b). Any strides; views whose unit stride is in either of the last two dimensions
+ * are used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, the inputs' dtype, or of f32 inputs
+ * bf16 or f16; accumulation f32 (f64 for f64).
  *
- * Either input may be quantized, beside a plain one of f32, bf16 or f16 or another quantized one of whatever format; c is
- * then f32, bf16 or f16. The products are those of the values that the operands stand for: where these are exact in
- * bfloat16 up to a factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in
- * float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
+ * Either input may be quantized, beside a plain one of f32, bf16 or f16 or another quantized one of whatever format;
+ * c is then f32, bf16 or f16. The products are those of the values that the operands stand for: where these are exact
+ * in bfloat16 up to a factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16,
+ * else in float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
 typedef struct te_gemm {
     te_view       a, b, c;
     te_view       bias;       /* absent or [n], any float dtype */
     te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
     te_activation activation;
     float         alpha, beta; /* beta 0 (c is not read) or 1 */
-    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded copy
-                                  may be kept */
+    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
+                                   copy may be kept */
 } te_gemm;
 
 /* --- attention -------------------------------------------------------------------------------------------------- */

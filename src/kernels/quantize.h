@@ -1,14 +1,14 @@
 /* quantize.h - a matrix to a quantized matrix and back: what te_backend.quantize and .dequantize are given.
  *
- * A quantizer is a value: what it can do is what its fields say, and no recipe has a name here. The column-wise copy is
- * the quantization of the transposed matrix, so a block always runs along the row of the matrix that is stored:
+ * A quantizer is a value: what it can do is what its fields say, and no recipe has a name here. The column-wise copy
+ * is the quantization of the transposed matrix, so a block always runs along the row of the matrix that is stored:
  *
  *      side 0   rows x cols of the source                    block_rows x block_cols
  *      side 1   cols x rows, the source transposed           block_rows x block_cols of *that*
  *
- * Blocks are 1 x n or n x n with n dividing 128, or the whole matrix. The source is read in tiles of 128 x 128, padded
- * with zeros at the edges, and both sides are made from a tile while it is in cache. The bytes follow from the job alone:
- * they are the same on every backend.
+ * Blocks are 1 x n or n x n with n dividing 128, or the whole matrix; beyond the edges there are zeros. Both sides are
+ * made from a part of the source while it is in cache. The bytes follow from the job alone: they are the same on every
+ * backend, whatever the instruction set and the number of threads.
  */
 #ifndef TE_KERNELS_QUANTIZE_H
 #define TE_KERNELS_QUANTIZE_H

@@ -7,8 +7,8 @@
 enum { TE_DECODE_RUN = 512 }; /* elements decoded at a time */
 
 /* A matrix as it is stored: x[i][j] = element * factor of its block * (amax ? that of the row or column : 1) * times.
- * Strides count elements; see te_quant. Elements times factors are exact in float32 unless the factors are arbitrary float32
- * numbers, and then are rounded once, as each further factor does. */
+ * Strides count elements; see te_quant. Elements times factors are exact in float32 unless the factors are arbitrary
+ * float32 numbers, and then are rounded once, as each further factor does. */
 typedef struct te_decode {
     te_element_kind element;
     te_scale_kind   scale;
@@ -32,8 +32,8 @@ te_decode te_decode_of(const te_view *view, bool *across);
 void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                    float *values);
 
-/* All values to rows of d->cols elements, bfloat16 or float32. False: bfloat16 does not hold every one as a normal number
- * or 0, and what was written is of no use. */
+/* All values to rows of d->cols elements, bfloat16 or float32. False: bfloat16 does not hold every one as a normal
+ * number or 0, and what was written is of no use. */
 bool te_decode_matrix(te_exec *exec, const te_decode *d, te_dtype dtype, void *to);
 
 #endif

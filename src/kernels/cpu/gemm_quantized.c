@@ -1,10 +1,10 @@
 /* gemm_quantized.c - products of quantized operands: decoded exactly, then an ordinary product.
  *
- * What an operand stands for is split in two: element * factor of its block, which is decoded, and a factor of the whole
- * tensor, which goes to alpha. Decoded values have few significant bits, so bfloat16 holds them exactly, and products of
- * bfloat16 are exact in the float32 that they are added in. Float32 carries what bfloat16 cannot: factors that are no
- * powers of two, an amax per row, values below bfloat16's normal range (which its products take for 0), a partner that
- * is wider.
+ * What an operand stands for is split in two: element * factor of its block, which is decoded, and a factor of the
+ * whole tensor, which goes to alpha. Decoded values have few significant bits, so bfloat16 holds them exactly, and
+ * products of bfloat16 are exact in the float32 that they are added in. Float32 carries what bfloat16 cannot: factors
+ * that are no powers of two, an amax per row, values below bfloat16's normal range (which its products take for 0), a
+ * partner that is wider.
  *
  * A copy of an operand that comes again under its key is kept, as packed ones are (gemm_cache.h).
  */
@@ -185,8 +185,9 @@ static te_status run(te_exec *exec, const te_gemm *g, way w, bool *exact)
  * where the result does not. */
 static bool factors_join(const te_gemm *g)
 {
-    double a = (double)te_decode_tensor_factor(&g->a), b = (double)te_decode_tensor_factor(&g->b), product = (double)g->alpha * a * b;
-    return isnormal((float)product) || g->alpha == 0 || a == 0 || b == 0 || !isfinite(a) || !isfinite(b);
+    double a = (double)te_decode_tensor_factor(&g->a), b = (double)te_decode_tensor_factor(&g->b);
+    bool plain = g->alpha == 0 || a == 0 || b == 0 || !isfinite(a) || !isfinite(b); /* nothing to lose */
+    return plain || isnormal((float)((double)g->alpha * a * b));
 }
 
 te_status te_gemm_quantized(te_exec *exec, const te_gemm *g)

@@ -20,8 +20,10 @@ typedef struct te_quantize_loops {
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block);
-    void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n);
-    /* E2M1 by random bytes, one per element, as encode_down. */
+    /* `rows` rows of n; strides from row to row, in elements. */
+    void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
+                                          const float *multipliers, int64_t n);
+    /* A row of E2M1 by random bytes, one per element. */
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
     /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */
@@ -41,7 +43,10 @@ typedef struct te_quantize_blocks {
     te_quantize_loops of[TE_SOURCES];
     /* n factors as they are stored, and what elements are multiplied by. */
     void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
-    /* Sixteen random bytes of each of n counters first, first + step, …: byte k of counter j to bytes[k * width + j]. */
+    /* |q * factor * amax / most - x| of n values, or its square, where q is E2M1 of x * multiplier. */
+    void (*errors)(float *errors, const float *x, int n, float multiplier, float factor, float amax, float most,
+                   bool squared);
+    /* Sixteen random bytes of each of n counters, `step` apart: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);

@@ -58,24 +58,20 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     }
 }
 
-/* Where the codes of row i go: to memory at once where the side lies as the source does. */
-static uint8_t *codes_at(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
-{
-    const te_quantized_side *side = &p->job.side[1];
-    if (p->job.quantizer->transposed) return l->codes[i];
-    return side->data + (x.row + i) * side->col_stride + x.col * side->row_stride;
-}
-
+/* Codes of rows i … i + high, to memory at once where the side lies as the source does. */
 static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
     uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP;
+    uint8_t *codes = q->transposed ? l->codes[i]
+                                   : side->data + (x.row + i) * side->col_stride + x.col * side->row_stride;
+    if (!q->stochastic) {
+        r->loops->encode_down[q->element](codes, q->transposed ? TE_PANEL_COLS : side->col_stride, row_at(r, i),
+                                          r->stride, high, l->multipliers, x.cols);
+        return;
+    }
     for (int k = i; k < i + high; k++) {
-        if (!q->stochastic) {
-            r->loops->encode_down[q->element](codes_at(p, l, x, k), row_at(r, k), l->multipliers, x.cols);
-            continue;
-        }
         if (k % TE_GROUP == 0)
             p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
                                    (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);

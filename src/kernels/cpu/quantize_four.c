@@ -8,32 +8,36 @@ typedef struct block {
     int rows, cols;
 } block;
 
-/* Summed error under a factor, absolute or squared: rows from left to right, then halves of the rows. */
-static float block_error(const te_quantizer *q, const block *b, uint8_t code, float multiplier, float amax)
+/* A candidate for the factor of a block. */
+typedef struct candidate {
+    uint8_t code;
+    float multiplier;
+} candidate;
+
+/* Summed error, absolute or squared: rows from left to right, then halves of the rows. */
+static float block_error(const te_panel_job *p, const block *b, candidate c, float amax)
 {
-    float factor = te_f8e4m3_to_f32(code), sums[TE_PANEL_ROWS] = {0};
+    const te_quantizer *q = p->job.quantizer;
+    float sums[TE_PANEL_ROWS] = {0}, row[TE_STRIP_COLS], errors[TE_STRIP_COLS];
     for (int i = 0; i < b->rows; i++) {
-        for (int j = 0; j < b->cols; j++) {
-            float x = b->values[i * b->down + j * b->along];
-            float error = te_e2m1_to_f32(te_f32_to_e2m1(x * multiplier)) * factor * amax / (6.0f * q->scale_max) - x;
-            sums[i] +=
-                q->four_over_six == TE_46_MSE ? error * error : te_f32_from_bits(te_f32_bits(error) & 0x7fffffffu);
-        }
+        const float *values = b->values + i * b->down;
+        for (int j = 0; j < b->cols && b->along != 1; j++) row[j] = values[j * b->along];
+        p->blocks->errors(errors, b->along == 1 ? values : row, b->cols, c.multiplier, te_f8e4m3_to_f32(c.code), amax,
+                          6.0f * q->scale_max, q->four_over_six == TE_46_MSE);
+        for (int j = 0; j < b->cols; j++) sums[i] += errors[j];
     }
     for (int half = q->block_rows / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) sums[i] += sums[i + half];
     return sums[0];
 }
 
-static void choose(const te_quantizer *q, const block *b, float block_amax, float amax, float encode, uint8_t *code,
-                   float *multiplier)
+static candidate choose(const te_panel_job *p, const block *b, float block_amax, float amax, float encode)
 {
-    uint8_t six = te_two_level_candidate(block_amax, encode, 1.0f),
-            four = te_two_level_candidate(block_amax, encode, 1.5f);
-    float by_six = te_two_level_multiplier(six, encode), by_four = te_two_level_multiplier(four, encode);
-    bool smaller = block_error(q, b, four, by_four, amax) < block_error(q, b, six, by_six, amax);
-    *code = smaller ? four : six;
-    *multiplier = smaller ? by_four : by_six;
+    candidate six = {.code = te_two_level_candidate(block_amax, encode, 1.0f)},
+              four = {.code = te_two_level_candidate(block_amax, encode, 1.5f)};
+    six.multiplier = te_two_level_multiplier(six.code, encode);
+    four.multiplier = te_two_level_multiplier(four.code, encode);
+    return block_error(p, b, four, amax) < block_error(p, b, six, amax) ? four : six;
 }
 
 void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel part, int side,
@@ -51,7 +55,9 @@ void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel 
             int n = cols - j < width ? cols - j : width, at = (first + j) / width;
             block b = {l->values[0] + j, TE_STRIP_COLS, 1, part.rows, n};
             if (side) b = (block){b.values, 1, TE_STRIP_COLS, n, part.rows};
-            choose(q, &b, l->amaxes[at], amax, rule->encode, (uint8_t *)l->factors + at, &multipliers[at]);
+            candidate c = choose(p, &b, l->amaxes[at], amax, rule->encode);
+            ((uint8_t *)l->factors)[at] = c.code;
+            multipliers[at] = c.multiplier;
         }
     }
 }

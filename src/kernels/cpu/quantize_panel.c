@@ -16,15 +16,16 @@ const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p)
 {
-    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec), .transpose = te_copy_blocks_of(exec)->transpose[0]};
+    *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec)};
+    p->transpose = te_copy_blocks_of(exec)->transpose[0];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }
 
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, te_panel_visit *visit, float amax[2])
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_panel_visit *visit, float amax[2])
 {
     const te_quantize_job *job = &p->job;
     int64_t across = (job->cols + TE_PANEL_COLS - 1) / TE_PANEL_COLS,
-            panels = (job->rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS * across;
+            panels = (job->rows + rows - 1) / rows * across;
     int threads = panels < exec->threads ? (int)panels : exec->threads;
     amax[0] = amax[1] = 0;
     if (job->rows == 0 || job->cols == 0) return TE_OK;
@@ -34,8 +35,8 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, te_panel_visit *
     for (int i = 0; i < threads; i++) lanes[i].amax[0] = lanes[i].amax[1] = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t t = 0; t < panels; t++) {
-        te_panel x = {.row = t / across * TE_PANEL_ROWS, .col = t % across * TE_PANEL_COLS};
-        x.rows = (int)(job->rows - x.row < TE_PANEL_ROWS ? job->rows - x.row : TE_PANEL_ROWS);
+        te_panel x = {.row = t / across * rows, .col = t % across * TE_PANEL_COLS};
+        x.rows = (int)(job->rows - x.row < rows ? job->rows - x.row : rows);
         x.cols = (int)(job->cols - x.col < TE_PANEL_COLS ? job->cols - x.col : TE_PANEL_COLS);
         visit(p, &lanes[omp_get_thread_num()], x);
     }

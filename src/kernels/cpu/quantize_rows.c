@@ -5,14 +5,15 @@
 #include <string.h>
 
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */
-static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int64_t block)
+static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const float *multipliers,
+                       int64_t block)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
     uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[i];
     if (q->element != TE_E2M1) {
-        p->loops->encode_along[q->element](row + x.col, source, l->blocks, x.cols, block);
+        p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
         return;
     }
     if (q->stochastic) {
@@ -20,26 +21,43 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
         uint64_t first = (uint64_t)((x.row + i) * across + x.col / TE_GROUP);
         p->blocks->random_along(l->random[0], side->rng, first, (x.cols + TE_GROUP - 1) / TE_GROUP);
         for (int j = 0; j < x.cols; j += TE_GROUP)
-            for (int k = 0; k < TE_GROUP; k++) l->multipliers[j + k] = l->blocks[j / block];
+            for (int k = 0; k < TE_GROUP; k++) l->multipliers[j + k] = multipliers[j / block];
         p->loops->stochastic(codes, source, l->multipliers, l->random[0], x.cols);
     } else {
-        p->loops->encode_along[TE_E2M1](codes, source, l->blocks, x.cols, block);
+        p->loops->encode_along[TE_E2M1](codes, source, multipliers, x.cols, block);
     }
     if (x.cols % 2) codes[x.cols] = 0;
     p->blocks->pack_along(row + x.col / 2, codes, x.cols + x.cols % 2);
 }
 
-/* Blocks that begin in row i: `rows` of them high. */
-static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int rows)
+/* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be
+ * short. */
+static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
-    int n = (x.cols + q->block_cols - 1) / q->block_cols;
-    const void *first = te_panel_source(p, x.row + i, x.col);
+    size_t size = q->scale == TE_SCALE_F32 ? sizeof(float) : 1;
+    for (int b = 0; b < count; b++) {
+        int64_t first = x.row + i + b * q->block_rows, row = q->replicated ? first : first / q->block_rows;
+        int64_t left = x.row + x.rows - first, copies = q->replicated && left < q->block_rows ? left : q->block_rows;
+        te_panel_put_factors(p, side, (char *)l->factors + (size_t)(b * n) * size, n,
+                             row * side->scale_row_stride + x.col / q->block_cols * side->scale_col_stride,
+                             side->scale_col_stride, q->replicated ? (int)copies : 1, side->scale_row_stride);
+    }
+}
+
+/* `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have
+ * one rule, since short loops are dear. */
+static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+{
+    const te_quantizer *q = p->job.quantizer;
+    int n = (x.cols + q->block_cols - 1) / q->block_cols, left = x.rows - i;
+    int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     if (q->block_rows == 1) {
-        p->loops->amax_along(l->amaxes, first, x.cols, q->block_cols);
+        for (int k = 0; k < count; k++)
+            p->loops->amax_along(l->amaxes + k * n, te_panel_source(p, x.row + i + k, x.col), x.cols, q->block_cols);
     } else {
-        p->loops->amax_down(l->multipliers, first, p->job.source_stride, rows, x.cols);
+        p->loops->amax_down(l->multipliers, te_panel_source(p, x.row + i, x.col), p->job.source_stride, rows, x.cols);
         p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, q->block_cols);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
@@ -47,21 +65,23 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else
-        p->blocks->factors(&rule, l->amaxes, n, l->factors, l->blocks);
-    int64_t row = q->replicated ? x.row + i : (x.row + i) / q->block_rows;
-    int64_t at = row * side->scale_row_stride + x.col / q->block_cols * side->scale_col_stride;
-    te_panel_put_factors(p, side, l->factors, n, at, side->scale_col_stride, q->replicated ? rows : 1,
-                         side->scale_row_stride);
-    for (int k = i; k < i + rows; k++) encode_row(p, l, x, k, q->block_cols);
+        p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
+    put_factors(p, l, x, i, n, count);
+    for (int k = 0; k < rows; k++)
+        encode_row(p, l, x, i + k, l->blocks + (q->block_rows == 1 ? k * n : 0), q->block_cols);
 }
 
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
-    int high = p->job.quantizer->block_rows;
-    if (!high) {
-        l->blocks[0] = p->job.scale;
-        for (int i = 0; i < x.rows; i++) encode_row(p, l, x, i, x.cols);
+    const te_quantizer *q = p->job.quantizer;
+    if (!q->block_rows) {
+        for (int i = 0; i < x.rows; i++) encode_row(p, l, x, i, &p->job.scale, x.cols);
         return;
     }
-    for (int i = 0; i < x.rows; i += high) quantize_blocks(p, l, x, i, x.rows - i < high ? x.rows - i : high);
+    bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
+    int step = together ? TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols) : q->block_rows;
+    for (int i = 0; i < x.rows; i += step) {
+        int left = x.rows - i;
+        quantize_blocks(p, l, x, i, !together ? 1 : left < step ? left : step);
+    }
 }

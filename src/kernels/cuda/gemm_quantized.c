@@ -1,8 +1,9 @@
 /* gemm_quantized.c - products of quantized operands: decoded on the device, then an ordinary product.
  *
- * As on the CPU (cpu/gemm_quantized.c) bfloat16 carries what it holds exactly, and the factor of a whole tensor, which is
- * in device memory, goes to alpha there; everything else is float32. No value is looked at before: of factors that are
- * powers of two the smallest, where a block has nothing above 2^-119, leave values that bfloat16 rounds at 2^-133.
+ * As on the CPU (cpu/gemm_quantized.c) bfloat16 carries what it holds exactly, and the factor of a whole tensor,
+ * which is in device memory, goes to alpha there; everything else is float32. No value is looked at before: of
+ * factors that are powers of two the smallest, where a block has nothing above 2^-119, leave values that bfloat16
+ * rounds at 2^-133.
  */
 #include "gemm.h"
 

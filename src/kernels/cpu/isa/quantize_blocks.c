@@ -17,18 +17,24 @@
 #define VALUE_BF16(x)  te_bf16_to_f32((uint16_t)(x))
 #define VALUE_F16(x)   te_f16_to_f32((uint16_t)(x))
 
+/* NaNs are looked for in the maximum, and passed over only where there are some. */
 #define DEFINE_AMAX(name, element, key, SIZE, INFINITE, VALUE)                                                         \
-    static inline __attribute__((always_inline)) float amax_of_##name(const element *x, int64_t n)                    \
+    TE_INLINE key most_of_##name(const element *x, int64_t n, bool nans)                                               \
     {                                                                                                                  \
         key most = 0;                                                                                                  \
         for (int64_t i = 0; i < n; i++) {                                                                              \
             key size = SIZE(x[i]);                                                                                     \
-            size = size > INFINITE ? (key)0 : size;                                                                        \
+            if (nans) size = size > INFINITE ? (key)0 : size;                                                          \
             most = size > most ? size : most;                                                                          \
         }                                                                                                              \
-        return VALUE(most);                                                                                            \
+        return most;                                                                                                   \
     }                                                                                                                  \
-    static void amax_along_##name(float *amax, const void *data, int64_t n, int64_t block)                            \
+    TE_INLINE float amax_of_##name(const element *x, int64_t n)                                                        \
+    {                                                                                                                  \
+        key most = most_of_##name(x, n, false);                                                                        \
+        return VALUE(most > INFINITE ? most_of_##name(x, n, true) : most);                                             \
+    }                                                                                                                  \
+    static void amax_along_##name(float *amax, const void *data, int64_t n, int64_t block)                             \
     {                                                                                                                  \
         const element *x = data;                                                                                       \
         int64_t i = 0;                                                                                                 \
@@ -40,26 +46,40 @@
             for (; i + 128 <= n; i += 128) *amax++ = amax_of_##name(x + i, 128);                                       \
         for (; i < n; i += block) *amax++ = amax_of_##name(x + i, n - i < block ? n - i : block);                      \
     }                                                                                                                  \
-    static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                      \
+    TE_INLINE key most_down_##name(key most[COLUMNS], const element *x, int64_t stride, int rows, bool nans)           \
     {                                                                                                                  \
-        enum { AT_ONCE = 64 };                                                                                         \
-        for (int j = 0; j < n; j += AT_ONCE) {                                                                         \
-            const element *x = (const element *)data + j;                                                              \
-            key most[AT_ONCE] = {0};                                                                                   \
-            int count = n - j < AT_ONCE ? n - j : AT_ONCE;                                                             \
-            for (int i = 0; i < rows; i++, x += stride) {                                                              \
-                element line[AT_ONCE];                                                                                 \
-                if (count < AT_ONCE) memset(line, 0, sizeof line);                                                     \
-                memcpy(line, x, count < AT_ONCE ? (size_t)count * sizeof *x : sizeof line);                            \
-                for (int k = 0; k < AT_ONCE; k++) {                                                                    \
-                    key size = SIZE(line[k]);                                                                          \
-                    size = size > INFINITE ? (key)0 : size;                                                                \
-                    most[k] = size > most[k] ? size : most[k];                                                         \
-                }                                                                                                      \
+        key top = 0;                                                                                                   \
+        for (int k = 0; k < COLUMNS; k++) most[k] = 0;                                                                 \
+        for (int i = 0; i < rows; i++, x += stride)                                                                    \
+            for (int k = 0; k < COLUMNS; k++) {                                                                        \
+                key size = SIZE(x[k]);                                                                                 \
+                if (nans) size = size > INFINITE ? (key)0 : size;                                                      \
+                most[k] = size > most[k] ? size : most[k];                                                             \
             }                                                                                                          \
-            for (int k = 0; k < count; k++) amax[j + k] = VALUE(most[k]);                                              \
+        for (int k = 0; k < COLUMNS; k++) top = most[k] > top ? most[k] : top;                                         \
+        return top;                                                                                                    \
+    }                                                                                                                  \
+    static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                       \
+    {                                                                                                                  \
+        const element *x = data;                                                                                       \
+        int j = 0;                                                                                                     \
+        for (; j + COLUMNS <= n; j += COLUMNS) {                                                                       \
+            key most[COLUMNS];                                                                                         \
+            if (most_down_##name(most, x + j, stride, rows, false) > INFINITE)                                         \
+                most_down_##name(most, x + j, stride, rows, true);                                                     \
+            for (int k = 0; k < COLUMNS; k++) amax[j + k] = VALUE(most[k]);                                            \
+        }                                                                                                              \
+        for (; j < n; j++) {                                                                                           \
+            key most = 0;                                                                                              \
+            for (int i = 0; i < rows; i++) {                                                                           \
+                key size = SIZE(x[i * stride + j]);                                                                    \
+                most = size > most && size <= INFINITE ? size : most;                                                  \
+            }                                                                                                          \
+            amax[j] = VALUE(most);                                                                                     \
         }                                                                                                              \
     }
+
+enum { COLUMNS = 64 }; /* whose maxima are found together */
 
 DEFINE_AMAX(f32, float, int32_t, SIZE_F32, 0x7f800000, VALUE_F32)
 DEFINE_AMAX(bf16, uint16_t, int16_t, SIZE_HALF, 0x7f80, VALUE_BF16)
@@ -83,38 +103,41 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         for (int64_t j = i; j < end; j++) codes[j] = BODY;                           \
     }
 
-/* Sixteens and thirty-twos by vector code where there is some (VECTORS), the rest one by one. */
-#define DEFINE_ENCODE(dtype, type, LOAD, format, CODE, VECTORS)                                                        \
+/* Thirty-twos by vector code where there is some, the rest one by one. */
+#define DEFINE_ENCODE(dtype, type, LOAD, format, ...)                                                                  \
     static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
                                          int64_t n, int64_t block)                                                     \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
-        int64_t whole = (VECTORS) ? n - n % 32 : 0;                                                                    \
-        if (whole && block == 16) {                                                                                    \
-            for (int64_t j = 0; j < whole; j += 32, multipliers += 2)                                                  \
-                TE_CODES_TWO_##dtype(codes + j, x + j, multipliers[0], multipliers[1], CODE);                          \
-            codes += whole, x += whole, n -= whole;                                                                    \
-        } else if (whole && (block % 32 == 0 || block == n)) {                                                         \
-            for (int64_t j = 0; j < whole; j += 32)                                                                    \
-                TE_CODES_ONE_##dtype(codes + j, x + j, multipliers[j / block], CODE);                                  \
-            multipliers += whole / block;                                                                              \
-            codes += whole, x += whole, n -= whole;                                                                    \
-        }                                                                                                              \
-        ALONG(te_code(LOAD(x[j]) * m, CODE))                                                                           \
+        int64_t done = te_codes_along_##dtype(codes, x, multipliers, n, block, __VA_ARGS__);                           \
+        multipliers += done / block;                                                                                   \
+        codes += done, x += done, n -= done;                                                                           \
+        ALONG(te_code(LOAD(x[j]) * m, __VA_ARGS__))                                                                    \
     }                                                                                                                  \
-    static void down_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers,  \
-                                        int64_t n)                                                                     \
+    static void down_##dtype##_##format(uint8_t *codes, int64_t codes_stride, const void *data, int64_t stride,        \
+                                        int rows, const float *multipliers, int64_t n)                                 \
     {                                                                                                                  \
-        const type *restrict x = data;                                                                                 \
-        int64_t j = 0;                                                                                                 \
-        for (; (VECTORS) && j + 32 <= n; j += 32) TE_CODES_EACH_##dtype(codes + j, x + j, multipliers + j, CODE);      \
-        for (; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], CODE);                                      \
+        const type *x = data;                                                                                          \
+        int64_t done = te_codes_down_##dtype(codes, codes_stride, x, stride, rows, multipliers, n, __VA_ARGS__);       \
+        for (int i = 0; i < rows; i++, codes += codes_stride, x += stride)                                             \
+            down_row_##dtype##_##format(codes + done, x + done, multipliers + done, n - done);                         \
     }
 
-#define DEFINE_SOURCE(dtype, type, LOAD, ROUND, VECTORS)                                                               \
-    DEFINE_ENCODE(dtype, type, LOAD, e4m3, TE_E4M3_CODE, VECTORS)                                                      \
-    DEFINE_ENCODE(dtype, type, LOAD, e5m2, TE_E5M2_CODE, VECTORS)                                                      \
-    DEFINE_ENCODE(dtype, type, LOAD, e2m1, TE_E2M1_CODE, VECTORS)                                                      \
+#define DEFINE_DOWN_ROW(dtype, type, LOAD, format, ...)                                                                \
+    TE_INLINE void down_row_##dtype##_##format(uint8_t *restrict codes, const type *restrict x,                        \
+                                               const float *restrict multipliers, int64_t n)                           \
+    {                                                                                                                  \
+        for (int64_t j = 0; j < n; j++) codes[j] = te_code(LOAD(x[j]) * multipliers[j], __VA_ARGS__);                  \
+    }
+
+#define DEFINE_FORMAT(dtype, type, LOAD, format, ...)                                                                  \
+    DEFINE_DOWN_ROW(dtype, type, LOAD, format, __VA_ARGS__)                                                            \
+    DEFINE_ENCODE(dtype, type, LOAD, format, __VA_ARGS__)
+
+#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                        \
+    DEFINE_FORMAT(dtype, type, LOAD, e4m3, TE_E4M3_CODE)                                                               \
+    DEFINE_FORMAT(dtype, type, LOAD, e5m2, TE_E5M2_CODE)                                                               \
+    DEFINE_FORMAT(dtype, type, LOAD, e2m1, TE_E2M1_CODE)                                                               \
     static void stochastic_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,       \
                                    const uint8_t *restrict random, int64_t n)                                          \
     {                                                                                                                  \
@@ -122,12 +145,12 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         for (int64_t j = 0; j < n; j++)                                                                                \
             codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j], random[j]);                              \
     }                                                                                                                  \
-    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                     \
+    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                      \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
         for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
     }                                                                                                                  \
-    static void transform_##dtype(float *values, int width, int n)                                                    \
+    static void transform_##dtype(float *values, int width, int n)                                                     \
     {                                                                                                                  \
         transform_columns(values, width, n, false);                                                                    \
         for (int i = 0; i < TE_GROUP; i++)                                                                             \
@@ -163,8 +186,8 @@ TE_INLINE void signs(lanes v[TE_GROUP])
     for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
 }
 
-/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up to a
- * whole vector is transformed too; the memory is there. */
+/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up
+ * to a whole vector is transformed too; the memory is there. */
 TE_INLINE void transform_columns(float *values, int width, int n, bool back)
 {
     for (int j = 0; j < n; j += LANES) {
@@ -184,9 +207,9 @@ TE_INLINE void transform_columns(float *values, int width, int n, bool back)
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
 #define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
 
-DEFINE_SOURCE(f32, float, SAME, SAME, TE_CODES_AT_ONCE)
-DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16, TE_CODES_AT_ONCE)
-DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16, 0)
+DEFINE_SOURCE(f32, float, SAME, SAME)
+DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16)
+DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16)
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
@@ -210,6 +233,24 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
             codes[i] = te_two_level_block(amax[i], r.encode);
             m[i] = te_two_level_multiplier(codes[i], r.encode);
         }
+}
+
+/* The value of the code of x: the same sum as in te_code, and the power of two taken away again. */
+TE_INLINE float round_to_e2m1(float x)
+{
+    uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu, most = size < 0x40c00000u ? size : 0x40c00000u;
+    uint32_t exponent = most & 0x7f800000u;
+    float unit = te_f32_from_bits((exponent > 0x3f800000u ? exponent : 0x3f800000u) + (22u << 23));
+    float rounded = (te_f32_from_bits(most) + unit) - unit;
+    return te_f32_from_bits(te_f32_bits(rounded) | (size > 0x7f800000u ? 0u : bits & 0x80000000u));
+}
+
+static void errors(float *restrict e, const float *restrict x, int n, float multiplier, float factor, float amax,
+                   float most, bool squared)
+{
+    for (int j = 0; j < n; j++) e[j] = round_to_e2m1(x[j] * multiplier) * factor * amax / most - x[j];
+    for (int j = 0; j < n && squared; j++) e[j] *= e[j];
+    for (int j = 0; j < n && !squared; j++) e[j] = te_f32_from_bits(te_f32_bits(e[j]) & 0x7fffffffu);
 }
 
 /* --- random bytes ------------------------------------------------------------------------------------------------- */
@@ -314,7 +355,8 @@ static void decode_along_e2m1(float *restrict values, const uint8_t *restrict co
                               int64_t n, int64_t block)
 {
     int64_t i = 0;
-    for (; block % 16 == 0 && i + 16 <= n; i += 16) decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
+    for (; block % 16 == 0 && i + 16 <= n; i += 16)
+        decode_16(values + i, codes + i, _mm512_set1_ps(factors[i / block]));
     for (; i < n; i++) values[i] = e2m1_values[codes[i]] * factors[i / block];
 }
 
@@ -368,6 +410,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
 const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
     .factors = factors,
+    .errors = errors,
     .random_down = random_down,
     .random_along = random_along,
     .pack_along = pack_along,

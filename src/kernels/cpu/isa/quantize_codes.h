@@ -1,16 +1,18 @@
 /* quantize_codes.h - codes of many elements at once, for quantize_blocks.c.
  *
- * A code takes no branches. The power of two that is added to a magnitude has the format's last place as its own, so the
- * sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of them.
- * Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h.
+ * A code takes no branches. The power of two that is added to a magnitude has the format's last place as its own, so
+ * the sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of
+ * them. Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h.
  *
- * TE_CODES_AT_ONCE elements of a float32 or bfloat16 source are encoded by vector instructions where the instruction set
- * has code for it here, else (0) compilers vectorize the loops over single codes.
+ * Float32 and bfloat16 are encoded by vector instructions where the instruction set has code for that here; functions
+ * say how many elements they have done, and compilers vectorize the loops over the others.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_CODES_H
 #define TE_KERNELS_CPU_QUANTIZE_CODES_H
 
 #include "kernels/quant.h"
+
+#include <stdbool.h>
 
 /* mantissa bits, smallest normal and largest number as float32, code of a NaN, sign */
 #define TE_E4M3_CODE 3, 0x3c800000u, 0x43e00000u, 0x7f, 0x80
@@ -29,8 +31,8 @@ TE_INLINE uint8_t te_code(float x, int mantissa, uint32_t smallest, uint32_t lar
     return (uint8_t)(size > 0x7f800000u ? (uint32_t)nan : code | (bits >> 31 ? (uint32_t)sign : 0u));
 }
 
-/* As te_f8e4m3_to_f32 and te_e2m1_to_f32; where those multiply a subnormal float32, which some machines are slow at, these
- * convert a small integer. */
+/* As te_f8e4m3_to_f32 and te_e2m1_to_f32; where those multiply a subnormal float32, which some machines are slow at,
+ * these convert a small integer. */
 TE_INLINE float te_value_e4m3(uint8_t code)
 {
     uint32_t size = code & 0x7fu, normal = (size << 20) + (120u << 23);
@@ -48,8 +50,6 @@ TE_INLINE float te_value_e2m1(uint8_t code)
 
 #if defined(TE_ISA_avx512)
 #include <immintrin.h>
-
-enum { TE_CODES_AT_ONCE = 32 };
 
 /* Of magnitudes: the code plus smallest >> dropped, in the low 16 bits. */
 TE_INLINE __m512i te_places(__m512 size, int mantissa, uint32_t smallest, uint32_t largest)
@@ -80,8 +80,9 @@ TE_INLINE void te_codes_bf16(uint8_t *codes, const uint16_t *x, __m512 even, __m
     _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(code));
 }
 
-TE_INLINE void te_codes_f32_half(uint8_t *codes, const float *x, __m512 m, int mantissa, uint32_t smallest,
-                                 uint32_t largest, int nan, int sign)
+/* 16 float32. */
+TE_INLINE void te_codes_f32(uint8_t *codes, const float *x, __m512 m, int mantissa, uint32_t smallest,
+                            uint32_t largest, int nan, int sign)
 {
     __m512i given = _mm512_loadu_si512(x), size = _mm512_and_si512(given, _mm512_set1_epi32(0x7fffffff));
     __m512i code = te_places(_mm512_mul_ps(_mm512_castsi512_ps(size), m), mantissa, smallest, largest);
@@ -93,45 +94,126 @@ TE_INLINE void te_codes_f32_half(uint8_t *codes, const float *x, __m512 m, int m
     _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8(code));
 }
 
-/* `first` and `last`: multipliers of elements 0 … 15 and 16 … 31. */
-TE_INLINE void te_codes_f32(uint8_t *codes, const float *x, __m512 first, __m512 last, int mantissa, uint32_t smallest,
-                            uint32_t largest, int nan, int sign)
+/* What moves the exponents of 32 bfloat16 to where t = code << (7 - mantissa), and the largest size below which an
+ * element that is not 0, or its code, may be subnormal. */
+typedef struct te_shift {
+    __m512i offset, small;
+} te_shift;
+
+/* From normal powers of two as bfloat16: 2^k has (k + 127) << 7. Where t would be the larger one, all is small. */
+TE_INLINE te_shift te_shift_of(__m512i powers, uint32_t smallest)
 {
-    te_codes_f32_half(codes, x, first, mantissa, smallest, largest, nan, sign);
-    te_codes_f32_half(codes + 16, x + 16, last, mantissa, smallest, largest, nan, sign);
+    __m512i offset = _mm512_sub_epi16(_mm512_set1_epi16((short)(((smallest >> 23) + 126) << 7)), powers);
+    __m512i small = _mm512_add_epi16(offset, _mm512_set1_epi16(127));
+    return (te_shift){_mm512_max_epi16(offset, _mm512_setzero_si512()),
+                      _mm512_mask_mov_epi16(small, _mm512_movepi16_mask(offset), _mm512_set1_epi16(0x7fff))};
 }
 
-/* Multipliers of 32 elements in the orders that the functions above want. */
-#define TE_CODES_ONE_f32(codes, x, m, ...)   te_codes_f32(codes, x, _mm512_set1_ps(m), _mm512_set1_ps(m), __VA_ARGS__)
-#define TE_CODES_ONE_bf16(codes, x, m, ...)  te_codes_bf16(codes, x, _mm512_set1_ps(m), _mm512_set1_ps(m), __VA_ARGS__)
-#define TE_CODES_TWO_f32(codes, x, m, n, ...) te_codes_f32(codes, x, _mm512_set1_ps(m), _mm512_set1_ps(n), __VA_ARGS__)
-#define TE_CODES_TWO_bf16(codes, x, m, n, ...)                                                                         \
-    do {                                                                                                               \
-        __m512 both_ = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(m), _mm512_set1_ps(n));                             \
-        te_codes_bf16(codes, x, both_, both_, __VA_ARGS__);                                                            \
-    } while (0)
-#define TE_CODES_EACH_f32(codes, x, m, ...)                                                                            \
-    te_codes_f32(codes, x, _mm512_loadu_ps(m), _mm512_loadu_ps((m) + 16), __VA_ARGS__)
-#define TE_CODES_EACH_bf16(codes, x, m, ...)                                                                           \
-    do {                                                                                                               \
-        const __m512i evens_ = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);           \
-        __m512 a_ = _mm512_loadu_ps(m), b_ = _mm512_loadu_ps((m) + 16);                                                \
-        te_codes_bf16(codes, x, _mm512_permutex2var_ps(a_, evens_, b_),                                                \
-                      _mm512_permutex2var_ps(a_, _mm512_add_epi32(evens_, _mm512_set1_epi32(1)), b_), __VA_ARGS__);    \
-    } while (0)
+/* Codes of 32 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where one may be
+ * small. */
+TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shift, int mantissa, uint32_t smallest,
+                                uint32_t largest, int nan, int sign)
+{
+    __m512i given = _mm512_loadu_si512(x), size = _mm512_and_si512(given, _mm512_set1_epi16(0x7fff));
+    __m512i one = _mm512_set1_epi16(1);
+    if (_mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, one), shift.small)) return false;
+    __m512i t = _mm512_max_epi16(_mm512_subs_epi16(size, shift.offset), _mm512_setzero_si512());
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi16(t, (unsigned)(7 - mantissa)), one);
+    __m512i half = _mm512_set1_epi16((short)((1 << (6 - mantissa)) - 1));
+    __m512i code = _mm512_srli_epi16(_mm512_add_epi16(_mm512_add_epi16(t, half), odd), (unsigned)(7 - mantissa));
+    uint32_t top = (largest - (smallest - (1u << 23))) >> (23 - mantissa);
+    code = _mm512_min_epu16(code, _mm512_set1_epi16((short)top));
+    __m512i signs = _mm512_srli_epi16(given, sign == 8 ? 12 : 8);
+    code = _mm512_ternarylogic_epi32(signs, _mm512_set1_epi16((short)sign), code, 0xea);
+    __mmask32 nans = _mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16(0x7f80));
+    code = _mm512_mask_mov_epi16(code, nans, _mm512_set1_epi16((short)nan));
+    _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(code));
+    return true;
+}
+
+TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 && te_f32_bits(x) >= 0x800000u; }
+
+/* Codes of a multiple of 32 elements of n, which is returned; blocks of 16 or of multiples of 32, or one of n. */
+TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n,
+                                      int64_t block, int mantissa, uint32_t smallest, uint32_t largest, int nan,
+                                      int sign)
+{
+    int64_t whole = n - n % 32;
+    if (block == 16) {
+        for (int64_t j = 0; j < whole; j += 32, multipliers += 2) {
+            __m512 m = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(multipliers[0]), _mm512_set1_ps(multipliers[1]));
+            te_codes_bf16(codes + j, x + j, m, m, mantissa, smallest, largest, nan, sign);
+        }
+        return whole;
+    }
+    if (block % 32 != 0 && block < n) return 0;
+    for (int64_t first = 0; first < whole; first += block, multipliers++) {
+        __m512 m = _mm512_set1_ps(*multipliers);
+        te_shift shift = te_shift_of(_mm512_set1_epi16((short)(te_f32_bits(*multipliers) >> 16)), smallest);
+        int64_t j = first, end = whole - first < block ? whole : first + block;
+        bool power = te_is_power(*multipliers);
+        while (power && j < end && te_codes_shifted(codes + j, x + j, shift, mantissa, smallest, largest, nan, sign))
+            j += 32;
+        for (; j < end; j += 32) te_codes_bf16(codes + j, x + j, m, m, mantissa, smallest, largest, nan, sign);
+    }
+    return whole;
+}
+
+TE_INLINE int64_t te_codes_along_f32(uint8_t *codes, const float *x, const float *multipliers, int64_t n, int64_t block,
+                                     int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
+{
+    int64_t whole = n - n % 16;
+    if (block % 16 != 0 && block < n) return 0;
+    for (int64_t first = 0; first < whole; first += block, multipliers++)
+        for (int64_t j = first; j < whole && j < first + block; j += 16)
+            te_codes_f32(codes + j, x + j, _mm512_set1_ps(*multipliers), mantissa, smallest, largest, nan, sign);
+    return whole;
+}
+
+/* Codes of a multiple of 32 columns of n, which is returned: all rows of 32 columns before the next. */
+TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const uint16_t *x, int64_t stride, int rows,
+                                     const float *multipliers, int64_t n, int mantissa, uint32_t smallest,
+                                     uint32_t largest, int nan, int sign)
+{
+    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    for (int64_t j = 0; j + 32 <= n; j += 32) {
+        __m512 low = _mm512_loadu_ps(multipliers + j), high = _mm512_loadu_ps(multipliers + j + 16);
+        __m512 even = _mm512_permutex2var_ps(low, evens, high), odd = _mm512_permutex2var_ps(low, odds, high);
+        __m512i e = _mm512_castps_si512(even), o = _mm512_castps_si512(odd);
+        te_shift shift = te_shift_of(_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(e, 16), o), smallest);
+        bool power = !_mm512_test_epi32_mask(_mm512_or_si512(e, o), _mm512_set1_epi32(0x7fffff));
+        uint8_t *to = codes + j;
+        const uint16_t *from = x + j;
+        int left = rows;
+        for (; left && power && te_codes_shifted(to, from, shift, mantissa, smallest, largest, nan, sign); left--)
+            to += codes_stride, from += stride;
+        for (; left; left--, to += codes_stride, from += stride)
+            te_codes_bf16(to, from, even, odd, mantissa, smallest, largest, nan, sign);
+    }
+    return n - n % 32;
+}
+
+TE_INLINE int64_t te_codes_down_f32(uint8_t *codes, int64_t codes_stride, const float *x, int64_t stride, int rows,
+                                    const float *multipliers, int64_t n, int mantissa, uint32_t smallest,
+                                    uint32_t largest, int nan, int sign)
+{
+    for (int64_t j = 0; j + 16 <= n; j += 16) {
+        __m512 m = _mm512_loadu_ps(multipliers + j);
+        for (int64_t i = 0; i < rows; i++)
+            te_codes_f32(codes + i * codes_stride + j, x + i * stride + j, m, mantissa, smallest, largest, nan, sign);
+    }
+    return n - n % 16;
+}
 #else
-enum { TE_CODES_AT_ONCE = 0 };
-#define TE_CODES_ONE_f32(codes, x, m, ...)    (void)0
-#define TE_CODES_ONE_bf16(codes, x, m, ...)   (void)0
-#define TE_CODES_TWO_f32(codes, x, m, n, ...) (void)0
-#define TE_CODES_TWO_bf16(codes, x, m, n, ...) (void)0
-#define TE_CODES_EACH_f32(codes, x, m, ...)   (void)0
-#define TE_CODES_EACH_bf16(codes, x, m, ...)  (void)0
+#define te_codes_along_bf16(codes, x, multipliers, n, block, ...) 0
+#define te_codes_along_f32(codes, x, multipliers, n, block, ...)  0
+#define te_codes_down_bf16(codes, codes_stride, x, stride, rows, multipliers, n, ...) 0
+#define te_codes_down_f32(codes, codes_stride, x, stride, rows, multipliers, n, ...)  0
 #endif
 
-/* Sources without vector code of their own. */
-#define TE_CODES_ONE_f16(codes, x, m, ...)    (void)0
-#define TE_CODES_TWO_f16(codes, x, m, n, ...) (void)0
-#define TE_CODES_EACH_f16(codes, x, m, ...)   (void)0
+/* A source without vector code of its own. */
+#define te_codes_along_f16(codes, x, multipliers, n, block, ...) 0
+#define te_codes_down_f16(codes, codes_stride, x, stride, rows, multipliers, n, ...) 0
 
 #endif

@@ -83,8 +83,8 @@ typedef struct te_quantize_args {
     double            epsilon, scale_max, factor, overflow;
 } te_quantize_args;
 
-/* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the whole
- * tensor where `whole` asks for that. */
+/* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the
+ * whole tensor where `whole` asks for that. */
 typedef struct te_decode_args {
     te_cuda_bound  bound;
     const uint8_t *data;

@@ -84,8 +84,8 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job);
 te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job, int side);
 
-/* The matrix of a quantized view's last two dimensions to that of `to` (bfloat16 or float32); whole: with the factor of the
- * whole tensor, which te_cuda_plan_scales multiplies alpha by otherwise. */
+/* The matrix of a quantized view's last two dimensions to that of `to` (bfloat16 or float32); whole: with the factor
+ * of the whole tensor, which te_cuda_plan_scales multiplies alpha by otherwise. */
 te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole);
 /* {alpha, beta, 0} of a product to device memory, alpha times the factors of the operands that are quantized. */
 te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *scales);

@@ -91,7 +91,7 @@ te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job
     return TE_OK;
 }
 
-/* --- operands of products ------------------------------------------------------------------------------------------- */
+/* --- operands of products ----------------------------------------------------------------------------------------- */
 
 te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole)
 {
@@ -116,8 +116,9 @@ te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_vi
     te_cuda_plan_open(plan);
     int64_t blocks = (args.rows * args.cols + THREADS - 1) / THREADS;
     if (blocks == 0) return TE_OK;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_decode", blocks < FULL ? blocks : FULL, THREADS,
-                                          &args, sizeof args);
+    if (blocks > FULL) blocks = FULL;
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_decode", blocks, THREADS, &args, sizeof args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)to->dtype;
     return TE_OK;
 }

@@ -1,8 +1,8 @@
 /* quantize.cu - matrices to quantized matrices and back, by tiles of 128 x 128 in shared memory.
  *
- * te_a is the source's type. A *line* is what blocks run along: a row of the tile on side 0, a column on side 1, and a
- * thread takes the part of a line that belongs to one block. Codes gather in shared memory, so that memory is written in
- * the order in which it lies. Bytes are the CPU's: quant.h holds the arithmetic of both.
+ * te_a is the source's type. A *line* is what blocks run along: a row of the tile on side 0, a column on side 1, and
+ * a thread takes the part of a line that belongs to one block. Codes gather in shared memory, so that memory is
+ * written in the order in which it lies. Bytes are the CPU's: quant.h holds the arithmetic of both.
  */
 enum { TE_SQUARE = 128, TE_PITCH = 129, TE_CODES_PITCH = 132, TE_QUANTIZE_THREADS = 256 };
 
@@ -189,7 +189,8 @@ static __device__ void te_measure_units(const te_quantize_args &a, const te_tile
     if (b.high == 1) return;
     for (int u = threadIdx.x; u < b.units; u += TE_QUANTIZE_THREADS) {
         float amax = 0;
-        for (int k = 0; k < b.n; k++) amax = te_amax(amax, te_tile_at(x, b.side, u % TE_SQUARE, u / TE_SQUARE * b.n + k));
+        for (int k = 0; k < b.n; k++)
+            amax = te_amax(amax, te_tile_at(x, b.side, u % TE_SQUARE, u / TE_SQUARE * b.n + k));
         x.partial[u] = amax;
     }
     __syncthreads();
@@ -369,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(256) te_dequantize(const __grid_con
     }
 }
 
-/* --- operands of products ------------------------------------------------------------------------------------------ */
+/* --- operands of products ----------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(256) te_decode(const __grid_constant__ te_decode_args a)
 {

@@ -189,31 +189,30 @@ static te_status recorded(te_context *ctx, float scale)
     return TE_OK;
 }
 
-/* The amax of a step is that of all its tensors in this role. Whether this one counts. */
-static bool collect(te_recipe_state *state, te_role role, const te_quantized *z)
+/* Reads the amax that quantizing reported, wherever it lies, and lets it count for the step. */
+static te_status count_amax(te_recipe_state *state, te_role role, const te_quantized *z)
+{
+    te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
+    float *step = numbers(state->history[role]), now;
+    te_status status = te_tensor_read(amax, TE_F32, &now);
+    if (status == TE_OK && now > *step) *step = now;
+    return status;
+}
+
+/* The amax of a step is that of all its tensors in this role. *counted: whether this one was taken. */
+static te_status collect(te_recipe_state *state, te_role role, const te_quantized *z, bool *counted)
 {
     te_context *ctx = state->ctx;
-    te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
     bool counts = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
-    if (!state->recipe->quantizers[role].needs_history || !amax || !counts || ctx->replayed_scales.on) return false;
-    float *step = numbers(state->history[role]), now = *numbers(amax);
-    if (now > *step || now != now) *step = now;
-    return true;
+    *counted = state->recipe->quantizers[role].needs_history && counts && !ctx->replayed_scales.on;
+    return *counted ? count_amax(state, role, z) : TE_OK;
 }
 
 /* A copy of the weight that was made without gradients counts where it is first used with them. */
-static void collect_weight(te_recipe_state *state)
+static te_status collect_weight(te_recipe_state *state)
 {
-    if (!state->weight_collected) state->weight_collected = collect(state, TE_ROLE_WEIGHT, &state->weight);
-}
-
-/* The optimizer's writes count wherever they happen. */
-static void collect_written(te_recipe_state *state, const te_quantized *z)
-{
-    te_tensor *amax = z->side[0].amax, *history = state->history[TE_ROLE_WEIGHT];
-    if (!amax || !history) return;
-    float *step = numbers(history), now = *numbers(amax);
-    if (now > *step) *step = now;
+    if (state->weight_collected) return TE_OK;
+    return collect(state, TE_ROLE_WEIGHT, &state->weight, &state->weight_collected);
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
@@ -293,7 +292,9 @@ te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool c
     te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
     if (q->needs_history) options.scale = *numbers(state->scale[TE_ROLE_WEIGHT]);
     te_status status = te_quantize(t, q, &options, result);
-    if (status == TE_OK && q->needs_history) collect_written(state, result);
+    /* what an optimizer writes counts wherever that happens */
+    if (status == TE_OK && q->needs_history) status = count_amax(state, TE_ROLE_WEIGHT, result);
+    if (status != TE_OK) te_quantized_close(result);
     return status;
 }
 
@@ -314,9 +315,10 @@ te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, 
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
 }
 
-void te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
+te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
 {
-    if (state->recipe->quantizers[role].needs_history) collect(state, role, z);
+    bool counted;
+    return collect(state, role, z, &counted);
 }
 
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
@@ -336,25 +338,26 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     if (status == TE_OK && state->watched) status = te_numerics_count(state, role, t, compute, scale);
     if (status != TE_OK) return status;
     if (current && (!q->needs_history || scale == state->weight_scale)) {
-        te_quantized_share(&state->weight, rowwise, columnwise, result);
-        collect_weight(state);
-        return TE_OK;
+        status = collect_weight(state);
+        if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
+        return status;
     }
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = scale};
     status = quantize(t, compute, q, &options, result);
     if (status != TE_OK) return status;
-    if (role != TE_ROLE_WEIGHT) {
-        collect(state, role, result);
-        return TE_OK;
+    if (role == TE_ROLE_WEIGHT) {
+        te_quantized_close(&state->weight);
+        te_quantized_share(result, rowwise, columnwise, &state->weight);
+        state->weight_id = t->storage->id;
+        state->weight_version = t->storage->version;
+        state->weight_scale = scale;
+        state->weight_collected = false;
+        status = collect_weight(state);
+    } else {
+        status = te_role_close(state, role, result);
     }
-    te_quantized_close(&state->weight);
-    te_quantized_share(result, rowwise, columnwise, &state->weight);
-    state->weight_collected = false;
-    collect_weight(state);
-    state->weight_id = t->storage->id;
-    state->weight_version = t->storage->version;
-    state->weight_scale = scale;
-    return TE_OK;
+    if (status != TE_OK) te_quantized_close(result);
+    return status;
 }
 
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute)
@@ -365,7 +368,7 @@ te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te
     if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
     te_status status = quantize(t, compute, q, &options, &z);
     if (status != TE_OK) return status;
-    collect(state, role, &z);
+    status = te_role_close(state, role, &z);
     te_quantized_close(&z);
-    return TE_OK;
+    return status;
 }

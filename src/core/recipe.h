@@ -91,7 +91,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
 /* The same in stripes: room and the factor for te_quantize_rows, and what closes the step's account of it. Not for weights. */
 te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
                        const bool want[2], te_quantized *result, float *scale);
-void te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
+te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
 /* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. */
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result);

@@ -265,7 +265,7 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     if (status == TE_OK) status = run_stripes(e, program, run, inputs, outputs, stripe);
     for (int i = 0; i < e->n; i++) {
         if (e->of[i].stripe) exec->scratch_free(exec, e->of[i].stripe);
-        if (status == TE_OK) te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
+        if (status == TE_OK) status = te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
     }
     return status;
 }

@@ -194,7 +194,15 @@ describe("te.graph on a CUDA device", function()
         collectgarbage()
         local before = te.memory_stats("cuda").current
         do
-            local graph = te.graph(function(x) return te.matmul(x, x) end, { te.zeros { 32, 32 } }, { device = "cuda" })
+            local layer = te.Linear(32, 32):to "cuda"
+            local optimizer = te.optim.AdamW(layer:parameters(), {})
+            local graph = te.graph(function(x)
+                layer(x):sum():backward()
+                local clip = te.optim.grad_clip(layer, { max = 1 })
+                optimizer:step { clip = clip }
+                optimizer:zero_grad()
+                return clip
+            end, { te.zeros { 32, 32 } }, { device = "cuda" })
             for _ = 1, 4 do graph(te.ones { 32, 32 }) end
         end
         collectgarbage()

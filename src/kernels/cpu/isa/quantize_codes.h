@@ -109,14 +109,15 @@ TE_INLINE te_shift te_shift_of(__m512i powers, uint32_t smallest)
                       _mm512_mask_mov_epi16(small, _mm512_movepi16_mask(offset), _mm512_set1_epi16(0x7fff))};
 }
 
-/* Codes of 32 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where one may be
- * small. */
+/* Codes of 32 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where one may be small,
+ * is infinite or is no number. */
 TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shift, int mantissa, uint32_t smallest,
-                                uint32_t largest, int nan, int sign)
+                                uint32_t largest, int sign)
 {
     __m512i given = _mm512_loadu_si512(x), size = _mm512_and_si512(given, _mm512_set1_epi16(0x7fff));
     __m512i one = _mm512_set1_epi16(1);
-    if (_mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, one), shift.small)) return false;
+    __mmask32 small = _mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, one), shift.small);
+    if (small | _mm512_cmpge_epu16_mask(size, _mm512_set1_epi16(0x7f80))) return false;
     __m512i t = _mm512_max_epi16(_mm512_subs_epi16(size, shift.offset), _mm512_setzero_si512());
     __m512i odd = _mm512_and_si512(_mm512_srli_epi16(t, (unsigned)(7 - mantissa)), one);
     __m512i half = _mm512_set1_epi16((short)((1 << (6 - mantissa)) - 1));
@@ -125,8 +126,6 @@ TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shif
     code = _mm512_min_epu16(code, _mm512_set1_epi16((short)top));
     __m512i signs = _mm512_srli_epi16(given, sign == 8 ? 12 : 8);
     code = _mm512_ternarylogic_epi32(signs, _mm512_set1_epi16((short)sign), code, 0xea);
-    __mmask32 nans = _mm512_cmpgt_epu16_mask(size, _mm512_set1_epi16(0x7f80));
-    code = _mm512_mask_mov_epi16(code, nans, _mm512_set1_epi16((short)nan));
     _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(code));
     return true;
 }
@@ -152,7 +151,7 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
         te_shift shift = te_shift_of(_mm512_set1_epi16((short)(te_f32_bits(*multipliers) >> 16)), smallest);
         int64_t j = first, end = whole - first < block ? whole : first + block;
         bool power = te_is_power(*multipliers);
-        while (power && j < end && te_codes_shifted(codes + j, x + j, shift, mantissa, smallest, largest, nan, sign))
+        while (power && j < end && te_codes_shifted(codes + j, x + j, shift, mantissa, smallest, largest, sign))
             j += 32;
         for (; j < end; j += 32) te_codes_bf16(codes + j, x + j, m, m, mantissa, smallest, largest, nan, sign);
     }
@@ -186,7 +185,7 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
         uint8_t *to = codes + j;
         const uint16_t *from = x + j;
         int left = rows;
-        for (; left && power && te_codes_shifted(to, from, shift, mantissa, smallest, largest, nan, sign); left--)
+        for (; left && power && te_codes_shifted(to, from, shift, mantissa, smallest, largest, sign); left--)
             to += codes_stride, from += stride;
         for (; left; left--, to += codes_stride, from += stride)
             te_codes_bf16(to, from, even, odd, mantissa, smallest, largest, nan, sign);

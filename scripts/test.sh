@@ -100,7 +100,7 @@ device_specs() {
     made_up_gpu "$1" cpu "$logs/device-2" spec/cuda_spec.lua
     count_specs $? "$logs/device-2"
     made_up_gpu "$1" cuda "$logs/device-3" spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
-        spec/sequential_spec.lua spec/tensor_spec.lua spec/models
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua
     count_specs $? "$logs/device-3"
     wait $first
     count_specs $? "$logs/device-1"

@@ -19,7 +19,9 @@ local function distance(a, b)
     return (f64(a) - f64(b)):abs():max():item() / (scale > 0 and scale or 1)
 end
 
-local function same(a, b) return te._core.tensor_bytes(a:contiguous()) == te._core.tensor_bytes(b:contiguous()) end
+local function bytes_of(t) return te._core.tensor_bytes(t:detach():to("cpu"):contiguous()) end
+
+local function same(a, b) return bytes_of(a) == bytes_of(b) end
 
 local function linear(inputs, outputs, opts)
     te.manual_seed(3)
@@ -374,10 +376,10 @@ describe("delayed scaling", function()
                 for _, p in ipairs(module:parameters()) do p.grad = nil end
                 local y = te.autocast({ recipe = recipe }, function() return wrap(module, x) end)
                 y:backward(te.ones({ 10, 24 }))
-                bytes[#bytes + 1] = te._core.tensor_bytes(y:detach())
-                for _, p in ipairs(module:parameters()) do bytes[#bytes + 1] = te._core.tensor_bytes(p.grad) end
+                bytes[#bytes + 1] = bytes_of(y)
+                for _, p in ipairs(module:parameters()) do bytes[#bytes + 1] = bytes_of(p.grad) end
                 for _, name in ipairs { "1.input_scale", "3.grad_output_scale", "1.weight_amax_history" } do
-                    bytes[#bytes + 1] = te._core.tensor_bytes(module:state_dict()[name])
+                    bytes[#bytes + 1] = bytes_of(module:state_dict()[name])
                 end
                 te.no_grad(function() for _, p in ipairs(module:parameters()) do p:mul_(1.25) end end)
             end
@@ -481,6 +483,7 @@ describe("cache_quantized_input", function()
 end)
 
 describe("programs that leave results quantized", function()
+    if te.get_default_device() ~= "cpu" then return end -- elsewhere a kernel of its own does it
     -- enough rows for several stripes
     local ROWS, WIDTH = 4500, 256
 

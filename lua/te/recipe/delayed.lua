@@ -68,10 +68,10 @@ return function(recipe, max, scale, history)
     local old = check_tensor("scale", scale)[1]
     local amaxes = resize(check_tensor("history", history), recipe.amax_history_len)
     local last = amaxes[1]
-    if last == 0 then return scale, te.tensor(amaxes), false end
+    if last == 0 then return scale, te.tensor(amaxes, { device = scale.device }), false end
     if not is_positive(last) then
         amaxes[1] = 0
-        return scale, te.tensor(amaxes), true
+        return scale, te.tensor(amaxes, { device = scale.device }), true
     end
     local algo = algorithms[recipe.amax_compute_algo] or recipe.amax_compute_algo
     local amax = number_from(algo(resize(amaxes, #amaxes)), "amax_compute_algo")
@@ -79,5 +79,5 @@ return function(recipe, max, scale, history)
     if not is_positive(new) then
         fail("te.recipe.DelayedScaling: scaling_factor_compute_algo gave %g, expected a positive finite number", new)
     end
-    return te.tensor { new }, te.tensor(roll(amaxes)), false
+    return te.tensor({ new }, { device = scale.device }), te.tensor(roll(amaxes), { device = scale.device }), false
 end

@@ -71,7 +71,7 @@ local function update_in_lua(product, role, rule)
     local scale, history = core.recipe_state_tensors(product.state, role)
     if history:select(1, 1):item() == 0 then return end
     local new_scale, new_history = rule:update(role, scale, history)
-    core.recipe_state_set(product.state, role, new_scale, new_history)
+    core.recipe_state_set(product.state, role, new_scale:to("cpu"), new_history:to("cpu"))
 end
 
 local function update(product, role)
@@ -134,7 +134,7 @@ function products.loader(module, prefix, given)
                 prefix .. history_name)
         end
         steps[#steps + 1] = function()
-            core.recipe_state_set(mode.product(module, key).state, role, scale, history)
+            core.recipe_state_set(mode.product(module, key).state, role, scale:to("cpu"), history:to("cpu"))
         end
     end)
     return found, function() for _, step in ipairs(steps) do step() end end, problem

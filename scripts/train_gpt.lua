@@ -45,6 +45,7 @@ local command_line = train.command_line {
     { "clip", "number", 1, min = 0, help = "largest gradient norm; 0: no limit" },
     { "recipe", "string", "none", choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
         help = "how the operands of matrix products are quantized" },
+    { "fp8-params", "boolean", false, help = "the blocks' weights are stored in the recipe's format alone" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
@@ -82,6 +83,7 @@ local function open_run(o, given, script)
         saved = train.io(train.checkpoint.load, path)
         command_line:restore(o, given, saved.metadata)
     end
+    if o.fp8_params and o.recipe == "none" then train.fail(train.exit.usage, "train_gpt.lua: --fp8-params needs a --recipe") end
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
@@ -96,7 +98,7 @@ local function open_run(o, given, script)
     else
         run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
-            bias = o.bias, init_std = o.init_std }
+            bias = o.bias, init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
     end
     run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none",
         recipe = o.recipe ~= "none" and te.recipe[RECIPES[o.recipe]] {} or nil }

@@ -104,6 +104,28 @@ describe("train_gpt.lua", function()
         end)
     end
 
+    it("stores weights quantized, and goes on exactly where it stopped", function()
+        for _, recipe in ipairs { "delayed", "mxfp8" } do
+            local options = SMALL .. "--steps=7 --lr=1e-2 --fp8-params --recipe=" .. recipe
+            local whole, parts = recipe .. "-8-whole", recipe .. "-8-parts"
+            assert.equal(0, (train(whole, options .. " --eval-interval=2")))
+            train(parts, options .. " --eval-interval=5")
+            os.remove(te.train.checkpoint.path(folder .. "/" .. parts, 7))
+            local code, _, err = run("train_gpt.lua", ("--out=%s/%s --resume"):format(folder, parts))
+            assert.equal(0, code, err)
+            assert.same(losses(whole), losses(parts))
+            local a = te.load(te.train.checkpoint.path(folder .. "/" .. whole, 7))
+            local b = te.load(te.train.checkpoint.path(folder .. "/" .. parts, 7))
+            assert.is_truthy(a["model.blocks.1.mlp.2.weight.rowwise_data"])
+            assert.is_nil(a["model.blocks.1.mlp.2.weight"])
+            for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+            assert.equal(0, (run("generate.lua", ("--out=%s/%s --tokens=3"):format(folder, parts))))
+        end
+        local code, _, err = train("8-none", SMALL .. "--fp8-params")
+        assert.equal(2, code)
+        assert.is_truthy(err:find("--fp8-params needs a --recipe", 1, true), err)
+    end)
+
     it("writes what quantization does to the metrics, the same after a stop", function()
         local options = SMALL .. "--steps=6 --grad-accumulation=2 --recipe=mxfp8 --watch-numerics=3 "
         assert.equal(0, (train("watched", options .. "--eval-interval=4")))

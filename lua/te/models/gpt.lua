@@ -22,6 +22,8 @@ local CONFIG = {
     dropout = { "number", 0, min = 0, max = 1 },
     bias = { "boolean", false },
     init_std = { "number", 0.02, min = 0 },
+    quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+        "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
     gelu = { "string", "none", choices = { "none", "tanh" } }, -- exact, or GPT-2's approximation
 }
 
@@ -58,7 +60,10 @@ function GPT:init(config)
     self.wpe = te.Embedding(config.block_size, config.n_embd, init)
     self.dropout = te.Dropout(config.dropout)
     self.blocks = te.Sequential()
-    for _ = 1, config.n_layer do self.blocks:append(Block(config)) end
+    local stored = { enabled = config.quantized ~= nil, recipe = config.quantized and te.recipe[config.quantized] {} or nil }
+    te.quantized_model_init(stored, function()
+        for _ = 1, config.n_layer do self.blocks:append(Block(config)) end
+    end)
     self.norm = te.LayerNorm(config.n_embd, { bias = config.bias })
 end
 
@@ -156,7 +161,9 @@ end
 --- The configuration as texts by "model.<key>", for a checkpoint's metadata.
 function GPT:texts()
     local texts = {}
-    for key in pairs(CONFIG) do texts["model." .. key] = tostring(self.config[key]) end
+    for key in pairs(CONFIG) do
+        if self.config[key] ~= nil then texts["model." .. key] = tostring(self.config[key]) end
+    end
     return texts
 end
 

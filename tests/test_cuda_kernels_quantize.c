@@ -40,7 +40,7 @@ static arrays arrays_of(const te_quantizer *q, int side, int64_t rows, int64_t c
                                .scale_col_stride = l.scale_col_stride,
                                .amax = l.amaxes > 0 ? a.data[2] : NULL,
                                .amax_stride = l.amaxes != 1,
-                               .rng = {5, 0, (uint64_t)side * 1000}};
+                               .rng = {5, 0, (uint64_t)side * 1000, NULL}};
     return a;
 }
 

@@ -241,7 +241,7 @@ static void test_batches(te_token_stream *stream)
     te_io_error error;
     faulty_mem_init(&m);
     for (int kind = 0; kind < 16; kind++) {
-        te_tokens_options o = {.begin = 100, .end = 19000, .batch = 4, .block = 33, .rng = {1337, 5, 11}};
+        te_tokens_options o = {.begin = 100, .end = 19000, .batch = 4, .block = 33, .rng = {1337, 5, 11, NULL}};
         o.dtype = kind & 1 ? TE_I64 : TE_I32;
         o.sequential = kind & 2;
         o.prefetch = (kind >> 2) * 2 - (kind >> 2 == 3); /* 0, 2, 4, 5 */
@@ -340,7 +340,7 @@ static void test_thread_errors(te_token_stream *stream)
     te_io_error error;
     te_tokens *t;
     te_tokens_batch batch;
-    te_tokens_options o = {.begin = 0, .end = LENGTH, .batch = 2, .block = 50, .dtype = TE_I32, .rng = {1, 2, 3}};
+    te_tokens_options o = {.begin = 0, .end = LENGTH, .batch = 2, .block = 50, .dtype = TE_I32, .rng = {1, 2, 3, NULL}};
     for (o.prefetch = 0; o.prefetch <= 3; o.prefetch++)
         for (long n = 1; n < 30; n++) {
             faulty_io_init(&f);
@@ -381,7 +381,7 @@ static void test_thread_moments(te_token_stream *stream)
     te_tokens *t;
     te_tokens_batch batch;
     uint64_t random = 99;
-    te_tokens_options o = {.begin = 0, .end = LENGTH, .batch = 3, .block = 64, .dtype = TE_I64, .rng = {1, 2, 3}};
+    te_tokens_options o = {.begin = 0, .end = LENGTH, .batch = 3, .block = 64, .dtype = TE_I64, .rng = {1, 2, 3, NULL}};
     for (int round = 0; round < 300; round++) {
         o.prefetch = 1 + (int)(test_random(&random) % TE_TOKENS_MAX_PREFETCH);
         CHECK(te_tokens_open(&t, &te_io_posix, &te_mem_libc, stream, &o, &error) == TE_OK);

@@ -69,7 +69,7 @@ typedef struct te_quantize_place {
     int64_t  scale_row_stride, scale_col_stride;
     float   *amax;
     int64_t  amax_stride;
-    uint64_t rng[3];
+    uint64_t rng[4];
 } te_quantize_place;
 
 /* A te_quantize_job with its quantizer; `from`: the side that is dequantized. Floats as doubles. */

@@ -17,7 +17,7 @@ static te_quantize_place place_of(const te_quantized_side *s)
                                .scale_col_stride = s->scale_col_stride,
                                .amax = s->amax,
                                .amax_stride = s->amax_stride,
-                               .rng = {s->rng.seed, s->rng.stream, s->rng.offset}};
+                               .rng = {s->rng.seed, s->rng.stream, s->rng.offset, (uint64_t)(uintptr_t)s->rng.base}};
 }
 
 static te_quantize_args args_of(const te_quantize_job *job)

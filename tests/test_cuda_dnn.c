@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 
 /* Under AddressSanitizer: NVIDIA's library lets go of memory only when the process ends. */
-const char *__asan_default_options(void);
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
 static te_cuda_dnn_library dnn;

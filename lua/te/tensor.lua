@@ -34,11 +34,13 @@ define("to", function(x, where, device)
         dtype = where
     elseif type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
         device = where
+    elseif where == nil and device == nil then
+        fail(2, "to", "where: expected a dtype or a device, got nothing")
     else
         dtype = where -- cast says what is wrong with it
     end
     if device then x = te.to_device(x, device) end
-    if dtype == nil then return x end
+    if dtype == nil then return x:dim() and x end -- raises when it was released
     return te.cast(x, dtype)
 end)
 

@@ -134,7 +134,8 @@ static void backward_linear(const describing *d, const te_unit *unit)
     bool want_dx = values[unit->x].wanted, want_dweight = values[unit->weight].wanted;
     te_role dy_role = quantized_backward(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = elements(d, unit->result);
-    double high = (double)te_dtype_size(unit->compute), flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    double high = (double)te_dtype_size(unit->compute);
+    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
     double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
     double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
     double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
@@ -239,14 +240,18 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
 {
     char format[64];
     if (!product->recipe) return "a matrix product reads its operand from memory";
-    if (!product->recipe->quantized[TE_ROLE_INPUT]) return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
-    format_text(&product->recipe->quantizers[TE_ROLE_INPUT], format, sizeof format);
+    if (!product->recipe->quantized[TE_ROLE_INPUT])
+        return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
+    const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
+    bool is_local = q->needs_history || (q->block_rows && q->scale != TE_SCALE_E4M3);
+    format_text(q, format, sizeof format);
     if (plan->values[product->x].emitted)
-        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s in stripes of the program, or when it fits in cache "
-                             "by a kernel of its own", format);
+        snprintf(text, size,
+                 "a matrix product reads its operand from memory, quantized to %s in stripes of the program, or when it fits in "
+                 "cache by a kernel of its own", format);
     else
-        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s", format,
-                 product->recipe->quantizers[TE_ROLE_INPUT].block_rows ? "others read it too" : "its factor is known when it is whole");
+        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s",
+                 format, is_local ? "others read it too" : "its factor is known when it is whole");
     return text;
 }
 

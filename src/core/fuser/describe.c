@@ -243,7 +243,6 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
     if (!product->recipe->quantized[TE_ROLE_INPUT])
         return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
-    bool is_local = q->needs_history || (q->block_rows && q->scale != TE_SCALE_E4M3);
     format_text(q, format, sizeof format);
     if (plan->values[product->x].emitted)
         snprintf(text, size,
@@ -251,7 +250,7 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
                  "cache by a kernel of its own", format);
     else
         snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s",
-                 format, is_local ? "others read it too" : "its factor is known when it is whole");
+                 format, te_quantizer_is_local(q) ? "others read it too" : "its factor is known when it is whole");
     return text;
 }
 

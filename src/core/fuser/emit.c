@@ -10,8 +10,7 @@ enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 };
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a stripe can be quantized by itself. */
-static bool is_local(const te_quantizer *q)
+bool te_quantizer_is_local(const te_quantizer *q)
 {
     return q->element != TE_E2M1 && q->scale != TE_SCALE_E4M3 && !q->hadamard && !q->stochastic &&
            (q->needs_history || q->block_rows);
@@ -20,7 +19,7 @@ static bool is_local(const te_quantizer *q)
 static bool emits(const te_unit *product, te_role role)
 {
     const te_product_recipe *recipe = product->recipe;
-    return recipe && recipe->quantized[role] && is_local(&recipe->quantizers[role]) &&
+    return recipe && recipe->quantized[role] && te_quantizer_is_local(&recipe->quantizers[role]) &&
            (role == TE_ROLE_INPUT || recipe->backward == TE_BACKWARD_QUANTIZED);
 }
 

@@ -27,6 +27,9 @@ typedef struct te_emitting {
     te_emission of[TE_UNIT_SLOTS];
 } te_emitting;
 
+/* Whether rows can be quantized before the others are known. */
+bool te_quantizer_is_local(const te_quantizer *q);
+
 /* Finds the values between one program and one product. */
 void te_plan_mark_emissions(te_fuse_plan *plan);
 

@@ -144,6 +144,16 @@ describe("products under a recipe", function()
         assert.is_true(distance(module.weight.grad, te.matmul(f64(dy):transpose(1, 2), f64(qx))) < 2e-6)
     end)
 
+    it("notice that what high_precision kept was changed", function()
+        local recipe = recipes.mxfp8 { backward_override = "high_precision" }
+        for _, wrap in ipairs { function(m) return m end, function(m) return te.Sequential(m) end } do
+            local x = te.randn({ 8, 32 })
+            local y = te.autocast({ recipe = recipe }, wrap(linear(32, 16)), x)
+            x:fill_(1)
+            assert.error_matches(function() y:sum():backward() end, "changed in place since")
+        end
+    end)
+
     it("leave roles in high precision that Custom says so of", function()
         local mx = recipes.mxfp8()
         local seen = {}
@@ -346,6 +356,47 @@ describe("delayed scaling", function()
         assert.is_true(same(y, te.no_grad(plain, x)))
         assert.is_true(math.abs(scales(module).input * x:abs():max():item() / 448 - 1) < 1e-6)
         assert.is_true(math.abs(scales(module).weight * module.weight:detach():abs():max():item() / 448 - 1) < 1e-6)
+    end)
+
+    it("calibrates in a group as by itself", function()
+        local alone, grouped = linear(16, 8), te.Sequential(te.GELU(), linear(16, 8))
+        te.manual_seed(4)
+        local x, recipe = te.randn({ 12, 16 }), recipes.delayed()
+        local scope = { enabled = false, calibrating = true, recipe = recipe }
+        te.no_grad(te.autocast, scope, alone, te.no_grad(te.gelu, x))
+        te.no_grad(te.autocast, scope, grouped, x)
+        local a, b = alone:state_dict(), grouped:state_dict()
+        assert.is_true(same(a.input_scale, b["2.input_scale"]))
+        assert.is_true(same(a.weight_scale, b["2.weight_scale"]))
+        assert.not_equal(1, a.input_scale:item())
+    end)
+
+    it("has one rule, in the engine as in recipe:update", function()
+        local core, state = te._core, 7
+        local function random()
+            state = state * 16807 % 2147483647
+            return state / 2147483647
+        end
+        for _, algorithm in ipairs { "max", "most_recent" } do
+            for length = 1, 5 do
+                local recipe = recipes.delayed { amax_history_len = length, amax_compute_algo = algorithm, margin = length - 2 }
+                local handle = core.product_recipe(recipe:quantizer("input"), recipe:quantizer("weight"),
+                    recipe:quantizer("grad_output"), "quantized", length)
+                local kept = core.recipe_state()
+                core.recipe_state_use(kept, handle)
+                local scale, history = te.ones({ 1 }, { device = "cpu" }), te.zeros({ length }, { device = "cpu" })
+                for _ = 1, 12 do
+                    local draw = random()
+                    history[1] = draw < 0.2 and 0 or draw < 0.3 and math.huge or random() * 10 ^ (60 * draw - 40)
+                    core.recipe_state_set(kept, "grad_output", scale, history)
+                    core.recipe_state_update(kept, "grad_output", algorithm, recipe.margin)
+                    scale, history = recipe:update("grad_output", scale, history)
+                    local engine_scale, engine_history = core.recipe_state_tensors(kept, "grad_output")
+                    assert.same(scale:totable(), engine_scale:totable())
+                    assert.same(history:totable(), engine_history:totable())
+                end
+            end
+        end
     end)
 
     it("lets own functions choose", function()

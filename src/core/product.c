@@ -15,7 +15,7 @@ uint64_t te_content_key(const te_tensor *t)
     return t->storage->block ? (t->storage->id << 24 ^ t->storage->version << 4 ^ (uint64_t)t->offset << 44) | 1 : 0;
 }
 
-static te_view transposed(te_view v)
+te_view te_matrix_transposed(te_view v)
 {
     int64_t shape = v.shape[0], stride = v.stride[0];
     v.shape[0] = v.shape[1];
@@ -58,7 +58,7 @@ static te_status run(te_tensor *c, const te_gemm *gemm)
 
 te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias)
 {
-    te_gemm gemm = {.b = transposed(te_tensor_view(w)), .alpha = 1, .b_key = te_content_key(w)};
+    te_gemm gemm = {.b = te_matrix_transposed(te_tensor_view(w)), .alpha = 1, .b_key = te_content_key(w)};
     te_tensor *rows = te_rows_tensor(x, &gemm.a);
     if (!rows) return y->ctx->status;
     te_rows_view(y, &gemm.c);
@@ -85,7 +85,7 @@ te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accum
     te_tensor *dy_rows = te_rows_tensor(dy, &gemm.a), *x_rows = dy_rows ? te_rows_tensor(x, &gemm.b) : NULL;
     te_status status = x_rows ? TE_OK : dw->ctx->status;
     if (status == TE_OK) {
-        gemm.a = transposed(gemm.a);
+        gemm.a = te_matrix_transposed(gemm.a);
         gemm.c = te_tensor_view(dw);
         status = run(dw, &gemm);
     }

@@ -15,6 +15,8 @@ te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accum
 /* dw = dy^T x, or dw += dy^T x. */
 te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accumulate);
 
+/* The same matrix with rows and columns exchanged. */
+te_view te_matrix_transposed(te_view v);
 /* Leading dimensions joined: {.., k} as {rows, k}. False when they are not evenly spaced. */
 bool te_rows_view(const te_tensor *t, te_view *out);
 /* The same as a tensor that stays valid: t itself or a copy. A new reference; NULL on failure. */

@@ -41,17 +41,6 @@ typedef struct operand {
     te_tensor *copy;
 } operand;
 
-static te_view turned(te_view v, bool turn)
-{
-    int64_t shape = v.shape[0], stride = v.stride[0];
-    if (!turn) return v;
-    v.shape[0] = v.shape[1];
-    v.stride[0] = v.stride[1];
-    v.shape[1] = shape;
-    v.stride[1] = stride;
-    return v;
-}
-
 /* The matrix {rows, columns} of a factor, or its transpose, from the copy for the given direction. */
 static te_status view_factor(const te_factor *f, int side, bool turn, te_view *view, operand *o)
 {
@@ -63,7 +52,7 @@ static te_status view_factor(const te_factor *f, int side, bool turn, te_view *v
     }
     o->copy = te_rows_tensor(f->plain, view);
     if (!o->copy) return f->plain->ctx->status;
-    *view = turned(*view, turn);
+    if (turn) *view = te_matrix_transposed(*view);
     return TE_OK;
 }
 

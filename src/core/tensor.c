@@ -275,27 +275,12 @@ te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int 
                 (long long)n);
         return NULL;
     }
-    te_tensor *t = tensor_struct(ctx);
-    te_storage *s = t ? te_mem_zalloc(&ctx->mem, sizeof *s) : NULL;
-    if (!s) {
-        te_fail_memory(ctx, "te_tensor_from_data");
-        te_tensor_release(t);
-        return NULL;
-    }
-    *s = (te_storage){.ctx = ctx,
-                      .device = device,
-                      .data = data,
-                      .bytes = (size_t)n * te_dtype_size(dtype),
-                      .id = ctx->next_storage_id++,
-                      .refs = 1,
-                      .deleter = deleter,
-                      .user = user};
-    te_context_retain(ctx);
-    t->storage = s;
-    t->dtype = dtype;
-    t->ndim = ndim;
-    if (ndim) memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
-    contiguous_strides(ndim, shape, t->stride);
+    te_tensor *t = te_tensor_new_unbacked(ctx, device, dtype, ndim, shape);
+    if (!t) return NULL;
+    t->storage->data = data;
+    t->storage->bytes = (size_t)n * te_dtype_size(dtype);
+    t->storage->deleter = deleter;
+    t->storage->user = user;
     return t;
 }
 

@@ -157,8 +157,8 @@ static te_status backward_program(backward *b, const te_unit *unit)
     te_run run;
     if (!g->backward || !has_gradient(b, unit)) return TE_OK;
     for (int i = 0; i < g->n_sources && status == TE_OK; i++) status = bind_source(b, unit, i, &s, &zero, &inputs[i]);
-    te_emitting e = {.n = 0};
-    bool emits = status == TE_OK && te_emitting_backward(b->state, unit, &s, inputs, &e);
+    te_emitting e;
+    bool emits = status == TE_OK && b->plan->n_products && te_emitting_backward(b->state, unit, &s, inputs, &e);
     for (int k = 0; k < unit->n_grads; k++) results[k] = (result){.value = -1};
     for (int k = 0; k < unit->n_grads && status == TE_OK; k++) {
         const te_unit_grad *grad = &unit->grads[k];

@@ -136,7 +136,8 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
                          te_emitting *e)
 {
     const te_fuse_plan *plan = state->plan;
-    *e = (te_emitting){.state = state};
+    e->state = state; /* entries are written whole where there are any */
+    e->n = 0;
     for (int i = 0; i < unit->n_results; i++) {
         const te_plan_value *v = &plan->values[unit->results[i]];
         if (!v->emitted) continue;
@@ -151,7 +152,8 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
                           te_emitting *e)
 {
     const te_fuse_plan *plan = state->plan;
-    *e = (te_emitting){.state = state};
+    e->state = state; /* entries are written whole where there are any */
+    e->n = 0;
     for (int k = 0; k < unit->n_grads; k++) {
         const te_unit_slot *slot = &unit->slots[unit->grads[k].slot];
         const te_plan_value *v = &plan->values[slot->value];

@@ -110,7 +110,7 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
         inputs[i] =
             te_space_operand(state->values[unit->slots[i].value], &s, unit->slots[i].half, unit->slots[i].rate);
     te_emitting e;
-    bool emits = te_emitting_forward(state, unit, &s, inputs, &e);
+    bool emits = plan->n_products && te_emitting_forward(state, unit, &s, inputs, &e);
     int n = 0;
     for (int i = 0; i < unit->n_results; i++, n++) {
         outputs[n] = (te_operand){.data = NULL};

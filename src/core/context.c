@@ -1,13 +1,13 @@
 /* context.c - life of a context, its devices, messages, random state. */
 #include "context.h"
 
+#include "cores.h"
 #include "graph.h"
 #include "op.h"
 #include "tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #define TE_VERSION_TEXT "0.1.0"
 
@@ -197,12 +197,6 @@ void te_context_empty_cache(te_context *ctx)
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
-static int all_cores(void)
-{
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > 1024 ? 1024 : (int)n;
-}
-
 te_context *te_context_open(const te_context_options *options)
 {
     te_context_options o = {0};
@@ -213,7 +207,7 @@ te_context *te_context_open(const te_context_options *options)
     if (!ctx) return NULL;
     ctx->mem = mem;
     ctx->refs = 1;
-    ctx->threads = o.threads > 0 ? o.threads : all_cores();
+    ctx->threads = o.threads > 0 ? o.threads : te_cores();
     ctx->tensor_memory_limit = o.tensor_memory_limit;
     ctx->grad_enabled = true;
     ctx->compute_dtype = TE_DTYPE_COUNT;
@@ -257,7 +251,7 @@ te_status te_context_poll(te_context *ctx)
 
 void te_context_set_threads(te_context *ctx, int threads)
 {
-    ctx->threads = threads > 0 ? threads : all_cores();
+    ctx->threads = threads > 0 ? threads : te_cores();
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.threads = ctx->threads;
 }
 

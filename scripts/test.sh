@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds and runs all tests: GCC without warnings, clang without warnings, the C tests and the Lua specs on the release
-# build, and both again under AddressSanitizer and UndefinedBehaviorSanitizer. The last line reads "N passed, N failed";
-# the exit status is 0 when nothing failed.
+# build, and both again under AddressSanitizer and UndefinedBehaviorSanitizer. Headers show the seconds since the start. Tests
+# and files of specs are named as they end, and nothing may take for ever: what hangs is ended and named. The last line reads
+# "N passed, N failed"; the exit status is 0 when nothing failed.
 set -u
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -10,6 +11,14 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 passed=0
 failed=0
+started=$(date +%s)
+# Several programs share the processors here, so a thread that waits should sleep and not spin.
+export OMP_WAIT_POLICY=passive
+
+header() { echo "== [$(($(date +%s) - started)) s] $*"; }
+
+# limited SECONDS COMMAND…: the command and all that it starts end after so many seconds.
+limited() { timeout -k 10 "$@"; }
 
 # count PASSED FAILED
 count() {
@@ -21,7 +30,7 @@ count() {
 step() {
     name=$1
     shift
-    echo "== $name"
+    header "$name"
     if "$@" >"$logs/step" 2>&1; then
         count 1 0
     else
@@ -32,13 +41,14 @@ step() {
 }
 
 finish() {
+    header "end"
     echo "$passed passed, $failed failed"
     [ "$failed" -eq 0 ]
     exit
 }
 
 build() {
-    cmake --preset "$1" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && cmake --build --preset "$1"
+    cmake --preset "$1" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && limited 3000 cmake --build --preset "$1"
 }
 
 # Every file as GCC compiles it, parsed by clang; <omp.h> alone comes from GCC.
@@ -47,13 +57,38 @@ clang_warnings() {
     ln -sf "$(gcc -print-file-name=include)/omp.h" "$logs/include/omp.h"
     sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g; s/\\\\/\\/g' |
         sed "s|^[^ ]*|clang -fsyntax-only -Werror -idirafter $logs/include|; s| -o [^ ]*||" |
-        tr '\n' '\0' | xargs -0 -n 1 -P "$(nproc)" sh -c
+        tr '\n' '\0' | limited 1200 xargs -0 -n 1 -P "$(nproc)" sh -c
 }
 
-# c_tests FOLDER
+# follow LOG FILTER COMMAND…: runs a command, showing its log through FILTER as it grows; the exit status is the command's.
+follow() {
+    log=$1 filter=$2
+    shift 2
+    : >"$log"
+    "$@" >>"$log" 2>&1 &
+    pid=$!
+    tail -n +1 -s 0.3 --pid=$pid -f "$log" | $filter
+    wait $pid
+}
+
+test_names() { sed -u -n 's|^ *[0-9]*/[0-9]* Test *#[0-9]*: \([^ ]*\) [ .]*|   \1 |p'; }
+
+# Each file of specs when it has ended.
+spec_files() {
+    file=
+    sed -u -n 's|^# \(spec/.*\) @ [0-9]*: .*|\1|p' | {
+        while read -r next; do
+            [ -z "$file" ] || [ "$file" = "$next" ] || echo "   $file"
+            file=$next
+        done
+        [ -z "$file" ] || echo "   $file"
+    }
+}
+
+# c_tests FOLDER: each test has a limit of its own (cmake/TetrainTests.cmake).
 c_tests() {
-    echo "== C tests in $1"
-    ctest --test-dir "$1" --output-on-failure -j "$(nproc)" >"$logs/ctest" 2>&1
+    header "C tests in $1"
+    follow "$logs/ctest" test_names limited 3600 ctest --test-dir "$1" --output-on-failure -j "$(nproc)"
     bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1/p' "$logs/ctest")
     all=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\2/p' "$logs/ctest")
     if [ -z "$all" ]; then
@@ -71,35 +106,45 @@ count_specs() {
     bad=$(grep -c '^not ok ' "$2")
     [ "$1" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
     [ "$good" -eq 0 ] && [ "$bad" -eq 0 ] && bad=1
-    [ "$bad" -eq 0 ] || grep -v '^ok ' "$2"
+    [ "$bad" -eq 0 ] || grep -v -e '^ok ' -e '^# spec/.* @ [0-9]*: ' "$2"
+    case $1 in # of timeout
+    124 | 137) echo "FAILED: the time was over in $(grep '^# spec/.* @ [0-9]*: ' "$2" | tail -n 1 | cut -c 3-)" ;;
+    esac
     count "$good" "$bad"
+}
+
+# busted_on FOLDER SECONDS ARGUMENTS…: specs under FOLDER/tetrain, as TAP with a comment before each test.
+busted_on() {
+    tetrain=$PWD/$1/tetrain seconds=$2
+    shift 2
+    TETRAIN=$tetrain limited "$seconds" busted --lua="$tetrain" -v -o TAP "$@"
 }
 
 # specs FOLDER: the Lua specs under FOLDER/tetrain.
 specs() {
-    echo "== Lua specs in $1"
-    TETRAIN="$PWD/$1/tetrain" busted --lua="$PWD/$1/tetrain" -o TAP spec >"$logs/specs" 2>&1
+    header "Lua specs in $1"
+    follow "$logs/specs" spec_files busted_on "$1" 1800 spec
     count_specs $? "$logs/specs"
 }
 
-# made_up_gpu FOLDER DEVICE LOG FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as
-# the default device. Kernels are compiled one by one and run on the CPU.
+# made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as the
+# default device. Kernels are compiled one by one and run on the CPU.
 made_up_gpu() {
-    folder=$1 device=$2 log=$3
-    shift 3
-    TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES=$PWD/$folder/cuda_fake TETRAIN_CACHE=$logs/cache TETRAIN="$PWD/$folder/tetrain" \
-        busted --lua="$PWD/$folder/tetrain" -o TAP "$@" >"$log" 2>&1
+    folder=$1
+    export TE_DEVICE="$2" TETRAIN_CUDA_LIBRARIES="$PWD/$1/cuda_fake" TETRAIN_CACHE="$logs/cache"
+    shift 2
+    busted_on "$folder" 1800 "$@"
 }
 
 # device_specs FOLDER: what the CPU computes, again on the CUDA backend; the two halves side by side.
 device_specs() {
     [ -d "$1/cuda_fake" ] || return 0
-    echo "== Lua specs on the CUDA backend in $1"
-    made_up_gpu "$1" cuda "$logs/device-1" spec/ops_spec.lua &
+    header "Lua specs on the CUDA backend in $1"
+    made_up_gpu "$1" cuda spec/ops_spec.lua >"$logs/device-1" 2>&1 &
     first=$!
-    made_up_gpu "$1" cpu "$logs/device-2" spec/cuda_spec.lua
+    follow "$logs/device-2" spec_files made_up_gpu "$1" cpu spec/cuda_spec.lua
     count_specs $? "$logs/device-2"
-    made_up_gpu "$1" cuda "$logs/device-3" spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+    follow "$logs/device-3" spec_files made_up_gpu "$1" cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
         spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua
     count_specs $? "$logs/device-3"
     wait $first
@@ -118,9 +163,9 @@ device_specs build
 # Without oneDNN: our own GEMM alone, in the same tests.
 plain() {
     cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF &&
-        cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
-        build-plain/test_gemm && build-plain/test_engine &&
-        busted --lua="$PWD/build-plain/tetrain" spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
+        limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
+        limited 300 build-plain/test_gemm && limited 300 build-plain/test_engine &&
+        busted_on build-plain 600 spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
 }
 step "without oneDNN" plain
 

@@ -181,12 +181,13 @@ describe("tetrain", function()
         assert.is_truthy(err:find("wrong mode", 1, true))
     end)
 
-    -- Runs a script in the background and signals it once it has called ready(...).
+    -- Runs a script in the background and signals it once it has called ready(...). A signal that comes earlier is lost (a shell
+    -- lets its background ignore INT), and one that stops nothing would leave the script running, so `timeout` ends it.
     local function run_and_signal(text, signal)
         local ready = os.tmpname()
         os.remove(ready)
         local path = script("local te = require 'te'\nlocal function ready(name) io.open(name, 'wb'):close() end\n" .. text)
-        local out, err, status = shell(("'%s' %s %s & pid=$!; i=0; while [ ! -e %s ] && [ $i -lt 200 ]; do sleep 0.05; i=$((i+1)); done; "
+        local out, err, status = shell(("timeout --foreground -k 1 120 '%s' %s %s & pid=$!; while [ ! -e %s ] && kill -0 $pid; do sleep 0.05; done; "
             .. "kill -%s $pid; wait $pid"):format(TETRAIN, path, ready, ready, signal))
         os.remove(ready)
         return out, err, status

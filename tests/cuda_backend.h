@@ -31,12 +31,9 @@ static inline void *fake_symbol(void *library, const char *name)
     return symbol;
 }
 
-/* The fake's libraries and an empty cache, for this process. */
-static inline void fake_open(void)
+/* The fake's controls. */
+static inline void fake_find(void)
 {
-    setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
-    if (!mkdtemp(cache_folder)) abort();
-    setenv("TETRAIN_CACHE", cache_folder, 1);
     void *library = dlopen(TE_CUDA_FAKE "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) abort();
     *(void **)&fake.fail_call = fake_symbol(library, "te_fake_fail_call");
@@ -47,6 +44,15 @@ static inline void fake_open(void)
     *(void **)&fake.live = fake_symbol(library, "te_fake_live");
     *(void **)&fake.faults = fake_symbol(library, "te_fake_faults");
     *(void **)&fake.count = fake_symbol(library, "te_fake_count");
+}
+
+/* The fake's libraries and an empty cache, for this process and those that it starts. */
+static inline void fake_open(void)
+{
+    setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
+    if (!mkdtemp(cache_folder)) abort();
+    setenv("TETRAIN_CACHE", cache_folder, 1);
+    fake_find();
 }
 
 /* Calls `visit` with the path of each entry of the cache. */

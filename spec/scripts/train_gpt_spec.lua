@@ -177,9 +177,9 @@ describe("train_gpt.lua", function()
     it("saves and exits with 75 when it is interrupted", function()
         for _, signal in ipairs { "INT", "TERM" } do
             os.execute(("rm -rf %s/stop"):format(folder))
-            local command = ("%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
+            local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
                 .. "--eval-interval=1000000 >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, folder)
-            local script = ("%s & pid=$!; for i in $(seq 600); do [ -s %s/stop/metrics.jsonl ] && break; sleep 0.1; done; "
+            local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
                 .. "kill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder, signal, folder)
             os.execute(script)
             assert.equal("75\n", assert(io.open(folder .. "/code")):read("*a"))

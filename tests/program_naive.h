@@ -100,7 +100,7 @@ static double naive_reduce(te_opcode op, const double *v, int step, int64_t n, b
 
 static int64_t naive_offset(const te_operand *operand, const te_run *run, int64_t row, int64_t column)
 {
-    int64_t at = column * operand->stride[run->ndim - 1];
+    int64_t at = te_operand_place(operand->block, column) * operand->stride[run->ndim - 1];
     for (int d = run->ndim - 2; d >= 0; d--) {
         at += row % run->shape[d] * operand->stride[d];
         row /= run->shape[d];
@@ -183,7 +183,7 @@ static void naive_run(const te_program *p, const te_run *run)
         if (!out->data || kind <= TE_OUT_ROW) continue;
         if (kind == TE_OUT_COLSUM) {
             for (int64_t j = 0; j < columns; j++)
-                naive_store(out, j * out->stride[run->ndim - 1], naive_round(sums[o * stride + j], run->compute_f64),
+                naive_store(out, te_operand_place(out->block, j) * out->stride[run->ndim - 1], naive_round(sums[o * stride + j], run->compute_f64),
                             run->compute_f64);
         } else if (kind == TE_OUT_AMAX && out->accumulate) {
             double old = naive_load(out, 0, run->compute_f64);

@@ -93,11 +93,23 @@ static void random_shape(te_run *run, uint64_t *state)
     }
 }
 
-/* Strides of a dense, permuted, padded or (inputs only) broadcast layout; returns the number of elements it spans. */
-static int64_t random_strides(const te_run *run, int64_t *strides, bool broadcast, uint64_t *state)
+/* Mostly 0, else a divisor of the number of columns. */
+static int64_t random_block(const te_run *run, uint64_t *state)
 {
+    int64_t columns = run->shape[run->ndim - 1], block = 1 + (int64_t)(test_random(state) % 64);
+    if (test_random(state) % 8) return 0;
+    while (columns % block) block--;
+    return block;
+}
+
+/* Strides of a dense, permuted, padded or (inputs only) broadcast layout, its columns next to each other or in blocks; returns
+ * the number of elements it spans. */
+static int64_t random_strides(const te_run *run, te_operand *operand, bool broadcast, uint64_t *state)
+{
+    int64_t *strides = operand->stride;
     int     order[TE_MAX_DIMS], kind = (int)(test_random(state) % 6);
     int64_t stride = 1;
+    operand->block = random_block(run, state);
     for (int d = 0; d < run->ndim; d++) order[d] = run->ndim - 1 - d;
     if (kind == 0 && run->ndim > 1) {
         int at = (int)(test_random(state) % (uint32_t)(run->ndim - 1)), keep = order[at];
@@ -109,7 +121,8 @@ static int64_t random_strides(const te_run *run, int64_t *strides, bool broadcas
         int d = order[i];
         bool flat = broadcast && kind >= 4 && test_random(state) % 2;
         strides[d] = flat ? 0 : stride;
-        if (!flat) stride *= (run->shape[d] ? run->shape[d] : 1) + (kind == 1 ? 3 : 0);
+        bool blocked = d == run->ndim - 1 && operand->block;
+        if (!flat) stride *= (run->shape[d] ? run->shape[d] : 1) * (blocked ? 2 : 1) + (kind == 1 ? 3 : 0);
     }
     return stride;
 }
@@ -124,7 +137,7 @@ static void make_scene(scene *s, built *b, uint64_t *state)
     te_dtype usual = s->run.compute_f64 ? TE_F64 : TE_F32;
     for (int i = 0; i < p->n_inputs; i++) {
         te_dtype dtype = test_random(state) % 2 ? usual : (te_dtype)(test_random(state) % TE_DTYPE_COUNT);
-        int64_t  count = random_strides(&s->run, s->inputs[i].stride, true, state);
+        int64_t  count = random_strides(&s->run, &s->inputs[i], true, state);
         s->in[i] = buffer_new(dtype, count);
         fill(&s->in[i], state);
         s->inputs[i].data = s->in[i].data;
@@ -133,7 +146,7 @@ static void make_scene(scene *s, built *b, uint64_t *state)
     for (int o = 0; o < p->n_outputs; o++) {
         te_dtype dtype = test_random(state) % 2 ? usual : (te_dtype)(test_random(state) % TE_DTYPE_COUNT);
         int      kind = p->outputs[o].kind, share = p->n_inputs ? (int)(test_random(state) % (uint32_t)p->n_inputs) : 0;
-        int64_t  count = random_strides(&s->run, s->outputs[o].stride, false, state);
+        int64_t  count = random_strides(&s->run, &s->outputs[o], false, state);
         s->outputs[o].accumulate = test_random(state) % 4 == 0;
         s->in_place[o] = -1;
         bool dense = p->n_inputs > 0;
@@ -143,6 +156,7 @@ static void make_scene(scene *s, built *b, uint64_t *state)
             taken[share] = true;
             s->in_place[o] = share;
             memcpy(s->outputs[o].stride, s->inputs[share].stride, sizeof s->outputs[o].stride);
+            s->outputs[o].block = s->inputs[share].block;
             s->outputs[o].data = s->inputs[share].data;
             s->outputs[o].dtype = s->inputs[share].dtype;
             s->out[o] = buffer_new(s->inputs[share].dtype, 0);

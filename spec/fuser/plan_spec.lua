@@ -50,6 +50,34 @@ describe("plans", function()
         assert.same({ "program", "gemm", "attention", "gemm", "program", "gemm", "program", "gemm", "program" }, kinds)
     end)
 
+    it("read gated features stored in blocks where they are, and write their gradient there", function()
+        local function build(options)
+            te.manual_seed(2)
+            return te.Sequential(te.Linear(8, 64), te.SwiGLU(options), te.RMSNorm(32), te.Linear(32, 8))
+        end
+        local blocks, plain = build { glu_interleave_size = 4 }, build()
+        local order = {} -- of the features of `plain`, as rows of the weight of `blocks`
+        for first = 1, 32, 4 do
+            for half = 0, 32, 32 do
+                for i = 0, 3 do order[#order + 1] = half + first - 1 + i end
+            end
+        end
+        order = te.tensor(order, { dtype = "int64" })
+        blocks[1].weight:detach():copy_(te.index_select(plain[1].weight:detach(), 1, order))
+        local x = input { 3, 8 }
+        local plan = blocks:explain(x)
+        assert.same({ "Linear:linear", "SwiGLU + RMSNorm:swiglu+rms_norm", "Linear:linear" }, names(plan.forward))
+        assert.same(names(plain:explain(x).backward), names(plan.backward))
+        assert.same({ plain:explain(x).forward[2].bytes }, { plan.forward[2].bytes })
+        local y, z = blocks(x), plain(x)
+        assert.same(z:totable(), y:totable())
+        te.sum(y * y):backward()
+        te.sum(z * z):backward()
+        for name, grad in pairs { weight = plain[1].weight.grad, bias = plain[1].bias.grad } do
+            assert.same(te.index_select(grad, 1, order):totable(), blocks[1][name].grad:totable())
+        end
+    end)
+
     it("count the bytes of every tensor once", function()
         local plan = te.Sequential(te.GELU(), te.ConstantScale(3)):explain(input({ 10, 4 }, "bfloat16"))
         assert.same({ 80, 80 }, { plan.forward[1].reads, plan.forward[1].writes })

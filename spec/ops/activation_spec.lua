@@ -111,7 +111,7 @@ describe("gated activations", function()
                     assert.is_true(te.gradcheck(op, { interleaved(size) / 4, unpack(extra) }))
                 end
             end
-            assert.error_matches(function() te[name]({ glu_interleave_size = 3 })(x, unpack(extra)) end, "multiple of 2 %* size = 6")
+            assert.error_matches(function() te[name]({ glu_interleave_size = 3 })(x, unpack(extra)) end, "multiple of 2 %* interleave = 6")
         end)
     end
 

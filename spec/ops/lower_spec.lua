@@ -135,7 +135,7 @@ describe("lower", function()
         end
         for refused, op in pairs {
             linear = te.Linear(8, 8, { return_bias = true }), self_attention = te.MultiHeadedSelfAttention(8, 2),
-            glu_deinterleave = te.SwiGLU({ glu_interleave_size = 2 }),
+            situglu = te.SiTUGLU({ glu_interleave_size = 2 }),
         } do
             picky.refused = refused
             local y, reason = op:lower(picky, te.ones({ 2, 8 }))

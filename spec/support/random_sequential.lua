@@ -84,7 +84,7 @@ local PIECES = {
     end,
     function(m, list, w)
         list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
-        list[#list + 1] = te.SwiGLU({ glu_interleave_size = 4 })
+        list[#list + 1] = ({ te.SwiGLU, te.ClampedSwiGLU, te.SiTUGLU })[m.random(3)]({ glu_interleave_size = ({ 1, 2, 4, 8 })[m.random(4)] })
         return 8
     end,
     function(m, list, w)

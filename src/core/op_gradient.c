@@ -28,10 +28,10 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     bool shared = false, accumulate = false;
     for (int j = 0; j < done; j++) {
         if (!outs[j].target) continue;
-        if (l->half[i] == 2 && l->input[outs[j].slot] == l->input[i]) { /* the second half goes where the first went */
+        if (l->part[i].half == 2 && l->input[outs[j].slot] == l->input[i]) { /* the second half goes where the first went */
             *out = outs[j];
             out->own = NULL;
-            *operand = te_space_operand(out->target, s, 2, TE_RATE_ELEM);
+            *operand = te_space_operand(out->target, s, l->part[i], TE_RATE_ELEM);
             operand->accumulate = operand[-1].accumulate;
             return TE_OK;
         }
@@ -48,10 +48,11 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     }
     if (!out->target) return call->ctx->status;
     if (kind == TE_OUT_COLSUM || kind == TE_OUT_SUM) {
-        *operand = (te_operand){.data = te_tensor_pointer(out->target), .dtype = out->target->dtype};
+        *operand = (te_operand){.data = te_tensor_pointer(out->target), .dtype = out->target->dtype,
+                                .block = l->part[i].block};
         if (s->ndim) operand->stride[s->ndim - 1] = 1;
     } else {
-        *operand = te_space_operand(out->target, s, l->half[i], l->rate[i]);
+        *operand = te_space_operand(out->target, s, l->part[i], l->rate[i]);
     }
     operand->accumulate = accumulate;
     return TE_OK;
@@ -110,7 +111,7 @@ static te_tensor *passed_through(te_call *call, const te_variant *v, const te_la
     const te_program *program = v->gradient.backward;
     const te_insn *insn = &program->insns[out->value];
     const te_grad_meta *meta = te_grad_input(call, l->input[i]);
-    if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->half[i]) return NULL;
+    if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->part[i].half) return NULL;
     const te_grad_source *source = &v->gradient.sources[insn->slot];
     te_tensor *dout = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
     bool same = dout && dout->dtype == meta->dtype && dout->ndim == meta->ndim &&
@@ -136,7 +137,7 @@ te_status te_program_op_backward(te_call *call)
     for (int i = 0; i < v->gradient.n_sources && status == TE_OK; i++) {
         const te_grad_source *source = &v->gradient.sources[i];
         te_tensor *t = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : call->saved[i];
-        int half = source->kind == TE_GRAD_FROM_INPUT ? l.half[source->index] : 0;
+        te_part part = source->kind == TE_GRAD_FROM_INPUT ? l.part[source->index] : (te_part){0};
         te_rate rate = source_rate_is_row(&v->gradient, &l, i) ? TE_RATE_ROW : TE_RATE_ELEM;
         if (!t) { /* nothing came back for this result */
             t = zeros[source->index] =
@@ -144,7 +145,7 @@ te_status te_program_op_backward(te_call *call)
             status = t ? te_tensor_fill(t, 0) : call->ctx->status;
             if (status != TE_OK) break;
         }
-        inputs[i] = te_space_operand(t, &s, half, rate);
+        inputs[i] = te_space_operand(t, &s, part, rate);
         run.compute_f64 |= te_needs_f64(t, rate);
     }
     for (int i = 0, k = 0; i < l.n && status == TE_OK; i++) {

@@ -4,14 +4,22 @@
 #include "autograd.h"
 #include "ops/ops.h"
 
+static te_status fail_part(te_call *call, te_part part, const te_tensor *t)
+{
+    if (part.block)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension must be a multiple of 2 * interleave = %lld: %s",
+                            2 * (long long)part.block, TE_SHAPE_TEXT(t));
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension is split in halves, so it must be even: %s",
+                        TE_SHAPE_TEXT(t));
+}
+
 static te_status iteration_space(te_call *call, const te_layout *l, te_space *out)
 {
     *out = (te_space){0};
     for (int i = 0; i < l->n; i++) {
         te_tensor *t = call->in[l->input[i]];
-        if (l->half[i] && (t->ndim == 0 || t->shape[t->ndim - 1] % 2))
-            return te_call_fail(call, TE_ERROR_ARGUMENT,
-                                "the last dimension is split in halves, so it must be even: %s", TE_SHAPE_TEXT(t));
+        if (l->part[i].half && (t->ndim == 0 || !te_part_fits(l->part[i], t->shape[t->ndim - 1])))
+            return fail_part(call, l->part[i], t);
         te_space s = te_layout_space(l, i, t->ndim, t->shape);
         if (i == 0) {
             *out = s;
@@ -137,7 +145,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     te_run run;
     te_run_start(&run, s);
     for (int i = 0; i < l->n; i++) {
-        inputs[i] = te_space_operand(call->in[l->input[i]], s, l->half[i], l->rate[i]);
+        inputs[i] = te_space_operand(call->in[l->input[i]], s, l->part[i], l->rate[i]);
         run.compute_f64 |= te_needs_f64(call->in[l->input[i]], l->rate[i]);
     }
     if (call->inplace && dtype == TE_F64) run.compute_f64 = true;
@@ -160,7 +168,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
             status = call->ctx->status;
             goto done;
         }
-        outputs[i] = te_space_operand(t, s, 0, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
+        outputs[i] = te_space_operand(t, s, (te_part){0}, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
     }
     te_program_params(call, program, numbers, run.shape[run.ndim - 1], params);
     if (program->n_rngs) {

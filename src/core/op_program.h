@@ -25,11 +25,17 @@ typedef struct te_variant {
     bool         flat;     /* no gradient, and one result whose elements depend on nothing but those at their place */
 } te_variant;
 
+/* What is read of a tensor's last dimension. */
+typedef struct te_part {
+    int     half;  /* 0: all of it, 1: the first half, 2: the second */
+    int64_t block; /* 0, or the halves alternate in blocks of so many elements */
+} te_part;
+
 /* The program's inputs: which tensor of the call each one reads. */
 typedef struct te_layout {
     int     n;
     int     input[TE_PROGRAM_SLOTS];
-    int     half[TE_PROGRAM_SLOTS]; /* 0: whole, 1: first half, 2: second half of the last dimension */
+    te_part part[TE_PROGRAM_SLOTS];
     te_rate rate[TE_PROGRAM_SLOTS];
 } te_layout;
 
@@ -47,6 +53,12 @@ te_variant *te_variant_find(te_context *ctx, const te_op *op, int n);
 static inline bool te_variant_wants(const te_variant *v, int i) { return v->key >> (13 + i) & 1; }
 bool te_is_row_input(const te_op_def *def, const char *name);
 
+/* Whether a row of so many elements has the halves that are asked for; all of it has. */
+static inline bool te_part_fits(te_part part, int64_t width)
+{
+    return !part.half || (part.block >= 0 && width % (part.block ? 2 * part.block : 2) == 0);
+}
+
 te_layout te_program_layout(const te_call *call, unsigned present);
 /* Shape of program input i of a tensor's shape: halves are halved, row inputs get a last dimension of 1. */
 te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *shape);
@@ -54,7 +66,7 @@ te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *sha
 te_dtype te_program_result_dtype(const te_call *call, const te_layout *l);
 void     te_run_start(te_run *run, const te_space *s);
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
-te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate);
+te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate);
 /* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after. */
 bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind);
 /* Values of the program's parameters. */

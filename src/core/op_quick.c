@@ -44,6 +44,7 @@ static void make_line(te_operand *line, const te_tensor *t)
     line->dtype = t->dtype;
     line->accumulate = false;
     line->stride[0] = 1;
+    line->block = 0;
 }
 
 bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, te_status *status)

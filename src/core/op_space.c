@@ -4,17 +4,28 @@
 
 /* --- geometry ----------------------------------------------------------------------------------------------------- */
 
+/* The attribute by which gated operations are told that the halves of x alternate; 0: they do not. */
+static int64_t interleave_of(const te_call *call)
+{
+    for (int i = 0; i < call->op->n_params; i++) {
+        const te_param *p = &call->op->params[i];
+        if (p->type > TE_TYPE_TENSORS && strcmp(p->name, "interleave") == 0) return (int64_t)call->attr[p->slot].number;
+    }
+    return 0;
+}
+
 te_layout te_program_layout(const te_call *call, unsigned present)
 {
     const te_op *op = call->op;
     te_layout l = {0};
+    int64_t block = op->def->flags & TE_OP_GATED ? interleave_of(call) : 0;
     for (int i = 0; i < op->n_params; i++) {
         const te_param *p = &op->params[i];
         if (p->type != TE_TYPE_TENSOR || !(present >> p->slot & 1)) continue;
         bool gated = (op->def->flags & TE_OP_GATED) && p->slot == 0;
         for (int half = 0; half <= (int)gated; half++) {
             l.input[l.n] = p->slot;
-            l.half[l.n] = gated ? half + 1 : 0;
+            l.part[l.n] = (te_part){gated ? half + 1 : 0, gated ? block : 0};
             l.rate[l.n++] = te_is_row_input(op->def, p->name) ? TE_RATE_ROW : TE_RATE_ELEM;
         }
     }
@@ -26,7 +37,7 @@ te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *sha
 {
     te_space s = {.ndim = ndim};
     memcpy(s.shape, shape, (size_t)ndim * sizeof *shape);
-    if (l->half[i]) s.shape[ndim - 1] /= 2;
+    if (l->part[i].half) s.shape[ndim - 1] /= 2;
     if (l->rate[i] == TE_RATE_ROW && ndim < TE_MAX_DIMS) s.shape[s.ndim++] = 1;
     return s;
 }
@@ -41,15 +52,16 @@ void te_run_start(te_run *run, const te_space *s)
 }
 
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
-te_operand te_space_operand(const te_tensor *t, const te_space *s, int half, te_rate rate)
+te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate)
 {
-    te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype};
+    te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype, .block = part.block};
     int ndim = t->ndim + (rate == TE_RATE_ROW);
     for (int i = 0; i < t->ndim && ndim <= s->ndim; i++)
         o.stride[s->ndim - ndim + i] = t->shape[i] == 1 ? 0 : t->stride[i];
-    if (half == 2)
-        o.data =
-            (char *)o.data + (size_t)(t->shape[t->ndim - 1] / 2 * t->stride[t->ndim - 1]) * te_dtype_size(t->dtype);
+    if (part.half == 2) {
+        int64_t before = part.block ? part.block : t->shape[t->ndim - 1] / 2;
+        o.data = (char *)o.data + (size_t)(before * t->stride[t->ndim - 1]) * te_dtype_size(t->dtype);
+    }
     return o;
 }
 

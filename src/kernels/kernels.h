@@ -68,7 +68,14 @@ typedef struct te_operand {
     te_dtype dtype;
     bool     accumulate;          /* outputs: add to what is there (beta = 1); of an amax, keep the larger */
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
+    int64_t  block;               /* 0, or a divisor of the number of columns: these come in blocks of so many, with as
+                                     many others in between. Column j lies at te_operand_place(block, j) strides */
 } te_operand;
+
+static inline int64_t te_operand_place(int64_t block, int64_t column)
+{
+    return block ? column + column / block * block : column;
+}
 
 /* One application of a program: an iteration space and what its slots are bound to. */
 typedef struct te_run {

@@ -6,14 +6,14 @@ local declared = require "te.ops.declared"
 local options = require "te.options"
 local BasicOperation = require("te.operation").BasicOperation
 
--- Gated activations that also take features stored as blocks: a's, b's, a's …
+-- Gated activations that also take features stored as blocks: a's, b's, a's … They are read where they are.
 local INTERLEAVED = { glu_interleave_size = { "size" } }
 local CACHED = { cache_quantized_input = { "boolean", false } } -- backward gets x as E4M3 holds it: a byte a value is saved
 local CLAMPED = { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, glu_linear_offset = { "number", 1 } }
 local SITUGLU = { beta1 = { "number", 4 }, beta2 = { "number", 25 } }
 
 -- Name, function of the engine, options. Engine attributes have the options' names but for these:
-local ATTRIBUTES = { glu_linear_offset = "offset" }
+local ATTRIBUTES = { glu_linear_offset = "offset", glu_interleave_size = "interleave" }
 
 local ACTIVATIONS = {
     { "ReLU", "relu" },
@@ -64,7 +64,7 @@ local function define(name, function_name, declarations, refused)
     class.pure, class.plan_fields = true, names
     local passed_on = {}
     for _, option in ipairs(names) do
-        if option ~= "glu_interleave_size" and option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end
+        if option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end
     end
 
     function class:init(opts)
@@ -75,7 +75,6 @@ local function define(name, function_name, declarations, refused)
 
     -- `scale` where the operation takes an extra input.
     function class:op_forward(_, x, scale)
-        if self.glu_interleave_size then x = te.glu_deinterleave(x, self.glu_interleave_size) end
         local values = attributes(self, passed_on, self._attributes)
         if scale then return run(x, scale, values) end
         if self.cache_quantized_input and x.dtype ~= "float64" then return run_cached(run, x, values) end
@@ -83,14 +82,8 @@ local function define(name, function_name, declarations, refused)
     end
 
     function class:lower(g, x, scale)
-        if self.glu_interleave_size then
-            local reason
-            x, reason = g:op("glu_deinterleave", { x }, { size = self.glu_interleave_size })
-            if not x then return nil, reason end
-            if self.cache_quantized_input then g:cache_quantized() end
-        end
         local y, reason = g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
-        if y and self.cache_quantized_input and not self.glu_interleave_size then g:cache_quantized() end
+        if y and self.cache_quantized_input then g:cache_quantized() end
         return y, reason
     end
 

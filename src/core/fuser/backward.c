@@ -65,11 +65,11 @@ static te_status bind_source(backward *b, const te_unit *unit, int i, const te_s
     const te_grad_source *source = &unit->gradient.sources[i];
     te_tensor *t = NULL;
     te_rate rate = TE_RATE_ELEM;
-    int half = 0;
+    te_part part = {0};
     switch (source->kind) {
     case TE_GRAD_FROM_INPUT:
         t = b->state->values[unit->slots[source->index].value];
-        half = unit->slots[source->index].half;
+        part = unit->slots[source->index].part;
         rate = unit->slots[source->index].rate;
         break;
     case TE_GRAD_FROM_OUTPUT: t = b->state->values[unit->results[source->index]]; break;
@@ -79,15 +79,15 @@ static te_status bind_source(backward *b, const te_unit *unit, int i, const te_s
         break;
     case TE_GRAD_FROM_DOUT:
         t = incoming(b, unit, source->index);
-        if (source->index >= unit->n_results) half = unit->slots[unit->identities[source->index - unit->n_results]].half;
+        if (source->index >= unit->n_results) part = unit->slots[unit->identities[source->index - unit->n_results]].part;
         if (t) break;
         if (!*zero) *zero = te_tensor_scalar(b->ctx, b->state->device, TE_F32, 0);
         if (!*zero) return b->ctx->status;
         t = *zero;
-        half = 0;
+        part = (te_part){0};
         break;
     }
-    *operand = te_space_operand(t, s, half, rate);
+    *operand = te_space_operand(t, s, part, rate);
     return TE_OK;
 }
 
@@ -109,11 +109,17 @@ static te_status bind_parameter(backward *b, int value, const te_space *s, te_op
 static te_status bind_bias(backward *b, const te_unit *unit, int k, const te_space *s, te_operand *operands)
 {
     const te_unit_grad *grad = &unit->grads[k];
-    if (unit->slots[grad->slot].half != 2) return bind_parameter(b, grad->bias, s, &operands[k]);
+    te_part part = unit->slots[grad->slot].part;
+    if (part.half != 2) {
+        te_status status = bind_parameter(b, grad->bias, s, &operands[k]);
+        operands[k].block = part.block;
+        return status;
+    }
+    int64_t before = part.block ? part.block : s->shape[s->ndim - 1];
     for (int j = 0; j < k; j++) {
         if (unit->grads[j].bias != grad->bias || !operands[j].data) continue;
         operands[k] = operands[j];
-        operands[k].data = (char *)operands[j].data + (size_t)s->shape[s->ndim - 1] * te_dtype_size(operands[j].dtype);
+        operands[k].data = (char *)operands[j].data + (size_t)before * te_dtype_size(operands[j].dtype);
         break;
     }
     return TE_OK;
@@ -134,14 +140,14 @@ static te_status bind_activation(backward *b, const te_unit *unit, int k, const 
         }
     }
     for (int j = 0; j < k && !t; j++)
-        if (results[j].value == slot->value && unit->slots[unit->grads[j].slot].half) t = results[j].fresh;
+        if (results[j].value == slot->value && unit->slots[unit->grads[j].slot].part.half) t = results[j].fresh;
     if (t) {
         results[k].value = -1;
     } else {
         t = results[k].fresh = te_state_tensor(b->state, &b->plan->values[slot->value]);
         if (!t) return b->ctx->status;
     }
-    *operand = te_space_operand(t, s, slot->half, slot->rate);
+    *operand = te_space_operand(t, s, slot->part, slot->rate);
     return TE_OK;
 }
 

@@ -21,20 +21,22 @@ static te_status out_of_memory(te_fuse_plan *plan) { return te_fail_memory(plan-
 
 /* --- inputs ------------------------------------------------------------------------------------------------------- */
 
-static int find_slot(const te_unit *unit, int value, int half)
+static int find_slot(const te_unit *unit, int value, te_part part)
 {
-    for (int i = 0; i < unit->n_slots; i++)
-        if (unit->slots[i].value == value && unit->slots[i].half == half) return i;
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_unit_slot *slot = &unit->slots[i];
+        if (slot->value == value && slot->part.half == part.half && slot->part.block == part.block) return i;
+    }
     return -1;
 }
 
 /* The program's value for (a half of) a value that is stored; -1 when memory is exhausted. */
-static int load(joining *j, int value, int half, te_rate rate)
+static int load(joining *j, int value, te_part part, te_rate rate)
 {
     te_unit *unit = j->unit;
-    int slot = find_slot(unit, value, half);
+    int slot = find_slot(unit, value, part);
     if (slot >= 0) return te_program_load(j->program, slot);
-    unit->slots[unit->n_slots++] = (te_unit_slot){.value = value, .half = half, .rate = rate};
+    unit->slots[unit->n_slots++] = (te_unit_slot){.value = value, .part = part, .rate = rate};
     return te_program_input(j->program, rate);
 }
 
@@ -84,7 +86,7 @@ static te_status append_node(joining *j, const te_group_node *node)
     for (int i = 0; i < l.n; i++) {
         int value = node->in[l.input[i]];
         bool here = plan->values[value].unit == j->position;
-        inputs[i] = here ? rounded(j, value) : load(j, value, l.half[i], l.rate[i]);
+        inputs[i] = here ? rounded(j, value) : load(j, value, l.part[i], l.rate[i]);
         if (inputs[i] < 0) return out_of_memory(plan);
         j->read[value] |= here;
     }
@@ -191,7 +193,7 @@ static int alias_of(const te_fuse_plan *plan, const te_unit *unit, const te_unit
 {
     const te_insn *insn = &unit->gradient.backward->insns[value];
     const te_unit_slot *slot = &unit->slots[grad->slot];
-    if (insn->op != TE_PW_LOAD || grad->kind != TE_OUT_ELEM || slot->half) return -1;
+    if (insn->op != TE_PW_LOAD || grad->kind != TE_OUT_ELEM || slot->part.half) return -1;
     const te_grad_source *source = &unit->gradient.sources[insn->slot];
     if (source->kind != TE_GRAD_FROM_DOUT) return -1;
     int from = source->index < unit->n_results ? unit->results[source->index]

@@ -156,7 +156,7 @@ static void forward_unit(const describing *d, const te_unit *unit)
     double read = 0, written = 0;
     if (unit->kind == TE_UNIT_PROGRAM) {
         if (!unit->n_results) return;
-        for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].half);
+        for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].part.half);
         char kernel[192], detail[96] = "";
         for (int i = 0; i < unit->n_results; i++)
             written += is_emitted(d, unit->results[i]) ? emitted_bytes(d, unit->results[i], detail, sizeof detail)
@@ -180,14 +180,14 @@ static void forward_unit(const describing *d, const te_unit *unit)
 static double source_bytes(const describing *d, const te_unit *unit, const te_grad_source *source)
 {
     switch (source->kind) {
-    case TE_GRAD_FROM_INPUT: return value_bytes(d, unit->slots[source->index].value, unit->slots[source->index].half);
+    case TE_GRAD_FROM_INPUT: return value_bytes(d, unit->slots[source->index].value, unit->slots[source->index].part.half);
     case TE_GRAD_FROM_OUTPUT: return value_bytes(d, unit->results[source->index], 0);
     case TE_GRAD_FROM_ROW: return row_bytes(d, unit);
     default: break;
     }
     if (source->index < unit->n_results) return value_bytes(d, unit->results[source->index], 0);
     const te_unit_slot *slot = &unit->slots[unit->identities[source->index - unit->n_results]];
-    return value_bytes(d, slot->value, slot->half);
+    return value_bytes(d, slot->value, slot->part.half);
 }
 
 static void backward_program(const describing *d, const te_unit *unit)
@@ -205,11 +205,11 @@ static void backward_program(const describing *d, const te_unit *unit)
         int value = unit->slots[grad->slot].value;
         bool product = d->plan->values[value].unit >= 0 && d->plan->units[d->plan->values[value].unit].kind == TE_UNIT_LINEAR;
         if (grad->bias == TE_NO_VALUE && product && is_emitted(d, value)) {
-            if (unit->slots[grad->slot].half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
+            if (unit->slots[grad->slot].part.half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
             continue;
         }
         written += value_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
-                               unit->slots[grad->slot].half);
+                               unit->slots[grad->slot].part.half);
     }
     snprintf(kernel, sizeof kernel, "%s%s", g->backward->name, detail);
     if (computes)

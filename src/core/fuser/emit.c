@@ -168,6 +168,7 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
         const te_unit *product = &plan->units[v->unit];
         add(e, k, slot->value, product, TE_ROLE_GRAD_OUTPUT, plan->values[product->x].wanted,
             plan->values[product->weight].wanted);
+        e->of[e->n - 1].block = slot->part.block;
     }
     return pays(e, s, inputs, unit->gradient.backward->n_inputs);
 }
@@ -189,10 +190,10 @@ static void *at_row(const te_operand *o, int64_t row)
 /* The first and the second half of a stripe are outputs of their own behind a gated operation. */
 static void point_to_stripe(const te_emission *m, te_operand *outputs)
 {
-    outputs[m->output] = (te_operand){.data = m->stripe, .dtype = m->dtype, .stride = {m->width, 1}};
+    outputs[m->output] = (te_operand){.data = m->stripe, .dtype = m->dtype, .stride = {m->width, 1}, .block = m->block};
     if (m->second < 0) return;
     outputs[m->second] = outputs[m->output];
-    outputs[m->second].data = (char *)m->stripe + (size_t)m->width / 2 * te_dtype_size(m->dtype);
+    outputs[m->second].data = (char *)m->stripe + (size_t)(m->block ? m->block : m->width / 2) * te_dtype_size(m->dtype);
 }
 
 static te_status run_stripes(te_emitting *e, te_program *program, const te_run *whole, const te_operand *inputs,

@@ -13,7 +13,7 @@ typedef struct te_emission {
     te_recipe_state *state;
     te_role role;
     te_dtype dtype; /* that it is rounded to first */
-    int64_t width;
+    int64_t width, block; /* block: as in te_part, of a gated operation's gradient */
     bool want[2];
     te_quantized *target;
     void *stripe;

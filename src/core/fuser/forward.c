@@ -108,7 +108,7 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
     if (!unit->n_results) return TE_OK;
     for (int i = 0; i < unit->n_slots; i++)
         inputs[i] =
-            te_space_operand(state->values[unit->slots[i].value], &s, unit->slots[i].half, unit->slots[i].rate);
+            te_space_operand(state->values[unit->slots[i].value], &s, unit->slots[i].part, unit->slots[i].rate);
     te_emitting e;
     bool emits = plan->n_products && te_emitting_forward(state, unit, &s, inputs, &e);
     int n = 0;
@@ -117,14 +117,14 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
         if (emits && te_emission_of(&e, unit->results[i])) continue;
         te_tensor *t = state->values[unit->results[i]] = te_state_tensor(state, &plan->values[unit->results[i]]);
         if (!t) return ctx->status;
-        outputs[n] = te_space_operand(t, &s, 0, TE_RATE_ELEM);
+        outputs[n] = te_space_operand(t, &s, (te_part){0}, TE_RATE_ELEM);
     }
     for (int i = 0; i < unit->n_identities; i++) outputs[n++] = (te_operand){.data = NULL};
     for (int i = 0; i < unit->gradient.n_rows; i++, n++) {
         te_tensor *t = state->rows[unit->first_row + i] =
             te_tensor_new(ctx, state->device, unit->compute_f64 ? TE_F64 : TE_F32, s.ndim - 1, s.shape);
         if (!t) return ctx->status;
-        outputs[n] = te_space_operand(t, &s, 0, TE_RATE_ROW);
+        outputs[n] = te_space_operand(t, &s, (te_part){0}, TE_RATE_ROW);
     }
     draw(state, unit, &s);
     te_run_start(&run, &s);

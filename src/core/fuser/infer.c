@@ -71,8 +71,9 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
         if (v->cls == TE_VALUE_ROWS && l.rate[i] != TE_RATE_ROW)
             return te_plan_refuse(plan, node, "one number per row where an element is read");
         if (v->cls == TE_VALUE_TOKENS) {
-            int64_t width = l.half[i] ? v->width / 2 : v->width;
-            if (l.half[i] && v->width % 2) return te_plan_refuse(plan, node, "odd width %lld", (long long)v->width);
+            int64_t width = l.part[i].half ? v->width / 2 : v->width;
+            if (!te_part_fits(l.part[i], v->width))
+                return te_plan_refuse(plan, node, "no halves in rows of %lld", (long long)v->width);
             if (out->cls == TE_VALUE_TOKENS && out->width != width)
                 return te_plan_refuse(plan, node, "widths %lld and %lld", (long long)out->width, (long long)width);
             out->cls = TE_VALUE_TOKENS;

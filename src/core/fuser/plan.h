@@ -62,7 +62,8 @@ enum { TE_UNIT_SLOTS = 24, TE_UNIT_RESULTS = 12, TE_UNIT_RNGS = 8 };
 
 /* A tensor that a unit's program reads. */
 typedef struct te_unit_slot {
-    int     value, half; /* half as in te_layout */
+    int     value;
+    te_part part;
     te_rate rate;
     bool    identity;    /* also an output: its gradient arrives from later units */
 } te_unit_slot;

@@ -10,6 +10,7 @@
 #define GATED          (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
 #define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
+#define BLOCKS         " Where interleave is not 0, a and b alternate in blocks of so many features."
 #define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
 
 static te_status gelu_resolve(te_call *call, te_delegate *to)
@@ -83,13 +84,16 @@ const te_op_def te_ops_activation[] = {
     {.signature = "qgeglu(x)", .doc = "quick_gelu(a) b.", .flags = GATED, .formula = "y = a * sigmoid(1.702 * a) * b"},
     {.signature = "reglu(x)", .doc = "relu(a) b (Shazeer 2020).", .flags = GATED, .formula = "y = max(a, 0) * b"},
     {.signature = "sreglu(x)", .doc = "max(a, 0)^2 b.", .flags = GATED, .formula = "r = max(a, 0); y = r * r * b"},
-    {.signature = "swiglu(x)", .doc = "silu(a) b (Shazeer 2020).", .flags = GATED, .formula = "y = a * sigmoid(a) * b"},
-    {.signature = "clamped_swiglu(x; limit: number = 7, alpha: number = 1.702, offset: number = 1)",
-     .doc = "g sigmoid(alpha g) (clamp(b, -limit, limit) + offset) with g = min(a, limit).",
+    {.signature = "swiglu(x; interleave: int = 0)",
+     .doc = "silu(a) b (Shazeer 2020)." BLOCKS,
+     .flags = GATED,
+     .formula = "y = a * sigmoid(a) * b"},
+    {.signature = "clamped_swiglu(x; limit: number = 7, alpha: number = 1.702, offset: number = 1, interleave: int = 0)",
+     .doc = "g sigmoid(alpha g) (clamp(b, -limit, limit) + offset) with g = min(a, limit)." BLOCKS,
      .flags = GATED,
      .formula = CLAMPED_SWIGLU},
-    {.signature = "situglu(x; beta1: number = 4, beta2: number = 25)",
-     .doc = "beta1 tanh(a / beta1) sigmoid(a) beta2 tanh(b / beta2).",
+    {.signature = "situglu(x; beta1: number = 4, beta2: number = 25, interleave: int = 0)",
+     .doc = "beta1 tanh(a / beta1) sigmoid(a) beta2 tanh(b / beta2)." BLOCKS,
      .flags = GATED,
      .formula = "y = " SITUGLU},
 
@@ -98,17 +102,18 @@ const te_op_def te_ops_activation[] = {
      .flags = TE_OP_FLOAT,
      .rows = "scale",
      .formula = "r = max(x, 0); y = r * r * scale"},
-    {.signature = "scaled_swiglu(x, scale)",
+    {.signature = "scaled_swiglu(x, scale; interleave: int = 0)",
      .doc = "swiglu(x) times scale, one number for every row of x.",
      .flags = TE_OP_FLOAT | TE_OP_GATED,
      .rows = "scale",
      .formula = "y = a * sigmoid(a) * b * scale"},
-    {.signature = "scaled_clamped_swiglu(x, scale; limit: number = 7, alpha: number = 1.702, offset: number = 1)",
+    {.signature = "scaled_clamped_swiglu(x, scale; limit: number = 7, alpha: number = 1.702, offset: number = 1, "
+                  "interleave: int = 0)",
      .doc = "clamped_swiglu(x) times scale, one number for every row of x.",
      .flags = TE_OP_FLOAT | TE_OP_GATED,
      .rows = "scale",
      .formula = CLAMPED_SWIGLU " * scale"},
-    {.signature = "scaled_situglu(x, scale; beta1: number = 4, beta2: number = 25)",
+    {.signature = "scaled_situglu(x, scale; beta1: number = 4, beta2: number = 25, interleave: int = 0)",
      .doc = "situglu(x) times scale, one number for every row of x.",
      .flags = TE_OP_FLOAT | TE_OP_GATED,
      .rows = "scale",

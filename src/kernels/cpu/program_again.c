@@ -54,7 +54,8 @@ static uint64_t shared_memory(const te_program *program, const te_run *run)
 
 static inline bool same_operand(const te_operand *a, const te_operand *b, int ndim)
 {
-    if (a->dtype != b->dtype || a->accumulate != b->accumulate || !a->data != !b->data) return false;
+    if (a->dtype != b->dtype || a->accumulate != b->accumulate || !a->data != !b->data || a->block != b->block)
+        return false;
     for (int d = 0; d < ndim; d++)
         if (a->stride[d] != b->stride[d]) return false;
     return true;

@@ -84,7 +84,8 @@ static void bind_operand(const te_job *job, te_bound_operand *bound, const te_op
     for (int d = 0; d < job->n_outer; d++) bound->outer[d] = operand->stride[job->axis[d]] * bound->size;
     bound->column = job->columns == 1 || job->column_axis < 0 ? 1 : operand->stride[job->column_axis];
     int64_t row = job->n_outer ? operand->stride[job->axis[job->n_outer - 1]] : 0;
-    bound->flat = rate == TE_RATE_ELEM && bound->column == 1 && (job->tile_rows == 1 || row == job->columns);
+    bound->block = job->column_axis == job->run->ndim - 1 ? operand->block : 0;
+    bound->flat = rate == TE_RATE_ELEM && bound->column == 1 && !bound->block && (job->tile_rows == 1 || row == job->columns);
     bound->in_place = bound->flat && job->columns > 0 && bound->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
 }
 

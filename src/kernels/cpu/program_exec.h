@@ -30,6 +30,7 @@ typedef struct te_bound_operand {
     size_t   loaded;   /* rows of it that lie there */
     int64_t  size;                  /* of an element */
     int64_t  column;                /* stride in elements */
+    int64_t  block;                 /* as in te_operand */
     int64_t  outer[TE_MAX_DIMS];    /* per outer dimension; the last one steps to the next row of a tile */
 } te_bound_operand;
 

@@ -12,6 +12,7 @@ enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 /* Whether stepping over dimension a is stepping over the whole of b for this operand. */
 static bool chains(const te_operand *operand, const te_run *run, int a, int b)
 {
+    if (operand->block && b == run->ndim - 1) return false;
     return operand->stride[a] == operand->stride[b] * run->shape[b];
 }
 

@@ -42,26 +42,36 @@ static void join_sum(const te_job *job, const te_operand *out, te_output_kind ki
     job->blocks->store[out->dtype](out->data, 1, value, 1);
 }
 
+/* Columns [first, first + n) of an output that lie next to each other get their sums. */
+static void put_columns(const te_job *job, const te_operand *out, int64_t first, int64_t n, char *sums)
+{
+    enum { SPAN = 64 };
+    size_t  size = job->blocks->size;
+    int64_t step = job->columns == 1 ? 1 : out->stride[job->run->ndim - 1];
+    int64_t bytes = step * (int64_t)te_dtype_size(out->dtype);
+    char   *dst = (char *)out->data + te_operand_place(out->block, first) * bytes;
+    for (int64_t i = 0; out->accumulate && i < n; i += SPAN) {
+        double  old[SPAN];
+        size_t  span = (size_t)(n - i < SPAN ? n - i : SPAN);
+        job->blocks->load[out->dtype](old, dst + i * bytes, step, span);
+        job->blocks->op[TE_PW_ADD][0](sums + (size_t)i * size, old, sums + (size_t)i * size, NULL, span);
+    }
+    job->blocks->store[out->dtype](dst, step, sums, (size_t)n);
+}
+
 /* Columns [first, first + n): the parts are added to the first one in order. */
 static void join_columns(const te_job *job, const te_operand *out, char *parts, int64_t first, int64_t n)
 {
     size_t  size = job->blocks->size, stride = te_align64((size_t)job->columns * size), skip = (size_t)first * size;
     char   *sums = parts + skip;
-    int64_t step = job->columns == 1 ? 1 : out->stride[job->run->ndim - 1];
-    char   *dst = (char *)out->data + first * step * (int64_t)te_dtype_size(out->dtype);
     for (int64_t r = 1; r < job->row_chunks; r++)
         job->blocks->fold_columns(sums, parts + (size_t)r * stride + skip, NULL, 1, (size_t)n);
     if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
-    if (out->accumulate) {
-        enum { SPAN = 64 };
-        for (int64_t i = 0; i < n; i += SPAN) {
-            double  old[SPAN];
-            size_t  span = (size_t)(n - i < SPAN ? n - i : SPAN);
-            job->blocks->load[out->dtype](old, dst + i * step * (int64_t)te_dtype_size(out->dtype), step, span);
-            job->blocks->op[TE_PW_ADD][0](sums + (size_t)i * size, old, sums + (size_t)i * size, NULL, span);
-        }
+    for (int64_t i = 0, piece; i < n; i += piece) {
+        piece = out->block ? out->block - (first + i) % out->block : n;
+        if (piece > n - i) piece = n - i;
+        put_columns(job, out, first + i, piece, sums + (size_t)i * size);
     }
-    job->blocks->store[out->dtype](dst, step, sums, (size_t)n);
 }
 
 void te_job_join(const te_job *job, void *parts, int threads)

@@ -3,12 +3,47 @@
 
 #include <string.h>
 
-static void load_tile(const te_walker *w, char *dst, const te_bound_operand *in, const char *src)
+/* Of the columns from `column` on, those up to `left` that lie next to each other. */
+static size_t piece_of(int64_t block, int64_t column, size_t left)
 {
+    size_t piece = (size_t)(block - column % block);
+    return piece < left ? piece : left;
+}
+
+static void load_blocks(const te_walker *w, char *dst, const te_bound_operand *in, const char *row)
+{
+    te_block_load load = w->blocks->load[in->dtype];
+    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, in)) {
+        for (size_t c = 0, n; c < w->tile_columns; c += n, dst += n * w->blocks->size) {
+            int64_t at = w->column + (int64_t)c;
+            n = piece_of(in->block, at, w->tile_columns - c);
+            load(dst, row + te_operand_place(in->block, at) * in->column * in->size, in->column, n);
+        }
+    }
+}
+
+static void store_blocks(const te_walker *w, char *row, const te_bound_operand *out, const char *src)
+{
+    te_block_store store = w->blocks->store[out->dtype];
+    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, out)) {
+        for (size_t c = 0, n; c < w->tile_columns; c += n, src += n * w->blocks->size) {
+            int64_t at = w->column + (int64_t)c;
+            n = piece_of(out->block, at, w->tile_columns - c);
+            store(row + te_operand_place(out->block, at) * out->column * out->size, out->column, src, n);
+        }
+    }
+}
+
+static void load_tile(const te_walker *w, char *dst, int operand)
+{
+    const te_bound_operand *in = &w->operands[operand];
+    const char   *src = te_walker_tile(w, in, operand);
     te_block_load load = w->blocks->load[in->dtype];
     size_t        rows = w->tile_rows, columns = w->tile_columns, size = w->blocks->size;
     int64_t       stride = te_walker_row_stride(w, in);
-    if (in->flat) {
+    if (in->block) {
+        load_blocks(w, dst, in, w->row[operand]);
+    } else if (in->flat) {
         load(dst, src, 1, rows * columns);
     } else if (columns == 1) {
         load(dst, src, stride / in->size, rows);
@@ -23,12 +58,16 @@ static void load_tile(const te_walker *w, char *dst, const te_bound_operand *in,
     }
 }
 
-static void store_tile(const te_walker *w, char *dst, const te_bound_operand *out, const char *src)
+static void store_tile(const te_walker *w, int operand, const char *src)
 {
+    const te_bound_operand *out = &w->operands[operand];
+    char          *dst = te_walker_tile(w, out, operand);
     te_block_store store = w->blocks->store[out->dtype];
     size_t         rows = w->tile_rows, columns = w->tile_columns, size = w->blocks->size;
     int64_t        stride = te_walker_row_stride(w, out);
-    if (out->flat) {
+    if (out->block) {
+        store_blocks(w, w->row[operand], out, src);
+    } else if (out->flat) {
         store(dst, 1, src, rows * columns);
     } else if (columns == 1) {
         store(dst, rows == 1 ? 1 : stride / out->size, src, rows);
@@ -49,19 +88,19 @@ static void step_store(te_walker *w, const te_step *step)
 {
     if (te_walker_stored(w, step)) return;
     const te_bound_operand *out = &w->operands[step->operand];
-    char                   *dst = te_walker_tile(w, out, step->operand);
     const char             *value = w->slot[step->arg[0]];
     size_t n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
+        char *dst = te_walker_tile(w, out, step->operand);
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
         return;
     }
     if (out->accumulate) {
-        load_tile(w, w->spare, out, dst);
+        load_tile(w, w->spare, step->operand);
         w->blocks->op[TE_PW_ADD][0](w->spare, w->spare, value, NULL, n);
         value = w->spare;
     }
-    store_tile(w, dst, out, value);
+    store_tile(w, step->operand, value);
 }
 
 /* Where rows are not reduced a row may take several tiles; the first one stores. */
@@ -137,11 +176,10 @@ bool te_walker_point_load(te_walker *w, const te_step *step)
 static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
-    char             *src = te_walker_tile(w, in, step->operand);
-    fetch_next_row(w, in, src);
+    fetch_next_row(w, in, te_walker_tile(w, in, step->operand));
     if (te_walker_point_load(w, step)) return;
     if (!in->constant || in->loaded < w->tile_rows) {
-        load_tile(w, w->slot[step->dst], in, src);
+        load_tile(w, w->slot[step->dst], step->operand);
         in->loaded = w->tile_rows;
     }
 }
@@ -160,7 +198,7 @@ static void step_pick(te_walker *w, const te_step *step)
         int64_t middle = at >= 0 && at < (double)columns + 1 ? (int64_t)at : -1 - reach;
         for (int64_t i = middle - reach; i <= middle + reach; i++) {
             if (i < 0 || i >= columns || (blocks->size == sizeof(float) ? (double)(float)i : (double)i) != at) continue;
-            blocks->load[in->dtype](element, row + i * in->column * in->size, 1, 1);
+            blocks->load[in->dtype](element, row + te_operand_place(in->block, i) * in->column * in->size, 1, 1);
             blocks->op[TE_PW_ADD][0](sum, sum, element, NULL, 1);
         }
         memcpy(dst, sum, blocks->size);

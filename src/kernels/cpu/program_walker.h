@@ -70,7 +70,7 @@ double *te_job_sum_parts(const te_job *job, char *parts);
 
 static inline char *te_walker_tile(const te_walker *w, const te_bound_operand *operand, int index)
 {
-    return w->row[index] + w->column * operand->column * operand->size;
+    return w->row[index] + te_operand_place(operand->block, w->column) * operand->column * operand->size;
 }
 
 static inline int64_t te_walker_row_stride(const te_walker *w, const te_bound_operand *operand)

@@ -54,6 +54,7 @@ typedef enum te_cuda_access {
 
 typedef struct te_cuda_operand_shape {
     uint8_t dtype, access, accumulate;
+    uint8_t blocked; /* columns alternate with others in blocks */
 } te_cuda_operand_shape;
 
 typedef struct te_cuda_program_shape {

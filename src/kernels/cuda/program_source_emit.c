@@ -32,6 +32,7 @@ static void declare_field(void *user, te_field f)
         te_emit(e, "    %s%s *p%d;\n", output ? "" : "const ", te_emit_type(e, f.index), f.index);
         break;
     case TE_FIELD_COLUMN_STRIDE: te_emit(e, "    int64_t p%d_column;\n", f.index); break;
+    case TE_FIELD_BLOCK: te_emit(e, "    int64_t p%d_block;\n", f.index); break;
     case TE_FIELD_OUTER_STRIDE: te_emit(e, "    int64_t p%d_%d;\n", f.index, f.dim); break;
     case TE_FIELD_PARAM: te_emit(e, "    double param%d;\n", f.index); break;
     case TE_FIELD_KEEP: te_emit(e, "    uint64_t keep%d;\n", f.index); break;
@@ -197,30 +198,41 @@ static bool loads_operand(const te_emitter *e, int i)
     return false;
 }
 
+enum { PLACE_TEXT = 64 };
+
+/* Where the unit at `column` lies among an operand's columns. */
+static const char *place_of(const te_emitter *e, int i, char *text)
+{
+    if (!e->shape->operand[i].blocked) return "column";
+    snprintf(text, PLACE_TEXT, "te_place((te_index)column, (te_index)r.p%d_block)", i);
+    return text;
+}
+
 /* An operand's unit at the column: `xN`. */
 static void emit_unit_load(te_emitter *e, const char *name, int i, const char *count)
 {
-    const char *type = te_emit_type(e, i);
+    char        text[PLACE_TEXT];
+    const char *type = te_emit_type(e, i), *place = place_of(e, i, text);
     int         unit = e->shape->vector;
     switch (e->shape->operand[i].access) {
     case TE_CUDA_VECTOR:
         if (!count)
-            te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + column);\n", name, i, e->item, type, unit, i, i);
+            te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", name, i, e->item, type, unit, i, i, place);
         else
-            te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + column) : "
-                       "te_unit_gather<%s, %d>(r.p%d + o%d + column, (te_index)1, %s);\n",
-                    name, i, e->item, count, unit, type, unit, i, i, type, unit, i, i, count);
+            te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
+                       "te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n",
+                    name, i, e->item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
         break;
     case TE_CUDA_NEXT:
-        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column, (te_index)1, %s);\n", name, i, e->item, type,
-                unit, i, i, count ? count : "TE_WHOLE");
+        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", name, i, e->item, type,
+                unit, i, i, place, count ? count : "TE_WHOLE");
         break;
     default:
         te_emit(
             e,
-            "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, (te_index)r.p%d_column, "
+            "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, (te_index)r.p%d_column, "
             "%s);\n",
-            name, i, e->item, type, unit, i, i, i, i, count ? count : "TE_WHOLE");
+            name, i, e->item, type, unit, i, i, place, i, i, count ? count : "TE_WHOLE");
     }
 }
 
@@ -347,7 +359,8 @@ static void emit_unit_stores(te_emitter *e, const char *count)
 {
     for (int o = 0; o < e->program->n_outputs; o++) {
         int         i = e->program->n_inputs + o, unit = e->shape->vector;
-        const char *type = te_emit_type(e, i);
+        char        text[PLACE_TEXT];
+        const char *type = te_emit_type(e, i), *place = place_of(e, i, text);
         if (e->program->outputs[o].kind != TE_OUT_ELEM) continue;
         switch (e->shape->operand[i].access) {
         case TE_CUDA_ABSENT:
@@ -356,19 +369,19 @@ static void emit_unit_stores(te_emitter *e, const char *count)
             if (count)
                 te_emit(
                     e,
-                    "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n"
+                    "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, y%d);\n"
                     "            else\n    ",
-                    count, unit, type, unit, i, i, count, o);
-            te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + column, y%d);\n", type, unit, i, i, o);
+                    count, unit, type, unit, i, i, place, count, o);
+            te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + %s, y%d);\n", type, unit, i, i, place, o);
             break;
         case TE_CUDA_NEXT:
-            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column, (te_index)1, %s, y%d);\n", type, unit,
-                    i, i, count ? count : "TE_WHOLE", o);
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, y%d);\n", type, unit,
+                    i, i, place, count ? count : "TE_WHOLE", o);
             break;
         default:
-            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + column * (te_index)r.p%d_column, "
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, "
                        "(te_index)r.p%d_column, %s, y%d);\n",
-                    type, unit, i, i, i, i, count ? count : "TE_WHOLE", o);
+                    type, unit, i, i, place, i, i, count ? count : "TE_WHOLE", o);
         }
     }
 }

@@ -49,6 +49,7 @@ typedef enum te_field_kind {
     TE_FIELD_POSITION,      /* TILED with random numbers: elements from one index of `dim` to the next, row-major */
     TE_FIELD_POINTER,       /* of operand `index` */
     TE_FIELD_COLUMN_STRIDE, /* of operand `index` */
+    TE_FIELD_BLOCK,         /* of operand `index` */
     TE_FIELD_OUTER_STRIDE,  /* of operand `index` along outer dimension `dim` */
     TE_FIELD_PARAM,
     TE_FIELD_KEEP, /* threshold of instruction `index` */

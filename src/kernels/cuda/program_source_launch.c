@@ -35,6 +35,7 @@ static void visit_operand(const te_program *program, const te_cuda_program_shape
     if (access == TE_CUDA_ABSENT) return;
     visit(user, (te_field){TE_FIELD_POINTER, i, 0});
     if (column) visit(user, (te_field){TE_FIELD_COLUMN_STRIDE, i, 0});
+    if (shape->operand[i].blocked) visit(user, (te_field){TE_FIELD_BLOCK, i, 0});
     for (int d = 0; rate != TE_RATE_UNIFORM && d < shape->n_outer; d++)
         visit(user, (te_field){TE_FIELD_OUTER_STRIDE, i, d});
 }
@@ -139,6 +140,7 @@ static uint64_t field_value(const writer *w, te_field f)
     case TE_FIELD_POINTER: return (uint64_t)(uintptr_t)operand_of(w, f.index)->data;
     case TE_FIELD_COLUMN_STRIDE:
         return w->columns == 1 ? 1 : (uint64_t)operand_of(w, f.index)->stride[shape->column_axis];
+    case TE_FIELD_BLOCK: return (uint64_t)operand_of(w, f.index)->block;
     case TE_FIELD_OUTER_STRIDE: return (uint64_t)operand_of(w, f.index)->stride[shape->axis[f.dim]];
     case TE_FIELD_PARAM: return te_f64_bits(w->run->params[f.index]);
     case TE_FIELD_KEEP: return keep_threshold(w, f.index);

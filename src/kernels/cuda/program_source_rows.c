@@ -190,8 +190,11 @@ static void emit_join_columns(te_emitter *e)
     for (int o = 0; o < e->program->n_outputs; o++) {
         if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
         int  i = e->program->n_inputs + o;
-        char place[64];
-        snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
+        char place[96];
+        if (e->shape->operand[i].blocked)
+            snprintf(place, sizeof place, "first.p%d[te_place(column, first.p%d_block) * first.p%d_column]", i, i, i);
+        else
+            snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
         te_emit(e,
                 "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * "
                 "first.columns, "

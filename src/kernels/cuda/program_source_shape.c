@@ -79,6 +79,7 @@ static bool mergeable(const sketch *s, int a, int b)
 {
     for (int i = 0; i < s->shape->n_operands; i++) {
         const te_operand *operand = operand_of(s, i);
+        if (operand->block && b == s->run->ndim - 1) return false;
         if (rate_of(s, i) != TE_RATE_UNIFORM && operand->data &&
             operand->stride[a] != operand->stride[b] * s->run->shape[b])
             return false;
@@ -122,6 +123,12 @@ static int64_t column_stride(const sketch *s, const te_operand *operand)
     return s->columns == 1 ? 1 : operand->stride[s->shape->column_axis];
 }
 
+/* 0 where the columns of an operand follow one another. */
+static int64_t block_of(const sketch *s, int i)
+{
+    return s->shape->column_axis == s->run->ndim - 1 ? operand_of(s, i)->block : 0;
+}
+
 /* Offsets, and counters that run a grid beyond the end, fit 32 bits. */
 static bool is_wide(const sketch *s)
 {
@@ -131,7 +138,7 @@ static bool is_wide(const sketch *s)
         int64_t farthest = 0;
         for (int d = 0; d < s->run->ndim; d++)
             if (s->run->shape[d] > 1) farthest += (s->run->shape[d] - 1) * operand_of(s, i)->stride[d];
-        if (farthest > limit) return true;
+        if (farthest > (operand_of(s, i)->block ? limit / 2 : limit)) return true;
     }
     return false;
 }
@@ -155,6 +162,8 @@ static int unit_of(const sketch *s)
     if (unit > most) unit = most;
     bool tail = s->shape->kind == TE_CUDA_FLAT && s->shape->n_outer == 0;
     while (unit > 1 && !tail && s->columns % unit != 0) unit /= 2;
+    for (int i = 0; i < s->shape->n_operands; i++)
+        while (block_of(s, i) % unit != 0) unit /= 2;
     return unit;
 }
 
@@ -181,6 +190,7 @@ static void reach_operands(sketch *s)
         shape->dtype = shape->access == TE_CUDA_ABSENT ? 0 : (uint8_t)operand_of(s, i)->dtype;
         shape->accumulate =
             i >= s->program->n_inputs && shape->access != TE_CUDA_ABSENT && operand_of(s, i)->accumulate;
+        shape->blocked = shape->access != TE_CUDA_ABSENT && block_of(s, i) != 0;
     }
 }
 
@@ -222,7 +232,7 @@ static void share_row(sketch *s)
 static bool turns(const sketch *s, int i, int axis)
 {
     const te_operand *operand = operand_of(s, i);
-    return s->shape->operand[i].access == TE_CUDA_STRIDED && !s->shape->operand[i].accumulate &&
+    return s->shape->operand[i].access == TE_CUDA_STRIDED && !s->shape->operand[i].accumulate && !s->shape->operand[i].blocked &&
            operand->stride[axis] == 1;
 }
 

@@ -15,6 +15,9 @@ template <class T, int V> TE_HD static inline void te_unit_store(T *at, const te
     *(te_unit<T, V> *)at = unit;
 }
 
+/* Where a column lies among columns in blocks that alternate with others. */
+template <class I> TE_HD static inline I te_place(I column, I block) { return column + column / block * block; }
+
 /* The first n of V elements `stride` apart; zeros behind them. */
 template <class T, int V, class I> TE_HD static inline te_unit<T, V> te_unit_gather(const T *at, I stride, int n)
 {

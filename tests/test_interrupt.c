@@ -2,6 +2,7 @@
  * few operations of seconds from another thread. */
 #include "program_hand.h"
 
+#include "kernels/quantize.h"
 #include "tetrain/tetrain.h"
 
 #include <pthread.h>
@@ -117,6 +118,68 @@ static te_status run_multinomial(te_exec *exec)
     return te_cpu_multinomial(exec, &to, &from, true, (te_rng){.seed = 1, .stream = 2, .offset = 3});
 }
 
+/* --- of quantization ---------------------------------------------------------------------------------------------- */
+
+static uint8_t codes[2][N];
+static float   factors[2][N], amaxes[2];
+
+static const te_quantizer current = {.element = TE_E4M3, .has_columnwise = true, .transposed = true},
+                          in_blocks = {.element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32,
+                                       .has_columnwise = true},
+                          by_rows = {.element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = 1, .block_cols = 16,
+                                     .scale_max = 448, .row_scaled = true};
+
+static te_quantize_job quantize_job(const te_quantizer *q, bool both)
+{
+    static float row_amaxes[ROWS];
+    int64_t per_row = q->block_cols ? (COLUMNS + q->block_cols - 1) / q->block_cols : 0;
+    te_quantize_job job = {.quantizer = q, .source = x, .dtype = TE_F32, .rows = ROWS, .cols = COLUMNS,
+                           .source_stride = COLUMNS, .scale = 1};
+    job.side[0] = (te_quantized_side){.data = codes[0], .rows = ROWS, .cols = COLUMNS, .row_stride = COLUMNS, .col_stride = 1,
+                                      .scale_inv = factors[0], .scale_row_stride = per_row, .scale_col_stride = 1,
+                                      .amax = q->row_scaled ? row_amaxes : amaxes, .amax_stride = q->row_scaled};
+    job.side[1] = (te_quantized_side){.data = both ? codes[1] : NULL, .rows = COLUMNS, .cols = ROWS, .row_stride = ROWS,
+                                      .col_stride = 1, .scale_inv = factors[1], .scale_row_stride = 1,
+                                      .scale_col_stride = COLUMNS, .amax = amaxes + 1};
+    if (!q->transposed) job.side[1].row_stride = 1, job.side[1].col_stride = COLUMNS;
+    return job;
+}
+
+static te_status run_quantize(te_exec *exec)
+{
+    te_quantize_job job = quantize_job(&current, true);
+    return te_cpu_quantize(exec, &job);
+}
+
+static te_status run_quantize_blocks(te_exec *exec)
+{
+    te_quantize_job job = quantize_job(&in_blocks, true);
+    return te_cpu_quantize(exec, &job);
+}
+
+static te_status run_quantize_rows(te_exec *exec)
+{
+    te_quantize_job job = quantize_job(&by_rows, false);
+    return te_cpu_quantize(exec, &job);
+}
+
+static te_status run_dequantize(te_exec *exec)
+{
+    te_quantize_job job = quantize_job(&in_blocks, false);
+    job.source = y;
+    return te_cpu_dequantize(exec, &job, 0);
+}
+
+static te_status run_quantized_gemm(te_exec *exec)
+{
+    te_quant quant[2];
+    te_quantize_job job = quantize_job(&in_blocks, false);
+    te_gemm g = {.a = te_quantized_view(&in_blocks, &job.side[0], false, &quant[0]),
+                 .b = te_quantized_view(&in_blocks, &job.side[0], true, &quant[1]),
+                 .c = test_view(z, TE_F32, 2, (int64_t[]){ROWS, ROWS}), .alpha = 1, .b_key = 7};
+    return te_cpu_gemm(exec, &g);
+}
+
 static const struct {
     const char *name;
     te_status (*run)(te_exec *);
@@ -126,7 +189,10 @@ static const struct {
                {"embedding", run_embedding},   {"embedding backward", run_embedding_backward},
                {"gather", run_gather},         {"scatter_add", run_scatter_add},
                {"arg_reduce", run_arg_reduce}, {"topk", run_topk},
-               {"cumsum", run_cumsum},         {"multinomial", run_multinomial}};
+               {"cumsum", run_cumsum},         {"multinomial", run_multinomial},
+               {"quantize", run_quantize},     {"quantize blocks", run_quantize_blocks},
+               {"quantize rows", run_quantize_rows},
+               {"dequantize", run_dequantize}, {"quantized gemm", run_quantized_gemm}};
 
 /* Set, the flag ends each of them; taken back, it leaves nothing behind. */
 static void test_kernels(int threads)

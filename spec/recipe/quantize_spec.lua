@@ -424,6 +424,40 @@ describe("formats", function()
     end)
 end)
 
+describe("under two levels of factors", function()
+    local recipes = { plain = te.recipe.NVFP4BlockScaling { disable_rht = true }, transformed = te.recipe.NVFP4BlockScaling {} }
+
+    for name, recipe in pairs(recipes) do
+        it("an infinite value leaves no finite one, so that no step goes by them: " .. name, function()
+            for _, x in ipairs { math.huge, -math.huge } do
+                local t = te.tensor(values(48, 80), { dtype = "bfloat16" })
+                t:select(1, 20):narrow(1, 33, 1):fill_(x)
+                for _, role in ipairs { "input", "weight", "grad_output" } do
+                    local q = te.quantize(t, recipe, role, { columnwise = true })
+                    assert.equal(math.huge, q.amax:item())
+                    for _, side in ipairs { "rowwise", "columnwise" } do
+                        assert.is_false(te.isfinite(q:dequantize(side)):any():item(), role .. " " .. side)
+                    end
+                end
+            end
+        end)
+    end
+
+    it("a NaN, which the format lacks, counts as the largest value of its block and touches no other", function()
+        local t = te.tensor(values(48, 80))
+        local clean = te.quantize(t, recipes.plain, "input"):dequantize()
+        local at = t:select(1, 20):narrow(1, 33, 16) -- a block
+        at:narrow(1, 5, 1):fill_(0 / 0)
+        local q = te.quantize(t, recipes.plain, "input")
+        local block = q:dequantize():select(1, 20):narrow(1, 33, 16):totable()
+        local factor = q.rowwise_scale_inv:to("float32"):select(1, 20):select(1, 3):item() * q.amax:item() / (6 * 448)
+        assert.is_true(te.isfinite(q:dequantize()):all():item())
+        assert.is_true(math.abs(block[5] - 6 * factor) <= 1e-6 * math.abs(block[5]))
+        local changed = te.where(te.eq(q:dequantize(), clean), 0, 1):sum():item()
+        assert.is_true(changed <= 16, changed .. " values are others")
+    end)
+end)
+
 describe("stochastic rounding", function()
     local recipe = te.recipe.NVFP4BlockScaling { disable_rht = true }
 

@@ -153,6 +153,7 @@ te_status te_recipe_state_update(te_recipe_state *state, te_role role, te_amax_a
 {
     te_tensor *history = state->history[role], *scale = state->scale[role];
     if (!history) return TE_OK;
+    if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* the next step counts anew */
     float *amaxes = numbers(history), last = amaxes[0], amax = last;
     int64_t n = history->shape[0];
     if (last == 0) return TE_OK;
@@ -208,7 +209,8 @@ static te_status collect(te_recipe_state *state, te_role role, const te_quantize
     return *counted ? count_amax(state, role, z) : TE_OK;
 }
 
-/* A copy of the weight that was made without gradients counts where it is first used with them. */
+/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves behind
+ * does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
     if (state->weight_collected) return TE_OK;
@@ -331,7 +333,7 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         return TE_OK;
     }
     bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
-    float scale = !q->needs_history ? 1 : current ? state->weight_scale : *numbers(state->scale[role]);
+    float scale = q->needs_history ? *numbers(state->scale[role]) : 1;
     te_status status = TE_OK;
     memset(result, 0, sizeof *result);
     if (q->needs_history) status = take_scale(state, role, &scale);

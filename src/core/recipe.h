@@ -51,7 +51,7 @@ struct te_recipe_state {
     te_quantized weight; /* of the weight below, under `recipe` */
     uint64_t weight_id, weight_version;
     float weight_scale;    /* what it was multiplied by, where that is one number */
-    bool weight_collected; /* its amax is in the history */
+    bool weight_collected; /* its amax counts in this step already */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
 };
 

@@ -156,6 +156,7 @@ static int recipe_state_set(lua_State *L)
         te_tensor_release(*slots[i]);
         *slots[i] = copy;
     }
+    if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */
     return 0;
 }
 

@@ -114,6 +114,7 @@ bool te_decode_matrix(te_exec *exec, const te_decode *d, te_dtype dtype, void *t
     int bad = 0, threads = exec->threads;
     if (threads < 1 || d->rows * d->cols < PARALLEL_FROM) threads = 1;
 #pragma omp parallel for num_threads(threads) schedule(static, ROWS_AT_ONCE) reduction(| : bad) if (threads > 1)
-    for (int64_t i = 0; i < d->rows; i++) bad |= !decode_to(blocks, d, dtype, to, i);
+    for (int64_t i = 0; i < d->rows; i++)
+        if (i % ROWS_AT_ONCE != 0 || !te_cpu_stopping(exec)) bad |= !decode_to(blocks, d, dtype, to, i);
     return !bad;
 }

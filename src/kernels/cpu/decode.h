@@ -33,7 +33,7 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
                    float *values);
 
 /* All values to rows of d->cols elements, bfloat16 or float32. False: bfloat16 does not hold every one as a normal
- * number or 0, and what was written is of no use. */
+ * number or 0, and what was written is of no use; nor is it after an interrupt (te_cpu_stopped). */
 bool te_decode_matrix(te_exec *exec, const te_decode *d, te_dtype dtype, void *to);
 
 #endif

@@ -66,10 +66,11 @@ te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
     int64_t parts = turned ? squares : job->rows;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t i = 0; i < parts; i++) {
+        if (te_cpu_stopping(exec)) continue;
         if (turned)
             decode_square(&t, i / over * SQUARE, i % over * SQUARE);
         else
             decode_rows(&t, i);
     }
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }

@@ -109,15 +109,15 @@ static te_status decode(te_exec *exec, operand *o, te_dtype dtype, float times, 
     if (d.rows == 0 || d.cols == 0) return TE_OK;
     void *to = room_for(exec, o, &d, dtype, &fresh);
     if (!to) return TE_ERROR_MEMORY;
-    if (fresh && !te_decode_matrix(exec, &d, dtype, to)) {
-        *exact = false;
+    if (fresh) *exact = te_decode_matrix(exec, &d, dtype, to);
+    if (fresh && o->key && (!*exact || te_cpu_stopped(exec))) {
         te_gemm_packed_id id = id_of(&d, dtype, o->key);
-        if (o->key) te_gemm_cache_forget(te_gemm_state_get(exec)->packed, &id);
+        te_gemm_cache_forget(te_gemm_state_get(exec)->packed, &id);
     }
     o->plain.data = to;
     o->plain.stride[n - 2] = across ? 1 : d.cols;
     o->plain.stride[n - 1] = across ? d.cols : 1;
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }
 
 /* A plain operand in another dtype, dense in the order in which it lies; dimensions that repeat are stored once. */

@@ -37,6 +37,7 @@ static void measure_rows(te_exec *exec, const te_panel_job *p)
     int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS ? exec->threads : 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t i = 0; i < p->job.rows; i++) {
+        if (te_cpu_stopping(exec)) continue;
         float *amax = &p->job.side[0].amax[i];
         *amax = 0; /* of no elements */
         p->loops->amax_along(amax, te_panel_source(p, i, 0), p->job.cols, p->job.cols);

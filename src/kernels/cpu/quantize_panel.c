@@ -35,6 +35,7 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_pan
     for (int i = 0; i < threads; i++) lanes[i].amax[0] = lanes[i].amax[1] = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t t = 0; t < panels; t++) {
+        if (te_cpu_stopping(exec)) continue;
         te_panel x = {.row = t / across * rows, .col = t % across * TE_PANEL_COLS};
         x.rows = (int)(job->rows - x.row < rows ? job->rows - x.row : rows);
         x.cols = (int)(job->cols - x.col < TE_PANEL_COLS ? job->cols - x.col : TE_PANEL_COLS);
@@ -43,7 +44,7 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_pan
     for (int i = 0; i < threads; i++)
         for (int s = 0; s < 2; s++) amax[s] = te_amax(amax[s], lanes[i].amax[s]);
     exec->scratch_free(exec, lanes);
-    return TE_OK;
+    return te_cpu_finish(exec, TE_OK);
 }
 
 int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip)

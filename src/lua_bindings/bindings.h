@@ -18,6 +18,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>
+#include <stdatomic.h>
 
 /* One per lua_State: the userdata behind upvalue 1. */
 typedef struct te_lua {
@@ -33,8 +34,8 @@ typedef struct te_lua {
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */
     bool               left_jit; /* the compiler is off until the host's call ends */
-    bool               polls_stop; /* the script asks te._core.interrupt_flag() itself */
-    volatile int       stop_requested;
+    atomic_bool        polls_stop; /* the script asks te._core.interrupt_flag() itself */
+    atomic_int         stop_requested; /* from any thread or a signal handler */
     char               device[32]; /* default device for new tensors */
     struct tetrain    *host; /* who made the state; NULL: a host with a Lua of its own */
 } te_lua;
@@ -67,8 +68,9 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
 const char *te_lua_nearest(const char *name, const char *const *names, int n);
 /* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */
 const char *te_lua_describe(lua_State *L, int index, char *text, size_t size);
-/* limits.c: makes an interrupted script run interpreted, where hooks stop it. */
-void te_lua_leave_jit(te_lua *rt, lua_State *L);
+/* limits.c: from here on every instruction of the script raises, and all of them are interpreted, since compiled code calls no
+ * hooks. */
+void te_lua_stop(te_lua *rt, lua_State *L);
 /* Message handler for lua_pcall: the message with the traceback of Lua functions. */
 int te_lua_traceback(lua_State *L);
 /* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error alone. */

@@ -27,6 +27,7 @@ struct tetrain {
     atomic_int      interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
+    unsigned        step;     /* instructions between two looks of the hook */
     char            error[8192];
 };
 

@@ -1,41 +1,65 @@
 /* limits.c - stopping scripts: interrupts and the instruction limit.
  *
- * Both raise from a hook, again at every instruction until the call of the host has ended, so that pcall cannot keep a
- * script alive. Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops
- * all compiled code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not
- * reached.
+ * A hook looks at both every so many instructions. Once a script is to stop, it raises at every instruction until the call of
+ * the host has ended, so that pcall cannot keep a script alive. An interrupt only sets flags: lua_sethook from another thread
+ * or from a signal handler changes what the interpreter and the compiler are changing at the same moment, and then the hook is
+ * lost or never fires again. So the thread that runs the script sets all hooks.
+ *
+ * Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all compiled code;
+ * runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
  *
  * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler
  * that never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that
  * stop. Its `load` forgets that the hook is over when a hook's error ends the function that it reads from: there the
  * text is read beforehand. Finalizers run without hooks, and scripts get none.
  *
- * One hole remains in the instruction limit: next to the end of the stack a hook overflows it before it can count, so
- * a script that dwells there, like f = function() pcall(f) return f() end, is counted late or never. An interrupt ends
- * it, since its hook comes at every instruction and the overflows themselves take the stack down.
+ * Next to the end of the stack a hook overflows it before it can look, so a script that dwells there, like
+ * f = function() pcall(f) return f() end, would not be stopped. It can only dwell there by catching errors: so pcall and xpcall
+ * look, too. From then on every instruction has its hook, and the overflows of those take the stack down.
  */
 #include "host.h"
 
 #include <luajit.h>
 
-enum { COUNT_STEP = 10000 };
+/* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long, and the
+ * compiler, whose recording a hook ends, gets to finish its traces. */
+enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4 };
 
-static void stop_hook(lua_State *L, lua_Debug *frame)
+static void look(lua_State *L, lua_Debug *frame)
 {
     tetrain *host = te_lua_attached(L)->host;
     (void)frame;
-    tetrain_count_work(host, L, host->limit_reached ? 0 : COUNT_STEP);
+    tetrain_count_work(host, L, host->limit_reached ? 0 : host->step);
+}
+
+void te_lua_stop(te_lua *rt, lua_State *L)
+{
+    if (!rt->left_jit) {
+        rt->left_jit = luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF) != 0;
+        luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
+    }
+    lua_sethook(L, look, LUA_MASKCOUNT, 1); /* a call hook would fail the message handler, too */
 }
 
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
 {
-    if (host->interrupted) luaL_error(L, "interrupted");
+    if (host->interrupted) {
+        te_lua_stop(host->rt, L);
+        luaL_error(L, "interrupted");
+    }
     if (!host->options.instruction_limit) return;
     host->executed += instructions;
     if (host->executed < host->options.instruction_limit && !host->limit_reached) return;
     host->limit_reached = true;
-    lua_sethook(L, stop_hook, LUA_MASKCOUNT, 1);
+    te_lua_stop(host->rt, L);
     luaL_error(L, "instruction limit of %f reached", (double)host->options.instruction_limit);
+}
+
+/* pcall and xpcall begin with it. */
+static int count_call(lua_State *L)
+{
+    tetrain_count_work(te_lua_attached(L)->host, L, CALL_COST);
+    return 0;
 }
 
 /* The handler of guarded_xpcall; upvalue 1 is the script's. */
@@ -56,9 +80,11 @@ static int guard_handler(lua_State *L)
     return 1;
 }
 
-/* In Lua, and with tail calls, so that coroutines can yield across it. */
-static const char guarded_xpcall[] = "local xpcall, guard = ...\n"
-                                     "return function(f, handler, ...) return xpcall(f, guard(handler), ...) end";
+/* In Lua, and with tail calls, so that coroutines can yield across them. */
+static const char guarded_calls[] =
+    "local pcall, xpcall, guard, count = ...\n"
+    "return function(...) count() return pcall(...) end,\n"
+    "    function(f, handler, ...) count() return xpcall(f, guard(handler), ...) end";
 
 /* All that the function at 1 gives, as a string. */
 static int read_all(lua_State *L)
@@ -113,31 +139,31 @@ void tetrain_guard_script(lua_State *L)
     lua_setglobal(L, "load");
     lua_pushnil(L);
     lua_setglobal(L, "newproxy"); /* the way to finalizers */
-    if (luaL_loadbuffer(L, guarded_xpcall, sizeof guarded_xpcall - 1, "=tetrain") != 0) lua_error(L);
+    if (luaL_loadbuffer(L, guarded_calls, sizeof guarded_calls - 1, "=tetrain") != 0) lua_error(L);
+    lua_getglobal(L, "pcall");
     lua_getglobal(L, "xpcall");
     lua_pushcfunction(L, guard_handler);
-    lua_call(L, 2, 1);
+    lua_pushcfunction(L, count_call);
+    lua_call(L, 4, 2);
     lua_setglobal(L, "xpcall");
+    lua_setglobal(L, "pcall");
 }
 
-void te_lua_leave_jit(te_lua *rt, lua_State *L)
-{
-    if (rt->left_jit) return;
-    rt->left_jit = luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF) != 0;
-    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
-}
-
+/* A hook of the host's own stays where nothing else needs one. */
 void tetrain_start_limits(tetrain *host)
 {
+    uint64_t limit = host->options.instruction_limit;
+    unsigned step = host->interpreted ? STEP_INTERPRETED : STEP_COMPILED;
     host->executed = 0;
     host->limit_reached = false;
-    uint64_t limit = host->options.instruction_limit;
-    if (limit && !host->interrupted) lua_sethook(host->L, stop_hook, LUA_MASKCOUNT, limit < COUNT_STEP ? (int)limit : COUNT_STEP);
+    host->step = limit && limit < step ? (unsigned)limit : step;
+    if (limit || host->interrupted || !lua_gethook(host->L))
+        lua_sethook(host->L, look, LUA_MASKCOUNT, host->interrupted ? 1 : (int)host->step);
 }
 
 void tetrain_stop_limits(tetrain *host)
 {
-    lua_sethook(host->L, NULL, 0, 0);
+    if (lua_gethook(host->L) == look) lua_sethook(host->L, NULL, 0, 0);
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
     host->limit_reached = false;
@@ -151,12 +177,6 @@ void tetrain_interrupt(tetrain *host)
 {
     host->interrupted = 1;
     te_context_interrupt(host->ctx);
-    lua_sethook(host->L, stop_hook, LUA_MASKCOUNT, 1); /* a call hook would fail the message handler, too */
 }
 
-bool tetrain_request_stop(tetrain *host)
-{
-    bool listens = host->rt->polls_stop && !host->rt->stop_requested;
-    host->rt->stop_requested = 1;
-    return listens;
-}
+bool tetrain_request_stop(tetrain *host) { return !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop; }

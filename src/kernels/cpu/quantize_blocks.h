@@ -24,10 +24,13 @@ typedef struct te_quantize_loops {
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
     /* A row of E2M1 by random bytes, one per element. */
-    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
+                       int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
-    /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */
-    void (*transform)(float *values, int width, int n);
+    /* `rows` rows of n elements and zeros up to 16 rows, transformed down each column: rounded to the dtype, 16 rows `width`
+     * elements apart with whole vectors of 16, of which n count; and the largest magnitude among those. */
+    void (*transform)(void *to, int64_t width, const void *x, int64_t stride, int rows, int n);
+    float (*transform_amax)(const void *x, int64_t stride, int rows, int n);
 } te_quantize_loops;
 
 /* How the amax of a block gives its factor. */

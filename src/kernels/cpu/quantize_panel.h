@@ -19,6 +19,7 @@ typedef struct te_panel_lane {
     uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
+    float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
 } te_panel_lane;
 
 /* What every panel of a job has in common. */
@@ -26,7 +27,7 @@ typedef struct te_panel_job {
     te_quantize_job           job; /* with the factor of the whole tensor, where there is one */
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
-    te_transpose_fn           transpose;
+    te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 

@@ -4,6 +4,7 @@
 #include "kernels/philox.h"
 #include "quantize_amax.h"
 #include "quantize_codes.h"
+#include "quantize_errors.h"
 #include "quantize_random.h"
 
 #include <string.h>
@@ -301,24 +302,6 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
             codes[i] = te_two_level_block(amax[i], r.encode);
             m[i] = te_two_level_multiplier(codes[i], r.encode);
         }
-}
-
-/* The value of the code of x: the same sum as in te_code, and the power of two taken away again. */
-TE_INLINE float round_to_e2m1(float x)
-{
-    uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu, most = size < 0x40c00000u ? size : 0x40c00000u;
-    uint32_t exponent = most & 0x7f800000u;
-    float unit = te_f32_from_bits((exponent > 0x3f800000u ? exponent : 0x3f800000u) + (22u << 23));
-    float rounded = (te_f32_from_bits(most) + unit) - unit;
-    return te_f32_from_bits(te_f32_bits(rounded) | (size > 0x7f800000u ? 0u : bits & 0x80000000u));
-}
-
-static void errors(float *restrict e, const float *restrict x, int n, float multiplier, float factor, float amax,
-                   float most, bool squared)
-{
-    for (int j = 0; j < n; j++) e[j] = round_to_e2m1(x[j] * multiplier) * factor * amax / most - x[j];
-    for (int j = 0; j < n && squared; j++) e[j] *= e[j];
-    for (int j = 0; j < n && !squared; j++) e[j] = te_f32_from_bits(te_f32_bits(e[j]) & 0x7fffffffu);
 }
 
 /* --- random bytes ------------------------------------------------------------------------------------------------- */

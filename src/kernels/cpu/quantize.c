@@ -11,13 +11,10 @@ static void measure(const te_panel_job *p, te_panel_lane *l, te_panel x)
         p->loops->amax_along(l->amaxes, te_panel_source(p, x.row + i, x.col), x.cols, x.cols);
         l->amax[0] = te_amax(l->amax[0], l->amaxes[0]);
     }
-    for (int j = 0; j < x.cols && p->job.side[1].data && p->job.quantizer->hadamard; j += TE_STRIP_COLS) {
-        te_panel strip = {x.row, x.col + j, x.rows, x.cols - j < TE_STRIP_COLS ? x.cols - j : TE_STRIP_COLS};
-        int rows = te_panel_transform(p, l, strip);
-        for (int i = 0; i < rows; i++) {
-            p->blocks->of[0].amax_along(l->amaxes, l->values[i], strip.cols, strip.cols);
-            l->amax[1] = te_amax(l->amax[1], l->amaxes[0]);
-        }
+    for (int i = 0; i < x.rows && p->job.side[1].data && p->job.quantizer->hadamard; i += TE_GROUP) {
+        int rows = x.rows - i < TE_GROUP ? x.rows - i : TE_GROUP;
+        const void *source = te_panel_source(p, x.row + i, x.col);
+        l->amax[1] = te_amax(l->amax[1], p->loops->transform_amax(source, p->job.source_stride, rows, x.cols));
     }
 }
 

@@ -24,10 +24,13 @@ typedef struct te_quantize_loops {
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
     /* A row of E2M1 by random bytes, one per element. */
-    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
+                       int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
-    /* 16 rows of n values, `width` apart (a multiple of 16), transformed down each column and rounded to the dtype. */
-    void (*transform)(float *values, int width, int n);
+    /* `rows` rows of n elements and zeros up to 16 rows, transformed down each column: rounded to the dtype, 16 rows `width`
+     * elements apart with whole vectors of 16, of which n count; and the largest magnitude among those. */
+    void (*transform)(void *to, int64_t width, const void *x, int64_t stride, int rows, int n);
+    float (*transform_amax)(const void *x, int64_t stride, int rows, int n);
 } te_quantize_loops;
 
 /* How the amax of a block gives its factor. */
@@ -39,13 +42,20 @@ typedef struct te_factor_rule {
     float         encode; /* TE_SCALE_E4M3: the tensor's */
 } te_factor_rule;
 
+/* The error of a value x in line i, whose block has factor factors[i]: |q * factor * amax / most - x|, or its square, where q is
+ * E2M1 of x * multipliers[i]. */
+typedef struct te_error_rule {
+    const float *multipliers, *factors;
+    float        amax, most;
+    bool         squared;
+} te_error_rule;
+
 typedef struct te_quantize_blocks {
     te_quantize_loops of[TE_SOURCES];
     /* n factors as they are stored, and what elements are multiplied by. */
     void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
-    /* |q * factor * amax / most - x| of n values, or its square, where q is E2M1 of x * multiplier. */
-    void (*errors)(float *errors, const float *x, int n, float multiplier, float factor, float amax, float most,
-                   bool squared);
+    /* sums[i] = the errors of the n <= 128 values of line i, added from left to right. */
+    void (*errors)(float *sums, const te_error_rule *rule, const float *x, int64_t stride, int lines, int n);
     /* Sixteen random bytes of each of n counters, `step` apart: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */

@@ -23,7 +23,7 @@ static rows rows_of(const te_panel_job *p, te_panel_lane *l, te_panel x)
         return (rows){p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype),
                       x.rows};
     int count = te_panel_transform(p, l, x);
-    return (rows){&p->blocks->of[0], (const char *)l->values, TE_STRIP_COLS, sizeof(float), count};
+    return (rows){p->loops, (const char *)l->values, TE_STRIP_COLS, te_dtype_size(p->job.dtype), count};
 }
 
 static const void *row_at(const rows *r, int i) { return r->data + (size_t)(i * r->stride) * r->size; }
@@ -75,7 +75,7 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
         if (k % TE_GROUP == 0)
             p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
                                    (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);
-        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, l->random[k % TE_GROUP], x.cols);
+        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, 1, l->random[k % TE_GROUP], x.cols);
     }
 }
 

@@ -18,6 +18,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
 {
     *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec)};
     p->transpose = te_copy_blocks_of(exec)->transpose[0];
+    p->turn = te_copy_blocks_of(exec)->transpose[2];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }
 
@@ -49,15 +50,13 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_pan
 
 int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip)
 {
-    int rows = (strip.rows + TE_GROUP - 1) / TE_GROUP * TE_GROUP;
-    for (int i = 0; i < rows; i++) {
-        if (i < strip.rows)
-            p->loops->load(l->values[i], te_panel_source(p, strip.row + i, strip.col), strip.cols);
-        else
-            memset(l->values[i], 0, (size_t)strip.cols * sizeof l->values[i][0]);
+    size_t size = te_dtype_size(p->job.dtype);
+    for (int i = 0; i < strip.rows; i += TE_GROUP) {
+        int rows = strip.rows - i < TE_GROUP ? strip.rows - i : TE_GROUP;
+        p->loops->transform((char *)l->values + (size_t)(i * TE_STRIP_COLS) * size, TE_STRIP_COLS,
+                            te_panel_source(p, strip.row + i, strip.col), p->job.source_stride, rows, strip.cols);
     }
-    for (int i = 0; i < rows; i += TE_GROUP) p->loops->transform(l->values[i], TE_STRIP_COLS, strip.cols);
-    return rows;
+    return (strip.rows + TE_GROUP - 1) / TE_GROUP * TE_GROUP;
 }
 
 /* Largest finite value of the source's dtype. */

@@ -18,7 +18,8 @@ typedef struct te_panel_lane {
     float   factors[TE_PANEL_COLS]; /* or bytes */
     uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
-    float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel, transformed */
+    float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
+    float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
 } te_panel_lane;
 
 /* What every panel of a job has in common. */
@@ -26,7 +27,7 @@ typedef struct te_panel_job {
     te_quantize_job           job; /* with the factor of the whole tensor, where there is one */
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
-    te_transpose_fn           transpose;
+    te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -54,8 +55,8 @@ static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t 
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 
-/* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values; what is missing of the
- * last group counts as 0. Returns the number of rows. */
+/* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
+ * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */
 int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip);
 
 /* Factors of n amaxes: as stored to l->factors, multipliers to l->blocks. */

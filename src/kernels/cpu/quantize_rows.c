@@ -20,9 +20,7 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
         int64_t across = (side->cols + TE_GROUP - 1) / TE_GROUP;
         uint64_t first = (uint64_t)((x.row + i) * across + x.col / TE_GROUP);
         p->blocks->random_along(l->random[0], side->rng, first, (x.cols + TE_GROUP - 1) / TE_GROUP);
-        for (int j = 0; j < x.cols; j += TE_GROUP)
-            for (int k = 0; k < TE_GROUP; k++) l->multipliers[j + k] = multipliers[j / block];
-        p->loops->stochastic(codes, source, l->multipliers, l->random[0], x.cols);
+        p->loops->stochastic(codes, source, multipliers, block, l->random[0], x.cols);
     } else {
         p->loops->encode_along[TE_E2M1](codes, source, multipliers, x.cols, block);
     }

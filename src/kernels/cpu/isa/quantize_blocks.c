@@ -2,7 +2,10 @@
 #include "kernels/cpu/quantize_blocks.h"
 
 #include "kernels/philox.h"
+#include "quantize_amax.h"
 #include "quantize_codes.h"
+#include "quantize_errors.h"
+#include "quantize_random.h"
 
 #include <string.h>
 
@@ -37,7 +40,8 @@
     static void amax_along_##name(float *amax, const void *data, int64_t n, int64_t block)                             \
     {                                                                                                                  \
         const element *x = data;                                                                                       \
-        int64_t i = 0;                                                                                                 \
+        int64_t i = te_amaxes_##name(amax, x, n, block);                                                               \
+        amax += i / block;                                                                                             \
         if (block == 16)                                                                                               \
             for (; i + 16 <= n; i += 16) *amax++ = amax_of_##name(x + i, 16);                                          \
         else if (block == 32)                                                                                          \
@@ -134,28 +138,7 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     DEFINE_DOWN_ROW(dtype, type, LOAD, format, __VA_ARGS__)                                                            \
     DEFINE_ENCODE(dtype, type, LOAD, format, __VA_ARGS__)
 
-#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                        \
-    DEFINE_FORMAT(dtype, type, LOAD, e4m3, TE_E4M3_CODE)                                                               \
-    DEFINE_FORMAT(dtype, type, LOAD, e5m2, TE_E5M2_CODE)                                                               \
-    DEFINE_FORMAT(dtype, type, LOAD, e2m1, TE_E2M1_CODE)                                                               \
-    static void stochastic_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,       \
-                                   const uint8_t *restrict random, int64_t n)                                          \
-    {                                                                                                                  \
-        const type *restrict x = data;                                                                                 \
-        for (int64_t j = 0; j < n; j++)                                                                                \
-            codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j], random[j]);                              \
-    }                                                                                                                  \
-    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                      \
-    {                                                                                                                  \
-        const type *restrict x = data;                                                                                 \
-        for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
-    }                                                                                                                  \
-    static void transform_##dtype(float *values, int width, int n)                                                     \
-    {                                                                                                                  \
-        transform_columns(values, width, n, false);                                                                    \
-        for (int i = 0; i < TE_GROUP; i++)                                                                             \
-            for (int j = 0; j < n; j++) values[i * width + j] = ROUND(values[i * width + j]);                          \
-    }
+/* --- the transform --------------------------------------------------------------------------------------------------- */
 
 /* Columns that one step of the transform holds in registers, sixteen vectors. */
 #if defined(TE_ISA_avx512)
@@ -164,6 +147,8 @@ enum { LANES = 16 };
 enum { LANES = 8 };
 #endif
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef uint32_t lane_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t lane_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
 
 /* te_hadamard16 down the columns, but for the last multiplication. */
 TE_INLINE void butterflies(lanes v[TE_GROUP])
@@ -186,23 +171,107 @@ TE_INLINE void signs(lanes v[TE_GROUP])
     for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
 }
 
-/* The columns of 16 rows, `width` apart: signs before or after, and times 1/4. What follows the last of n columns up
- * to a whole vector is transformed too; the memory is there. */
-TE_INLINE void transform_columns(float *values, int width, int n, bool back)
+/* te_amax of each lane. */
+TE_INLINE void lanes_amax(lanes *most, const lanes *v)
 {
-    for (int j = 0; j < n; j += LANES) {
-        lanes v[TE_GROUP];
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
-        if (!back) signs(v);
-        butterflies(v);
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
-        if (back) signs(v);
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
-    }
+    lanes size = (lanes)((lane_bits)*v & 0x7fffffffu);
+#if defined(TE_ISA_avx512)
+    *most = (lanes)_mm512_max_ps((__m512)size, (__m512)*most); /* the second where one is a NaN */
+#else
+    lane_bits larger = (lane_bits)(size > *most);
+    *most = (lanes)(((lane_bits)size & larger) | ((lane_bits)*most & ~larger));
+#endif
 }
+
+/* One vector of a row. */
+TE_INLINE void lanes_from_f32(lanes *v, const float *x) { memcpy(v, x, sizeof *v); }
+TE_INLINE void lanes_to_f32(float *x, const lanes *v) { memcpy(x, v, sizeof *v); }
+
+TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
+{
+    lane_halves h;
+    memcpy(&h, x, sizeof h);
+    *v = (lanes)(__builtin_convertvector(h, lane_bits) << 16);
+}
+
+/* As te_f32_to_bf16. */
+TE_INLINE void lanes_to_bf16(uint16_t *x, const lanes *v)
+{
+    lane_bits bits = (lane_bits)*v, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
+    lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u);
+    lane_halves h = __builtin_convertvector((nan & is_nan) | (rounded & ~is_nan), lane_halves);
+    memcpy(x, &h, sizeof h);
+}
+
+TE_INLINE void lanes_from_f16(lanes *v, const uint16_t *x)
+{
+    float values[LANES];
+    for (int k = 0; k < LANES; k++) values[k] = te_f16_to_f32(x[k]);
+    memcpy(v, values, sizeof *v);
+}
+
+TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
+{
+    float values[LANES];
+    memcpy(values, v, sizeof *v);
+    for (int k = 0; k < LANES; k++) x[k] = te_f32_to_f16(values[k]);
+}
+
+/* The amax of what is rounded is that of what is not, rounded. */
+#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                        \
+    DEFINE_FORMAT(dtype, type, LOAD, e4m3, TE_E4M3_CODE)                                                               \
+    DEFINE_FORMAT(dtype, type, LOAD, e5m2, TE_E5M2_CODE)                                                               \
+    DEFINE_FORMAT(dtype, type, LOAD, e2m1, TE_E2M1_CODE)                                                               \
+    static void stochastic_##dtype(uint8_t *restrict codes, const void *data, const float *restrict multipliers,       \
+                                   int64_t block, const uint8_t *restrict random, int64_t n)                           \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = te_stochastic_##dtype(codes, x, multipliers, block, random, n); j < n; j++)                   \
+            codes[j] = te_f32_to_e2m1_stochastic(LOAD(x[j]) * multipliers[j / block], random[j]);                      \
+    }                                                                                                                  \
+    static void load_##dtype(float *restrict values, const void *data, int64_t n)                                      \
+    {                                                                                                                  \
+        const type *restrict x = data;                                                                                 \
+        for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
+    }                                                                                                                  \
+    TE_INLINE void columns_##dtype(lanes v[TE_GROUP], const type *x, int64_t stride, int rows, int n)                  \
+    {                                                                                                                  \
+        if (rows < TE_GROUP || n < LANES) {                                                                            \
+            type staged[TE_GROUP][LANES] = {{0}};                                                                      \
+            size_t there = (size_t)(n < LANES ? n : LANES) * sizeof *x;                                                \
+            for (int i = 0; i < rows; i++) memcpy(staged[i], x + i * stride, there);                                   \
+            for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], staged[i]);                                   \
+        } else {                                                                                                       \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], x + i * stride);     \
+        }                                                                                                              \
+        signs(v);                                                                                                      \
+        butterflies(v);                                                                                                \
+        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                     \
+    }                                                                                                                  \
+    static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        type *to = values;                                                                                             \
+        for (int j = 0; j < n; j += LANES) {                                                                           \
+            lanes v[TE_GROUP];                                                                                         \
+            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_to_##dtype(to + i * width + j, &v[i]);   \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static float transform_amax_##dtype(const void *data, int64_t stride, int rows, int n)                             \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        lanes most = {0};                                                                                              \
+        float amax = 0;                                                                                                \
+        for (int j = 0; j < n; j += LANES) {                                                                           \
+            lanes v[TE_GROUP];                                                                                         \
+            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
+                lanes_amax(&most, &v[i]);                                                                              \
+        }                                                                                                              \
+        for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
+        return ROUND(amax);                                                                                            \
+    }
 
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
 #define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
@@ -235,30 +304,12 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
         }
 }
 
-/* The value of the code of x: the same sum as in te_code, and the power of two taken away again. */
-TE_INLINE float round_to_e2m1(float x)
-{
-    uint32_t bits = te_f32_bits(x), size = bits & 0x7fffffffu, most = size < 0x40c00000u ? size : 0x40c00000u;
-    uint32_t exponent = most & 0x7f800000u;
-    float unit = te_f32_from_bits((exponent > 0x3f800000u ? exponent : 0x3f800000u) + (22u << 23));
-    float rounded = (te_f32_from_bits(most) + unit) - unit;
-    return te_f32_from_bits(te_f32_bits(rounded) | (size > 0x7f800000u ? 0u : bits & 0x80000000u));
-}
-
-static void errors(float *restrict e, const float *restrict x, int n, float multiplier, float factor, float amax,
-                   float most, bool squared)
-{
-    for (int j = 0; j < n; j++) e[j] = round_to_e2m1(x[j] * multiplier) * factor * amax / most - x[j];
-    for (int j = 0; j < n && squared; j++) e[j] *= e[j];
-    for (int j = 0; j < n && !squared; j++) e[j] = te_f32_from_bits(te_f32_bits(e[j]) & 0x7fffffffu);
-}
-
 /* --- random bytes ------------------------------------------------------------------------------------------------- */
 
 static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n)
 {
     enum { AT_ONCE = 64 };
-    for (int j = 0; j < n; j += AT_ONCE) {
+    for (int j = (int)te_random_down(bytes, width, rng, first, step, n); j < n; j += AT_ONCE) {
         uint32_t words[4][AT_ONCE];
         int count = n - j < AT_ONCE ? n - j : AT_ONCE;
         for (int k = 0; k < AT_ONCE; k++) {
@@ -273,7 +324,7 @@ static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t firs
 static void random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
 {
     enum { AT_ONCE = 16 };
-    for (int64_t j = 0; j < n; j += AT_ONCE) {
+    for (int64_t j = te_random_along(bytes, rng, first, n); j < n; j += AT_ONCE) {
         uint32_t words[AT_ONCE][4];
         int64_t count = n - j < AT_ONCE ? n - j : AT_ONCE;
         for (int k = 0; k < AT_ONCE; k++) {
@@ -384,7 +435,20 @@ static void multiply(float *restrict values, float factor, int64_t n)
     for (int64_t j = 0; j < n; j++) values[j] *= factor;
 }
 
-static void transform_back(float *values, int width, int n) { transform_columns(values, width, n, true); }
+static void transform_back(float *values, int width, int n)
+{
+    for (int j = 0; j < n; j += LANES) {
+        lanes v[TE_GROUP];
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
+        butterflies(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
+        signs(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
+    }
+}
 
 static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t n)
 {
@@ -404,7 +468,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
         .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
         .stochastic = stochastic_##dtype,                                                                              \
-        .load = load_##dtype, .transform = transform_##dtype                                                           \
+        .load = load_##dtype, .transform = transform_##dtype, .transform_amax = transform_amax_##dtype                 \
     }
 
 const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {

@@ -1,0 +1,131 @@
+/* quantize_random.h - stochastic rounding of many elements at once, and its random bytes, for quantize_blocks.c.
+ *
+ * Philox goes on eight counters side by side: a word stands in the low half of 64 bits, where the multiplication of low halves
+ * wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic give the same bytes.
+ */
+#ifndef TE_KERNELS_CPU_QUANTIZE_RANDOM_H
+#define TE_KERNELS_CPU_QUANTIZE_RANDOM_H
+
+#include "kernels/philox.h"
+#include "quantize_codes.h"
+
+#if defined(TE_ISA_avx512)
+
+typedef struct te_words8 {
+    __m512i word[4]; /* low halves */
+} te_words8;
+
+/* Of eight counters, relative to rng.offset. */
+TE_INLINE te_words8 te_philox8(te_rng rng, __m512i counters)
+{
+    const __m512i a = _mm512_set1_epi64(0xd2511f53), b = _mm512_set1_epi64(0xcd9e8d57);
+    __m512i c0 = _mm512_add_epi64(counters, _mm512_set1_epi64((int64_t)rng.offset)), c1 = _mm512_srli_epi64(c0, 32);
+    __m512i c2 = _mm512_set1_epi64((int64_t)rng.stream), c3 = _mm512_srli_epi64(c2, 32);
+    uint32_t k0 = (uint32_t)rng.seed, k1 = (uint32_t)(rng.seed >> 32);
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        __m512i high = _mm512_mul_epu32(a, c0), low = _mm512_mul_epu32(b, c2);
+        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c1, _mm512_set1_epi32((int)k0), 0x96); /* xor */
+        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(high, 32), c3, _mm512_set1_epi32((int)k1), 0x96);
+        c1 = low;
+        c3 = high;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return (te_words8){{c0, c1, c2, c3}};
+}
+
+/* The two words of every counter side by side. */
+TE_INLINE __m512i te_join(__m512i first, __m512i second)
+{
+    return _mm512_mask_blend_epi32(0xaaaa, first, _mm512_slli_epi64(second, 32));
+}
+
+/* Sixteen bytes of each of n counters; the number of counters done, a multiple of 8. */
+TE_INLINE int64_t te_random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
+{
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); /* interleaving puts them right */
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8, bytes += 128) {
+        te_words8 w = te_philox8(rng, _mm512_add_epi64(order, _mm512_set1_epi64((int64_t)first + i)));
+        __m512i low = te_join(w.word[0], w.word[1]), high = te_join(w.word[2], w.word[3]);
+        _mm512_storeu_si512(bytes, _mm512_unpacklo_epi64(low, high));
+        _mm512_storeu_si512(bytes + 64, _mm512_unpackhi_epi64(low, high));
+    }
+    return i;
+}
+
+/* The same for counters `step` apart, byte k of counter j to bytes[k * width + j]; a multiple of 16. */
+TE_INLINE int64_t te_random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int64_t n)
+{
+    const __m512i evens = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), steps = _mm512_set1_epi64((int64_t)step);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512i from = _mm512_set1_epi64((int64_t)(first + step * (uint64_t)i));
+        __m512i even = _mm512_add_epi64(from, _mm512_mullo_epi64(evens, steps));
+        te_words8 a = te_philox8(rng, even), b = te_philox8(rng, _mm512_add_epi64(even, steps));
+#pragma GCC unroll 4
+        for (int w = 0; w < 4; w++) {
+            __m512i words = te_join(a.word[w], b.word[w]);
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++)
+                _mm_storeu_si128((__m128i *)(bytes + (4 * w + k) * width + i),
+                                 _mm512_cvtepi32_epi8(_mm512_srli_epi32(words, (unsigned)(8 * k))));
+        }
+    }
+    return i;
+}
+
+/* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus random units
+ * count steps when cut off. What is too large for an integer becomes one that is larger than all. */
+TE_INLINE __m512i te_stochastic_16(__m512 x, const uint8_t *random)
+{
+    __m512i bits = _mm512_castps_si512(x), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i least = _mm512_set1_epi32(0x3f800000);
+    __m512i exponent = _mm512_and_si512(size, _mm512_set1_epi32(0x7f800000));
+    exponent = _mm512_min_epi32(_mm512_max_epi32(exponent, least), _mm512_set1_epi32(0x40800000));
+    __m512 unit = _mm512_castsi512_ps(_mm512_sub_epi32(exponent, _mm512_set1_epi32(9 << 23)));
+    __m512 steps = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0x7f800000), exponent)); /* 2 / power */
+    __m512 units = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)random)));
+    __m512 raised = _mm512_add_ps(_mm512_castsi512_ps(size), _mm512_mul_ps(units, unit)); /* an exact product */
+    __m512i code = _mm512_cvttps_epi32(_mm512_mul_ps(raised, steps));
+    code = _mm512_add_epi32(code, _mm512_srli_epi32(_mm512_sub_epi32(exponent, least), 22));
+    code = _mm512_min_epu32(code, _mm512_set1_epi32(7));
+    __mmask16 numbers = _mm512_cmple_epu32_mask(size, _mm512_set1_epi32(0x7f800000));
+    __m512i sign = _mm512_maskz_srli_epi32(numbers, bits, 28);
+    return _mm512_ternarylogic_epi32(sign, _mm512_set1_epi32(8), code, 0xea); /* a & b | c */
+}
+
+/* n elements but for the last of fewer than 16. Blocks of one element, of multiples of 16, or one of n. */
+#define TE_DEFINE_STOCHASTIC(dtype, type, LOAD)                                                                        \
+    TE_INLINE int64_t te_stochastic_##dtype(uint8_t *codes, const type *x, const float *multipliers, int64_t block,    \
+                                            const uint8_t *random, int64_t n)                                          \
+    {                                                                                                                  \
+        if (block % 16 != 0 && block != 1 && block < n) return 0;                                                      \
+        for (int64_t i = 0, end = block; i + 16 <= n; i += 16) {                                                       \
+            if (block > 1 && i == end) end += block, multipliers++;                                                    \
+            __m512 m = block == 1 ? _mm512_loadu_ps(multipliers + i) : _mm512_set1_ps(*multipliers);                   \
+            __m512i code = te_stochastic_16(_mm512_mul_ps(LOAD(x + i), m), random + i);                                \
+            _mm_storeu_si128((__m128i *)(codes + i), _mm512_cvtepi32_epi8(code));                                      \
+        }                                                                                                              \
+        return n - n % 16;                                                                                             \
+    }
+
+TE_INLINE __m512 te_load_bf16(const uint16_t *x)
+{
+    __m256i halves = _mm256_loadu_si256((const __m256i *)x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+TE_DEFINE_STOCHASTIC(f32, float, _mm512_loadu_ps)
+TE_DEFINE_STOCHASTIC(bf16, uint16_t, te_load_bf16)
+#else
+#define te_random_along(bytes, rng, first, n)             0
+#define te_random_down(bytes, width, rng, first, step, n) 0
+#define te_stochastic_f32(codes, x, m, block, random, n)  0
+#define te_stochastic_bf16(codes, x, m, block, random, n) 0
+#endif
+
+#define te_stochastic_f16(codes, x, m, block, random, n) 0
+
+#endif

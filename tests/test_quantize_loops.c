@@ -1,0 +1,148 @@
+/* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte for byte:
+ * maxima of blocks, random bytes, stochastic rounding, the transform, errors of candidates. Sources hold ordinary values, or
+ * any bits at all: infinities, NaNs, subnormal numbers. */
+#include "kernels/cpu/quantize_blocks.h"
+#include "test.h"
+
+enum { ROWS = 16, COLUMNS = 1111, WIDTH = 1120, N = ROWS * COLUMNS };
+
+static float floats[N], factors[N], found[2][ROWS * WIDTH];
+static uint16_t halves[N];
+static uint8_t bytes[2][ROWS * WIDTH];
+static uint64_t state = 0x9e3779b97f4a7c15u;
+
+static const void *source(int dtype) { return dtype == 0 ? (const void *)floats : halves; }
+
+static const void *row(int dtype, int i)
+{
+    return (const char *)source(dtype) + (size_t)(i * COLUMNS) * (dtype == 0 ? sizeof(float) : sizeof(uint16_t));
+}
+
+/* any: of a hundred values, how many are bits drawn at random. */
+static void fill(int dtype, int any)
+{
+    for (int i = 0; i < N; i++) {
+        bool wild = test_random(&state) % 100 < (uint64_t)any;
+        float x = (float)test_uniform(&state, -8, 8);
+        floats[i] = wild ? te_f32_from_bits((uint32_t)test_random(&state)) : x;
+        halves[i] = wild ? (uint16_t)test_random(&state) : dtype == 1 ? te_f32_to_bf16(x) : te_f32_to_f16(x);
+        factors[i] = ldexpf((float)test_uniform(&state, 0.5, 1), (int)(test_random(&state) % 9) - 4);
+    }
+}
+
+static void same(const char *what, int dtype, int any, int64_t block, const void *a, const void *b, size_t size)
+{
+    CHECK_MSG(memcmp(a, b, size) == 0, "%s: dtype %d, %d%% of any bits, blocks of %lld", what, dtype, any, (long long)block);
+}
+
+static void check_maxima(const te_quantize_blocks *both[2], int dtype, int any)
+{
+    static const int64_t blocks[] = {16, 32, 48, 128, COLUMNS};
+    for (size_t k = 0; k < sizeof blocks / sizeof *blocks; k++) {
+        memset(found, 0xa5, sizeof found);
+        for (int v = 0; v < 2; v++)
+            for (int i = 0; i < ROWS; i++)
+                both[v]->of[dtype].amax_along(found[v] + i * WIDTH, row(dtype, i), COLUMNS, blocks[k]);
+        same("amax_along", dtype, any, blocks[k], found[0], found[1], sizeof found[0]);
+    }
+    for (int v = 0; v < 2; v++) both[v]->of[dtype].amax_down(found[v], source(dtype), COLUMNS, ROWS, COLUMNS);
+    same("amax_down", dtype, any, ROWS, found[0], found[1], sizeof found[0]);
+}
+
+static void check_stochastic(const te_quantize_blocks *both[2], int dtype, int any)
+{
+    static const int64_t blocks[] = {1, 16, 24, 64, COLUMNS};
+    static uint8_t random[COLUMNS];
+    for (int j = 0; j < COLUMNS; j++) random[j] = (uint8_t)test_random(&state);
+    for (size_t k = 0; k < sizeof blocks / sizeof *blocks; k++) {
+        memset(bytes, 0xa5, sizeof bytes);
+        for (int v = 0; v < 2; v++)
+            for (int i = 0; i < ROWS; i++)
+                both[v]->of[dtype].stochastic(bytes[v] + i * WIDTH, row(dtype, i), factors, blocks[k], random, COLUMNS);
+        same("stochastic", dtype, any, blocks[k], bytes[0], bytes[1], sizeof bytes[0]);
+    }
+}
+
+/* Of two NaNs a sum keeps either: all become the same one, as all have the same code. */
+static void one_nan(int dtype, void *x)
+{
+    float *wide = x;
+    uint16_t *narrow = x;
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        if (dtype == 0 && wide[i] != wide[i]) wide[i] = NAN;
+        if (dtype != 0 && (narrow[i] & 0x7fff) > (dtype == 1 ? 0x7f80 : 0x7c00)) narrow[i] = 0x7fff;
+    }
+}
+
+static void check_transform(const te_quantize_blocks *both[2], int dtype, int any)
+{
+    size_t size = dtype == 0 ? sizeof(float) : sizeof(uint16_t);
+    for (int rows = ROWS; rows > 0; rows -= 5) {
+        float amax[2];
+        for (int v = 0; v < 2; v++) {
+            both[v]->of[dtype].transform(found[v], WIDTH, source(dtype), COLUMNS, rows, COLUMNS);
+            amax[v] = both[v]->of[dtype].transform_amax(source(dtype), COLUMNS, rows, COLUMNS);
+            one_nan(dtype, found[v]);
+        }
+        for (int i = 0; i < ROWS; i++) {
+            const char *a = (const char *)found[0] + (size_t)(i * WIDTH) * size, *b = a + ((char *)found[1] - (char *)found[0]);
+            same("transform", dtype, any, rows, a, b, COLUMNS * size);
+        }
+        same("transform_amax", dtype, any, rows, &amax[0], &amax[1], sizeof amax[0]);
+        for (int i = 0; i < ROWS; i++) { /* and that of what was transformed */
+            const char *line = (const char *)found[0] + (size_t)(i * WIDTH) * size;
+            both[1]->of[dtype].amax_along(found[1] + i, line, COLUMNS, COLUMNS);
+        }
+        amax[1] = 0;
+        for (int i = 0; i < ROWS; i++) amax[1] = te_amax(amax[1], found[1][i]);
+        same("amax of the transformed", dtype, any, rows, &amax[0], &amax[1], sizeof amax[0]);
+    }
+}
+
+static void check_errors(const te_quantize_blocks *both[2], int any)
+{
+    for (int turn = 0; turn < 64; turn++) {
+        int lines = turn % 4 == 3 ? 7 : 16, n = turn % 8 == 5 ? 11 : 16;
+        te_error_rule rule = {.multipliers = factors + turn, .factors = factors + 100 + turn, .amax = 3.1f * (float)(1 + turn),
+                              .most = turn % 2 ? 6 * 448.0f : 6 * 256.0f, .squared = turn % 3 == 0};
+        float same_factor[16], sums[2][16] = {{0}};
+        for (int i = 0; i < 16; i++) same_factor[i] = factors[turn];
+        if (turn % 5 == 0) rule.factors = same_factor;
+        for (int v = 0; v < 2; v++) both[v]->errors(sums[v], &rule, floats + turn, COLUMNS, lines, n);
+        for (int i = 0; i < lines; i++) /* a NaN of either kind is a NaN */
+            CHECK_MSG(sums[0][i] == sums[1][i] || (sums[0][i] != sums[0][i] && sums[1][i] != sums[1][i]),
+                      "errors, turn %d, %d%% of any bits, line %d: %g, not %g", turn, any, i, (double)sums[0][i],
+                      (double)sums[1][i]);
+    }
+}
+
+static void check_random(const te_quantize_blocks *both[2])
+{
+    static const te_rng rngs[] = {{.seed = 1}, {.seed = 0x123456789abcdefu, .stream = 0xfedcba9876543210u,
+                                                .offset = 0xfffffff0u}, {.seed = 5, .offset = UINT64_MAX - 40}};
+    for (size_t r = 0; r < sizeof rngs / sizeof *rngs; r++)
+        for (int n = 1; n < 70; n += 4) {
+            memset(bytes, 0xa5, sizeof bytes);
+            for (int v = 0; v < 2; v++) both[v]->random_along(bytes[v], rngs[r], 0xffffffff9u, n);
+            same("random_along", 0, 0, n, bytes[0], bytes[1], sizeof bytes[0]);
+            for (int v = 0; v < 2; v++) both[v]->random_down(bytes[v], WIDTH, rngs[r], 77, 0x3fffffffu, n);
+            same("random_down", 0, 0, n, bytes[0], bytes[1], sizeof bytes[0]);
+        }
+}
+
+int main(void)
+{
+    te_exec exec = test_exec_open(1);
+    const te_quantize_blocks *both[2] = {te_quantize_blocks_of(&exec), &te_quantize_blocks_portable};
+    for (int dtype = 0; dtype < TE_SOURCES; dtype++)
+        for (int any = 0; any <= 100; any += any < 2 ? 1 : 49) {
+            fill(dtype, any);
+            check_maxima(both, dtype, any);
+            check_stochastic(both, dtype, any);
+            check_transform(both, dtype, any);
+            if (dtype == 0) check_errors(both, any);
+        }
+    check_random(both);
+    test_exec_close(&exec);
+    return TEST_END();
+}

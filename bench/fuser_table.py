@@ -18,21 +18,22 @@ def cases(path):
             key = tuple(line[name] for name in ("model", "dtype", "width", "tokens", "threads"))
             rows.setdefault(key, {}).setdefault(line["mode"], []).append(line)
     return {key: {mode: {name: statistics.median(line[name] for line in lines)
-                         for name in ("ms", "bytes", "plan_bytes", "y_norm", "grad_norm") if name in lines[0]}
+                         for name in ("ms", "bytes", "plan_bytes", "at_most", "y_norm", "grad_norm") if name in lines[0]}
                   for mode, lines in modes.items()} for key, modes in rows.items()}
 
 
 def table(path):
-    head = ("model", "dtype", "width", "tokens", "threads", "fused", "unfused", "eager", "compile", "unf/fus",
+    head = ("model", "dtype", "width", "tokens", "threads", "fused", "unfused", "eager", "compile", "unf/fus", "at most",
             "eag/fus", "com/fus", "moved", "plan", "moved/plan", "unfused MB")
     print("times in ms, bytes of the fused step in MB")
-    print(("%-6s %-5s %5s %6s %7s" + " %8s" * 4 + " %7s" * 3 + " %8s %8s %10s %10s") % head)
+    print(("%-6s %-5s %5s %6s %7s" + " %8s" * 4 + " %7s" * 4 + " %8s %8s %10s %10s") % head)
     for key, modes in cases(path).items():
         fused, unfused = modes["fused"], modes["unfused"]
         peers = [modes.get(mode, {}).get("ms") for mode in ("eager", "compile")]
         times = [fused["ms"], unfused["ms"]] + peers
         cells = ["%8.3f" % t if t else "%8s" % "-" for t in times]
-        cells += ["%7.2f" % (t / fused["ms"]) if t else "%7s" % "-" for t in times[1:]]
+        ratios = [unfused["ms"] / fused["ms"], unfused.get("at_most")] + [t / fused["ms"] if t else None for t in peers]
+        cells += ["%7.2f" % r if r else "%7s" % "-" for r in ratios]
         cells += ["%8.2f" % (fused["bytes"] / 1e6), "%8.2f" % (fused["plan_bytes"] / 1e6),
                   "%10.3f" % (fused["bytes"] / fused["plan_bytes"]), "%10.2f" % (unfused["bytes"] / 1e6)]
         print("%-6s %-5s %5d %6d %7d" % key, *cells)

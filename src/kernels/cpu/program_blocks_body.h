@@ -75,7 +75,7 @@ TE_UNARY(sigmoid, TE_REAL_FN(sigmoid)(x))
 TE_UNARY(erf, TE_REAL_FN(erf)(x))
 TE_UNARY(isnan, x != x ? (te_real)1 : (te_real)0)
 TE_UNARY(isfinite, x - x == 0 ? (te_real)1 : (te_real)0)
-TE_UNARY(to_bf16, (te_real)te_bf16_to_f32(TE_REAL_FN(to_bf16)(x)))
+TE_UNARY(to_bf16, (te_real)TE_REAL_FN(round_bf16)(x))
 TE_UNARY(to_f16, (te_real)te_f16_to_f32(TE_REAL_FN(to_f16)(x)))
 TE_UNARY(to_f32, (te_real)(float)x)
 

@@ -33,6 +33,7 @@ static inline double sigmoid64(double x)
 #define f64_erf       erf
 #define f64_pow       pow
 #define f64_to_bf16   te_f64_to_bf16
+#define f64_round_bf16(x) te_bf16_to_f32(te_f64_to_bf16(x))
 #define f64_to_f16    te_f64_to_f16
 #define f64_to_f8e4m3 te_f64_to_f8e4m3
 #define f64_to_f8e5m2 te_f64_to_f8e5m2

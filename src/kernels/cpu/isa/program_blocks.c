@@ -24,6 +24,7 @@ typedef float te_real;
 #define f32_erf       te_erf
 #define f32_pow       te_pow
 #define f32_to_bf16   te_f32_to_bf16
+#define f32_round_bf16 te_f32_round_bf16
 #define f32_to_f16    te_f32_to_f16
 #define f32_to_f8e4m3 te_f32_to_f8e4m3
 #define f32_to_f8e5m2 te_f32_to_f8e5m2

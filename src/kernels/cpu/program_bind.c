@@ -157,6 +157,38 @@ static void settle_streams(te_walker *w, int output)
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 
+/* Whether tensors and one chain are all there is: then registers are used only between its links. */
+static bool is_chain_of_tensors(const te_walker *w)
+{
+    const te_plan *plan = w->plan;
+    int            chains = 0;
+    for (int s = 0; s < plan->n_steps; s++) {
+        const te_step          *step = &plan->steps[s];
+        const te_bound_operand *operand = &w->operands[step->operand > 0 ? step->operand : 0];
+        if (step->kind == TE_STEP_LOAD) {
+            if (!operand->in_place && !te_walker_takes_half(step, operand)) return false;
+        } else if (step->kind == TE_STEP_STORE) {
+            if (operand->present && w->direct[step->operand - w->job->program->n_inputs] != step->arg[0]) return false;
+        } else if (step->kind == TE_STEP_OP && step->chain_end && chains++ == 0) {
+            s = step->chain_end - 1;
+        } else {
+            return false;
+        }
+    }
+    return chains == 1;
+}
+
+/* Short windows keep their registers in L1 beside the tensors that pass through it. */
+static void settle_window(te_walker *w)
+{
+    enum { WINDOW = 512 };
+    const te_job *job = w->job;
+    size_t        strip = w->blocks->strip, most = job->tile_columns < WINDOW ? (size_t)job->tile_columns : WINDOW;
+    w->window = 0;
+    if (strip && job->kind == TE_PLAN_ROW && !job->compiled->reduces_rows && is_chain_of_tensors(w))
+        w->window = most / strip * strip;
+}
+
 void te_walker_uniform_value(te_walker *w, int v)
 {
     const te_run  *run = w->job->run;
@@ -192,4 +224,5 @@ void te_walker_bind(te_walker *w)
         w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;
         settle_streams(w, o);
     }
+    settle_window(w);
 }

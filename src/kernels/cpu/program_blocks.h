@@ -84,8 +84,8 @@ typedef struct te_blocks {
                          size_t columns); /* sums[j] += each row's [j] */
 
     size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
-    /* n elements, a multiple of strip; form[i]: te_slot_form of slot i. */
-    void (*chain)(const struct te_link *links, char *const *slot, const uint8_t *form, size_t n);
+    /* n elements, a multiple of strip, of which registers hold a window; form[i]: te_slot_form of slot i. */
+    void (*chain)(const struct te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window);
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

@@ -15,6 +15,10 @@
  * and every such combination, so a chain decides nothing while it runs. Tensors of bfloat16 need not be loaded first:
  * the block is the tensor itself (HALF). Likewise a KEEP may round acc to a tensor of bfloat16. Elements behind the last
  * whole strip of a tile are done by the operations' block functions; the bits are the same.
+ *
+ * Binding links to a tile takes as long as some hundred elements. Where a chain is all there is to a program, and all that
+ * it loads and stores are tensors, one tile is a whole chunk: the chain goes over it in *windows*, in which tensors go on
+ * and registers, only used between its links, begin anew.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_CHAIN_H
 #define TE_KERNELS_CPU_PROGRAM_CHAIN_H
@@ -32,8 +36,13 @@ typedef struct te_link {
 } te_link;
 
 /* What a slot's memory is while a chain runs, unless it is just values: a tensor of bfloat16; an output too large for the
- * caches, written past them, which saves reading its lines first. */
-typedef enum te_slot_form { TE_FORM_HALF = 1, TE_FORM_STREAM = 2 } te_slot_form;
+ * caches, written past them, which saves reading its lines first; any tensor, so that it goes on behind the tile. */
+typedef enum te_slot_form {
+    TE_FORM_HALF = 1,
+    TE_FORM_STREAM = 2,
+    TE_FORM_TENSOR = 4,
+    TE_FORM_CHAINED = TE_FORM_HALF | TE_FORM_STREAM /* what links can handle and block functions cannot */
+} te_slot_form;
 
 enum {
     TE_LINK_KEEP = TE_BLOCK_OPS,

@@ -85,6 +85,7 @@ struct te_bound_link {
         char   *block;
         te_real number;
     } arg[3];
+    uint8_t moves[3]; /* bytes per element by which each goes on from window to window */
 };
 
 #define NEXT_LINK link[1].run(a0, a1, a2, a3, link + 1, at)
@@ -312,12 +313,18 @@ static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
     ROW_PAIR(MUL, SUB, mul_sub), ROW_PAIR(MUL, FROM, mul_from), ROW_PAIR(MUL, MUL, mul_mul),
 };
 
+static uint8_t moves_of(uint8_t form)
+{
+    return form & TE_FORM_TENSOR ? (form & TE_FORM_HALF ? sizeof(uint16_t) : sizeof(te_real)) : 0;
+}
+
 /* Where the arguments of a link are at this tile, and which function takes them from there. */
 static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const uint8_t *form)
 {
     int from[3] = {TE_FROM_ACC, TE_FROM_ACC, TE_FROM_ACC};
     for (int k = 0; k < 3; k++) {
         int32_t arg = link->arg[k];
+        bound->moves[k] = arg < 0 || link->number >> k & 1 ? 0 : moves_of(form[arg]);
         if (arg < 0) continue;
         from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : form[arg] & TE_FORM_HALF ? TE_FROM_HALF : TE_FROM_BLOCK;
         if (from[k] == TE_FROM_NUMBER) bound->arg[k].number = *(const te_real *)slot[arg];
@@ -334,6 +341,8 @@ static int bind_links(te_bound_link *bound, const te_link *link, char *const *sl
     if (link->op == TE_LINK_KEEP) {
         char *to = bound->arg[0].block = slot[link->arg[0]];
         bool  half = form[link->arg[0]] & TE_FORM_HALF;
+        bound->moves[0] = moves_of(form[link->arg[0]]);
+        bound->moves[1] = bound->moves[2] = 0;
         bool  streamed = (form[link->arg[0]] & TE_FORM_STREAM) && (uintptr_t)to % 64 == 0;
         bound->run = streamed ? (half ? link_stream_half : link_stream) : half ? link_keep_half : link_keep;
         return 1;
@@ -353,12 +362,34 @@ static int bind_links(te_bound_link *bound, const te_link *link, char *const *sl
     return 2;
 }
 
-static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n)
+typedef struct te_moving {
+    char **block;
+    size_t step;
+} te_moving;
+
+/* The arguments that go on from window to window. Returns how many. */
+static int find_moving(te_moving *moving, te_bound_link *bound, int count, size_t window)
+{
+    int n = 0;
+    for (int l = 0; l < count; l++)
+        for (int k = 0; k < 3; k++)
+            if (bound[l].moves[k]) moving[n++] = (te_moving){&bound[l].arg[k].block, bound[l].moves[k] * window};
+    return n;
+}
+
+static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window)
 {
     te_bound_link bound[2 * TE_CHAIN_MAX];
+    te_moving     moving[2 * 3 * TE_CHAIN_MAX];
     te_strip_part none = {0};
-    int           count = 0;
+    int           count = 0, n_moving = 0;
     for (; links->op != TE_LINK_END; links++) count += bind_links(&bound[count], links, slot, form);
     bound[count].run = link_end;
-    for (size_t i = 0; i < n; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
+    if (window < n) n_moving = find_moving(moving, bound, count, window);
+    for (;; n -= window) {
+        size_t here = n < window ? n : window;
+        for (size_t i = 0; i < here; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
+        if (n <= window) return;
+        for (int i = 0; i < n_moving; i++) *moving[i].block += moving[i].step;
+    }
 }

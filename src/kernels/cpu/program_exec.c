@@ -10,7 +10,7 @@ static bool wants_chain(const te_walker *w, const te_step *step)
 {
     uint8_t form = w->form[step->dst];
     for (int k = 0; k < 3; k++) form |= step->arg[k] >= 0 ? w->form[step->arg[k]] : 0;
-    return form != 0;
+    return form & TE_FORM_CHAINED;
 }
 
 bool te_walker_takes_chain(const te_walker *w, int first)
@@ -40,7 +40,8 @@ bool te_walker_point_output(te_walker *w, int output)
     const te_bound_operand *out = &w->operands[index];
     bool                    chains = te_walker_chains(w), there = out->in_place || chains;
     if (slot < 0) return false;
-    w->form[slot] = !chains ? 0 : (out->in_place ? 0 : TE_FORM_HALF) | (out->streamed ? TE_FORM_STREAM : 0);
+    w->form[slot] = (there ? TE_FORM_TENSOR : 0) |
+                    (!chains ? 0 : (out->in_place ? 0 : TE_FORM_HALF) | (out->streamed ? TE_FORM_STREAM : 0));
     w->slot[slot] = there ? te_walker_tile(w, out, index) : te_walker_register(w, slot);
     return there;
 }
@@ -60,8 +61,9 @@ static void run_tiles(te_walker *w, int first_step, int last_step, int64_t first
 {
     w->column = first;
     do {
-        int64_t left = last - w->column;
-        w->tile_columns = (size_t)(left < w->job->tile_columns ? left : w->job->tile_columns);
+        size_t left = (size_t)(last - w->column), most = (size_t)w->job->tile_columns, strip = w->blocks->strip;
+        if (w->window && left >= strip) most = left / strip * strip;
+        w->tile_columns = left < most ? left : most;
         point_slots(w);
         run_steps(w, first_step, last_step);
         w->column += (int64_t)w->tile_columns;

@@ -81,7 +81,7 @@ bool te_walker_stored(const te_walker *w, const te_step *step)
 {
     const te_bound_operand *out = &w->operands[step->operand];
     bool                    direct = w->direct[step->operand - w->job->program->n_inputs] == step->arg[0];
-    return !out->present || (direct && (out->in_place || w->form[step->arg[0]]));
+    return !out->present || (direct && (out->in_place || w->form[step->arg[0]] & TE_FORM_HALF));
 }
 
 static void step_store(te_walker *w, const te_step *step)
@@ -165,11 +165,11 @@ static inline __attribute__((always_inline)) void fetch_next_row(const te_walker
 bool te_walker_point_load(te_walker *w, const te_step *step)
 {
     const te_bound_operand *in = &w->operands[step->operand];
-    bool                    half = step->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
-    w->form[step->dst] = half && te_walker_chains(w) ? TE_FORM_HALF : 0;
-    bool there = in->in_place || w->form[step->dst];
+    bool                    takes = te_walker_takes_half(step, in), half = takes && te_walker_chains(w);
+    bool                    there = in->in_place || half;
+    w->form[step->dst] = (half ? TE_FORM_HALF : 0) | (there ? TE_FORM_TENSOR : 0);
     if (there) w->slot[step->dst] = te_walker_tile(w, in, step->operand);
-    else if (half) w->slot[step->dst] = te_walker_register(w, step->dst);
+    else if (takes) w->slot[step->dst] = te_walker_register(w, step->dst);
     return there;
 }
 
@@ -253,7 +253,7 @@ void te_walker_chain(te_walker *w, int first)
     const te_blocks *blocks = w->blocks;
     const te_step   *step = &w->plan->steps[first], *end = &w->plan->steps[step->chain_end];
     size_t           n = w->tile_rows * w->tile_columns, left = n % blocks->strip, skip = n - left;
-    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip);
+    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip, w->window ? w->window : skip);
     for (; left && step < end; step++) {
         bool  half = w->form[step->dst] & TE_FORM_HALF;
         char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;

@@ -24,6 +24,7 @@ typedef struct te_walker {
     int64_t           at[TE_MAX_DIMS]; /* position in the outer dimensions */
     int64_t           row_number, column;
     size_t            tile_rows, tile_columns;
+    size_t            window;   /* elements of a register that serves a chain of any length, 0: tiles are as long as registers */
     int64_t           row_chunk;
     char             *parts;
 } te_walker;
@@ -37,6 +38,12 @@ static inline bool te_walker_chains(const te_walker *w)
 static inline char *te_walker_register(const te_walker *w, int32_t slot)
 {
     return w->registers + (size_t)w->plan->slots[slot].index * w->register_bytes;
+}
+
+/* Whether a load may leave bfloat16 to the links that read it. */
+static inline bool te_walker_takes_half(const te_step *load, const te_bound_operand *in)
+{
+    return load->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
 }
 
 static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }

@@ -4,9 +4,21 @@
 
 #include <string.h>
 
+/* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each other. */
+static void foresee_columns(const te_panel_job *p, te_panel x, int i)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    int shift = p->job.quantizer->element == TE_E2M1, bytes = x.rows >> shift;
+    for (int j = i; j < x.cols; j += x.rows) {
+        const uint8_t *to = side->data + (x.col + j) * side->row_stride + (x.row >> shift);
+        for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
+    }
+}
+
 /* Row i of the panel that comes next: rows of a panel are far apart, so that no machine foresees them. */
 static void foresee(const te_panel_job *p, te_panel x, int i)
 {
+    if (p->job.side[1].data && p->job.quantizer->transposed) foresee_columns(p, x, i);
     bool same_rows = x.col + TE_PANEL_COLS < p->job.cols;
     int64_t row = x.row + i + (same_rows ? 0 : x.rows), col = same_rows ? x.col + TE_PANEL_COLS : 0;
     const char *line = te_panel_source(p, row, col);

@@ -286,6 +286,16 @@ static void test_update(void)
     CHECK_MSG(run(rt, "o = te.optim.SGD({ p }, { lr = 1 })") == TETRAIN_OK, "%s", tetrain_error(rt));
     te_context_interrupt(tetrain_context(rt));
     CHECK(run(rt, "o:step()") == TETRAIN_OK && run(rt, "assert(p:detach():eq(-1):all():item())") == TETRAIN_OK);
+    for (int i = 0; i < 2; i++) { /* quantized in the pass, and after it */
+        const char *make[] = {"r = te.recipe.MXFP8BlockScaling {}", "r = te.recipe.Float8CurrentScaling {}"};
+        CHECK(run(rt, make[i]) == TETRAIN_OK);
+        CHECK(run(rt, "m = te.quantized_model_init({ recipe = r }, te.Linear, 512, 2048) w = m.weight") == TETRAIN_OK);
+        CHECK(run(rt, "te.no_grad(w.fill_, w, 1) w.grad = te.ones { 2048, 512 } m.bias.grad = te.ones { 2048 }") == TETRAIN_OK);
+        CHECK_MSG(run(rt, "o = te.optim.SGD(m, { lr = 1.5 }) o:step()") == TETRAIN_OK, "%s", tetrain_error(rt));
+        te_context_interrupt(tetrain_context(rt));
+        CHECK_MSG(run(rt, "o:step()") == TETRAIN_OK, "%s", tetrain_error(rt));
+        CHECK_MSG(run(rt, "assert(w:detach():eq(-2):all():item())") == TETRAIN_OK, "%s", tetrain_error(rt));
+    }
     tetrain_close(rt);
 }
 

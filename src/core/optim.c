@@ -79,16 +79,6 @@ te_operand te_optim_flat(const te_tensor *t)
     return o;
 }
 
-/* No interrupt ends an update: half a step is worse than a late end. */
-static te_status run_whole(te_exec *exec, te_program *program, const te_run *runs, int n)
-{
-    const atomic_int *interrupt = exec->interrupt;
-    exec->interrupt = NULL;
-    te_status status = exec->backend->program_run(exec, program, runs, n);
-    exec->interrupt = interrupt;
-    return status;
-}
-
 /* Every tensor of one parameter must be dense, of one size and on one device. */
 static te_status check_entry(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
 {
@@ -147,11 +137,12 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     return TE_OK;
 }
 
-/* A parameter that is stored quantized is quantized anew from its master. */
-static te_status finish_entry(const te_optim_group *g, int i, int n_states)
+/* A parameter that is stored quantized is quantized anew from its master where that has not happened in stripes. */
+static te_status finish_entry(const te_optim_group *g, int i, int n_states, const te_optim_stripes *stripes)
 {
     te_tensor *param = g->params[i];
-    te_status status = te_tensor_is_quantized(param) ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
+    bool left = te_tensor_is_quantized(param) && !te_optim_stripes_have(stripes, param);
+    te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
     bool mastered = g->masters && g->masters[i] && g->masters[i] != g->params[i];
     written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
     if (mastered) g->masters[i]->storage->version++;
@@ -179,6 +170,21 @@ static void bind_numbers(te_operand *in, const te_tensor *numbers, int k)
         in[i].data = (double *)in[i].data + k * N_NUMBERS + i;
         in[i].stride[0] = 0;
     }
+}
+
+/* Updates everything. No interrupt ends that: half a step is worse than a late end. */
+static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, const te_optim_batch *b,
+                           te_optim_stripes *stripes, int n_states, int n_groups, const te_optim_group *groups)
+{
+    const atomic_int *interrupt = exec->interrupt;
+    exec->interrupt = NULL;
+    te_status status = exec->backend->program_run(exec, program, b->runs, b->n);
+    if (status == TE_OK) status = te_optim_stripes_run(exec, program, stripes, b->inputs, b->outputs);
+    if (status != TE_OK) te_fail_exec(ctx, status, exec, program->name);
+    for (int k = 0; k < n_groups && status == TE_OK; k++)
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++) status = finish_entry(&groups[k], i, n_states, stripes);
+    exec->interrupt = interrupt;
+    return status;
 }
 
 /* All groups in one run of the backend: until that has begun nothing is written. Coefficients are `values`, or lie in
@@ -210,12 +216,10 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
             device = here;
         }
     }
-    if (status == TE_OK) {
-        status = run_whole(&device->exec, program, b.runs, n);
-        if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, utility->name);
-    }
-    for (int k = 0; k < n_groups && status == TE_OK; k++)
-        for (int i = 0; i < groups[k].n && status == TE_OK; i++) status = finish_entry(&groups[k], i, n_states);
+    te_optim_stripes stripes = {NULL, 0, 0};
+    if (status == TE_OK) status = te_optim_stripes_open(ctx, n_groups, groups, b.runs, &stripes);
+    if (status == TE_OK) status = run_whole(ctx, &device->exec, program, &b, &stripes, n_states, n_groups, groups);
+    te_optim_stripes_close(ctx, &stripes);
     te_mem_free(&ctx->mem, b.runs, b.bytes);
     return status;
 }

@@ -19,8 +19,9 @@ typedef struct te_sgd {
 } te_sgd;
 
 /* The tensors of one group, n of each kind, contiguous and of the parameter's size. states: exp_avg and exp_avg_sq for AdamW, the
- * momentum buffer for SGD (NULL without momentum). masters: NULL, or float32 copies (entries may be NULL) that are
- * updated in the parameters' stead, which then receive their rounding. */
+ * momentum buffer for SGD (NULL without momentum). masters: NULL, or float32 or bfloat16 copies (entries may be NULL) that
+ * are updated in the parameters' stead, which then receive their rounding; a parameter that is stored quantized needs one, and is
+ * quantized from it in the same pass or after it. */
 typedef struct te_optim_group {
     int               n;
     te_tensor *const *params, *const *grads, *const *states[2], *const *masters;

@@ -72,6 +72,66 @@ te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
     return status;
 }
 
+/* --- in stripes --------------------------------------------------------------------------------------------------- */
+
+/* Whether nobody but the copies holds a tensor, which both directions may share. */
+static bool is_own(const te_tensor *t, const te_tensor *shared)
+{
+    return !t || (t->storage->refs == 1 && t->refs == (t == shared ? 2 : 1));
+}
+
+static bool are_own(const te_quantized *z)
+{
+    const te_quantized_part *a = &z->side[0], *b = &z->side[1];
+    return is_own(a->data, NULL) && is_own(b->data, NULL) && is_own(a->scale_inv, b->scale_inv) &&
+           is_own(b->scale_inv, a->scale_inv) && is_own(a->amax, b->amax) && is_own(b->amax, a->amax);
+}
+
+te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
+{
+    const struct te_quantized_storage *s = param->storage->quantized;
+    const te_quantizer *q = &s->state->recipe->quantizers[TE_ROLE_WEIGHT];
+    bool same = memcmp(q, &s->copies.quantizer, sizeof *q) == 0 && s->copies.dtype == param->dtype && s->copies.side[0].data;
+    if (same && are_own(&s->copies)) {
+        *copies = s->copies;
+        return TE_OK;
+    }
+    bool want[2] = {true, s->copies.side[1].data && q->has_columnwise};
+    return te_quantized_open(param->storage->device, q, param->dtype, param->ndim, param->shape, want, copies);
+}
+
+static bool is_its_own(const te_tensor *param, const te_quantized *copies)
+{
+    return param->storage->quantized->copies.side[0].data == copies->side[0].data;
+}
+
+/* What was written in place has other contents than whoever keeps something of it believes. */
+static void has_changed(const te_quantized *z)
+{
+    for (int s = 0; s < 2; s++) {
+        const te_quantized_part *part = &z->side[s];
+        if (part->data) part->data->storage->version++;
+        if (part->scale_inv) part->scale_inv->storage->version++;
+        if (part->amax) part->amax->storage->version++;
+    }
+}
+
+te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
+{
+    if (is_its_own(param, copies)) {
+        has_changed(copies);
+        param->storage->version++;
+    } else {
+        replace(param, copies);
+    }
+    return te_role_count_resident(param->storage->quantized->state, copies);
+}
+
+void te_quantized_parameter_close(te_tensor *param, te_quantized *copies)
+{
+    if (!is_its_own(param, copies)) te_quantized_close(copies);
+}
+
 te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from)
 {
     te_quantized copies;

@@ -25,6 +25,12 @@ void te_quantized_storage_free(te_storage *storage);
 
 /* param = source, quantized anew with the scale that its state has now; of equal shapes. */
 te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source);
+/* The same in stripes, of rows in the order of the matrix: copies for te_quantize_rows, which may be those that the parameter has
+ * where nobody else sees them, and what makes them its own. Closing copies that are the parameter's does nothing. */
+te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies);
+te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies);
+void te_quantized_parameter_close(te_tensor *param, te_quantized *copies);
+
 /* Replaces the copies by those of `from`, which must be of the same kind and shape. */
 te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from);
 

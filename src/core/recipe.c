@@ -288,14 +288,23 @@ te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_ten
     return values;
 }
 
+float te_role_resident_scale(const te_recipe_state *state)
+{
+    bool given = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
+    return given ? *numbers(state->scale[TE_ROLE_WEIGHT]) : 1;
+}
+
+te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
+{
+    return state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history ? count_amax(state, TE_ROLE_WEIGHT, z) : TE_OK;
+}
+
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
-    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
-    if (q->needs_history) options.scale = *numbers(state->scale[TE_ROLE_WEIGHT]);
+    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = te_role_resident_scale(state)};
     te_status status = te_quantize(t, q, &options, result);
-    /* what an optimizer writes counts wherever that happens */
-    if (status == TE_OK && q->needs_history) status = count_amax(state, TE_ROLE_WEIGHT, result);
+    if (status == TE_OK) status = te_role_count_resident(state, result);
     if (status != TE_OK) te_quantized_close(result);
     return status;
 }

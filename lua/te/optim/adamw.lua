@@ -9,6 +9,7 @@ local AdamW = Optimizer.define("AdamW", {
     eps = { "number", 1e-8, min = 0 },
     weight_decay = { "number", 0.01, min = 0 },
     master_weights = { "boolean", false },
+    master_dtype = Optimizer.MASTER_DTYPE,
 }, function() return { "exp_avg", "exp_avg_sq" } end)
 
 function AdamW.describe(group, batch)

@@ -9,7 +9,8 @@
 -- over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding. Parameters that are stored quantized always have one.
+-- their rounding. Parameters that are stored quantized always have one, in master_dtype: bfloat16 takes half the memory, and
+-- loses steps smaller than its rounding.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -21,6 +22,9 @@ local core = te._core
 
 local Optimizer = {}
 Optimizer.__index = Optimizer
+
+--- The declaration of an optimizer's option master_dtype.
+Optimizer.MASTER_DTYPE = { "string", "float32", choices = { "float32", "bfloat16" } }
 
 --- Makes an optimizer class.
 ---@param name string
@@ -86,10 +90,12 @@ local function new_state(group, parameter)
     for _, slot in ipairs(group.slots) do
         state[slot] = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
     end
-    if group.master_weights and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        state.master = parameter:detach():to("float32")
+    local dtype = group.master_dtype
+    if core.is_quantized(parameter) then
+        state.master = require("te.recipe.parameters").master(parameter, dtype)
+    elseif group.master_weights and parameter.dtype ~= dtype and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
+        state.master = parameter:detach():to(dtype)
     end
-    if core.is_quantized(parameter) then state.master = require("te.recipe.parameters").master(parameter) end
     return state
 end
 

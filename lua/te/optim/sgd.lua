@@ -10,6 +10,7 @@ local SGD = Optimizer.define("SGD", {
     weight_decay = { "number", 0, min = 0 },
     nesterov = { "boolean", false },
     master_weights = { "boolean", false },
+    master_dtype = Optimizer.MASTER_DTYPE,
 }, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
 
 function SGD.describe(group, batch)

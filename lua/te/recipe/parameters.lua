@@ -6,7 +6,7 @@
 --
 -- The weights of linear operations that are made inside exist in the recipe's format alone: row-wise, and column-wise too
 -- unless te.no_grad says that nothing will be trained. They are multiplied as they are. Everything else sees their values;
--- copy_ and fill_ quantize what they write. An optimizer keeps a float32 master of each and quantizes it anew at every step.
+-- copy_ and fill_ quantize what they write. An optimizer keeps a master of each and quantizes it anew at every step.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -82,9 +82,9 @@ function parameters.loader(name, parameter, state)
     return function() core.set_quantized_parts(parameter, unpack(parts, 1, #PARTS)) end
 end
 
---- The float32 master of a parameter that is stored quantized.
-function parameters.master(parameter)
-    return (initial[parameter] or parameter):detach():to("float32"):clone()
+--- The master of a parameter that is stored quantized.
+function parameters.master(parameter, dtype)
+    return (initial[parameter] or parameter):detach():to(dtype):clone()
 end
 
 return parameters

@@ -65,15 +65,16 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     bool whole = !q->block_rows, columns = job->side[1].data != NULL;
     te_panel_job_open(exec, job, &p);
     if ((whole && !q->needs_history) || q->scale == TE_SCALE_E4M3) {
-        int high = columns && q->hadamard ? TE_PANEL_ROWS : TE_FLAT_ROWS;
-        te_status status = te_panels_visit(exec, &p, high, measure, amax);
+        bool panels = columns && q->hadamard;
+        te_status status = te_panels_visit(exec, &p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
+                                           panels ? TE_PANEL_COLS : TE_FLAT_COLS, measure, amax);
         if (status != TE_OK) return status;
         put_amaxes(exec, &p, amax);
     }
     if (whole && !q->needs_history)
         p.job.scale = te_scale_from_amax(amax[0], te_element_max(q->element), q->power_of_two, q->epsilon, TE_FLT_MAX);
     int rows = columns || q->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
-    te_status status = te_panels_visit(exec, &p, rows, convert, amax);
+    te_status status = te_panels_visit(exec, &p, rows, TE_PANEL_COLS, convert, amax);
     if (status != TE_OK || !whole) return status;
     for (int s = 0; s < 2; s++)
         if (p.job.side[s].scale_inv) *(float *)p.job.side[s].scale_inv = 1.0f / p.job.scale;

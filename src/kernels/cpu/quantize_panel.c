@@ -22,10 +22,10 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }
 
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_panel_visit *visit, float amax[2])
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])
 {
     const te_quantize_job *job = &p->job;
-    int64_t across = (job->cols + TE_PANEL_COLS - 1) / TE_PANEL_COLS,
+    int64_t across = (job->cols + cols - 1) / cols,
             panels = (job->rows + rows - 1) / rows * across;
     int threads = panels < exec->threads ? (int)panels : exec->threads;
     amax[0] = amax[1] = 0;
@@ -37,9 +37,9 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_pan
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int64_t t = 0; t < panels; t++) {
         if (te_cpu_stopping(exec)) continue;
-        te_panel x = {.row = t / across * rows, .col = t % across * TE_PANEL_COLS};
+        te_panel x = {.row = t / across * rows, .col = t % across * cols};
         x.rows = (int)(job->rows - x.row < rows ? job->rows - x.row : rows);
-        x.cols = (int)(job->cols - x.col < TE_PANEL_COLS ? job->cols - x.col : TE_PANEL_COLS);
+        x.cols = (int)(job->cols - x.col < cols ? job->cols - x.col : cols);
         visit(p, &lanes[omp_get_thread_num()], x);
     }
     for (int i = 0; i < threads; i++)
@@ -83,6 +83,13 @@ void te_panel_put_factors(const te_panel_job *p, const te_quantized_side *side, 
                           int64_t step, int copies, int64_t copy_step)
 {
     bool wide = p->job.quantizer->scale == TE_SCALE_F32;
+    for (int c = 0; n == 1 && c < copies; c++, at += copy_step) { /* often: a call for each would cost more than the byte */
+        if (wide)
+            ((float *)side->scale_inv)[at] = *(const float *)factors;
+        else
+            ((uint8_t *)side->scale_inv)[at] = *(const uint8_t *)factors;
+    }
+    if (n == 1) return;
     for (int c = 0; c < copies; c++, at += copy_step) {
         if (step == 1) {
             size_t size = wide ? sizeof(float) : 1;

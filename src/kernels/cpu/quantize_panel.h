@@ -10,7 +10,7 @@
 #include "copy.h"
 #include "quantize_blocks.h"
 
-enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128, TE_FLAT_ROWS = 4 };
+enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128, TE_FLAT_ROWS = 4, TE_FLAT_COLS = 1 << 16 };
 
 typedef struct te_panel_lane {
     float   amax[2];
@@ -41,9 +41,9 @@ typedef void te_panel_visit(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p);
 
-/* Visits every panel of `rows` rows of the source: TE_PANEL_ROWS, or where no column is looked at TE_FLAT_ROWS, which
+/* Visits every panel of so many rows and columns of the source: TE_PANEL_ROWS, or where no column is looked at TE_FLAT_ROWS, which
  * follows memory. Maxima over the lanes come back in amax. */
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, te_panel_visit *visit, float amax[2]);
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2]);
 
 /* Element (row, col) of the source. */
 static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t col)

@@ -4,6 +4,29 @@
 
 #include <string.h>
 
+/* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each other. */
+static void foresee_columns(const te_panel_job *p, te_panel x, int i)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    int shift = p->job.quantizer->element == TE_E2M1, bytes = x.rows >> shift;
+    for (int j = i; j < x.cols; j += x.rows) {
+        const uint8_t *to = side->data + (x.col + j) * side->row_stride + (x.row >> shift);
+        for (int at = 0; at < bytes; at += 64) __builtin_prefetch(to + at, 1, 2);
+    }
+}
+
+/* Row i of the panel that comes next: rows of a panel are far apart, so that no machine foresees them. */
+static void foresee(const te_panel_job *p, te_panel x, int i)
+{
+    if (p->job.side[1].data && p->job.quantizer->transposed) foresee_columns(p, x, i);
+    bool same_rows = x.col + TE_PANEL_COLS < p->job.cols;
+    int64_t row = x.row + i + (same_rows ? 0 : x.rows), col = same_rows ? x.col + TE_PANEL_COLS : 0;
+    const char *line = te_panel_source(p, row, col);
+    int bytes = x.cols * (int)te_dtype_size(p->job.dtype);
+    if (row >= p->job.rows) return;
+    for (int at = 0; at < bytes; at += 64) __builtin_prefetch(line + at, 0, 2);
+}
+
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */
 static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const float *multipliers,
                        int64_t block)
@@ -12,6 +35,7 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
     uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[i];
+    foresee(p, x, i);
     if (q->element != TE_E2M1) {
         p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
         return;

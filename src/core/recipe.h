@@ -27,6 +27,9 @@ typedef enum te_backward_precision {
     TE_BACKWARD_DEQUANTIZED     /* from what forward multiplied, in high precision */
 } te_backward_precision;
 
+/* The products of a linear layer. */
+typedef enum te_product_kind { TE_PRODUCT_FORWARD, TE_PRODUCT_DGRAD, TE_PRODUCT_WGRAD, TE_PRODUCT_COUNT } te_product_kind;
+
 typedef struct te_recipe_state te_recipe_state;
 
 typedef struct te_product_recipe {
@@ -35,6 +38,7 @@ typedef struct te_product_recipe {
     bool quantized[TE_ROLE_COUNT]; /* false: the role stays in high precision */
     te_quantizer quantizers[TE_ROLE_COUNT];
     te_backward_precision backward;
+    bool fast_sums[TE_PRODUCT_COUNT]; /* sums of fp8 products may be taken in fewer bits than float32 has (te_gemm) */
     int64_t history_length;
 } te_product_recipe;
 

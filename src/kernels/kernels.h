@@ -101,6 +101,7 @@ typedef struct te_gemm {
     te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
     te_activation activation;
     float         alpha, beta; /* beta 0 (c is not read) or 1 */
+    bool          fast_sums;   /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is faster */
     uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
                                    copy may be kept */
 } te_gemm;

@@ -4,6 +4,7 @@
  * one is an error of the call that was given it. In a graph the verdict comes out where the host next waits.
  */
 #include "cuda_backend.h"
+#include "kernels/args.h"
 #include "kernels/hand.h"
 
 struct te_cuda_hand {
@@ -193,6 +194,11 @@ te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole)
 {
     RUN("matrix product", NULL, te_cuda_plan_decode(&plan, to, from, whole));
+}
+
+te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
+{
+    RUN("matrix product", NULL, te_cuda_plan_arrange(&plan, args));
 }
 
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)

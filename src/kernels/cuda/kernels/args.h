@@ -106,4 +106,14 @@ typedef struct te_scales_args {
     double        scale_max[2], alpha, beta;
 } te_scales_args;
 
+/* Factors of blocks, `lines` down the result by `blocks` along the sum, to where a product of bytes wants them; the padding
+ * is 0. TILES: see te_arranged. */
+enum { TE_ARRANGE_BY_BLOCKS, TE_ARRANGE_BY_LINES, TE_ARRANGE_TILES };
+typedef struct te_arrange_args {
+    te_cuda_bound bound;
+    const void   *from;
+    void         *to;
+    int64_t       lines, blocks, stride[2], padded_lines, padded_blocks, layout, bytes;
+} te_arrange_args;
+
 #endif

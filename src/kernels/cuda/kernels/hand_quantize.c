@@ -141,3 +141,12 @@ te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *sc
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }
+
+te_status te_cuda_plan_arrange(te_cuda_plan *plan, const te_arrange_args *args)
+{
+    te_cuda_plan_open(plan);
+    int64_t blocks = (args->padded_lines * args->padded_blocks + THREADS - 1) / THREADS;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_arrange_factors", blocks, THREADS, args, sizeof *args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}

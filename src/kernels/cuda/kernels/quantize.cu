@@ -406,3 +406,25 @@ extern "C" __global__ void te_product_scales(const __grid_constant__ te_scales_a
     a.out[1] = (float)a.beta;
     a.out[2] = 0;
 }
+
+/* Where a factor goes. Tiles hold 128 lines by 4 blocks; within one the lines of a quarter are 16 bytes apart and the
+ * quarters beside each other: byte (line % 32) 16 + (line / 32) 4 + block. Tiles of the same lines follow one another. */
+static __device__ int64_t te_arranged(const te_arrange_args &a, int64_t line, int64_t block)
+{
+    if (a.layout == TE_ARRANGE_BY_BLOCKS) return block * a.padded_lines + line;
+    if (a.layout == TE_ARRANGE_BY_LINES) return line * a.padded_blocks + block;
+    return (line / 128 * (a.padded_blocks / 4) + block / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + block % 4;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_arrange_factors(const __grid_constant__ te_arrange_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.padded_lines * a.padded_blocks; i += TE_STEP) {
+        int64_t line = i / a.padded_blocks, block = i % a.padded_blocks, to = te_arranged(a, line, block);
+        int64_t from = line * a.stride[0] + block * a.stride[1];
+        bool    inside = line < a.lines && block < a.blocks;
+        if (a.bytes == 4)
+            ((float *)a.to)[to] = inside ? ((const float *)a.from)[from] : 0.0f;
+        else
+            ((uint8_t *)a.to)[to] = inside ? ((const uint8_t *)a.from)[from] : (uint8_t)0;
+    }
+}

@@ -188,6 +188,10 @@ struct te_backend {
     te_status (*quantize)(te_exec *exec, const te_quantize_job *job);
     te_status (*dequantize)(te_exec *exec, const te_quantize_job *job, int side);
 
+    /* Delayed scaling at the end of a step, all tensors in one kernel; *skipped grows by the amaxes that were not finite. All
+     * is in device memory but the list. NULL where memory is the host's. */
+    te_status (*delayed_update)(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped);
+
     /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
     te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);
 

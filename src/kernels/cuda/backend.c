@@ -18,6 +18,7 @@ static const te_backend backend = {
     .attention_backward = te_cuda_attention_backward,
     .quantize = te_cuda_quantize,
     .dequantize = te_cuda_dequantize,
+    .delayed_update = te_cuda_delayed_update,
     .copy = te_cuda_copy,
     .embedding = te_cuda_embedding,
     .embedding_backward = te_cuda_embedding_backward,

@@ -181,6 +181,9 @@ struct te_backend {
     te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
 
     te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
+    /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no data. The
+     * function is NULL where no device of the backend does. */
+    const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
 

@@ -14,6 +14,7 @@ static const te_backend backend = {
     .synchronize = te_cuda_synchronize,
     .program_run = te_cuda_program_run,
     .gemm = te_cuda_gemm,
+    .gemm_decline = te_cuda_decline_narrow,
     .attention = te_cuda_attention,
     .attention_backward = te_cuda_attention_backward,
     .quantize = te_cuda_quantize,

@@ -62,10 +62,7 @@ typedef struct te_cuda_narrow {
  * device memory, NULL: those of the gemm. */
 te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales, const te_cuda_narrow *narrow);
 
-/* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does. Addresses are
- * not looked at where they are NULL. */
-const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *gemm);
-/* The product of operands that were not declined; TE_ERROR_UNSUPPORTED where the library declines after all. */
+/* gemm_narrow.c: the product of operands that te_cuda_decline_narrow lets pass; TE_ERROR_UNSUPPORTED where the library declines after all. */
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);
 /* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);

@@ -26,8 +26,9 @@ local function train(device, opts)
     local model = model_on(device, opts.dropout)
     local parameters = model:parameters()
     local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
+    local recipe = opts.recipe and opts.recipe()
     local function step(x, y)
-        local loss = te.autocast({ dtype = opts.dtype or "float32" }, function()
+        local loss = te.autocast({ dtype = opts.dtype or "float32", recipe = recipe }, function()
             local _, loss = model(x, y)
             return loss
         end)
@@ -47,8 +48,11 @@ local function train(device, opts)
         seen[#seen + 1] = loss:item()
         for _, v in ipairs(clip:totable()) do seen[#seen + 1] = v end
     end
-    for _, parameter in ipairs(parameters) do
-        for _, v in ipairs(values(parameter)) do seen[#seen + 1] = v end
+    local kept, names = model:state_dict(), {}
+    for name in pairs(kept) do names[#names + 1] = name end
+    table.sort(names)
+    for _, name in ipairs(names) do
+        for _, v in ipairs(values(kept[name])) do seen[#seen + 1] = v end
     end
     return seen, optimizer:state_dict(), te.rng_state()
 end
@@ -144,6 +148,87 @@ describe("te.graph on a CUDA device", function()
                 optimizer:set_lr(0.02)
             end
         end })
+    end)
+
+    it("moves delayed scaling's histories and scales along", function()
+        local function recipe() return te.recipe.DelayedScaling { amax_history_len = 3 } end
+        equal_runs("cuda", { dropout = 0, dtype = "bfloat16", recipe = recipe })
+        local function changed(i, model)
+            if i == 5 then te.no_grad(function() for _, p in ipairs(model:parameters()) do p:mul_(0.5) end end) end
+        end
+        equal_runs("cuda", { dropout = 0, recipe = recipe, between = changed })
+    end)
+
+    it("reads the factors that a checkpointed stretch wrote down", function()
+        local function run(graphed)
+            te.manual_seed(4)
+            local layer = te.Sequential(te.Linear(16, 32), te.GELU(), te.Linear(32, 16)):to "cuda"
+            local recipe, seen = te.recipe.DelayedScaling {}, {}
+            local function step(x)
+                local y = te.autocast({ recipe = recipe }, function() return te.checkpoint(layer, x) end)
+                y:backward(y:detach())
+                te.no_grad(function() for _, p in ipairs(layer:parameters()) do p:mul_(0.75) end end)
+                return y
+            end
+            local call = graphed and te.graph(step, { te.zeros { 16, 16 } }, { device = "cuda" }) or step
+            for i = 1, 5 do
+                te.manual_seed(i)
+                local x = te.randn({ 16, 16 }, { device = "cpu" }) * i
+                for _, v in ipairs(values(call(x:to "cuda"))) do seen[#seen + 1] = v end
+            end
+            for _, p in ipairs(layer:parameters()) do
+                for _, v in ipairs(values(p.grad)) do seen[#seen + 1] = v end
+            end
+            return seen
+        end
+        equal_bits(run(false), run(true))
+    end)
+
+    -- Quantized copies of a weight belong to whoever made them: a recording or the work outside.
+    describe("and quantized copies of weights", function()
+        local function recipe() return te.recipe.Float8CurrentScaling {} end
+        local function layer_of(weight)
+            local layer = te.Linear(16, 16, { bias = false }):to "cuda"
+            te.no_grad(function() layer.weight:copy_(weight) end)
+            return layer
+        end
+        local function output(layer, x, r) return te.no_grad(te.autocast, { recipe = r }, layer, x) end
+        local weight, x
+
+        before_each(function()
+            te.manual_seed(9)
+            weight, x = te.randn({ 16, 16 }, { device = "cuda" }), te.randn({ 16, 16 }, { device = "cuda" })
+        end)
+
+        it("makes them anew in every launch", function()
+            local layer, r = layer_of(weight), recipe()
+            local graph = te.graph(function(v) return output(layer, v, r) end, { x }, { warmup = 1 })
+            for i = 1, 4 do
+                equal_bits(values(output(layer_of(layer.weight:detach()), x, r)), values(graph(x)))
+                if i > 1 then te.no_grad(function() layer.weight:mul_(-1.5) end) end
+            end
+        end)
+
+        it("lets none of a recording be read before it has run", function()
+            local layer, r, sample = layer_of(weight), recipe(), x:clone()
+            sample.requires_grad = true
+            te.make_graphed_callables(function(v) return te.autocast({ recipe = r }, layer, v) end, { sample }, { warmup = 1 })
+            equal_bits(values(output(layer_of(weight), x, r)), values(output(layer, x, r)))
+        end)
+
+        it("forgets them when a launch has changed the weight", function()
+            local layer, r = layer_of(weight), recipe()
+            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+            local graph = te.graph(function(v)
+                te.autocast({ recipe = r }, layer, v):sum():backward()
+                optimizer:step { clip = te.optim.grad_clip(layer, { max = 1 }) }
+                optimizer:zero_grad()
+            end, { x }, { warmup = 1 })
+            for _ = 1, 4 do
+                graph(x)
+                equal_bits(values(output(layer_of(layer.weight:detach()), x, r)), values(output(layer, x, r)))
+            end
+        end)
     end)
 
     it("records attention of cuDNN", function() equal_runs("cuda", { dropout = 0, dtype = "bfloat16" }) end)

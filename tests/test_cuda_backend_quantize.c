@@ -1,6 +1,6 @@
 /* test_cuda_backend_quantize.c - quantized tensors on a CUDA device and their products, through the whole backend on
  * the machine that is made up: the bytes of the CPU, and the products of a linear layer within the rounding of their
- * sums. */
+ * sums, decoded or as bytes; and which devices multiply which bytes. */
 #include "cuda_backend.h"
 
 #include "core/quantized.h"
@@ -97,6 +97,56 @@ static void close_pair(te_quantized z[2])
     te_quantized_close(&z[1]);
 }
 
+/* The products of a linear layer whose sizes suit tensor cores; how many were of bytes. */
+static int count_narrow(te_context *ctx, const struct quantizer_recipe *r, int64_t tokens, int64_t in, int64_t out)
+{
+    te_quantized x[2], w[2], dy[2];
+    uint64_t before = fake.count("narrow product");
+    quantize_pair(ctx, r->name, &r->q[0], tokens, in, x);
+    quantize_pair(ctx, r->name, &r->q[1], out, in, w);
+    quantize_pair(ctx, r->name, &r->q[2], tokens, out, dy);
+    check_product(ctx, r->name, x, 0, NULL, w, 0, TE_BF16);
+    check_product(ctx, r->name, x, 0, NULL, w, 0, TE_F16);
+    check_product(ctx, r->name, dy, 0, NULL, w, 1, TE_F32);
+    check_product(ctx, r->name, dy, 1, NULL, x, 1, TE_F32);
+    close_pair(x);
+    close_pair(w);
+    close_pair(dy);
+    return (int)(fake.count("narrow product") - before);
+}
+
+static const char *const narrow_kinds[] = {"delayed", "current", "mxfp8", "mxfp8, square weight", "blocks", "nvfp4",
+                                           "nvfp4, amax per row"};
+
+/* Of four products each, how many a device of this compute capability takes as bytes: of 128 tokens, and of 160, which no
+ * block of 128 divides. Where the sum must lie together MXFP8's column-wise copies do not go. */
+static const struct narrow_device {
+    int capability;
+    int taken[2][sizeof narrow_kinds / sizeof *narrow_kinds];
+} narrow_devices[] = {
+    {80, {{0}, {0}}},
+    {89, {{4, 4}, {4, 4}}},
+    {90, {{4, 4, 0, 0, 4}, {4, 4, 0, 0, 2}}},
+    {100, {{4, 4, 4, 4, 0, 4, 2}, {4, 4, 4, 4, 0, 4, 2}}},
+    {120, {{4, 4, 2, 2, 0, 4, 2}, {4, 4, 2, 2, 0, 4, 2}}},
+};
+
+static void check_device(const struct narrow_device *device)
+{
+    fake.set_devices(1, device->capability);
+    te_context *ctx = te_context_open(NULL);
+    for (size_t k = 0; k < sizeof narrow_kinds / sizeof *narrow_kinds; k++)
+        for (int r = 0; r < QUANTIZER_RECIPES; r++) {
+            if (strcmp(quantizer_recipes[r].name, narrow_kinds[k]) != 0) continue;
+            int even = count_narrow(ctx, &quantizer_recipes[r], 128, 128, 128);
+            int odd = count_narrow(ctx, &quantizer_recipes[r], 160, 256, 96);
+            CHECK_MSG(even == device->taken[0][k] && odd == device->taken[1][k],
+                      "%s on %d: %d and %d products of bytes, expected %d and %d", narrow_kinds[k], device->capability,
+                      even, odd, device->taken[0][k], device->taken[1][k]);
+        }
+    te_context_release(ctx);
+}
+
 static void check_recipe(te_context *ctx, const struct quantizer_recipe *r, int number)
 {
     te_quantized x[2], w[2], dy[2];
@@ -123,6 +173,7 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
     te_context_release(ctx);
+    for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
     fake_close();
     return TEST_END();
 }

@@ -182,7 +182,7 @@ static void test_draws(void)
     te_quantized_close(&z);
     te_context_rng_state(ctx, &seed, &after);
     CHECK_MSG(after == before + groups, "%llu counters", (unsigned long long)(after - before));
-    CHECK(te_quantize(x, &plain, &(te_quantize_options){{false, false}, 1, NULL}, &z) == TE_ERROR_ARGUMENT);
+    CHECK(te_quantize(x, &plain, &(te_quantize_options){.want = {false, false}, .scale = 1}, &z) == TE_ERROR_ARGUMENT);
     te_tensor_release(x);
     te_context_release(ctx);
 }

@@ -388,7 +388,7 @@ describe("delayed scaling", function()
                     local draw = random()
                     history[1] = draw < 0.2 and 0 or draw < 0.3 and math.huge or random() * 10 ^ (60 * draw - 40)
                     core.recipe_state_set(kept, "grad_output", scale, history)
-                    core.recipe_state_update(kept, "grad_output", algorithm, recipe.margin)
+                    core.recipe_states_update { kept, "grad_output", algorithm, recipe.margin }
                     scale, history = recipe:update("grad_output", scale, history)
                     local engine_scale, engine_history = core.recipe_state_tensors(kept, "grad_output")
                     assert.same(scale:totable(), engine_scale:totable())

@@ -158,6 +158,8 @@ static void close_device(te_device *device)
 {
     if (!device->open) return;
     te_allocator_close(&device->allocator);
+    if (device->skipped_amaxes)
+        device->exec.backend->memory_free(&device->exec, device->skipped_amaxes, sizeof *device->skipped_amaxes);
     device->exec.backend->device_close(&device->exec);
     device->open = false;
 }
@@ -225,8 +227,8 @@ void te_context_unref(te_context *ctx)
     te_mem mem = ctx->mem;
     te_ops_close(ctx);
     te_tensor_pool_close(ctx);
-    te_mem_free(&mem, ctx->recorded_scales.values, ctx->recorded_scales.capacity * sizeof(float));
-    te_mem_free(&mem, ctx->replayed_scales.values, ctx->replayed_scales.capacity * sizeof(float));
+    te_mem_free(&mem, ctx->recorded_scales.values, ctx->recorded_scales.capacity * sizeof(te_tensor *));
+    te_mem_free(&mem, ctx->replayed_scales.values, ctx->replayed_scales.capacity * sizeof(te_tensor *));
     for (int i = TE_MAX_DEVICES - 1; i >= 0; i--) close_device(&ctx->devices[i]);
     te_device_module_close(&ctx->cuda);
     te_mem_free(&mem, ctx, sizeof *ctx);

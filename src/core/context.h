@@ -24,12 +24,13 @@ typedef struct te_device {
     te_allocator allocator;
     char         name[16]; /* "cpu", "cuda", "cuda:1" */
     bool         open;
+    uint64_t    *skipped_amaxes; /* on the device: infinite or NaN; NULL until delayed scaling runs there */
 } te_device;
 
 /* Factors of delayed scaling in the order of their use; see recipe.h. */
 typedef struct te_scale_tape {
-    bool   on;
-    float *values;
+    bool on;
+    struct te_tensor **values; /* one number each, held */
     size_t n, at, capacity;
 } te_scale_tape;
 
@@ -47,7 +48,7 @@ struct te_context {
     bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
     te_scale_tape recorded_scales, replayed_scales;
     struct te_recipe_state *product_state; /* of the quantized_linear that is called; borrowed */
-    uint64_t skipped_amaxes; /* infinite or NaN, since the context was opened */
+    uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t next_storage_id, next_node;
 

@@ -97,6 +97,8 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
     g->kept[g->n_kept++] = (kept){s, t->dtype};
 }
 
+uint64_t te_graph_id(const te_graph *g) { return g ? g->id : 0; }
+
 te_rng te_graph_draw(te_graph *g, te_rng rng)
 {
     rng.offset -= g->first;

@@ -26,6 +26,9 @@ te_tensor *te_graph_numbers(te_context *ctx, te_device *device, int64_t rows, in
 /* t = values, float64 and contiguous, before all later work of the device; nothing is waited for. */
 te_status te_tensor_send(te_tensor *t, const double *values, int64_t n);
 
+/* What tells recordings apart; 0 for NULL. */
+uint64_t te_graph_id(const te_graph *graph);
+
 /* While recording. A kernel was given t; random numbers were drawn; something happened that cannot be launched again. */
 void   te_graph_keep(te_graph *graph, const te_tensor *t);
 te_rng te_graph_draw(te_graph *graph, te_rng rng);

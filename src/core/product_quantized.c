@@ -67,9 +67,9 @@ static te_status multiply(te_tensor *c, te_gemm *gemm, operand *a, operand *b)
 }
 
 static te_status product(te_tensor *c, const te_factor *a, int a_side, bool turn_a, const te_factor *b, int b_side,
-                         bool turn_b, uint64_t b_key, te_tensor *bias, bool accumulate)
+                         bool turn_b, uint64_t b_key, te_tensor *bias, bool accumulate, bool fast_sums)
 {
-    te_gemm gemm = {.alpha = 1, .beta = accumulate ? 1 : 0, .b_key = b_key};
+    te_gemm gemm = {.alpha = 1, .beta = accumulate ? 1 : 0, .fast_sums = fast_sums, .b_key = b_key};
     operand oa, ob = {.copy = NULL};
     te_status status = view_factor(a, a_side, turn_a, &gemm.a, &oa);
     if (status == TE_OK) status = view_factor(b, b_side, turn_b, &gemm.b, &ob);
@@ -137,7 +137,7 @@ te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *
         status = make_factor(state, recipe, TE_ROLE_INPUT, x, y->dtype, true, columnwise && want_dweight, &fx);
     if (status == TE_OK)
         status = make_factor(state, recipe, TE_ROLE_WEIGHT, weight, y->dtype, true, columnwise && want_dx, &fw);
-    if (status == TE_OK) status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false);
+    if (status == TE_OK) status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false, recipe->fast_sums[TE_PRODUCT_FORWARD]);
     if (status == TE_OK && want_dweight) status = keep(saved, &saved->x, &fx, x, false);
     if (status == TE_OK && want_dx) status = keep(saved, &saved->weight, &fw, weight, true);
     te_factor_close(&fx);
@@ -182,7 +182,8 @@ te_status te_quantized_dgrad(const te_product_saved *saved, te_tensor *dx, const
     te_factor weight;
     te_status status = restore(saved, &saved->weight, &weight);
     if (status != TE_OK || !is_there(&weight)) return status;
-    status = product(dx, dy, 0, false, &weight, 1, false, weight_key(&weight, 1), NULL, accumulate);
+    status = product(dx, dy, 0, false, &weight, 1, false, weight_key(&weight, 1), NULL, accumulate,
+                     saved->recipe->fast_sums[TE_PRODUCT_DGRAD]);
     drop(&saved->weight, &weight);
     return status;
 }
@@ -192,7 +193,7 @@ te_status te_quantized_wgrad(const te_product_saved *saved, te_tensor *dweight, 
     te_factor x;
     te_status status = restore(saved, &saved->x, &x);
     if (status != TE_OK || !is_there(&x)) return status;
-    status = product(dweight, dy, 1, true, &x, 1, false, 0, NULL, accumulate);
+    status = product(dweight, dy, 1, true, &x, 1, false, 0, NULL, accumulate, saved->recipe->fast_sums[TE_PRODUCT_WGRAD]);
     drop(&saved->x, &x);
     return status;
 }

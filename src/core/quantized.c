@@ -1,6 +1,8 @@
 /* quantized.c - the tensors of a quantized tensor, and the way there and back. */
 #include "quantized.h"
 
+#include "op.h"
+
 void te_quantized_close(te_quantized *quantized)
 {
     for (int s = 0; s < 2; s++) {
@@ -127,10 +129,44 @@ static te_status check_source(const te_tensor *source, const te_quantizer *q, co
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: neither rowwise nor columnwise is wanted");
     if (options->want[1] && !q->has_columnwise)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: columnwise: this quantizer has no column-wise form");
-    if (q->needs_history && !(options->scale > 0.0f && options->scale <= TE_FLT_MAX))
+    if (q->needs_history && !options->factor && !(options->scale > 0.0f && options->scale <= TE_FLT_MAX))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: scale: %g; a factor must be positive and finite",
                        (double)options->scale);
     return TE_OK;
+}
+
+/* On the host the factor is read here and amaxes are compared; elsewhere the kernel does both. */
+static void bind_history(te_quantize_job *job, const te_quantize_options *options, bool host_memory)
+{
+    job->scale = options->scale;
+    if (options->factor && host_memory) job->scale = *(float *)te_tensor_pointer(options->factor);
+    if (host_memory) return;
+    if (options->factor) job->given = te_tensor_pointer(options->factor);
+    if (options->seen) job->seen = te_tensor_pointer(options->seen);
+}
+
+static te_tensor *amax_of(const te_quantized *z) { return z->side[0].amax ? z->side[0].amax : z->side[1].amax; }
+
+static void raise_on_host(const te_quantized *z, te_tensor *seen)
+{
+    float now = *(float *)te_tensor_pointer(amax_of(z)), *most = te_tensor_pointer(seen);
+    if (now > *most) *most = now;
+}
+
+te_status te_quantized_count(const te_quantized *z, te_tensor *seen)
+{
+    te_context *ctx = seen->ctx;
+    if (seen->storage->device->exec.backend->host_memory) {
+        raise_on_host(z, seen);
+        return TE_OK;
+    }
+    te_tensor *first = te_tensor_alias(seen, 1, (int64_t[]){1}, (int64_t[]){1}, seen->offset), *larger = NULL;
+    te_arg args[2] = {{.kind = TE_ARG_TENSOR, .as.tensor = first}, {.kind = TE_ARG_TENSOR, .as.tensor = amax_of(z)}};
+    te_status status = first ? te_op_run(ctx, te_op_find(ctx, "maximum"), args, 2, &larger, 1) : ctx->status;
+    if (status == TE_OK) status = te_tensor_copy_data(first, larger);
+    te_tensor_release(larger);
+    te_tensor_release(first);
+    return status;
 }
 
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
@@ -149,11 +185,13 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
         te_quantize_job job = bind(result);
         job.source = te_tensor_pointer(read);
         job.source_stride = step;
-        job.scale = options->scale;
+        bool host_memory = device->exec.backend->host_memory;
+        bind_history(&job, options, host_memory);
         if (q->stochastic) draw(source->ctx, &job, options->seed);
         device->exec.message[0] = 0;
         status = device->exec.backend->quantize(&device->exec, &job);
         if (status != TE_OK) te_fail_exec(source->ctx, status, &device->exec, "quantize");
+        if (status == TE_OK && options->seen && host_memory) raise_on_host(result, options->seen);
     }
     te_tensor_release(read);
     if (status != TE_OK) te_quantized_close(result);

@@ -25,8 +25,10 @@ typedef struct te_quantized {
 
 typedef struct te_quantize_options {
     bool want[2];         /* row-wise, column-wise */
-    float scale;          /* needs_history: the factor */
+    float scale;          /* needs_history: the factor, unless `factor` gives it */
     const uint64_t *seed; /* stochastic rounding: NULL draws from the context */
+    te_tensor *factor;    /* float32 {1} on the source's device */
+    te_tensor *seen;      /* likewise, any length: its first element is raised to the source's amax. NULL: none */
 } te_quantize_options;
 
 static inline bool te_quantized_is_there(const te_quantized *z) { return z->side[0].data || z->side[1].data; }
@@ -41,6 +43,8 @@ te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source
 /* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);
+/* Raises the first element of `seen`, which is where z is, to the amax that quantizing with a history reported. */
+te_status te_quantized_count(const te_quantized *z, te_tensor *seen);
 /* A new tensor from one side; NULL with the reason recorded. */
 te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side);
 /* One side, or its transpose, as the operand of a product; what it points to belongs to `quantized` and `quant`. Side 0

@@ -1,6 +1,7 @@
 /* recipe.c - quantizers of an operation by role, and delayed scaling's memory. */
 #include "recipe.h"
 
+#include "graph.h"
 #include "numerics.h"
 #include "quantized_parameter.h"
 
@@ -81,6 +82,7 @@ void te_recipe_state_release(te_recipe_state *state)
     te_context *ctx = state->ctx;
     te_product_recipe_release(state->recipe);
     te_quantized_close(&state->weight);
+    te_tensor_release(state->weight_scale);
     te_numerics_unwatch(state);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         te_tensor_release(state->scale[r]);
@@ -92,7 +94,17 @@ void te_recipe_state_release(te_recipe_state *state)
 
 static float *numbers(te_tensor *t) { return te_tensor_data(t); }
 
-/* A history of `length` that begins as the old one does. NULL on failure. */
+static te_status move(te_tensor **t, te_device *device)
+{
+    if (!*t || (*t)->storage->device == device) return TE_OK;
+    te_tensor *moved = te_tensor_on_device(*t, device);
+    if (!moved) return device->ctx->status;
+    te_tensor_release(*t);
+    *t = moved;
+    return TE_OK;
+}
+
+/* A history of `length` on the host that begins as the old one does, which is there too. NULL on failure. */
 static te_tensor *resized(te_context *ctx, te_tensor *old, int64_t length)
 {
     te_tensor *t = te_tensor_new(ctx, NULL, TE_F32, 1, &length);
@@ -112,6 +124,7 @@ static te_status remember(te_recipe_state *state, te_role role, int64_t length)
         *numbers(state->scale[role]) = 1;
     }
     if (state->history[role] && state->history[role]->shape[0] == length) return TE_OK;
+    if (move(&state->history[role], &ctx->devices[0]) != TE_OK) return ctx->status;
     te_tensor *history = resized(ctx, state->history[role], length);
     if (!history) return ctx->status;
     te_tensor_release(state->history[role]);
@@ -149,83 +162,193 @@ static void roll(float *history, int64_t n, float last)
     history[0] = 0;
 }
 
-te_status te_recipe_state_update(te_recipe_state *state, te_role role, te_amax_algorithm algorithm, int margin)
+static void update_on_host(te_recipe_state *state, const te_delayed *t)
 {
-    te_tensor *history = state->history[role], *scale = state->scale[role];
-    if (!history) return TE_OK;
-    if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* the next step counts anew */
-    float *amaxes = numbers(history), last = amaxes[0], amax = last;
-    int64_t n = history->shape[0];
-    if (last == 0) return TE_OK;
+    float last = t->history[0], amax = last;
+    if (last == 0) return;
     if (!(last > 0 && last <= TE_FLT_MAX)) {
         state->ctx->skipped_amaxes++;
-        amaxes[0] = 0;
-        return TE_OK;
+        t->history[0] = 0;
+        return;
     }
-    for (int64_t i = 1; i < n && algorithm == TE_AMAX_MAX; i++) amax = amaxes[i] > amax ? amaxes[i] : amax;
-    roll(amaxes, n, last);
-    double max = te_element_max(state->recipe->quantizers[role].element);
-    *numbers(scale) = (float)fmin(ldexp(max, -margin) / (double)amax, TE_FLT_MAX);
+    for (int64_t i = 1; i < t->length && !t->most_recent; i++) amax = t->history[i] > amax ? t->history[i] : amax;
+    roll(t->history, t->length, last);
+    *t->scale = te_delayed_scale(t->reach, amax);
+}
+
+static bool is_on(const te_recipe_update *u, const te_device *device)
+{
+    const te_tensor *history = u->state->history[u->role];
+    return history && history->storage->device == device;
+}
+
+static te_delayed delayed_of(const te_recipe_update *u)
+{
+    te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
+    double max = te_element_max(u->state->recipe->quantizers[u->role].element);
     scale->storage->version++;
     history->storage->version++;
-    return TE_OK;
+    return (te_delayed){.scale = te_tensor_pointer(scale),
+                        .history = te_tensor_pointer(history),
+                        .length = history->shape[0],
+                        .most_recent = u->algorithm == TE_AMAX_MOST_RECENT,
+                        .reach = ldexp(max, -u->margin)};
 }
 
-/* Whether the tape of a stretch that runs twice has a factor for this tensor; `given` is changed to it then. */
-static void replayed(te_context *ctx, float *given)
+/* The device's own count, from its first update on. */
+static te_status open_skipped(te_device *device)
 {
-    te_scale_tape *tape = &ctx->replayed_scales;
-    if (tape->at < tape->n) *given = tape->values[tape->at++];
+    te_exec *exec = &device->exec;
+    const uint64_t none = 0;
+    if (device->skipped_amaxes) return TE_OK;
+    uint64_t *word = exec->backend->memory_alloc(exec, sizeof none);
+    if (!word) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory");
+    te_status status = exec->backend->memory_copy(exec, word, &none, sizeof none, TE_COPY_HOST_TO_DEVICE);
+    if (status == TE_OK)
+        device->skipped_amaxes = word;
+    else
+        exec->backend->memory_free(exec, word, sizeof none);
+    return status;
 }
 
-static te_status recorded(te_context *ctx, float scale)
+static te_status update_on(te_device *device, const te_recipe_update *updates, size_t n)
 {
+    te_context *ctx = device->ctx;
+    te_exec *exec = &device->exec;
+    size_t found = 0, at = 0;
+    for (size_t i = 0; i < n; i++) found += is_on(&updates[i], device);
+    if (found == 0) return TE_OK;
+    te_delayed *list = te_mem_alloc(&ctx->mem, found * sizeof *list);
+    if (!list) return te_fail_memory(ctx, "recipe");
+    for (size_t i = 0; i < n; i++)
+        if (is_on(&updates[i], device)) list[at++] = delayed_of(&updates[i]);
+    te_status status = open_skipped(device);
+    if (status == TE_OK) status = exec->backend->delayed_update(exec, list, (int64_t)found, device->skipped_amaxes);
+    te_mem_free(&ctx->mem, list, found * sizeof *list);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "recipe");
+}
+
+te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n)
+{
+    te_status status = TE_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (updates[i].role == TE_ROLE_WEIGHT) updates[i].state->weight_collected = false; /* the next step counts anew */
+        if (!is_on(&updates[i], &ctx->devices[0])) continue;
+        te_delayed t = delayed_of(&updates[i]);
+        update_on_host(updates[i].state, &t);
+    }
+    for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++)
+        if (ctx->devices[d].open) status = update_on(&ctx->devices[d], updates, n);
+    return status;
+}
+
+te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count)
+{
+    te_status status = TE_OK;
+    *count = ctx->skipped_amaxes;
+    for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++) {
+        te_device *device = &ctx->devices[d];
+        te_exec *exec = &device->exec;
+        uint64_t here = 0;
+        if (!device->open || !device->skipped_amaxes) continue;
+        status = exec->backend->memory_copy(exec, &here, device->skipped_amaxes, sizeof here, TE_COPY_DEVICE_TO_HOST);
+        if (status != TE_OK) te_fail_exec(ctx, status, exec, "recipe");
+        *count += here;
+    }
+    return status;
+}
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+/* Scales and histories lie where the tensors are that they are about. */
+static te_status settle(te_recipe_state *state, te_role role, te_device *device)
+{
+    te_status status = move(&state->scale[role], device);
+    if (status == TE_OK) status = move(&state->history[role], device);
+    return status == TE_OK && role == TE_ROLE_WEIGHT ? move(&state->weight_scale, device) : status;
+}
+
+/* Keeps the factor on the tape: a copy where it is one that updates change. */
+static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
+{
+    te_context *ctx = state->ctx;
     te_scale_tape *tape = &ctx->recorded_scales;
     void *values = tape->values;
     if (!tape->on) return TE_OK;
     if (!te_mem_grow(&ctx->mem, &values, &tape->capacity, tape->n + 1, sizeof *tape->values))
         return te_fail_memory(ctx, "recipe");
     tape->values = values;
-    tape->values[tape->n++] = scale;
+    te_tensor *kept = factor == state->scale[role] ? te_tensor_clone_data(factor) : te_tensor_retain(factor);
+    if (!kept) return ctx->status;
+    tape->values[tape->n++] = kept;
     return TE_OK;
 }
 
-/* Reads the amax that quantizing reported, wherever it lies, and lets it count for the step. */
-static te_status count_amax(te_recipe_state *state, te_role role, const te_quantized *z)
-{
-    te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
-    float *step = numbers(state->history[role]), now;
-    te_status status = te_tensor_read(amax, TE_F32, &now);
-    if (status == TE_OK && now > *step) *step = now;
-    return status;
-}
-
-/* The amax of a step is that of all its tensors in this role. *counted: whether this one was taken. */
-static te_status collect(te_recipe_state *state, te_role role, const te_quantized *z, bool *counted)
+/* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight a copy of its own, or that
+ * of the quantized weight which is there; from the tape where a stretch runs again. */
+static te_status take_factor(te_recipe_state *state, te_role role, te_device *device, bool current, te_tensor **factor)
 {
     te_context *ctx = state->ctx;
-    bool counts = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
-    *counted = state->recipe->quantizers[role].needs_history && counts && !ctx->replayed_scales.on;
-    return *counted ? count_amax(state, role, z) : TE_OK;
+    te_scale_tape *replayed = &ctx->replayed_scales;
+    bool from_tape = role != TE_ROLE_GRAD_OUTPUT && replayed->at < replayed->n;
+    te_status status = settle(state, role, device);
+    *factor = NULL;
+    if (status != TE_OK) return status;
+    te_tensor *own = current ? state->weight_scale : state->scale[role];
+    if (from_tape)
+        *factor = te_tensor_retain(replayed->values[replayed->at++]);
+    else
+        *factor = role == TE_ROLE_WEIGHT && !current ? te_tensor_clone_data(own) : te_tensor_retain(own);
+    if (!*factor) return ctx->status;
+    return role == TE_ROLE_GRAD_OUTPUT ? TE_OK : record(state, role, *factor);
+}
+
+void te_scale_tape_clear(te_scale_tape *tape)
+{
+    for (size_t i = 0; i < tape->n; i++) te_tensor_release(tape->values[i]);
+    tape->n = tape->at = 0;
+}
+
+/* --- amaxes ------------------------------------------------------------------------------------------------------- */
+
+/* Whether the amax of a tensor that is quantized now is one of the step's: the largest of all in this role. */
+static bool counts(const te_recipe_state *state, te_role role)
+{
+    const te_context *ctx = state->ctx;
+    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
+    return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
 }
 
 /* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves behind
  * does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
-    if (state->weight_collected) return TE_OK;
-    return collect(state, TE_ROLE_WEIGHT, &state->weight, &state->weight_collected);
+    if (state->weight_collected || !counts(state, TE_ROLE_WEIGHT)) return TE_OK;
+    state->weight_collected = true;
+    return te_quantized_count(&state->weight, state->history[TE_ROLE_WEIGHT]);
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
 
+/* A copy from outside is not made again by a graph that would go on with it, and one of a graph is there only when that has
+ * run. */
 static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
                               bool columnwise)
 {
     const te_quantized *w = &state->weight;
     return t->storage->block && state->weight_id == t->storage->id && state->weight_version == t->storage->version &&
-           w->dtype == compute && (w->side[0].data || !rowwise) && (w->side[1].data || !columnwise) &&
-           (w->side[0].data || w->side[1].data);
+           state->weight_graph == te_graph_id(state->ctx->capture) && w->dtype == compute &&
+           (w->side[0].data || !rowwise) && (w->side[1].data || !columnwise) && (w->side[0].data || w->side[1].data);
+}
+
+/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there the
+ * factor counts as another one once it was written. */
+static bool factor_is_current(const te_recipe_state *state)
+{
+    const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
+    if (!then || now->storage->device != then->storage->device) return !then;
+    if (now->storage->device == &state->ctx->devices[0]) return *numbers((te_tensor *)now) == *numbers((te_tensor *)then);
+    return state->weight_scale_version == now->storage->version;
 }
 
 static te_status quantize(te_tensor *t, te_dtype compute, const te_quantizer *q, const te_quantize_options *options,
@@ -296,40 +419,58 @@ float te_role_resident_scale(const te_recipe_state *state)
 
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
 {
-    return state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history ? count_amax(state, TE_ROLE_WEIGHT, z) : TE_OK;
+    bool kept = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
+    return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
 }
 
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
-    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = te_role_resident_scale(state)};
-    te_status status = te_quantize(t, q, &options, result);
-    if (status == TE_OK) status = te_role_count_resident(state, result);
-    if (status != TE_OK) te_quantized_close(result);
-    return status;
-}
-
-/* The factor that delayed scaling has for a tensor, from the tape where a stretch runs again. */
-static te_status take_scale(te_recipe_state *state, te_role role, float *scale)
-{
-    if (role == TE_ROLE_GRAD_OUTPUT) return TE_OK;
-    replayed(state->ctx, scale);
-    return recorded(state->ctx, *scale);
+    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
+    te_status status = q->needs_history ? settle(state, TE_ROLE_WEIGHT, t->storage->device) : TE_OK;
+    if (q->needs_history) options.factor = state->scale[TE_ROLE_WEIGHT];
+    if (q->needs_history) options.seen = state->history[TE_ROLE_WEIGHT]; /* what an optimizer writes counts wherever that happens */
+    memset(result, 0, sizeof *result);
+    return status == TE_OK ? te_quantize(t, q, &options, result) : status;
 }
 
 te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
                        const bool want[2], te_quantized *result, float *scale)
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
-    *scale = q->needs_history ? *numbers(state->scale[role]) : 1;
-    te_status status = q->needs_history ? take_scale(state, role, scale) : TE_OK;
+    te_tensor *factor = NULL;
+    te_status status = q->needs_history ? take_factor(state, role, device, false, &factor) : TE_OK;
+    *scale = factor ? *numbers(factor) : 1;
+    te_tensor_release(factor);
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
 }
 
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
 {
-    bool counted;
-    return collect(state, role, z, &counted);
+    return counts(state, role) ? te_quantized_count(z, state->history[role]) : TE_OK;
+}
+
+/* Counts what quantizing will do where somebody looks; on a device that means to wait for the factor. */
+static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, te_tensor *factor)
+{
+    float scale = 1;
+    if (!state->watched || !state->watched->on) return TE_OK;
+    te_status status = factor ? te_tensor_read(factor, TE_F32, &scale) : TE_OK;
+    return status == TE_OK ? te_numerics_count(state, role, t, compute, scale) : status;
+}
+
+/* Keeps another holder of the weight's copies, and what they were made with. */
+static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor, bool collected)
+{
+    te_quantized_close(&state->weight);
+    te_quantized_share(z, true, true, &state->weight);
+    state->weight_id = t->storage->id;
+    state->weight_version = t->storage->version;
+    state->weight_graph = te_graph_id(state->ctx->capture);
+    te_tensor_release(state->weight_scale);
+    state->weight_scale = factor ? te_tensor_retain(factor) : NULL;
+    state->weight_scale_version = factor ? state->scale[TE_ROLE_WEIGHT]->storage->version : 0;
+    state->weight_collected = collected;
 }
 
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
@@ -341,33 +482,20 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         te_quantized_share(&t->storage->attached->copies, rowwise, columnwise, result);
         return TE_OK;
     }
-    bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
-    float scale = q->needs_history ? *numbers(state->scale[role]) : 1;
-    te_status status = TE_OK;
+    bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise) && factor_is_current(state);
+    te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1};
+    te_status status = q->needs_history ? take_factor(state, role, t->storage->device, current, &options.factor) : TE_OK;
     memset(result, 0, sizeof *result);
-    if (q->needs_history) status = take_scale(state, role, &scale);
-    if (status == TE_OK && state->watched) status = te_numerics_count(state, role, t, compute, scale);
-    if (status != TE_OK) return status;
-    if (current && (!q->needs_history || scale == state->weight_scale)) {
+    if (status == TE_OK) status = watch(state, role, t, compute, options.factor);
+    if (status == TE_OK && current && (!q->needs_history || options.factor == state->weight_scale)) {
         status = collect_weight(state);
         if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
-        return status;
+    } else if (status == TE_OK) {
+        options.seen = counts(state, role) ? state->history[role] : NULL;
+        status = quantize(t, compute, q, &options, result);
+        if (status == TE_OK && role == TE_ROLE_WEIGHT) keep_weight(state, t, result, options.factor, options.seen != NULL);
     }
-    te_quantize_options options = {.want = {rowwise, columnwise}, .scale = scale};
-    status = quantize(t, compute, q, &options, result);
-    if (status != TE_OK) return status;
-    if (role == TE_ROLE_WEIGHT) {
-        te_quantized_close(&state->weight);
-        te_quantized_share(result, rowwise, columnwise, &state->weight);
-        state->weight_id = t->storage->id;
-        state->weight_version = t->storage->version;
-        state->weight_scale = scale;
-        state->weight_collected = false;
-        status = collect_weight(state);
-    } else {
-        status = te_role_close(state, role, result);
-    }
-    if (status != TE_OK) te_quantized_close(result);
+    te_tensor_release(options.factor);
     return status;
 }
 
@@ -377,9 +505,10 @@ te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te
     te_quantize_options options = {.want = {true, false}, .scale = 1};
     te_quantized z;
     if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
-    te_status status = quantize(t, compute, q, &options, &z);
+    te_status status = settle(state, role, t->storage->device);
     if (status != TE_OK) return status;
-    status = te_role_close(state, role, &z);
-    te_quantized_close(&z);
+    if (counts(state, role)) options.seen = state->history[role];
+    status = quantize(t, compute, q, &options, &z);
+    if (status == TE_OK) te_quantized_close(&z);
     return status;
 }

@@ -6,9 +6,10 @@
  *      scale[role]      float32 {1}           what the next tensor in this role is multiplied by
  *      history[role]    float32 {length}      amaxes: of the step in progress, then of earlier ones, oldest first
  *
- * both only for quantizers that need a history, and the quantized copy of the weight, made once per version of it.
+ * both only for quantizers that need a history, on the device of the tensors that were last quantized, where kernels read
+ * and write them without the host, and the quantized copy of the weight, made once per version of it.
  *
- * Scales and histories change in te_recipe_state_update alone. In between, te_role_quantize collects the step's amax where
+ * Scales and histories change in te_recipe_states_update alone. In between, te_role_quantize collects the step's amax where
  * gradients are recorded, so that evaluating a model leaves training as it was. When a stretch of forward is run twice
  * (te.checkpoint) the factors of the first run are written to a tape and read back in the second, so that both give the
  * same bytes. */
@@ -27,6 +28,9 @@ typedef enum te_backward_precision {
     TE_BACKWARD_DEQUANTIZED     /* from what forward multiplied, in high precision */
 } te_backward_precision;
 
+/* The products of a linear layer. */
+typedef enum te_product_kind { TE_PRODUCT_FORWARD, TE_PRODUCT_DGRAD, TE_PRODUCT_WGRAD, TE_PRODUCT_COUNT } te_product_kind;
+
 typedef struct te_recipe_state te_recipe_state;
 
 typedef struct te_product_recipe {
@@ -35,6 +39,7 @@ typedef struct te_product_recipe {
     bool quantized[TE_ROLE_COUNT]; /* false: the role stays in high precision */
     te_quantizer quantizers[TE_ROLE_COUNT];
     te_backward_precision backward;
+    bool fast_sums[TE_PRODUCT_COUNT]; /* sums of fp8 products may be taken in fewer bits than float32 has (te_gemm) */
     int64_t history_length;
 } te_product_recipe;
 
@@ -49,9 +54,10 @@ struct te_recipe_state {
     te_product_recipe *recipe; /* NULL: none yet */
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
-    uint64_t weight_id, weight_version;
-    float weight_scale;    /* what it was multiplied by, where that is one number */
-    bool weight_collected; /* its amax counts in this step already */
+    uint64_t weight_id, weight_version, weight_scale_version; /* the last: of scale[TE_ROLE_WEIGHT] */
+    uint64_t weight_graph;   /* made while this graph was recorded; 0: none was */
+    te_tensor *weight_scale; /* float32 {1}: what it was multiplied by, where that is given; nobody writes it */
+    bool weight_collected;   /* its amax counts in this step already */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
 };
 
@@ -69,7 +75,19 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
  *      otherwise         the history rolls, scale = max 2^-margin / amax
  */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
-te_status te_recipe_state_update(te_recipe_state *state, te_role role, te_amax_algorithm algorithm, int margin);
+typedef struct te_recipe_update {
+    te_recipe_state *state;
+    te_role role;
+    te_amax_algorithm algorithm;
+    int margin;
+} te_recipe_update;
+
+/* Of many roles: those on a device in one kernel, and the host does not wait for it. A role without a history is passed over. */
+te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n);
+/* How many steps' amaxes were infinite or NaN on all devices, since the context was opened; waits for them. */
+te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
+/* Lets go of the factors on a tape. */
+void te_scale_tape_clear(te_scale_tape *tape);
 
 /* The recipe that an operation with this state runs under now: NULL outside te.autocast. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);

@@ -108,6 +108,7 @@ typedef struct te_gemm {
     te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
     te_activation activation;
     float         alpha, beta; /* beta 0 (c is not read) or 1 */
+    bool          fast_sums;   /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is faster */
     uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
                                    copy may be kept */
 } te_gemm;
@@ -187,12 +188,19 @@ struct te_backend {
     te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
 
     te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
+    /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no data. The
+     * function is NULL where no device of the backend does. */
+    const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
 
     /* A matrix to its quantized copies in one pass, and back from one of them: quantize.h. */
     te_status (*quantize)(te_exec *exec, const te_quantize_job *job);
     te_status (*dequantize)(te_exec *exec, const te_quantize_job *job, int side);
+
+    /* Delayed scaling at the end of a step, all tensors in one kernel; *skipped grows by the amaxes that were not finite. All
+     * is in device memory but the list. NULL where memory is the host's. */
+    te_status (*delayed_update)(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 
     /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
     te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);

@@ -36,6 +36,25 @@ TE_HD static inline float te_amax(float amax, float x)
     return size > amax ? size : amax;
 }
 
+/* What delayed scaling keeps of one tensor, on the device where its amaxes arise, and the rule that changes it
+ * (te_backend.delayed_update). history[0] is the amax of the step, the oldest of earlier ones follows.
+ *
+ *      history[0] 0              nothing happens: the tensor was not used
+ *                 not finite     it is forgotten and counted, the scale stays
+ *                 otherwise      the history rolls, scale = reach / amax
+ */
+typedef struct te_delayed {
+    float  *scale, *history;
+    int64_t length, most_recent; /* amax: the largest of the history, or the last one */
+    double  reach;               /* the format's largest value, less the margin */
+} te_delayed;
+
+TE_HD static inline float te_delayed_scale(double reach, float amax)
+{
+    double scale = reach / (double)amax;
+    return (float)(scale > (double)TE_FLT_MAX ? (double)TE_FLT_MAX : scale);
+}
+
 /* --- e8m0 ------------------------------------------------------------------------------------------------------- */
 
 /* The smallest power of two that is at least v >= 0: what a block is divided by must not be too small for it. */

@@ -53,7 +53,9 @@ struct te_quantize_job {
     void *source; /* rows x cols of float32, bfloat16 or float16; written by dequantize */
     te_dtype dtype;
     int64_t rows, cols, source_stride; /* elements from row to row; those of a row follow one another */
-    float scale;                       /* needs_history: the factor, in host memory on every backend */
+    float scale;                       /* needs_history: the factor … */
+    const float *given;                /* … or where it lies, in device memory; where memory is the host's, NULL */
+    float *seen;                       /* likewise: raised to the amax of the source; NULL: not wanted */
     te_quantized_side side[2];
 };
 

@@ -4,7 +4,8 @@
  *                                          quantizers of the three roles, false: high precision; how backward computes
  *     recipe_state()                       what one operation remembers
  *     recipe_state_use(state, recipe)      what it runs under from now on
- *     recipe_state_update(state, role, algorithm, margin)
+ *     recipe_states_update{state, role, algorithm, margin, state, …}
+ *                                          ends a step of delayed scaling for these
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
@@ -111,14 +112,23 @@ static int recipe_state_use(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
-static int recipe_state_update(lua_State *L)
+/* The list lies in memory of Lua's, so that an error loses nothing. */
+static int recipe_states_update(lua_State *L)
 {
     static const char *const algorithms[] = {"max", "most_recent", NULL};
     te_lua *rt = te_lua_runtime(L);
-    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
-    te_role role = check_role(L, 2);
-    te_amax_algorithm algorithm = (te_amax_algorithm)luaL_checkoption(L, 3, "max", algorithms);
-    te_status status = te_recipe_state_update(state, role, algorithm, luaL_checkint(L, 4));
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    size_t n = lua_objlen(L, 1) / 4;
+    te_lua_enter(rt, L, "recipe");
+    te_recipe_update *updates = lua_newuserdata(L, (n + 1) * sizeof *updates);
+    for (size_t i = 0; i < n; i++) {
+        for (int field = 1; field <= 4; field++) lua_rawgeti(L, 1, (int)(4 * i) + field);
+        updates[i] = (te_recipe_update){te_lua_check_recipe_state(L, 3, "recipe"), check_role(L, 4),
+                                        (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6)};
+        lua_settop(L, 2);
+    }
+    te_status status = te_recipe_states_update(rt->ctx, updates, n);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -221,17 +231,23 @@ static int quantize_values(lua_State *L)
 
 static int record_scales(lua_State *L)
 {
-    te_context *ctx = te_lua_runtime(L)->ctx;
-    ctx->recorded_scales.on = true;
-    ctx->recorded_scales.n = 0;
+    te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
+    te_scale_tape_clear(tape);
+    tape->on = true;
     return 0;
 }
 
 static int recorded_scales(lua_State *L)
 {
-    te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
+    te_lua *rt = te_lua_runtime(L);
+    te_scale_tape *tape = &rt->ctx->recorded_scales;
     tape->on = false;
-    lua_pushlstring(L, tape->n ? (const char *)tape->values : "", tape->n * sizeof *tape->values);
+    lua_createtable(L, (int)tape->n, 0);
+    for (size_t i = 0; i < tape->n; i++) {
+        te_lua_push_tensor(rt, L, tape->values[i]);
+        lua_rawseti(L, -2, (int)i + 1);
+    }
+    te_scale_tape_clear(tape);
     return 1;
 }
 
@@ -239,16 +255,19 @@ static int replay_scales(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_scale_tape *tape = &rt->ctx->replayed_scales;
-    size_t bytes = 0;
-    const char *text = luaL_optlstring(L, 1, NULL, &bytes);
+    size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0;
     void *values = tape->values;
-    if (!te_mem_grow(&rt->ctx->mem, &values, &tape->capacity, bytes / sizeof *tape->values, sizeof *tape->values))
+    lua_settop(L, 1);
+    te_scale_tape_clear(tape);
+    if (!te_mem_grow(&rt->ctx->mem, &values, &tape->capacity, n, sizeof *tape->values))
         return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
     tape->values = values;
-    tape->n = bytes / sizeof *tape->values;
-    tape->at = 0;
-    tape->on = text != NULL;
-    if (bytes) memcpy(tape->values, text, bytes);
+    tape->on = lua_istable(L, 1);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, (int)i + 1);
+        tape->values[tape->n++] = te_tensor_retain(te_lua_check_tensor(L, 2, "checkpoint", "scale"));
+        lua_settop(L, 1);
+    }
     return 0;
 }
 
@@ -347,7 +366,12 @@ static int numerics(lua_State *L)
 
 static int skipped_amaxes(lua_State *L)
 {
-    lua_pushnumber(L, (double)te_lua_runtime(L)->ctx->skipped_amaxes);
+    te_lua *rt = te_lua_runtime(L);
+    uint64_t count;
+    te_lua_enter(rt, L, "numerics");
+    te_status status = te_recipe_skipped_amaxes(rt->ctx, &count);
+    if (status != TE_OK) return te_lua_raise(rt, L, "numerics", status);
+    lua_pushnumber(L, (double)count);
     return 1;
 }
 
@@ -355,7 +379,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"product_recipe", product_recipe},
     {"recipe_state", recipe_state},
     {"recipe_state_use", recipe_state_use},
-    {"recipe_state_update", recipe_state_update},
+    {"recipe_states_update", recipe_states_update},
     {"recipe_state_tensors", recipe_state_tensors},
     {"recipe_state_set", recipe_state_set},
     {"set_recipe_mode", set_recipe_mode},

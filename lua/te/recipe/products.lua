@@ -74,22 +74,26 @@ local function update_in_lua(product, role, rule)
     core.recipe_state_set(product.state, role, new_scale:to("cpu"), new_history:to("cpu"))
 end
 
-local function update(product, role)
+-- Puts the update of a role on the engine's list, or makes it.
+local function update(list, product, role)
     local rule = product.rules[role]
     if not rule then return end
     local algorithm = rule.amax_compute_algo
     if type(algorithm) == "string" and not rule.scaling_factor_compute_algo then
-        core.recipe_state_update(product.state, role, algorithm, rule.margin)
+        local n = #list
+        list[n + 1], list[n + 2], list[n + 3], list[n + 4] = product.state, role, algorithm, rule.margin
     else
         update_in_lua(product, role, rule)
     end
 end
 
---- The end of a step for the given roles of all products.
+--- The end of a step for the given roles of all products. On a device one kernel makes all updates.
 function products.update(...)
+    local list = {}
     for product in pairs(known) do
-        for i = 1, select("#", ...) do update(product, (select(i, ...))) end
+        for i = 1, select("#", ...) do update(list, product, (select(i, ...))) end
     end
+    core.recipe_states_update(list)
 end
 
 -- State ------------------------------------------------------------------------------------------------------------

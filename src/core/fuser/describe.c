@@ -2,6 +2,7 @@
 #include "describe.h"
 
 #include "../autograd.h"
+#include "describe_product.h"
 #include "emit.h"
 #include "plan.h"
 
@@ -9,6 +10,7 @@
 
 typedef struct describing {
     const te_fuse_plan *plan;
+    te_exec            *exec;
     double              tokens;
     int64_t             sequence; /* length that attention sees, 0: unknown */
     void              (*step)(void *user, const te_step_description *);
@@ -115,6 +117,13 @@ static bool quantized_backward(const te_unit *unit)
     return unit->recipe && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
 }
 
+static te_described_product product_of(const describing *d, const te_unit *unit)
+{
+    return (te_described_product){.exec = d->exec, .recipe = unit->recipe, .compute = unit->compute, .result = unit->compute,
+                                  .tokens = (int64_t)d->tokens, .in = d->plan->values[unit->x].width,
+                                  .out = d->plan->values[unit->result].width};
+}
+
 static void forward_linear(const describing *d, const te_unit *unit)
 {
     const te_plan_value *values = d->plan->values;
@@ -125,7 +134,9 @@ static void forward_linear(const describing *d, const te_unit *unit)
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
     double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
-    say(d, unit, TE_STEP_PRODUCT, "linear", read, y, flops, false);
+    te_described_product p = product_of(d, unit);
+    char kernel[160];
+    say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_FORWARD, "linear", kernel, sizeof kernel), read, y, flops, false);
 }
 
 static void backward_linear(const describing *d, const te_unit *unit)
@@ -140,9 +151,15 @@ static void backward_linear(const describing *d, const te_unit *unit)
     double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
     double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
     if (dy_role != TE_ROLE_COUNT && !is_emitted(d, unit->result)) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true);
-    if (want_dx) say(d, unit, TE_STEP_PRODUCT, "dgrad", y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
+    te_described_product p = product_of(d, unit);
+    char kernel[160];
+    if (want_dx)
+        say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_DGRAD, "dgrad", kernel, sizeof kernel),
+            y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
+    p.result = values[unit->weight].dtype;
     if (want_dweight)
-        say(d, unit, TE_STEP_PRODUCT, "wgrad", x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
+        say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_WGRAD, "wgrad", kernel, sizeof kernel),
+            x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
     if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
         say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", value_bytes(d, unit->result, 0),
             value_bytes(d, unit->bias, 0), 0, true);
@@ -290,7 +307,7 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
-    describing d = {.plan = plan, .tokens = 1, .step = step, .user = user,
+    describing d = {.plan = plan, .exec = &x->storage->device->exec, .tokens = 1, .step = step, .user = user,
                     .sequence = x->ndim > 1 ? x->shape[x->ndim - 2] : 1};
     for (int i = 0; i + 1 < x->ndim; i++) d.tokens *= (double)x->shape[i];
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);

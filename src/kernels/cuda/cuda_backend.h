@@ -111,6 +111,9 @@ void      te_cuda_graphs_close(te_exec *);
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
 te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
 void      te_cuda_gemm_close(te_exec *);
+/* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does. Addresses are
+ * not looked at where they are NULL. */
+const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
@@ -131,6 +134,7 @@ te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table,
 te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
 te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
 te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
+te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);

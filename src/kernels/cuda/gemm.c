@@ -15,7 +15,7 @@
 
 static bool is_float(te_dtype t) { return t == TE_F32 || t == TE_BF16 || t == TE_F16 || t == TE_F64; }
 
-static te_status check(te_exec *exec, const te_gemm *g)
+static te_status check(te_exec *exec, const te_gemm *g, bool bytes)
 {
     int n = g->c.ndim;
     bool fits = n >= 2 && g->a.ndim == n && g->b.ndim == n && g->a.shape[n - 2] == g->c.shape[n - 2] &&
@@ -30,8 +30,8 @@ static te_status check(te_exec *exec, const te_gemm *g)
                             (long long)g->c.shape[n - 2], (long long)g->c.shape[n - 1]);
     if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
     bool narrows = g->a.dtype == TE_F32 && (g->c.dtype == TE_BF16 || g->c.dtype == TE_F16);
-    if (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype ||
-        (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32 && !narrows))
+    if (!bytes && (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype ||
+                   (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32 && !narrows)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
                             te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
     if (g->beta != 0 && g->beta != 1)
@@ -148,8 +148,15 @@ static void describe_matrices(te_cuda_product *p, const te_gemm *g)
 
 /* --- epilogues ---------------------------------------------------------------------------------------------------- */
 
+/* Whether lines begin where products of bytes want them. */
+static bool aligned_lines(const te_view *c)
+{
+    int64_t lines = row_major(c) ? c->stride[c->ndim - 2] : c->stride[c->ndim - 1];
+    return lines * (int64_t)te_dtype_size(c->dtype) % 16 == 0 && (uintptr_t)c->data % 16 == 0;
+}
+
 /* Why cuBLASLt cannot write c as it is asked for; NULL when it can. */
-static const char *decline_direct(const te_gemm *g)
+static const char *decline_direct(const te_gemm *g, bool bytes)
 {
     int m = g->c.ndim - 2;
     bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux), acts = g->activation != TE_ACT_NONE;
@@ -157,7 +164,10 @@ static const char *decline_direct(const te_gemm *g)
     bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
                     g->aux.dtype == g->c.dtype;
     if (g->a.shape[m + 1] == 0) return "the sum is empty";
-    if (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32) return "the result is narrower than the operands";
+    if (!bytes && g->c.dtype != g->a.dtype && g->c.dtype != TE_F32) return "the result is narrower than the operands";
+    if (bytes && !aligned_lines(&g->c)) return "lines of the result do not begin at multiples of 16 bytes";
+    if (bytes && (acts || aux)) return "an activation after a product of bytes";
+    if (bytes && bias && g->c.dtype == TE_F32) return "a float32 result of bytes has a bias";
     if (!describable(&g->c)) return "the result has no unit stride";
     if (tail && !row_major(&g->c)) return "the result is column-major and has a bias or an activation";
     if (tail && g->c.dtype == TE_F64) return "float64 with a bias or an activation";
@@ -236,8 +246,17 @@ static void join_rows(batches *r, te_gemm *g)
     }
 }
 
+static void describe_narrow(te_cuda_product *p, const te_gemm *g, const te_cuda_narrow *narrow)
+{
+    int first = row_major(&g->c) ? 1 : 0;
+    p->narrow = 1;
+    p->mode_a = narrow->mode[first];
+    p->mode_b = narrow->mode[1 - first];
+    p->fast = g->fast_sums;
+}
+
 /* The last batch dimension is cuBLASLt's; the ones before it are walked here. */
-static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales)
+static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales, const te_cuda_narrow *narrow)
 {
     batches r = batches_of(g);
     join_rows(&r, g);
@@ -250,12 +269,14 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const 
     p.step_a = r.n ? r.step[first][last] : 0;
     p.step_b = r.n ? r.step[1 - first][last] : 0;
     p.step_d = r.n ? r.step[2][last] : 0;
-    p.input = g->a.dtype;
+    p.input_a = swap ? g->b.dtype : g->a.dtype;
+    p.input_b = swap ? g->a.dtype : g->b.dtype;
     p.output = g->c.dtype;
     p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
     p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
     p.device_scales = scales != NULL;
+    if (narrow) describe_narrow(&p, g, narrow);
     int64_t products = 1;
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;
@@ -271,6 +292,10 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const 
         te_cuda_product_data data = {
             .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data, .alpha = g->alpha,
             .device_alpha = scales, .device_beta = scales ? scales + (g->beta != 0 ? 1 : 2) : NULL};
+        if (narrow) {
+            data.factors_a = narrow->factors[first];
+            data.factors_b = narrow->factors[1 - first];
+        }
         p.align_a = alignment(data.a);
         p.align_b = alignment(data.b);
         p.align_d = alignment(data.d);
@@ -279,24 +304,24 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const 
     return status;
 }
 
-static te_status run_direct(te_exec *exec, te_gemm *g, const float *scales)
+static te_status run_direct(te_exec *exec, te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
 {
     const void *bias;
     void *lent;
     te_status status = bias_of(exec, g, &bias, &lent);
-    if (status == TE_OK) status = run_batches(exec, g, bias, scales);
+    if (status == TE_OK) status = run_batches(exec, g, bias, scales, narrow);
     if (lent) exec->scratch_free(exec, lent);
     return status;
 }
 
 /* The product alone, dense and in the accumulator's dtype; then one pass that does the rest. */
-static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scales)
+static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
 {
     te_view product = g->c;
     for (int i = 0; i < product.ndim; i++) product.stride[i] = 1; /* no dimension repeats */
     product = dense_like(exec, &product, g->c.dtype == TE_F64 ? TE_F64 : TE_F32);
     if (!product.data) return TE_ERROR_MEMORY;
-    te_gemm plain = {.a = g->a, .b = g->b, .c = product, .alpha = g->alpha};
+    te_gemm plain = {.a = g->a, .b = g->b, .c = product, .alpha = g->alpha, .fast_sums = g->fast_sums};
     te_status status;
     if (g->a.shape[g->a.ndim - 1] == 0) {
         te_cuda_device *d = te_cuda(exec);
@@ -304,7 +329,7 @@ static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scal
         status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
                                 "matrix product");
     } else {
-        status = run_batches(exec, &plain, NULL, scales);
+        status = run_batches(exec, &plain, NULL, scales, narrow);
     }
     if (status == TE_OK) status = te_cuda_gemm_finish(exec, g, &product);
     exec->scratch_free(exec, product.data);
@@ -314,23 +339,23 @@ static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scal
 te_status te_cuda_gemm(te_exec *exec, const te_gemm *gemm)
 {
     if (gemm->a.quant || gemm->b.quant) return te_cuda_gemm_quantized(exec, gemm);
-    return te_cuda_gemm_scaled(exec, gemm, NULL);
+    return te_cuda_gemm_scaled(exec, gemm, NULL, NULL);
 }
 
-te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales)
+te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales, const te_cuda_narrow *narrow)
 {
     te_gemm g = *gemm;
     void *lent_a = NULL, *lent_b = NULL;
     te_status status = te_cuda_enter(exec);
-    if (status == TE_OK) status = check(exec, gemm);
+    if (status == TE_OK) status = check(exec, gemm, narrow != NULL);
     if (status != TE_OK || te_view_numel(&g.c) == 0) return status;
-    const char *reason = decline_direct(&g);
+    const char *reason = decline_direct(&g, narrow != NULL);
     if (reason) te_cuda_trace(exec, "dispatch: matrix product in two passes: %s\n", reason);
     if (g.a.shape[g.a.ndim - 1] > 0) {
         status = describable_operand(exec, &g.a, &lent_a);
         if (status == TE_OK) status = describable_operand(exec, &g.b, &lent_b);
     }
-    if (status == TE_OK) status = reason ? run_finished(exec, &g, scales) : run_direct(exec, &g, scales);
+    if (status == TE_OK) status = reason ? run_finished(exec, &g, scales, narrow) : run_direct(exec, &g, scales, narrow);
     if (lent_a) exec->scratch_free(exec, lent_a);
     if (lent_b) exec->scratch_free(exec, lent_b);
     return status;

@@ -1,5 +1,6 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_finish.c does what its epilogues lack. */
+ * gemm_finish.c does what its epilogues lack. Quantized operands go as bytes with their factors where the device multiplies
+ * them (gemm_narrow.c), else decoded (gemm_quantized.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 
@@ -11,12 +12,13 @@ typedef struct te_cuda_product {
     int64_t rows, columns, inner, batch;
     int64_t ld_a, ld_b, ld_d, ld_aux;
     int64_t step_a, step_b, step_d, step_aux; /* from batch to batch, elements */
-    int32_t input, output;                    /* te_dtype */
+    int32_t input_a, input_b, output;         /* te_dtype; TE_U8: two E2M1 elements */
     int32_t transposed_a, transposed_b;
     int32_t epilogue;                         /* cublasLtEpilogue_t */
     int32_t accumulate;
     int32_t align_a, align_b, align_d, tf32;  /* bytes that the addresses are known to be multiples of, at most 256 */
-    int32_t device_scales, zero;
+    int32_t device_scales, narrow;            /* narrow: A and B are bytes, and factors belong to them */
+    int32_t mode_a, mode_b, fast;             /* cublasLtMatmulMatrixScale_t of the factors */
 } te_cuda_product;
 
 typedef struct te_cuda_product_data {
@@ -26,6 +28,7 @@ typedef struct te_cuda_product_data {
     void       *aux;
     double      alpha;
     const float *device_alpha, *device_beta; /* instead, where the product has device_scales */
+    const void *factors_a, *factors_b;       /* where it is narrow */
 } te_cuda_product_data;
 
 enum { TE_CUDA_FINISHES = 12 };
@@ -43,19 +46,33 @@ typedef struct te_cuda_blas {
 /* The library and its handle, from the first use on. */
 te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
 
+/* TE_ERROR_UNSUPPORTED: a product of bytes for which the library has no algorithm. */
 te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
 void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
 
 /* gemm_quantized.c: te_cuda_gemm where a or b is quantized. */
 te_status te_cuda_gemm_quantized(te_exec *exec, const te_gemm *gemm);
-/* te_cuda_gemm of plain operands, with {alpha, beta, 0} from device memory; NULL: those of the gemm. */
-te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales);
+/* What a product of bytes needs to know of them. */
+typedef struct te_cuda_narrow {
+    const void *factors[2]; /* of a and b, laid out as the mode wants them */
+    int32_t mode[2];        /* cublasLtMatmulMatrixScale_t */
+} te_cuda_narrow;
+
+/* te_cuda_gemm of plain operands, or with `narrow` of bytes that are multiplied as they are; with {alpha, beta, 0} from
+ * device memory, NULL: those of the gemm. */
+te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales, const te_cuda_narrow *narrow);
+
+/* gemm_narrow.c: the product of operands that te_cuda_decline_narrow lets pass; TE_ERROR_UNSUPPORTED where the library declines after all. */
+te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);
 /* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);
 
 /* kernel_ops.c: see te_cuda_plan_decode and te_cuda_plan_scales. */
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole);
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales);
+/* The factors of an operand's blocks in a cuBLASLt layout: see te_arrange_args. */
+struct te_arrange_args;
+te_status te_cuda_arrange_factors(te_exec *exec, const struct te_arrange_args *args);
 
 /* c = act(product + bias) + beta c, aux = product + bias, for a dense product of the shape of c. */
 te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *gemm, const te_view *product);

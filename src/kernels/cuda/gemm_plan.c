@@ -20,6 +20,7 @@ struct te_cuda_gemm_plan {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;
+    bool unsupported; /* a product of bytes for which the library has no algorithm */
 };
 
 static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus_t r, const te_cuda_product *p)
@@ -29,11 +30,24 @@ static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus
                         (long long)p->batch, blas->library.cublasLtGetStatusName(r));
 }
 
+static te_status fail_unsupported(te_exec *exec)
+{
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for it");
+}
+
 /* --- description -------------------------------------------------------------------------------------------------- */
 
 static cudaDataType_t data_type(int32_t dtype)
 {
-    return dtype == TE_F64 ? CUDA_R_64F : dtype == TE_BF16 ? CUDA_R_16BF : dtype == TE_F16 ? CUDA_R_16F : CUDA_R_32F;
+    switch (dtype) {
+    case TE_F64: return CUDA_R_64F;
+    case TE_BF16: return CUDA_R_16BF;
+    case TE_F16: return CUDA_R_16F;
+    case TE_F8E4M3: return CUDA_R_8F_E4M3;
+    case TE_F8E5M2: return CUDA_R_8F_E5M2;
+    case TE_U8: return CUDA_R_4F_E2M1;
+    default: return CUDA_R_32F;
+    }
 }
 
 static cublasStatus_t make_layout(const te_cuda_blas *blas, cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows,
@@ -52,7 +66,7 @@ static cublasStatus_t make_layout(const te_cuda_blas *blas, cublasLtMatrixLayout
 static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product *p, cublasLtMatmulDesc_t *out)
 {
     const te_cuda_blas_library *l = &blas->library;
-    bool f64 = p->input == TE_F64;
+    bool f64 = p->input_a == TE_F64;
     cublasComputeType_t compute = f64       ? CUBLAS_COMPUTE_64F
                                   : p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                             : CUBLAS_COMPUTE_32F;
@@ -60,6 +74,7 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
                       op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p->epilogue;
     int32_t pointers = CUBLASLT_POINTER_MODE_DEVICE;
+    int8_t fast = p->fast != 0;
     cublasStatus_t r = l->cublasLtMatmulDescCreate(out, compute, f64 ? CUDA_R_64F : CUDA_R_32F);
     struct {
         cublasLtMatmulDescAttributes_t name;
@@ -72,6 +87,9 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
         {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, true},
         {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->ld_aux, sizeof p->ld_aux, p->ld_aux > 0},
         {CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers, sizeof pointers, p->device_scales != 0},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &p->mode_a, sizeof p->mode_a, p->narrow && p->mode_a},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &p->mode_b, sizeof p->mode_b, p->narrow && p->mode_b},
+        {CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast, fast},
     };
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes && r == CUBLAS_STATUS_SUCCESS; i++)
         if (attributes[i].wanted)
@@ -84,13 +102,21 @@ static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_
                                    const te_cuda_product_data *data)
 {
     const te_cuda_blas_library *l = &blas->library;
+    bool narrow = plan->product.narrow != 0;
+    const struct {
+        cublasLtMatmulDescAttributes_t name;
+        const void *const *address;
+        bool wanted;
+    } pointers[] = {
+        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias, data->bias != NULL},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void *const *)&data->aux, data->aux && plan->product.ld_aux > 0},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &data->factors_a, narrow},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &data->factors_b, narrow},
+    };
     cublasStatus_t r = CUBLAS_STATUS_SUCCESS;
-    if (data->bias)
-        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias,
-                                              sizeof data->bias);
-    if (r == CUBLAS_STATUS_SUCCESS && data->aux && plan->product.ld_aux > 0)
-        r = l->cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &data->aux,
-                                              sizeof data->aux);
+    for (size_t i = 0; i < sizeof pointers / sizeof *pointers && r == CUBLAS_STATUS_SUCCESS; i++)
+        if (pointers[i].wanted)
+            r = l->cublasLtMatmulDescSetAttribute(plan->desc, pointers[i].name, pointers[i].address, sizeof(void *));
     return r;
 }
 
@@ -98,10 +124,10 @@ static cublasStatus_t describe(const te_cuda_blas *blas, const te_cuda_product *
 {
     cublasStatus_t r = make_desc(blas, p, &plan->desc);
     if (r == CUBLAS_STATUS_SUCCESS)
-        r = make_layout(blas, &plan->a, p->input, p->transposed_a ? p->inner : p->rows,
+        r = make_layout(blas, &plan->a, p->input_a, p->transposed_a ? p->inner : p->rows,
                         p->transposed_a ? p->rows : p->inner, p->ld_a, p->batch, p->step_a);
     if (r == CUBLAS_STATUS_SUCCESS)
-        r = make_layout(blas, &plan->b, p->input, p->transposed_b ? p->columns : p->inner,
+        r = make_layout(blas, &plan->b, p->input_b, p->transposed_b ? p->columns : p->inner,
                         p->transposed_b ? p->inner : p->columns, p->ld_b, p->batch, p->step_b);
     if (r == CUBLAS_STATUS_SUCCESS)
         r = make_layout(blas, &plan->d, p->output, p->rows, p->columns, p->ld_d, p->batch, p->step_d);
@@ -116,7 +142,7 @@ static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te
 {
     float alpha = (float)data->alpha, beta = accumulate;
     double alpha64 = data->alpha, beta64 = accumulate;
-    bool f64 = plan->product.input == TE_F64, device = plan->product.device_scales != 0;
+    bool f64 = plan->product.input_a == TE_F64, device = plan->product.device_scales != 0;
     const void *by_alpha = device ? data->device_alpha : f64 ? (void *)&alpha64 : (void *)&alpha;
     const void *by_beta = device ? data->device_beta : f64 ? (void *)&beta64 : (void *)&beta;
     return blas->library.cublasLtMatmul(blas->handle, plan->desc, by_alpha, data->a, plan->a, data->b, plan->b, by_beta,
@@ -306,7 +332,8 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
     cublasStatus_t r = describe(blas, p, plan);
     if (r == CUBLAS_STATUS_SUCCESS) r = set_pointers(blas, plan, data);
     if (r == CUBLAS_STATUS_SUCCESS) r = choose(exec, blas, plan, data);
-    if (r != CUBLAS_STATUS_SUCCESS) {
+    plan->unsupported = p->narrow && r == CUBLAS_STATUS_NOT_SUPPORTED;
+    if (r != CUBLAS_STATUS_SUCCESS && !plan->unsupported) {
         free_plan(exec, blas, plan);
         return fail_blas(exec, blas, r, p);
     }
@@ -328,6 +355,7 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
         blas->n_plans++;
     }
     const te_cuda_gemm_plan *plan = *slot;
+    if (plan->unsupported) return fail_unsupported(exec);
     void *workspace = plan->workspace ? exec->scratch(exec, plan->workspace) : NULL;
     if (plan->workspace && !workspace) return TE_ERROR_MEMORY;
     te_cuda_note(exec, "matrix product");

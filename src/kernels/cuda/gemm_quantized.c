@@ -1,4 +1,5 @@
-/* gemm_quantized.c - products of quantized operands: decoded on the device, then an ordinary product.
+/* gemm_quantized.c - products of quantized operands: as bytes where the device multiplies them (gemm_narrow.c), else decoded
+ * on the device, then an ordinary product.
  *
  * As on the CPU (cpu/gemm_quantized.c) bfloat16 carries what it holds exactly, and the factor of a whole tensor,
  * which is in device memory, goes to alpha there; everything else is float32. No value is looked at before: of
@@ -71,14 +72,22 @@ te_status te_cuda_gemm_quantized(te_exec *exec, const te_gemm *gemm)
     te_dtype dtype = narrow ? TE_BF16 : TE_F32;
     te_status status = check(exec, &g.a);
     if (status == TE_OK) status = check(exec, &g.b);
-    if (status == TE_OK) status = prepare(exec, &g.a, dtype, !narrow, &lent[0]);
+    if (status != TE_OK) return status;
+    const char *reason = te_cuda_decline_narrow(exec, gemm);
+    if (!reason) {
+        status = te_cuda_gemm_narrow(exec, gemm);
+        if (status != TE_ERROR_UNSUPPORTED) return status;
+        reason = "cuBLASLt has no algorithm for the bytes";
+    }
+    te_cuda_trace(exec, "dispatch: quantized operands are decoded to %s: %s\n", te_dtype_name(dtype), reason);
+    status = prepare(exec, &g.a, dtype, !narrow, &lent[0]);
     if (status == TE_OK) status = prepare(exec, &g.b, dtype, !narrow, &lent[1]);
     bool scaled = narrow && (has_tensor_factor(gemm->a.quant) || has_tensor_factor(gemm->b.quant));
     if (status == TE_OK && scaled) {
         lent[2] = exec->scratch(exec, 3 * sizeof(float));
         status = lent[2] ? te_cuda_product_scales(exec, gemm, lent[2]) : TE_ERROR_MEMORY;
     }
-    if (status == TE_OK) status = te_cuda_gemm_scaled(exec, &g, lent[2]);
+    if (status == TE_OK) status = te_cuda_gemm_scaled(exec, &g, lent[2], NULL);
     for (int i = 2; i >= 0; i--)
         if (lent[i]) exec->scratch_free(exec, lent[i]);
     return status;

@@ -4,6 +4,7 @@
  * one is an error of the call that was given it. In a graph the verdict comes out where the host next waits.
  */
 #include "cuda_backend.h"
+#include "kernels/args.h"
 #include "kernels/hand.h"
 
 struct te_cuda_hand {
@@ -190,9 +191,26 @@ te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side
     RUN("dequantize", NULL, te_cuda_plan_dequantize(&plan, job, side));
 }
 
+te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped)
+{
+    te_cuda_plan plan;
+    te_status status = te_cuda_enter(exec);
+    void *list = status == TE_OK ? te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors) : NULL;
+    if (!list) return status == TE_OK ? TE_ERROR_MEMORY : status;
+    status = te_cuda_plan_delayed(&plan, list, n, skipped);
+    if (status == TE_OK) status = run_plan(exec, &plan, "delayed scaling", NULL);
+    exec->scratch_free(exec, list);
+    return status;
+}
+
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole)
 {
     RUN("matrix product", NULL, te_cuda_plan_decode(&plan, to, from, whole));
+}
+
+te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
+{
+    RUN("matrix product", NULL, te_cuda_plan_arrange(&plan, args));
 }
 
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)

@@ -1,9 +1,8 @@
 /* blas.c - cuBLASLt's entry points: plain loops, and the restrictions that the real library documents. */
-#include "fake.h"
+#include "blas.h"
 
 #include "kernels/dtype.h"
 
-#include <cublasLt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,21 +13,8 @@
         if (code) return (cublasStatus_t)code;                                                                         \
     } while (0)
 
-typedef struct desc {
-    cublasComputeType_t compute;
-    int32_t op_a, op_b;
-    uint32_t epilogue;
-    const void *bias;
-    void *aux;
-    int64_t ld_aux;
-    int32_t pointers; /* cublasLtPointerMode_t */
-} desc;
-
-typedef struct layout {
-    cudaDataType_t type;
-    int64_t rows, columns, ld, step;
-    int32_t batch;
-} layout;
+typedef te_fake_desc desc;
+typedef te_fake_layout layout;
 
 static desc *desc_of(cublasLtMatmulDesc_t d) { return (desc *)(void *)d; }
 static layout *layout_of(cublasLtMatrixLayout_t l) { return (layout *)(void *)l; }
@@ -87,8 +73,15 @@ TE_FAKE cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handl
                   : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&d->aux
                   : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void *)&d->ld_aux
                   : name == CUBLASLT_MATMUL_DESC_POINTER_MODE         ? (void *)&d->pointers
+                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER      ? (void *)&d->factors[0]
+                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER      ? (void *)&d->factors[1]
+                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_MODE         ? (void *)&d->mode[0]
+                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_MODE         ? (void *)&d->mode[1]
+                  : name == CUBLASLT_MATMUL_DESC_FAST_ACCUM           ? (void *)&d->fast
                                                                       : NULL;
-    size_t wanted = field == &d->op_a || field == &d->op_b || field == &d->epilogue || field == &d->pointers ? 4 : 8;
+    bool word = field == &d->op_a || field == &d->op_b || field == &d->epilogue || field == &d->pointers ||
+                field == &d->mode[0] || field == &d->mode[1];
+    size_t wanted = word ? 4 : field == &d->fast ? 1 : 8;
     ENTER();
     if (!field || size != wanted) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(field, value, size);
@@ -152,6 +145,9 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
     if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch ||
         b->batch != c->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (te_fake_is_narrow(a->type) || te_fake_is_narrow(b->type))
+        return te_fake_check_narrow(d, a, b, c, te_fake_capability());
+    if (d->factors[0] || d->factors[1] || d->mode[0] || d->mode[1]) return CUBLAS_STATUS_INVALID_VALUE;
     if (a->type != b->type || (c->type != a->type && c->type != CUDA_R_32F) || f64 != (a->type == CUDA_R_64F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (f64 && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -275,7 +271,9 @@ static void one_product(const product *p, int64_t batch)
     const char *base_b = p->pb + batch * p->b.step * element_size(p->b.type);
     char *base_c = p->pc + batch * p->c.step * element_size(p->c.type);
     bool tf32 = p->d.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    double *a = unpack(base_a, &p->a, p->d.op_a, m, k, tf32), *b = unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
+    bool narrow = te_fake_is_narrow(p->a.type);
+    double *a = narrow ? te_fake_unpack_narrow(&p->d, &p->a, 0, p->pa, m, k) : unpack(base_a, &p->a, p->d.op_a, m, k, tf32);
+    double *b = narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
         column_sums(sums, a, b, m, n, k, j);
@@ -331,12 +329,15 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
     }
     cublasStatus_t status = check(&p.d, &p.a, &p.b, &p.c);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (c != out || !inside(a, &p.a) || !inside(b, &p.b) || !inside(out, &p.c)) return CUBLAS_STATUS_INVALID_VALUE;
+    bool narrow = te_fake_is_narrow(p.a.type);
+    bool there = narrow ? te_fake_narrow_memory(&p.d, &p.a, &p.b, a, b, out) : inside(a, &p.a) && inside(b, &p.b);
+    if (c != out || !there || !inside(out, &p.c)) return CUBLAS_STATUS_INVALID_VALUE;
     if (wanted > workspace_bytes || (wanted && !te_fake_contains((CUdeviceptr)(uintptr_t)workspace, wanted)))
         return CUBLAS_STATUS_INVALID_VALUE;
     if ((p.d.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
         !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (narrow) te_fake_enter("narrow product");
     uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
     return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS
                ? CUBLAS_STATUS_SUCCESS

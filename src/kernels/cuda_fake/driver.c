@@ -16,13 +16,20 @@ extern uint64_t te_fake_time;
         if (code) return (CUresult)code;                                                                               \
     } while (0)
 
-static int devices = 2, capability = 90;
+static int devices = 2, capability; /* 0: as the environment says */
 static int here; /* a context's and a stream's address */
 
 TE_FAKE void te_fake_set_devices(int count, int new_capability)
 {
     devices = count;
     capability = new_capability;
+}
+
+int te_fake_capability(void)
+{
+    const char *wanted = getenv("TE_FAKE_CAPABILITY");
+    if (!capability) capability = wanted ? atoi(wanted) : 90;
+    return capability;
 }
 
 /* --- devices ------------------------------------------------------------------------------------------------------ */
@@ -81,8 +88,8 @@ TE_FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
 {
     (void)device;
     ENTER();
-    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? capability / 10
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? capability % 10
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? te_fake_capability() / 10
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? te_fake_capability() % 10
              : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 4
                                                                          : 0;
     return CUDA_SUCCESS;

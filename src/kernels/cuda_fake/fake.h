@@ -24,6 +24,7 @@ TE_FAKE void te_fake_fail_call(const char *function, int n, int code);
 /* The n-th piece of work (from 0) from now on fails while it runs, and the device with it; code 0: none does. */
 TE_FAKE void te_fake_fail_work(int n, int code);
 TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
+/* The capability is 90 at first, or $TE_FAKE_CAPABILITY. */
 TE_FAKE void te_fake_set_devices(int count, int capability);
 /* Makes a failed device usable again, as a new process would. */
 TE_FAKE void te_fake_reset(void);
@@ -51,6 +52,8 @@ CUresult        te_fake_record_queue(const te_fake_record *record);
 void            te_fake_record_free(te_fake_record *record);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);
+/* 90 for sm_90. */
+int te_fake_capability(void);
 /* What the device has failed with. */
 CUresult te_fake_status(void);
 void     te_fake_broken(int code); /* called by running work */

@@ -81,6 +81,8 @@ typedef struct te_quantize_args {
     int64_t           element, scale, block_rows, block_cols, needs_history, replicated, power_of_two, row_scaled;
     int64_t           hadamard, stochastic, four_over_six, from;
     double            epsilon, scale_max, factor, overflow;
+    const float      *given; /* instead of `factor`; NULL: that */
+    float            *seen;
 } te_quantize_args;
 
 /* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the
@@ -105,5 +107,23 @@ typedef struct te_scales_args {
     const float  *factor[2];
     double        scale_max[2], alpha, beta;
 } te_scales_args;
+
+/* te_backend.delayed_update: a block of the grid for each tensor. */
+typedef struct te_delayed_args {
+    te_cuda_bound     bound;
+    const te_delayed *tensors;
+    int64_t           n;
+    uint64_t         *skipped;
+} te_delayed_args;
+
+/* Factors of blocks, `lines` down the result by `blocks` along the sum, to where a product of bytes wants them; the padding
+ * is 0. TILES: see te_arranged. */
+enum { TE_ARRANGE_BY_BLOCKS, TE_ARRANGE_BY_LINES, TE_ARRANGE_TILES };
+typedef struct te_arrange_args {
+    te_cuda_bound bound;
+    const void   *from;
+    void         *to;
+    int64_t       lines, blocks, stride[2], padded_lines, padded_blocks, layout, bytes;
+} te_arrange_args;
 
 #endif

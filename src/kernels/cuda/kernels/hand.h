@@ -89,6 +89,11 @@ te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job
 te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole);
 /* {alpha, beta, 0} of a product to device memory, alpha times the factors of the operands that are quantized. */
 te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *scales);
+/* te_backend.delayed_update with its list on the device. */
+te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, int64_t n, uint64_t *skipped);
+/* Factors of blocks in another order: te_arrange_args (args.h). */
+struct te_arrange_args;
+te_status te_cuda_plan_arrange(te_cuda_plan *plan, const struct te_arrange_args *args);
 
 void      te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault);
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out);

@@ -45,7 +45,9 @@ static te_quantize_args args_of(const te_quantize_job *job)
                               .epsilon = (double)q->epsilon,
                               .scale_max = (double)q->scale_max,
                               .factor = (double)job->scale,
-                              .overflow = overflow};
+                              .overflow = overflow,
+                              .given = job->given,
+                              .seen = job->seen};
 }
 
 static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job *job, const te_quantize_args *args,
@@ -138,6 +140,24 @@ te_status te_cuda_plan_scales(te_cuda_plan *plan, const te_gemm *gemm, float *sc
     }
     te_cuda_plan_open(plan);
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_product_scales", 1, 1, &args, sizeof args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_arrange(te_cuda_plan *plan, const te_arrange_args *args)
+{
+    te_cuda_plan_open(plan);
+    int64_t blocks = (args->padded_lines * args->padded_blocks + THREADS - 1) / THREADS;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_arrange_factors", blocks, THREADS, args, sizeof *args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, int64_t n, uint64_t *skipped)
+{
+    te_delayed_args args = {.tensors = tensors, .n = n, .skipped = skipped};
+    te_cuda_plan_open(plan);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_delayed_update", n, THREADS, &args, sizeof args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }

@@ -124,6 +124,7 @@ static __device__ float te_side_amax_of(const te_quantize_args &a, int side, int
 /* The factor of the whole tensor. */
 static __device__ float te_whole_scale(const te_quantize_args &a)
 {
+    if (a.given) return *a.given;
     return a.needs_history ? (float)a.factor
                            : te_scale_from_amax(te_amaxes(a)[0], te_element_max((te_element_kind)a.element),
                                                 a.power_of_two, (float)a.epsilon, TE_FLT_MAX);
@@ -306,6 +307,7 @@ extern "C" __global__ void __launch_bounds__(256) te_quantize(const __grid_const
         te_tile x = te_tile_of(a, shared, t);
         te_tile_load(a, x);
         float amax = a.needs_history ? te_tile_amax(x) : 0.0f;
+        if (a.seen) te_raise_all(a.seen, amax);
         for (int s = 0; s < 2; s++)
             if (a.needs_history && a.side[s].amax) te_raise_all(a.side[s].amax, amax);
         if (a.side[0].data) te_quantize_side(a, x, 0);
@@ -405,4 +407,72 @@ extern "C" __global__ void te_product_scales(const __grid_constant__ te_scales_a
     a.out[0] = (float)alpha;
     a.out[1] = (float)a.beta;
     a.out[2] = 0;
+}
+
+/* Where a factor goes. Tiles hold 128 lines by 4 blocks; within one the lines of a quarter are 16 bytes apart and the
+ * quarters beside each other: byte (line % 32) 16 + (line / 32) 4 + block. Tiles of the same lines follow one another. */
+static __device__ int64_t te_arranged(const te_arrange_args &a, int64_t line, int64_t block)
+{
+    if (a.layout == TE_ARRANGE_BY_BLOCKS) return block * a.padded_lines + line;
+    if (a.layout == TE_ARRANGE_BY_LINES) return line * a.padded_blocks + block;
+    return (line / 128 * (a.padded_blocks / 4) + block / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + block % 4;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_arrange_factors(const __grid_constant__ te_arrange_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.padded_lines * a.padded_blocks; i += TE_STEP) {
+        int64_t line = i / a.padded_blocks, block = i % a.padded_blocks, to = te_arranged(a, line, block);
+        int64_t from = line * a.stride[0] + block * a.stride[1];
+        bool    inside = line < a.lines && block < a.blocks;
+        if (a.bytes == 4)
+            ((float *)a.to)[to] = inside ? ((const float *)a.from)[from] : 0.0f;
+        else
+            ((uint8_t *)a.to)[to] = inside ? ((const uint8_t *)a.from)[from] : (uint8_t)0;
+    }
+}
+
+/* --- delayed scaling --------------------------------------------------------------------------------------------- */
+
+/* The largest of the earlier amaxes, in every thread. */
+static __device__ float te_largest_amax(const te_delayed &t)
+{
+    __shared__ float most;
+    float amax = 0;
+    if (threadIdx.x == 0) most = 0;
+    __syncthreads();
+    for (int64_t i = 1 + threadIdx.x; i < t.length; i += blockDim.x) amax = te_amax(amax, t.history[i]);
+    te_raise(&most, amax);
+    __syncthreads();
+    return most;
+}
+
+/* Each piece reads the entries behind it before it is written. */
+static __device__ void te_roll_history(const te_delayed &t, float last)
+{
+    for (int64_t first = 1; first < t.length; first += blockDim.x) {
+        int64_t i = first + threadIdx.x;
+        float   next = i + 1 < t.length ? t.history[i + 1] : last;
+        __syncthreads();
+        if (i < t.length) t.history[i] = next;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) t.history[0] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid_constant__ te_delayed_args a)
+{
+    for (int64_t k = blockIdx.x; k < a.n; k += gridDim.x) {
+        te_delayed t = a.tensors[k];
+        float      last = t.history[0];
+        __syncthreads();
+        if (last == 0) continue;
+        if (!(last > 0 && last <= TE_FLT_MAX)) {
+            if (threadIdx.x == 0) t.history[0] = 0;
+            if (threadIdx.x == 0) atomicAdd((unsigned long long *)a.skipped, 1ull);
+            continue;
+        }
+        float amax = t.most_recent ? last : te_amax(te_largest_amax(t), last);
+        te_roll_history(t, last);
+        if (threadIdx.x == 0) *t.scale = te_delayed_scale(t.reach, amax);
+    }
 }

@@ -68,6 +68,9 @@ typedef struct te_operand {
     te_dtype dtype;
     bool     accumulate;          /* outputs: add to what is there (beta = 1); of an amax, keep the larger */
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
+    /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are the
+     * job's source. data is NULL then, and the job's quantizer looks at nothing beyond a block (te_quantizer_is_local). */
+    const te_quantize_job *quantized;
 } te_operand;
 
 /* One application of a program: an iteration space and what its slots are bound to. */
@@ -164,6 +167,7 @@ te_status te_exec_fail(te_exec *exec, te_status status, const char *format, ...)
 struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
+    bool        emits;       /* program_run leaves outputs quantized (te_operand) */
 
     void      (*describe)(te_exec *exec, char *text, size_t size); /* the device and what its kernels come from; NULL: none */
     te_status (*device_open)(te_exec *exec, int index);

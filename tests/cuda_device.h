@@ -82,7 +82,7 @@ typedef struct cuda_device {
 static inline te_status cuda_launch_program(cuda_device *device, te_cuda_sim *sim, const te_program *program,
                                             const te_cuda_program_shape *shape, const te_run *runs, int n)
 {
-    static te_cuda_launch launches[2];
+    static te_cuda_launch launches[TE_CUDA_LAUNCHES];
     te_status             status = TE_OK;
     size_t                bytes = te_cuda_program_parts(program, shape, runs, n);
     void                 *parts = bytes ? test_scratch(&device->exec, bytes) : NULL;

@@ -14,7 +14,7 @@ typedef struct sample {
     te_output_kind kinds[5];
     te_dtype       dtype;      /* of all operands */
     int64_t        rows, columns;
-    bool           turned;     /* input 0 is transposed */
+    enum { PLAIN, TURNED, QUANTIZED } how; /* input 0 is transposed; output 0 is left as FP8 */
     int            runs;
 } sample;
 
@@ -23,45 +23,52 @@ typedef struct sample {
 
 static const sample samples[] = {
     {"gelu", "y = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x^3)))", 1, 0, 1, {"x"}, {0}, {"y"},
-     {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 3072, false, 1},
+     {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 3072, PLAIN, 1},
     {"gelu_backward_bias", "t = tanh(0.7978845608028654 * (x + 0.044715 * x^3)); dx = dy * (0.5 * (1 + t) + 0.5 * x * "
      "(1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)); db = dx",
      2, 0, 2, {"x", "dy"}, {0}, {"dx", "db"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_COLSUM}, TE_BF16, 4096, 3072,
-     false, 1},
+     PLAIN, 1},
     {"residual_dropout", "y = r + x * keep(p) / (1 - p)", 2, 1, 1, {"x", "r"}, {"p"}, {"y"}, {ELEM, ELEM}, 0,
-     {TE_OUT_ELEM}, TE_BF16, 4096, 768, false, 1},
+     {TE_OUT_ELEM}, TE_BF16, 4096, 768, PLAIN, 1},
     {"layer_norm", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
-     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 768, false, 1},
+     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 768, PLAIN, 1},
     {"layer_norm_wide",
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
-     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 12288, false, 1},
+     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 12288, PLAIN, 1},
     {"layer_norm_backward", "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
      "dgamma = dy * h; dbeta = dy",
      5, 0, 3, {"x", "dy", "gamma", "mean", "rstd"}, {0}, {"dx", "dgamma", "dbeta"}, {ELEM, ELEM, ELEM, ROW, ROW}, 4,
-     {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 768, false, 1},
+     {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 768, PLAIN, 1},
     {"layer_norm_backward_wide",
      "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
      "dgamma = dy * h; dbeta = dy",
      5, 0, 3, {"x", "dy", "gamma", "mean", "rstd"}, {0}, {"dx", "dgamma", "dbeta"}, {ELEM, ELEM, ELEM, ROW, ROW}, 4,
-     {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 12288, false, 1},
+     {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 12288, PLAIN, 1},
     {"softmax", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM},
-     TE_BF16, 4096, 1024, false, 1},
+     TE_BF16, 4096, 1024, PLAIN, 1},
     {"cross_entropy", "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); "
      "loss = where(t >= 0, lse - rowsum(where(column() == t, x, 0)), 0)",
      2, 0, 2, {"x", "t"}, {0}, {"loss", "lse"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096, 50257,
-     false, 1},
+     PLAIN, 1},
     {"cross_entropy_backward", "dx = where(t >= 0, dloss, 0) * (exp(x - lse) - (column() == t))", 4, 0, 1,
-     {"x", "t", "lse", "dloss"}, {0}, {"dx"}, {ELEM, ROW, ROW, ROW}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 50304, false, 1},
-    {"transpose", "y = x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 768, true, 1},
+     {"x", "t", "lse", "dloss"}, {0}, {"dx"}, {ELEM, ROW, ROW, ROW}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 50304, PLAIN, 1},
+    {"transpose", "y = x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 768, TURNED, 1},
     {"adamw",
      "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
      "(sqrt(v2) + eps)",
      4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2", "eps"},
      {"p2", "m2", "v2"},
-     {ELEM, ELEM, ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ELEM}, TE_F32, 1, 768 * 768, false, 20},
-    {"sum_squares", "y = x * x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_SUM}, TE_F32, 1, 768 * 768, false, 20},
+     {ELEM, ELEM, ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ELEM}, TE_F32, 1, 768 * 768, PLAIN, 20},
+    {"gelu_backward_bias_quantized", "t = tanh(0.7978845608028654 * (x + 0.044715 * x^3)); dx = dy * (0.5 * (1 + t) + 0.5 * x * "
+     "(1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)); db = dx",
+     2, 0, 2, {"x", "dy"}, {0}, {"dx", "db"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_COLSUM}, TE_BF16, 4096, 3072,
+     QUANTIZED, 1},
+    {"layer_norm_quantized", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
+     3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
+     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 4096, QUANTIZED, 1},
+    {"sum_squares", "y = x * x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_SUM}, TE_F32, 1, 768 * 768, PLAIN, 20},
 };
 
 static int write_text(const char *folder, const char *name, const te_text *text)
@@ -104,12 +111,15 @@ static int write_sample(te_exec *exec, const char *folder, const sample *s)
         if (s->vectors >> i & 1) in[i].stride[0] = 0;
         if (s->rates[i] == ROW) in[i] = (te_operand){.data = in[i].data, .dtype = TE_F32, .stride = {1, 0}};
     }
-    if (s->turned) in[0].stride[0] = 1, in[0].stride[1] = s->rows;
+    if (s->how == TURNED) in[0].stride[0] = 1, in[0].stride[1] = s->rows;
     for (int o = 0; o < s->n_outputs; o++) {
         program->outputs[o].kind = (uint8_t)s->kinds[o];
         out[o] = (te_operand){.data = (void *)(uintptr_t)4096, .dtype = s->kinds[o] == TE_OUT_ELEM ? s->dtype : TE_F32,
                               .stride = {s->kinds[o] == TE_OUT_ELEM ? s->columns : 1, 1}};
     }
+    const te_quantizer quantizer = {.element = TE_E4M3, .needs_history = true};
+    te_quantize_job job = {.quantizer = &quantizer, .dtype = s->dtype, .rows = s->rows, .cols = s->columns};
+    if (s->how == QUANTIZED) out[0] = (te_operand){.quantized = &job};
     for (int r = 0; r < s->runs; r++)
         runs[r] = (te_run){.ndim = 2, .shape = {s->rows, s->columns}, .inputs = in, .outputs = out,
                            .params = params, .rngs = rngs};

@@ -533,7 +533,7 @@ describe("cache_quantized_input", function()
 end)
 
 describe("programs that leave results quantized", function()
-    if te.get_default_device() ~= "cpu" then return end -- elsewhere a kernel of its own does it
+    if te.get_default_device() ~= "cpu" then return end -- elsewhere in tiles: spec/cuda/emission_spec.lua
     -- enough rows for several stripes
     local ROWS, WIDTH = 4500, 256
 

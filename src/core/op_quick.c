@@ -43,6 +43,7 @@ static void make_line(te_operand *line, const te_tensor *t)
     line->data = te_tensor_pointer(t);
     line->dtype = t->dtype;
     line->accumulate = false;
+    line->quantized = NULL;
     line->stride[0] = 1;
     line->block = 0;
 }

@@ -251,6 +251,13 @@ te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source
     return TE_OK;
 }
 
+te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor)
+{
+    te_quantize_job job = bind(z);
+    if (factor) job.given = te_tensor_pointer(factor);
+    return job;
+}
+
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant)
 {
     te_quantize_job job = bind(quantized);

@@ -40,6 +40,9 @@ te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype d
  * follow from a block, or from earlier tensors: then *amax becomes the largest so far. On host memory. */
 te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
 
+/* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as in te_quantize_options. */
+te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor);
+
 /* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);

@@ -435,13 +435,11 @@ te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool c
 }
 
 te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
-                       const bool want[2], te_quantized *result, float *scale)
+                       const bool want[2], te_quantized *result, te_tensor **factor)
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
-    te_tensor *factor = NULL;
-    te_status status = q->needs_history ? take_factor(state, role, device, false, &factor) : TE_OK;
-    *scale = factor ? *numbers(factor) : 1;
-    te_tensor_release(factor);
+    *factor = NULL;
+    te_status status = q->needs_history ? take_factor(state, role, device, false, factor) : TE_OK;
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
 }
 

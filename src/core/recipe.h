@@ -106,9 +106,10 @@ void te_quantized_values_free(te_storage *storage);
  * come from an earlier call. */
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result);
-/* The same in stripes: room and the factor for te_quantize_rows, and what closes the step's account of it. Not for weights. */
+/* The same for what a program makes: room, and the factor that is held for the caller (NULL: the quantizer's own); and what closes
+ * the step's account of it. Not for weights. */
 te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
-                       const bool want[2], te_quantized *result, float *scale);
+                       const bool want[2], te_quantized *result, te_tensor **factor);
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
 /* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. */

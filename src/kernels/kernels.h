@@ -70,6 +70,9 @@ typedef struct te_operand {
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
     int64_t  block;               /* 0, or a divisor of the number of columns: these come in blocks of so many, with as
                                      many others in between. Column j lies at te_operand_place(block, j) strides */
+    /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are the
+     * job's source. data is NULL then, and the job's quantizer looks at nothing beyond a block (te_quantizer_is_local). */
+    const te_quantize_job *quantized;
 } te_operand;
 
 static inline int64_t te_operand_place(int64_t block, int64_t column)
@@ -172,6 +175,7 @@ te_status te_exec_fail(te_exec *exec, te_status status, const char *format, ...)
 struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
+    bool        emits;       /* program_run leaves outputs quantized (te_operand) */
 
     void      (*describe)(te_exec *exec, char *text, size_t size); /* the device and what its kernels come from; NULL: none */
     te_status (*device_open)(te_exec *exec, int index);

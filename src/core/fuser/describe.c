@@ -10,7 +10,7 @@
 
 typedef struct describing {
     const te_fuse_plan *plan;
-    te_exec            *exec;
+    te_device          *device;
     double              tokens;
     int64_t             sequence; /* length that attention sees, 0: unknown */
     void              (*step)(void *user, const te_step_description *);
@@ -74,7 +74,7 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
 }
 
-static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, value, (int64_t)d->tokens); }
+static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, d->device, value, (int64_t)d->tokens); }
 
 /* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
  * the result. `detail` says so behind the kernel's name. */
@@ -88,8 +88,9 @@ static double emitted_bytes(const describing *d, int value, char *detail, size_t
     double n = d->tokens * (double)v->width;
     bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
     bool rows = forward || d->plan->values[product->x].wanted;
-    snprintf(detail, size, ", quantize %s to %s, in stripes", te_role_names[role],
-             format_text(&product->recipe->quantizers[role], format, sizeof format));
+    snprintf(detail, size, ", quantize %s to %s, in %s", te_role_names[role],
+             format_text(&product->recipe->quantizers[role], format, sizeof format),
+             d->device->exec.backend->emits ? "tiles" : "stripes");
     return (rows + columns) * operand_bytes(product, role, n);
 }
 
@@ -119,7 +120,7 @@ static bool quantized_backward(const te_unit *unit)
 
 static te_described_product product_of(const describing *d, const te_unit *unit)
 {
-    return (te_described_product){.exec = d->exec, .recipe = unit->recipe, .compute = unit->compute, .result = unit->compute,
+    return (te_described_product){.exec = &d->device->exec, .recipe = unit->recipe, .compute = unit->compute, .result = unit->compute,
                                   .tokens = (int64_t)d->tokens, .in = d->plan->values[unit->x].width,
                                   .out = d->plan->values[unit->result].width};
 }
@@ -263,8 +264,8 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
     format_text(q, format, sizeof format);
     if (plan->values[product->x].emitted)
         snprintf(text, size,
-                 "a matrix product reads its operand from memory, quantized to %s in stripes of the program, or when it fits in "
-                 "cache by a kernel of its own", format);
+                 "a matrix product reads its operand from memory, quantized to %s by the program that makes it, or in a run too "
+                 "small for that by a kernel of its own", format);
     else
         snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s",
                  format, te_quantizer_is_local(q) ? "others read it too" : "its factor is known when it is whole");
@@ -307,7 +308,7 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
-    describing d = {.plan = plan, .exec = &x->storage->device->exec, .tokens = 1, .step = step, .user = user,
+    describing d = {.plan = plan, .device = x->storage->device, .tokens = 1, .step = step, .user = user,
                     .sequence = x->ndim > 1 ? x->shape[x->ndim - 2] : 1};
     for (int i = 0; i + 1 < x->ndim; i++) d.tokens *= (double)x->shape[i];
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);

@@ -3,10 +3,13 @@
  * Where the factor of a block follows from the block, or is known beforehand, a result need not be whole before it is quantized.
  * The program then runs over one stripe of rows after the other, and each stripe is quantized for both directions while it
  * is in cache; the result itself is never stored. What fits in cache anyway takes the way of other results: a kernel less
- * often costs less than its bytes. Sums over columns go on from stripe to stripe, in an order that depends on the shape alone. */
+ * often costs less than its bytes. Sums over columns go on from stripe to stripe, in an order that depends on the shape alone.
+ *
+ * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
+ * tile after tile, however many rows there are. */
 #include "emit.h"
 
-enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 };
+enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
@@ -82,10 +85,31 @@ static int64_t stripe_rows(const te_emitting *e)
     return stripe_of(rows_of(e->state), bytes);
 }
 
-bool te_plan_emits(const te_fuse_plan *plan, int value, int64_t rows)
+/* Halves of one matrix are tiles of their own, so blocks must not lie across their border. */
+static bool halves_apart(const te_quantizer *q, int64_t width) { return !q->block_rows || width / 2 % TILE == 0; }
+
+/* How many tiles a value takes in the kernel of a program on a device, more than there are where it cannot be. */
+static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
+{
+    const te_plan_value *v = &plan->values[value];
+    const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
+    const te_unit *product = &plan->units[forward ? v->first_reader : v->unit];
+    const te_quantizer *q = &product->recipe->quantizers[forward ? TE_ROLE_INPUT : TE_ROLE_GRAD_OUTPUT];
+    bool halves = false, interleaved = false;
+    for (int i = 0; !forward && i < maker->n_slots; i++) {
+        if (maker->slots[i].value != value) continue;
+        halves |= maker->slots[i].part.half != 0;
+        interleaved |= maker->slots[i].part.block != 0;
+    }
+    if (maker->compute_f64 || interleaved || (halves && !halves_apart(q, v->width))) return TE_EMIT_TILES + 1;
+    return (int)te_dtype_size(v->dtype) / 2 * (halves ? 2 : 1);
+}
+
+bool te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
     int64_t bytes = 0;
+    int tiles = 0;
     if (!v->emitted) return false;
     bool forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
     for (int i = 0; i < plan->n_values; i++) { /* all that the same program emits in the same pass */
@@ -93,8 +117,11 @@ bool te_plan_emits(const te_fuse_plan *plan, int value, int64_t rows)
         bool together = w->emitted && (forward ? w->unit == v->unit
                                                : w->unit >= 0 && plan->units[w->unit].kind == TE_UNIT_LINEAR &&
                                                      w->first_reader == v->first_reader);
-        if (together) bytes += w->width * (int64_t)te_dtype_size(w->dtype);
+        if (!together) continue;
+        bytes += w->width * (int64_t)te_dtype_size(w->dtype);
+        tiles += tiles_of(plan, i, forward);
     }
+    if (device->exec.backend->emits) return tiles <= TE_EMIT_TILES;
     return stripe_of(rows, bytes) < rows;
 }
 
@@ -127,9 +154,13 @@ static bool is_watched(const te_emitting *e)
 static bool pays(te_emitting *e, const te_space *s, const te_operand *inputs, int n_inputs)
 {
     te_operand flat[TE_GRAD_MAX_SOURCES];
+    const te_device *device = e->state->device;
+    bool emits = e->n > 0 && !is_watched(e) && te_plan_emits(e->state->plan, device, e->of[0].value, rows_of(e->state));
     memcpy(flat, inputs, (size_t)n_inputs * sizeof *flat);
-    if (!e->n || is_watched(e) || !flatten(s->ndim, s->shape, flat, n_inputs) || !e->state->device->exec.backend->host_memory || stripe_rows(e) == rows_of(e->state)) e->n = 0;
-    return e->n > 0;
+    if (emits && !device->exec.backend->emits)
+        emits = device->exec.backend->host_memory && flatten(s->ndim, s->shape, flat, n_inputs);
+    if (!emits) e->n = 0;
+    return emits;
 }
 
 bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
@@ -196,6 +227,9 @@ static void point_to_stripe(const te_emission *m, te_operand *outputs)
     outputs[m->second].data = (char *)m->stripe + (size_t)(m->block ? m->block : m->width / 2) * te_dtype_size(m->dtype);
 }
 
+/* In memory of the host. */
+static float factor_of(const te_emission *m) { return m->factor ? *(float *)te_tensor_data(m->factor) : 1; }
+
 static te_status run_stripes(te_emitting *e, te_program *program, const te_run *whole, const te_operand *inputs,
                              const te_operand *outputs, int64_t stripe)
 {
@@ -233,27 +267,75 @@ static te_status run_stripes(te_emitting *e, te_program *program, const te_run *
         if (status != TE_OK) return te_fail_exec(ctx, status, exec, program->name);
         for (int i = 0; i < e->n && status == TE_OK; i++) {
             te_emission *m = &e->of[i];
-            status = te_quantize_rows(m->target, row, run.shape[0], m->stripe, m->scale, &m->amax);
+            status = te_quantize_rows(m->target, row, run.shape[0], m->stripe, factor_of(m), &m->amax);
         }
         if (status != TE_OK) return status;
     }
     return TE_OK;
 }
 
-static te_status open_emission(te_emitting *e, te_emission *m, int64_t stripe)
+static te_status open_emission(te_emitting *e, te_emission *m)
 {
     te_group_state *state = e->state;
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, state->shape, sizeof shape);
     shape[state->ndim - 1] = m->width;
-    te_status status = te_role_open(m->state, m->role, state->device, m->dtype, state->ndim, shape, m->want, m->target, &m->scale);
-    if (status != TE_OK) return status;
-    m->stripe = state->device->exec.scratch(&state->device->exec,
-                                            (size_t)(stripe * m->width) * te_dtype_size(m->dtype));
-    return m->stripe ? TE_OK : te_fail_memory(state->plan->ctx, "quantize");
+    return te_role_open(m->state, m->role, state->device, m->dtype, state->ndim, shape, m->want, m->target, &m->factor);
 }
 
-te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run)
+static te_status open_stripe(te_emitting *e, te_emission *m, int64_t stripe)
+{
+    te_exec *exec = &e->state->device->exec;
+    m->stripe = exec->scratch(exec, (size_t)(stripe * m->width) * te_dtype_size(m->dtype));
+    return m->stripe ? TE_OK : te_fail_memory(e->state->plan->ctx, "quantize");
+}
+
+/* The half of a matrix that an output is, as a job of its own: columns of the source from `first` on. */
+static te_quantize_job half_of(const te_quantizer *q, te_quantize_job job, int64_t first, int64_t width)
+{
+    static const int64_t factor[] = {4, 1, 1};
+    te_quantized_side *rows = &job.side[0], *columns = &job.side[1];
+    int64_t blocks = q->block_rows ? first / q->block_cols : 0;
+    int64_t lines = q->block_rows ? first / (q->replicated ? 1 : q->block_rows) : 0;
+    job.cols = width;
+    if (rows->data) {
+        rows->cols = width;
+        rows->data += first * rows->col_stride;
+        rows->scale_inv = (char *)rows->scale_inv + blocks * rows->scale_col_stride * factor[q->scale];
+    }
+    if (columns->data) {
+        columns->rows = width;
+        columns->data += first * columns->row_stride;
+        columns->scale_inv = (char *)columns->scale_inv + lines * columns->scale_row_stride * factor[q->scale];
+    }
+    return job;
+}
+
+/* One run of a backend that emits. */
+static te_status run_emitting(te_emitting *e, te_program *program, const te_run *whole)
+{
+    te_exec *exec = &e->state->device->exec;
+    te_operand outputs[TE_EMIT_OUTPUTS];
+    te_quantize_job jobs[TE_EMIT_TILES];
+    te_run run = *whole;
+    int n = 0;
+    memcpy(outputs, whole->outputs, (size_t)program->n_outputs * sizeof *outputs);
+    run.outputs = outputs;
+    for (int i = 0; i < e->n; i++) {
+        te_emission *m = &e->of[i];
+        te_quantize_job job = te_quantized_job(m->target, m->factor);
+        int64_t half = m->width / 2;
+        outputs[m->output] = (te_operand){.dtype = m->dtype, .quantized = &jobs[n]};
+        jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);
+        if (m->second < 0) continue;
+        outputs[m->second] = (te_operand){.dtype = m->dtype, .quantized = &jobs[n]};
+        jobs[n++] = half_of(&m->target->quantizer, job, half, half);
+    }
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(e->state->plan->ctx, status, exec, program->name);
+}
+
+static te_status run_in_stripes(te_emitting *e, te_program *program, const te_run *run)
 {
     te_exec *exec = &e->state->device->exec;
     te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[TE_EMIT_OUTPUTS];
@@ -263,11 +345,22 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     flatten(run->ndim, run->shape, inputs, program->n_inputs);
     flatten(run->ndim, run->shape, outputs, program->n_outputs); /* dense, all of them */
     int64_t stripe = stripe_rows(e);
-    for (int i = 0; i < e->n && status == TE_OK; i++) status = open_emission(e, &e->of[i], stripe);
+    for (int i = 0; i < e->n && status == TE_OK; i++) status = open_stripe(e, &e->of[i], stripe);
     if (status == TE_OK) status = run_stripes(e, program, run, inputs, outputs, stripe);
-    for (int i = 0; i < e->n; i++) {
+    for (int i = 0; i < e->n; i++)
         if (e->of[i].stripe) exec->scratch_free(exec, e->of[i].stripe);
+    return status;
+}
+
+te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run)
+{
+    te_status status = TE_OK;
+    for (int i = 0; i < e->n && status == TE_OK; i++) status = open_emission(e, &e->of[i]);
+    if (status == TE_OK)
+        status = e->state->device->exec.backend->emits ? run_emitting(e, program, run) : run_in_stripes(e, program, run);
+    for (int i = 0; i < e->n; i++) {
         if (status == TE_OK) status = te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
+        te_tensor_release(e->of[i].factor);
     }
     return status;
 }

@@ -4,6 +4,9 @@
 
 #include "plan.h"
 
+/* On a device: tiles of 16 bits that a kernel has room for in shared memory. */
+enum { TE_EMIT_TILES = 2 };
+
 enum { TE_EMIT_OUTPUTS = TE_UNIT_RESULTS + 2 * TE_UNIT_SLOTS + TE_GRAD_MAX_SOURCES };
 
 /* A value that a program leaves quantized. */
@@ -16,8 +19,9 @@ typedef struct te_emission {
     int64_t width, block; /* block: as in te_part, of a gated operation's gradient */
     bool want[2];
     te_quantized *target;
+    te_tensor *factor; /* NULL: the quantizer's own */
     void *stripe;
-    float scale, amax;
+    float amax;
 } te_emission;
 
 /* Those of one run. */
@@ -33,8 +37,9 @@ bool te_quantizer_is_local(const te_quantizer *q);
 /* Finds the values between one program and one product. */
 void te_plan_mark_emissions(te_fuse_plan *plan);
 
-/* Whether a value that is marked will be left quantized by a run over so many rows on the cpu. */
-bool te_plan_emits(const te_fuse_plan *plan, int value, int64_t rows);
+/* Whether a value that is marked will be left quantized by a run over so many rows: on the cpu in stripes, on other devices by the
+ * kernel of the program. */
+bool te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
 
 /* What a unit's program will emit; false when it runs as a whole. `inputs` are its operands. */
 bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,

@@ -5,6 +5,7 @@
 static const te_backend backend = {
     .name = "cuda",
     .host_memory = false,
+    .emits = true,
     .describe = te_cuda_describe,
     .device_open = te_cuda_device_open,
     .device_close = te_cuda_device_close,

@@ -1,6 +1,8 @@
 /* program.c - running row programs: one compiled kernel per shape, remembered with the program. */
 #include "cuda_backend.h"
 
+#include "../quantize.h"
+
 /* What a program was compiled to, for one device and shape. */
 typedef struct compiled {
     const te_cuda_device *device;
@@ -61,16 +63,34 @@ static te_status find_code(te_exec *exec, te_program *program, const te_cuda_pro
     return status;
 }
 
+/* Blocks raise the amax of a tensor with a history, in whatever order. */
+static te_status clear_amaxes(te_exec *exec, const te_program *program, const te_run *run)
+{
+    te_cuda_device *d = te_cuda(exec);
+    te_status status = TE_OK;
+    for (int o = 0; o < program->n_outputs; o++) {
+        const te_quantize_job *job = run->outputs[o].quantized;
+        for (int s = 0; job && s < 2 && status == TE_OK; s++)
+            if (job->quantizer->needs_history && job->side[s].data && job->side[s].amax)
+                status = te_cuda_result(exec,
+                                        d->driver.cuMemsetD8Async(te_cuda_address(job->side[s].amax), 0,
+                                                                  sizeof(float), d->stream),
+                                        program->name);
+    }
+    return status;
+}
+
 static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_program_shape *shape,
                               const te_run *runs, int n)
 {
     te_cuda_code *code;
-    te_cuda_launch launches[2];
+    te_cuda_launch launches[TE_CUDA_LAUNCHES];
     te_status status = find_code(exec, program, shape, &code);
     if (status != TE_OK) return status;
     size_t bytes = te_cuda_program_parts(program, shape, runs, n);
     void *parts = bytes ? exec->scratch(exec, bytes) : NULL;
     if (bytes && !parts) return TE_ERROR_MEMORY;
+    if (shape->kind == TE_CUDA_SQUARES) status = clear_amaxes(exec, program, &runs[0]);
     int n_launches = te_cuda_program_launch(program, shape, runs, n, te_cuda(exec)->multiprocessors, parts, launches);
     for (int i = 0; i < n_launches && status == TE_OK; i++)
         status = te_cuda_launch_code(exec, code, &launches[i], program->name);

@@ -5,6 +5,7 @@
 
 extern const char te_cuda_program_prelude[]; /* device headers up to where te_real is known, made by the build */
 extern const char te_cuda_program_device[];  /* and those that use it */
+extern const char te_cuda_program_quantize[];
 
 /* --- analysis ---------------------------------------------------------------------------------------------------- */
 
@@ -90,11 +91,22 @@ static void choose_held(te_emitter *e)
 
 static void emit_text(te_emitter *e, const char *text) { te_text_write(e->out, text, strlen(text)); }
 
+/* Tiles with values of the type that all quantized outputs are rounded to. */
+static void emit_quantizing(te_emitter *e)
+{
+    int i = 0;
+    while (e->shape->operand[i].access != TE_CUDA_QUANTIZED) i++;
+    const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
+    te_emit(e, "typedef %s te_a;\n#define te_from_a te_from_%s\n#define te_as_a te_as_%s\n", te_emit_type(e, i), dtype, dtype);
+    emit_text(e, te_cuda_program_quantize);
+}
+
 static void emit_kernel(te_emitter *e)
 {
     switch (e->shape->kind) {
     case TE_CUDA_FLAT: te_emit_flat(e); break;
     case TE_CUDA_TILED: te_emit_tiled(e); break;
+    case TE_CUDA_SQUARES: te_emit_squares(e); break;
     default: te_emit_rows(e);
     }
 }
@@ -114,6 +126,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
             shape->compute_f64 ? "double" : "float", !shape->compute_f64, shape->wide ? "int64_t" : "int32_t",
             shape->vector);
     emit_text(&e, te_cuda_program_device);
+    if (shape->kind == TE_CUDA_SQUARES) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);
     if (te_shape_sums(program, shape) + te_shape_column_sums(program, shape) > 0) te_emit_join(&e);

@@ -15,6 +15,8 @@
  *      ROWS    row reductions, row outputs, column sums: `lanes` threads walk a row (1 to 32: part of a warp, several
  *              rows a block; more: the whole block). Up to `items` units of a row stay in a thread's registers; rows
  *              too long for that (items 0) are read anew in each pass.
+ *      SQUARES an output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are quantized
+ *              along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
  * Sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends on the
@@ -29,7 +31,7 @@
 #include "../kernels.h"
 #include "program_source_text.h"
 
-enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 4080 };
+enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 4080, TE_CUDA_LAUNCHES = 3 };
 
 /* One launch. The kernel takes one struct by value, whose bytes are `args`: cuLaunchKernel's kernelParams is the array
  * of the one pointer `args`. */
@@ -41,7 +43,7 @@ typedef struct te_cuda_launch {
     uint64_t    args[TE_CUDA_ARGS / 8];
 } te_cuda_launch;
 
-typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED } te_cuda_program_kind;
+typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED, TE_CUDA_SQUARES } te_cuda_program_kind;
 
 typedef enum te_cuda_access {
     TE_CUDA_ABSENT, /* an output that is not wanted, an input without elements */
@@ -49,7 +51,8 @@ typedef enum te_cuda_access {
     TE_CUDA_NEXT,   /* neighbours in memory, not aligned */
     TE_CUDA_SAME,   /* one element serves the whole row */
     TE_CUDA_STRIDED,
-    TE_CUDA_TURNED /* TILED: through shared memory */
+    TE_CUDA_TURNED, /* TILED: through shared memory */
+    TE_CUDA_QUANTIZED
 } te_cuda_access;
 
 typedef struct te_cuda_operand_shape {
@@ -63,12 +66,12 @@ typedef struct te_cuda_program_shape {
     uint8_t               rows_matter; /* the last dimension is the row; else columns are the innermost that merged */
     uint8_t               n_outer;     /* dimensions before the row, after merging */
     uint8_t               vector;      /* elements per unit */
-    uint8_t               items;       /* ROWS: units of a row that a thread holds; 0: any number, nothing is held */
+    uint8_t               items;       /* ROWS, SQUARES: units of a row that a thread holds; 0: any number, nothing is held */
     uint8_t               axis[TE_MAX_DIMS]; /* the run's dimension behind each outer one */
     uint8_t               column_axis;       /* the run's dimension behind the columns */
     uint8_t               n_operands;        /* inputs, then outputs */
     uint8_t               runs;              /* that a launch has room for */
-    uint16_t              lanes;             /* ROWS: threads per row */
+    uint16_t              lanes;             /* ROWS, SQUARES: threads per row */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
 
@@ -85,13 +88,13 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
 int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
                           int n_runs);
 
-/* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums; 0: none. */
+/* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums and values of rows; 0: none. */
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
-/* The launches that serve the runs, in order: 1, or 2 when there are sums to join. n_runs as te_cuda_program_batch
+/* The launches that serve the runs, in order: values of rows where SQUARES needs them, the program, the joining of sums. n_runs as te_cuda_program_batch
  * gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
-                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[2]);
+                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[TE_CUDA_LAUNCHES]);
 
 #endif

@@ -50,8 +50,11 @@ void te_emit_arguments(te_emitter *e)
     te_emit(
         e,
         "};\n\nstruct te_args {\n    te_run_args run[%d];\n    int64_t n_runs, blocks;\n    te_real *column_parts;\n"
-        "    double *sum_parts;\n    int64_t n_column_parts;\n};\n\n",
+        "    double *sum_parts;\n    int64_t n_column_parts;\n    te_real *row_values;\n",
         e->shape->runs);
+    int quantized = te_shape_quantized(e->program, e->shape);
+    if (quantized) te_emit(e, "    te_quantize_args quantized[%d];\n", quantized);
+    te_emit(e, "};\n\n");
 }
 
 /* --- values of lower rates --------------------------------------------------------------------------------------- */
@@ -152,7 +155,8 @@ static int operand_rate(const te_emitter *e, int i)
 void te_emit_offsets(te_emitter *e, int n)
 {
     for (int i = 0; i < e->shape->n_operands; i++) {
-        if (e->shape->operand[i].access == TE_CUDA_ABSENT || operand_rate(e, i) == TE_RATE_UNIFORM) continue;
+        int access = e->shape->operand[i].access;
+        if (access == TE_CUDA_ABSENT || access == TE_CUDA_QUANTIZED || operand_rate(e, i) == TE_RATE_UNIFORM) continue;
         te_emit(e, "        const te_index o%d = 0", i);
         for (int d = 0; d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
         te_emit(e, ";\n");
@@ -325,9 +329,12 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     te_emit(e, "                ");
     if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_TILED) te_emit(e, "c%d += ", o);
+    else if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_SQUARES) te_emit(e, "c%d[k] += ", o);
     else if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
         te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
+    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
+        te_emit(e, "z%d[y * TE_PITCH + x + k] = te_as_%s(", o, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d.e[k] = te_as_%s(", o, dtype_of(e, i));
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
@@ -344,7 +351,8 @@ static void emit_output_units(te_emitter *e, const char *count)
     e->item = "";
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
-        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED)
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
+            access == TE_CUDA_QUANTIZED)
             continue;
         te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
         if (!e->shape->operand[i].accumulate) continue;
@@ -364,7 +372,8 @@ static void emit_unit_stores(te_emitter *e, const char *count)
         if (e->program->outputs[o].kind != TE_OUT_ELEM) continue;
         switch (e->shape->operand[i].access) {
         case TE_CUDA_ABSENT:
-        case TE_CUDA_TURNED: break;
+        case TE_CUDA_TURNED:
+        case TE_CUDA_QUANTIZED: break;
         case TE_CUDA_VECTOR:
             if (count)
                 te_emit(

@@ -61,6 +61,8 @@ int te_emit_column_number(const te_emitter *e, int output);
 void te_emit_flat(te_emitter *e); /* program_source_flat.c: FLAT and TILED */
 void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e); /* program_source_rows.c */
+void te_emit_row_kernel(te_emitter *e); /* values of rows, for SQUARES */
+void te_emit_squares(te_emitter *e);    /* program_source_squares.c */
 void te_emit_join(te_emitter *e);
 
 #endif

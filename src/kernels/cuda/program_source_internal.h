@@ -4,7 +4,7 @@
 
 #include "program_source.h"
 
-enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024, TE_CUDA_MAX_RUNS = 64 };
+enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024, TE_CUDA_MAX_RUNS = 64 };
 
 static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
 static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
@@ -25,15 +25,30 @@ static inline bool te_shape_wants(const te_program *program, const te_cuda_progr
 int te_shape_sums(const te_program *program, const te_cuda_program_shape *shape);
 int te_shape_column_sums(const te_program *program, const te_cuda_program_shape *shape);
 
-/* Threads of a block, and rows it works on at a time (ROWS). */
+/* Outputs that are left quantized. */
+int te_shape_quantized(const te_program *program, const te_cuda_program_shape *shape);
+
+/* A thread, or several, must have a row to themselves. */
+bool te_program_needs_rows(const te_program *program);
+
+/* Whether SQUARES needs a kernel for values of rows before it, and how many those are. */
+bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape);
+int  te_program_row_values(const te_program *program);
+
+/* Threads of a block, of one that walks rows, and the rows that works on at a time. */
+static inline int te_shape_row_threads(const te_cuda_program_shape *shape)
+{
+    return shape->lanes > 32 ? shape->lanes : TE_CUDA_FLAT_THREADS;
+}
+
 static inline int te_shape_threads(const te_cuda_program_shape *shape)
 {
-    return shape->kind == TE_CUDA_ROWS && shape->lanes > 32 ? shape->lanes : TE_CUDA_FLAT_THREADS;
+    return shape->kind == TE_CUDA_ROWS ? te_shape_row_threads(shape) : TE_CUDA_FLAT_THREADS;
 }
 
 static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
 {
-    return te_shape_threads(shape) / shape->lanes;
+    return te_shape_row_threads(shape) / shape->lanes;
 }
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
@@ -69,8 +84,9 @@ typedef void (*te_field_visitor)(void *user, te_field field);
 void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
                           void *user);
 
-/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts. */
-enum { TE_CUDA_TAIL_WORDS = 5 };
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows; then a
+ * te_quantize_args for each quantized output. */
+enum { TE_CUDA_TAIL_WORDS = 6 };
 
 /* Words of one run. */
 int te_cuda_run_words(const te_program *program, const te_cuda_program_shape *shape);

@@ -2,6 +2,8 @@
 #include "program_source_internal.h"
 
 #include "../philox.h"
+#include "../quantize.h"
+#include "kernels/hand.h"
 
 #include <string.h>
 
@@ -32,7 +34,7 @@ static void visit_operand(const te_program *program, const te_cuda_program_shape
         rate = kind == TE_OUT_ELEM ? TE_RATE_ELEM : kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_UNIFORM;
         column |= kind == TE_OUT_COLSUM;
     }
-    if (access == TE_CUDA_ABSENT) return;
+    if (access == TE_CUDA_ABSENT || access == TE_CUDA_QUANTIZED) return;
     visit(user, (te_field){TE_FIELD_POINTER, i, 0});
     if (column) visit(user, (te_field){TE_FIELD_COLUMN_STRIDE, i, 0});
     if (shape->operand[i].blocked) visit(user, (te_field){TE_FIELD_BLOCK, i, 0});
@@ -183,6 +185,10 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
         int64_t blocks = divided_up(w->rows, te_shape_rows_at_once(shape));
         return bounded(blocks, columns ? COLUMN_SUM_BLOCKS : sums ? SUM_BLOCKS : full);
     }
+    if (shape->kind == TE_CUDA_SQUARES) {
+        int64_t squares = divided_up(w->rows, TE_CUDA_SQUARE) * divided_up(w->columns, TE_CUDA_SQUARE);
+        return bounded(squares, sums + columns ? SUM_BLOCKS : full);
+    }
     if (shape->kind == TE_CUDA_TILED) {
         int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
         int64_t tiles = batch * divided_up(across, TE_CUDA_TILE) * divided_up(w->columns, TE_CUDA_TILE);
@@ -230,11 +236,12 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
     return n;
 }
 
-/* Rows of parts that a column sum is joined from: one per block, in TILED one per row of tiles. */
+/* Rows of parts that a column sum is joined from: one per block, in TILED and SQUARES one per row of tiles. */
 static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run,
                             int64_t blocks)
 {
     writer w = writer_for(program, shape, run);
+    if (shape->kind == TE_CUDA_SQUARES) return divided_up(w.rows, TE_CUDA_SQUARE);
     if (shape->kind != TE_CUDA_TILED) return blocks;
     int64_t across = outer_extent(shape, run, shape->n_outer - 1);
     return across ? w.rows / across * divided_up(across, TE_CUDA_TILE) : 0;
@@ -250,13 +257,22 @@ static size_t column_bytes(const te_program *program, const te_cuda_program_shap
     return (bytes + 63) / 64 * 64;
 }
 
+/* Values of rows come last. */
+static size_t row_value_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *run)
+{
+    if (!te_shape_has_row_kernel(program, shape)) return 0;
+    writer w = writer_for(program, shape, run);
+    return (size_t)te_program_row_values(program) * (size_t)w.rows * sizeof(float);
+}
+
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs)
 {
     int sums = te_shape_sums(program, shape), columns = te_shape_column_sums(program, shape);
-    if (sums + columns == 0) return 0;
+    size_t rows = row_value_bytes(program, shape, runs);
+    if (sums + columns == 0) return rows;
     int64_t blocks = all_blocks(program, shape, runs, n_runs, 1);
-    return (columns ? column_bytes(program, shape, runs, blocks) : 0) + (size_t)(sums * blocks) * sizeof(double) + 64;
+    return (columns ? column_bytes(program, shape, runs, blocks) : 0) + (size_t)(sums * blocks) * sizeof(double) + 64 + rows;
 }
 
 static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid, int threads)
@@ -268,13 +284,37 @@ static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid,
     launch->shared = 0;
 }
 
+/* Tiles of values, codes, and for blocks of several lines an amax per line. */
+static uint32_t square_bytes(const te_program *program, const te_run *run)
+{
+    size_t tiles = 0, lines = 0;
+    for (int o = 0; o < program->n_outputs; o++) {
+        const te_quantize_job *job = run->outputs[o].quantized;
+        if (!job) continue;
+        size_t each = te_cuda_quantize_lines(job->quantizer);
+        tiles += TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype);
+        if (each > lines) lines = each;
+    }
+    return (uint32_t)(tiles + TE_CUDA_SQUARE_CODES + lines);
+}
+
+/* The first launch's arguments serve all others. */
+static te_cuda_launch *same_arguments(te_cuda_launch *launches, int i)
+{
+    if (i == 0) return launches;
+    launches[i].args_bytes = launches[0].args_bytes;
+    memcpy(launches[i].args, launches[0].args, launches[0].args_bytes);
+    return &launches[i];
+}
+
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
-                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[2])
+                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[TE_CUDA_LAUNCHES])
 {
     int       words = te_cuda_run_words(program, shape), columns = te_shape_column_sums(program, shape);
     uint64_t *args = launches[0].args, *tail = args + (size_t)words * shape->runs;
     int64_t   blocks = 0;
-    memset(args, 0, (size_t)(tail + TE_CUDA_TAIL_WORDS - args) * sizeof *args);
+    uint64_t *end = tail + TE_CUDA_TAIL_WORDS;
+    memset(args, 0, (size_t)(end - args) * sizeof *args);
     for (int r = 0; r < n_runs; r++) {
         writer w = writer_for(program, shape, &runs[r]);
         w.first_block = blocks;
@@ -288,14 +328,28 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
     tail[2] = (uint64_t)(uintptr_t)parts;
     tail[3] = tail[2] + (columns ? column_bytes(program, shape, runs, blocks) : 0);
     tail[4] = (uint64_t)column_parts(program, shape, &runs[0], blocks);
-    launches[0].args_bytes = (uint32_t)((size_t)(tail + TE_CUDA_TAIL_WORDS - args) * sizeof *args);
-    set_geometry(&launches[0], "te_program", blocks, te_shape_threads(shape));
-    if (columns + te_shape_sums(program, shape) == 0) return 1;
+    tail[5] = tail[2] + te_cuda_program_parts(program, shape, runs, n_runs) - row_value_bytes(program, shape, runs);
+    for (int o = 0; o < program->n_outputs; o++) {
+        if (!runs[0].outputs[o].quantized) continue;
+        te_quantize_args quantize = te_cuda_quantize_args(runs[0].outputs[o].quantized);
+        memcpy(end, &quantize, sizeof quantize);
+        end += sizeof quantize / sizeof *end;
+    }
+    launches[0].args_bytes = (uint32_t)((size_t)(end - args) * sizeof *args);
+    int n = 0;
+    if (te_shape_has_row_kernel(program, shape)) {
+        writer w = writer_for(program, shape, &runs[0]);
+        int64_t at_once = te_shape_rows_at_once(shape);
+        set_geometry(same_arguments(launches, n++), "te_program_rows",
+                     bounded(divided_up(w.rows, at_once), 32 * (int64_t)bounded(multiprocessors, 512)),
+                     te_shape_row_threads(shape));
+    }
+    set_geometry(same_arguments(launches, n++), "te_program", blocks, te_shape_threads(shape));
+    if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = square_bytes(program, &runs[0]);
+    if (columns + te_shape_sums(program, shape) == 0) return n;
     int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
-    launches[1].args_bytes = launches[0].args_bytes;
-    memcpy(launches[1].args, args, launches[0].args_bytes);
-    set_geometry(&launches[1], "te_program_join", column_blocks + (te_shape_sums(program, shape) > 0),
-                 TE_CUDA_JOIN_THREADS);
-    if (launches[1].grid[0] == 0) return 1; /* sums of no columns */
-    return 2;
+    int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) > 0);
+    if (join_blocks == 0) return n; /* sums of no columns */
+    set_geometry(same_arguments(launches, n++), "te_program_join", join_blocks, TE_CUDA_JOIN_THREADS);
+    return n;
 }

@@ -8,20 +8,20 @@
 
 static bool holds(const te_emitter *e) { return e->shape->items > 0; }
 
-static void emit_opening(te_emitter *e)
+static void emit_opening(te_emitter *e, const char *name)
 {
-    int threads = te_shape_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) te_program(const __grid_constant__ te_args a)\n{\n",
-            threads);
+    int threads = te_shape_row_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
+    bool sums = e->shape->kind == TE_CUDA_ROWS;
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ te_args a)\n{\n", threads, name);
     te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
                "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
                "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
     te_emit_uniform(e);
-    te_emit_sums(e);
-    for (int o = 0; holds(e) && o < e->program->n_outputs; o++)
+    if (sums) te_emit_sums(e);
+    for (int o = 0; sums && holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
             te_emit(e, "    te_real c%d[%d][%d] = {};\n", o, e->shape->items, e->shape->vector);
-    te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)r.blocks * %d) {\n",
+    te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
             at_once, at_once);
     te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n", e->shape->lanes);
     te_emit(e, "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes);
@@ -149,13 +149,51 @@ static void emit_column_parts(te_emitter *e, int o)
                 o);
 }
 
-void te_emit_rows(te_emitter *e)
+static void emit_beginning(te_emitter *e, const char *name)
 {
-    emit_opening(e);
+    emit_opening(e, name);
     te_emit_coordinates(e, e->shape->n_outer, "row");
     te_emit_offsets(e, e->shape->n_outer);
     e->item = holds(e) ? "[i]" : "";
     emit_held(e);
+}
+
+/* All that follows from reductions, since the next kernel reduces nothing. */
+static void emit_row_values_stored(te_emitter *e)
+{
+    int n = 0;
+    te_emit(e, "        if (live && lane == 0) {\n");
+    for (int v = 0; v < e->program->n_insns; v++) {
+        if (e->program->insns[v].rate != TE_RATE_ROW) continue;
+        if (e->values[v].live && e->values[v].level > 0)
+            te_emit(e, "            a.row_values[%d * r.rows + row] = v%d;\n", n, v);
+        n++;
+    }
+    te_emit(e, "        }\n");
+}
+
+int te_program_row_values(const te_program *program)
+{
+    int n = 0;
+    for (int v = 0; v < program->n_insns; v++) n += program->insns[v].rate == TE_RATE_ROW;
+    return n;
+}
+
+void te_emit_row_kernel(te_emitter *e)
+{
+    emit_beginning(e, "te_program_rows");
+    for (int pass = 0; pass < e->passes; pass++) {
+        te_emit_row_values(e, pass);
+        if (pass + 1 < e->passes) emit_pass(e, pass);
+    }
+    emit_row_values_stored(e);
+    emit_row_outputs(e);
+    te_emit(e, "    }\n}\n");
+}
+
+void te_emit_rows(te_emitter *e)
+{
+    emit_beginning(e, "te_program");
     for (int pass = 0; pass < e->passes; pass++) {
         te_emit_row_values(e, pass);
         emit_pass(e, pass);

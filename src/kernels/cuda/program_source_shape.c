@@ -2,6 +2,8 @@
 #include "program_source_internal.h"
 
 #include "../dtype.h"
+#include "../quantize.h"
+#include "kernels/hand.h"
 
 #include <string.h>
 
@@ -17,8 +19,7 @@ static bool structured(const te_program *program)
     return false;
 }
 
-/* A thread, or several, must have a row to themselves. */
-static bool needs_rows(const te_program *program)
+bool te_program_needs_rows(const te_program *program)
 {
     for (int v = 0; v < program->n_insns; v++)
         if (te_program_reduces(program->insns[v].op)) return true;
@@ -48,6 +49,26 @@ int te_shape_column_sums(const te_program *program, const te_cuda_program_shape 
     for (int o = 0; o < program->n_outputs; o++)
         n += program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(program, shape, o);
     return n;
+}
+
+int te_shape_quantized(const te_program *program, const te_cuda_program_shape *shape)
+{
+    int n = 0;
+    for (int o = 0; o < program->n_outputs; o++)
+        n += te_shape_output(program, shape, o)->access == TE_CUDA_QUANTIZED;
+    return n;
+}
+
+bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape)
+{
+    return shape->kind == TE_CUDA_SQUARES && te_program_needs_rows(program);
+}
+
+static bool leaves_quantized(const te_program *program, const te_run *run)
+{
+    for (int o = 0; o < program->n_outputs; o++)
+        if (run->outputs[o].quantized) return true;
+    return false;
 }
 
 /* --- operands ---------------------------------------------------------------------------------------------------- */
@@ -92,7 +113,7 @@ static void merge_dimensions(sketch *s)
 {
     te_cuda_program_shape *shape = s->shape;
     int                    last = s->run->ndim - 1, n = 0;
-    bool                   rows_matter = structured(s->program);
+    bool                   rows_matter = structured(s->program) || leaves_quantized(s->program, s->run);
     int64_t                extent[TE_MAX_DIMS];
     for (int d = 0; d <= last; d++) {
         if (s->run->shape[d] == 1 || (rows_matter && d == last)) continue;
@@ -153,8 +174,10 @@ static int unit_of(const sketch *s)
     bool any = false;
     for (int i = 0; i < s->shape->n_operands; i++) {
         const te_operand *operand = operand_of(s, i);
-        if (rate_of(s, i) != TE_RATE_ELEM || !operand->data || column_stride(s, operand) != 1) continue;
-        int bytes = (int)te_dtype_size(operand->dtype);
+        bool quantized = operand->quantized != NULL; /* units are those of a run that stores its source */
+        if (rate_of(s, i) != TE_RATE_ELEM) continue;
+        if (!quantized && (!operand->data || column_stride(s, operand) != 1)) continue;
+        int bytes = (int)te_dtype_size(quantized ? operand->quantized->dtype : operand->dtype);
         if (bytes < size) size = bytes;
         any = true;
     }
@@ -172,6 +195,7 @@ static te_cuda_access access_of(const sketch *s, int i)
     const te_operand *operand = operand_of(s, i);
     int64_t           stride = column_stride(s, operand);
     int               rate = rate_of(s, i), unit = s->shape->vector;
+    if (operand->quantized) return TE_CUDA_QUANTIZED;
     if (!operand->data) return TE_CUDA_ABSENT;
     if (rate != TE_RATE_ELEM) return TE_CUDA_SAME;
     if (stride == 0 && i < s->program->n_inputs) return TE_CUDA_SAME;
@@ -188,8 +212,9 @@ static void reach_operands(sketch *s)
         te_cuda_operand_shape *shape = &s->shape->operand[i];
         shape->access = (uint8_t)access_of(s, i);
         shape->dtype = shape->access == TE_CUDA_ABSENT ? 0 : (uint8_t)operand_of(s, i)->dtype;
+        if (shape->access == TE_CUDA_QUANTIZED) shape->dtype = (uint8_t)operand_of(s, i)->quantized->dtype;
         shape->accumulate =
-            i >= s->program->n_inputs && shape->access != TE_CUDA_ABSENT && operand_of(s, i)->accumulate;
+            i >= s->program->n_inputs && operand_of(s, i)->data && operand_of(s, i)->accumulate;
         shape->blocked = shape->access != TE_CUDA_ABSENT && block_of(s, i) != 0;
     }
 }
@@ -274,6 +299,19 @@ static te_status check_operand(te_exec *exec, const te_program *program, const t
                         (int)operand->dtype);
 }
 
+static te_status check_quantized(te_exec *exec, const te_program *program, const te_run *run, int o)
+{
+    const te_quantize_job *job = run->outputs[o].quantized;
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < run->ndim; d++) rows *= run->shape[d];
+    bool fits = program->outputs[o].kind == TE_OUT_ELEM && !run->outputs[o].data && !run->compute_f64 && rows == job->rows &&
+                run->shape[run->ndim - 1] == job->cols && (job->quantizer->needs_history || job->quantizer->block_rows) &&
+                job->quantizer->scale != TE_SCALE_E4M3;
+    return fits ? TE_OK
+                : te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: output %d cannot be left quantized: rows of %lld, %lld",
+                               program->name, o, (long long)job->rows, (long long)job->cols);
+}
+
 static te_status check_run(te_exec *exec, const te_program *program, const te_run *run)
 {
     bool      empty = false;
@@ -295,8 +333,10 @@ static te_status check_run(te_exec *exec, const te_program *program, const te_ru
         if (status == TE_OK && !run->inputs[i].data && !empty)
             status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
     }
-    for (int o = 0; o < program->n_outputs && status == TE_OK; o++)
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++) {
+        if (run->outputs[o].quantized) status = check_quantized(exec, program, run, o);
         if (run->outputs[o].data) status = check_operand(exec, program, &run->outputs[o], "output", o);
+    }
     return status;
 }
 
@@ -307,8 +347,8 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     te_status status = check_run(exec, program, run);
     if (status != TE_OK) return status;
     sketch s = {.program = program, .run = run, .shape = shape};
-    bool rows = needs_rows(program);
-    shape->kind = rows || sums_columns(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
+    bool rows = te_program_needs_rows(program), squares = leaves_quantized(program, run);
+    shape->kind = squares ? TE_CUDA_SQUARES : rows || sums_columns(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
     shape->compute_f64 = run->compute_f64;
     shape->n_operands = (uint8_t)(program->n_inputs + program->n_outputs);
     shape->runs = 1;
@@ -317,12 +357,13 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     shape->vector = (uint8_t)unit_of(&s);
     shape->wide = is_wide(&s);
     reach_operands(&s);
-    if (!rows) turn_tiles(&s);
-    if (shape->kind == TE_CUDA_ROWS) {
+    if (!rows && !squares) turn_tiles(&s);
+    if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
         reach_operands(&s); /* units may have changed */
     }
-    if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) > TE_CUDA_ARGS / 8)
+    int quantized = te_shape_quantized(program, shape) * (int)(sizeof(te_quantize_args) / 8);
+    if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) + quantized > TE_CUDA_ARGS / 8)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: too many operands for one CUDA kernel",
                             program->name);
     return TE_OK;

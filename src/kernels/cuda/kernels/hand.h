@@ -13,7 +13,9 @@
 #ifndef TE_KERNELS_CUDA_KERNELS_HAND_H
 #define TE_KERNELS_CUDA_KERNELS_HAND_H
 
+#include "../../quantize.h"
 #include "../program_source.h"
+#include "args.h"
 
 typedef enum te_cuda_file {
     TE_CUDA_FILE_INDEX,
@@ -79,6 +81,12 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
 /* The cu_seqlens of a te_attention are device pointers here; that they ascend is the caller's to check. */
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
 te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
+
+/* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, and shared memory in elements of a tile, bytes of codes,
+ * bytes for blocks of several lines. */
+enum { TE_CUDA_SQUARE_TILE = 128 * 129, TE_CUDA_SQUARE_CODES = 128 * 132 };
+te_quantize_args te_cuda_quantize_args(const te_quantize_job *job);
+size_t           te_cuda_quantize_lines(const te_quantizer *quantizer);
 
 /* The job's pointers are device pointers; its quantizer is valid. */
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job);

@@ -1,9 +1,8 @@
 /* hand_quantize.c - plans of quantizing and dequantizing. */
 #include "hand_internal.h"
 
-#include "../../quantize.h"
 
-enum { SQUARE = 128, PITCH = 129, CODES_PITCH = 132, THREADS = 256 };
+enum { SQUARE = 128, PITCH = 129, THREADS = 256 };
 
 static te_quantize_place place_of(const te_quantized_side *s)
 {
@@ -20,7 +19,7 @@ static te_quantize_place place_of(const te_quantized_side *s)
                                .rng = {s->rng.seed, s->rng.stream, s->rng.offset, (uint64_t)(uintptr_t)s->rng.base}};
 }
 
-static te_quantize_args args_of(const te_quantize_job *job)
+te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
     double overflow = job->dtype == TE_BF16  ? (double)te_bf16_to_f32(0x7f7f)
@@ -59,20 +58,23 @@ static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job
     call->launch.shared = (uint32_t)shared;
 }
 
-/* Values, codes, and for blocks of several lines an amax per line; two errors besides where factors are chosen. */
-static size_t shared_bytes(const te_quantize_job *job)
+size_t te_cuda_quantize_lines(const te_quantizer *q)
 {
-    const te_quantizer *q = job->quantizer;
-    size_t tile = SQUARE * PITCH * te_dtype_size(job->dtype) + SQUARE * CODES_PITCH;
     size_t units = q->block_cols ? (size_t)(SQUARE / q->block_cols) * SQUARE : 0;
     size_t arrays = q->four_over_six ? 3 : q->block_rows > 1 ? 1 : 0;
-    return tile + arrays * units * sizeof(float);
+    return arrays * units * sizeof(float);
+}
+
+/* Values, codes and what blocks need. */
+static size_t shared_bytes(const te_quantize_job *job)
+{
+    return TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype) + TE_CUDA_SQUARE_CODES + te_cuda_quantize_lines(job->quantizer);
 }
 
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
-    te_quantize_args args = args_of(job);
+    te_quantize_args args = te_cuda_quantize_args(job);
     size_t shared = shared_bytes(job);
     te_cuda_plan_open(plan);
     plan->scratch_bytes = 64;
@@ -85,7 +87,7 @@ te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
 
 te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job, int side)
 {
-    te_quantize_args args = args_of(job);
+    te_quantize_args args = te_cuda_quantize_args(job);
     te_cuda_plan_open(plan);
     args.from = side;
     if (job->rows > 0 && job->cols > 0)

@@ -1,0 +1,107 @@
+--- Programs that leave results quantized on the CUDA device: the same bits as when a kernel of its own quantizes them, and no such
+--- kernel. Pending without a device.
+
+local te = require "te"
+
+local devices, reason = te.devices()
+local WIDTH = 160 -- neither a multiple of a tile nor less than one
+
+local recipes = {
+    delayed = function() return te.recipe.DelayedScaling {} end,
+    mxfp8 = function() return te.recipe.MXFP8BlockScaling {} end,
+    blocks = function() return te.recipe.Float8BlockScaling {} end,
+}
+
+local function same(a, b) return te._core.tensor_bytes(a:detach():to("cpu")) == te._core.tensor_bytes(b:detach():to("cpu")) end
+
+-- Sums over rows go by tiles in one kernel and by rows in the other.
+local function near(a, b)
+    a, b = a:detach():to("cpu"):to("float64"), b:detach():to("cpu"):to("float64")
+    return ((a - b):norm() / (b:norm() + 1e-12)):item() < 1e-5
+end
+
+local function build(wide, last)
+    te.manual_seed(2)
+    return te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, wide), te.SwiGLU(), te.Dropout(0.1), te.Linear(wide / 2, WIDTH),
+        te.GELU(), te.Linear(WIDTH, last)):to("cuda")
+end
+
+-- Output and gradients of a step.
+local function step(model, x, dy, recipe)
+    for _, p in ipairs(model:parameters()) do p.grad = nil end
+    x = x:detach()
+    x.requires_grad = true
+    te.manual_seed(4)
+    local y = te.autocast({ recipe = recipe, dtype = "bfloat16" }, model, x)
+    y:backward(dy)
+    return y, x.grad
+end
+
+local function quantizing(fn)
+    local n = 0
+    for _, event in ipairs(te.profile(fn).events) do
+        if event.name == "quantize" then n = n + 1 end
+    end
+    return n
+end
+
+describe("programs on CUDA that leave results quantized", function()
+    if not devices[2] then
+        pending("no CUDA device: " .. tostring(reason))
+        return
+    end
+
+    for name, make in pairs(recipes) do
+        local function scene()
+            te.manual_seed(9)
+            return make(), te.randn({ 2, 72, WIDTH }):to("cuda"), te.randn({ 2, 72, 32 }, { dtype = "bfloat16" }):to("cuda")
+        end
+
+        it("give the results of a graph that is not fused: " .. name, function()
+            local recipe, x, dy = scene()
+            local fused, plain = build(256, 32), build(256, 32)
+            for _ = 1, 2 do
+                local y1 = step(fused, x, dy, recipe)
+                local before = te.set_fusion(false)
+                local y2 = step(plain, x, dy, recipe)
+                te.set_fusion(before)
+                assert.is_true(same(y1, y2))
+            end
+        end)
+
+        -- a model that is watched quantizes in kernels of its own
+        it("give the gradients of kernels of their own, and take none: " .. name, function()
+            local recipe, x, dy = scene()
+            local emits, apart = build(256, 32), build(256, 32)
+            local watch = te.numerics.watch(apart)
+            for _ = 1, 2 do
+                local y1, dx1 = step(emits, x, dy, recipe)
+                local y2, dx2 = step(apart, x, dy, recipe)
+                assert.is_true(same(y1, y2))
+                assert.is_true(same(dx1, dx2))
+                for i, p in ipairs(emits:parameters()) do assert.is_true(near(p.grad, apart:parameters()[i].grad)) end
+            end
+            watch:stop()
+            -- the gradient that comes from outside; weights keep their copies
+            assert.equal(1, quantizing(function() step(emits, x, dy, recipe) end))
+        end)
+    end
+
+    it("is what explain says", function()
+        local plan
+        te.autocast({ recipe = recipes.mxfp8(), dtype = "bfloat16" }, function()
+            plan = tostring(build(256, 32):explain(te.randn({ 8, WIDTH }):to("cuda")))
+        end)
+        assert.truthy(plan:find("layer_norm, quantize input to float8_e4m3 in blocks of 1 x 32, in tiles", 1, true))
+        assert.truthy(plan:find("gelu_tanh, quantize input to float8_e4m3 in blocks of 1 x 32, in tiles", 1, true))
+    end)
+
+    it("leave it to a kernel of its own where a block would lie across the halves of a gated gradient", function()
+        local recipe = recipes.blocks()
+        te.manual_seed(9)
+        local x, dy = te.randn({ 40, WIDTH }):to("cuda"), te.randn({ 40, 32 }, { dtype = "bfloat16" }):to("cuda")
+        local model = build(192, 32)
+        step(model, x, dy, recipe)
+        assert.equal(2, quantizing(function() step(model, x, dy, recipe) end))
+    end)
+end)

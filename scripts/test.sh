@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and runs all tests: GCC without warnings, clang without warnings, the C tests and the Lua specs on the release
-# build, both again under AddressSanitizer and UndefinedBehaviorSanitizer, and what uses threads under ThreadSanitizer. Headers show the seconds since the start. Tests
-# and files of specs are named as they end, and nothing may take for ever: what hangs is ended and named. The last line reads
-# "N passed, N failed"; the exit status is 0 when nothing failed.
+# build, both again under AddressSanitizer and UndefinedBehaviorSanitizer, and what uses threads under ThreadSanitizer.
+# Headers show the seconds since the start. Tests and files of specs are named as they end, and nothing may take for ever:
+# what hangs is ended and named. The last line reads "N passed, N failed"; the exit status is 0 when nothing failed.
 set -u
 cd "$(dirname "$0")/.."
 . scripts/packages.sh

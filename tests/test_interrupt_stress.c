@@ -81,7 +81,8 @@ static tetrain_status run(tetrain *rt, const char *text) { return tetrain_run_st
 
 static void interrupt_once(tetrain *rt, const char *script, uint64_t *seed)
 {
-    moment    m = {.rt = rt, .runner = pthread_self(), .by_signal = SIGNALS && test_random(seed) % 2, .delay = test_random(seed) % 400};
+    moment    m = {.rt = rt, .runner = pthread_self(), .by_signal = SIGNALS && test_random(seed) % 2,
+                   .delay = test_random(seed) % 400};
     pthread_t thread;
     running = script;
     alarm(DEADLINE);

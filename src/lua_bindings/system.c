@@ -19,20 +19,21 @@ static int system_clock(lua_State *L)
     return 1;
 }
 
-/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once. */
+/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once, and may have been
+ * one. */
 static int system_sleep(lua_State *L)
 {
     enum { NAP_NS = 20000000 };
     te_lua *rt = te_lua_runtime(L);
-    double  seconds = luaL_checknumber(L, 1);
-    for (double left = seconds < 1e6 ? seconds : 1e6; left > 0; left -= NAP_NS * 1e-9) {
+    double  seconds = luaL_checknumber(L, 1), left = seconds < 1e6 ? seconds : 1e6;
+    for (;;) {
         struct timespec nap = {.tv_nsec = left * 1e9 < NAP_NS ? (long)(left * 1e9) : NAP_NS};
         te_lua_enter(rt, L, "sleep");
         te_status status = te_context_poll(rt->ctx);
         if (status != TE_OK) return te_lua_raise(rt, L, "sleep", status);
-        if (nanosleep(&nap, NULL) != 0) break;
+        if (!(left > 0)) return 0;
+        left = nanosleep(&nap, NULL) == 0 ? left - NAP_NS * 1e-9 : 0;
     }
-    return 0;
 }
 
 static int system_isatty(lua_State *L)

@@ -12,6 +12,13 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 if(TE_SANITIZE)
   target_compile_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE})
+  if(TE_SANITIZE STREQUAL thread)
+    # LuaJIT's errors skip the exits of functions, and each one skipped would stay on the sanitizer's stack until that is full
+    check_c_compiler_flag("--param=tsan-instrument-func-entry-exit=0" TE_COMPILER_HAS_TSAN_NO_ENTRY_EXIT)
+    if(TE_COMPILER_HAS_TSAN_NO_ENTRY_EXIT)
+      set(TE_FLAGS_THAT_RAISE --param=tsan-instrument-func-entry-exit=0)
+    endif()
+  endif()
 endif()
 
 # Files in src/kernels/cpu/isa are compiled once per entry.

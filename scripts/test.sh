@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and runs all tests: GCC without warnings, clang without warnings, the C tests and the Lua specs on the release
-# build, and both again under AddressSanitizer and UndefinedBehaviorSanitizer. Headers show the seconds since the start. Tests
-# and files of specs are named as they end, and nothing may take for ever: what hangs is ended and named. The last line reads
-# "N passed, N failed"; the exit status is 0 when nothing failed.
+# build, both again under AddressSanitizer and UndefinedBehaviorSanitizer, and what uses threads under ThreadSanitizer.
+# Headers show the seconds since the start. Tests and files of specs are named as they end, and nothing may take for ever:
+# what hangs is ended and named. The last line reads "N passed, N failed"; the exit status is 0 when nothing failed.
 set -u
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -85,10 +85,10 @@ spec_files() {
     }
 }
 
-# c_tests FOLDER: each test has a limit of its own (cmake/TetrainTests.cmake).
+# c_tests FOLDER OPTIONS…: each test has a limit of its own (cmake/TetrainTests.cmake).
 c_tests() {
     header "C tests in $1"
-    follow "$logs/ctest" test_names limited 3600 ctest --test-dir "$1" --output-on-failure -j "$(nproc)"
+    follow "$logs/ctest" test_names limited 3600 ctest --test-dir "$@" --output-on-failure -j "$(nproc)"
     bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1/p' "$logs/ctest")
     all=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\2/p' "$logs/ctest")
     if [ -z "$all" ]; then
@@ -162,12 +162,22 @@ device_specs build
 
 # Without oneDNN: our own GEMM alone, in the same tests.
 plain() {
-    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF &&
+    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
         limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
         limited 300 build-plain/test_gemm && limited 300 build-plain/test_engine &&
         busted_on build-plain 600 spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
 }
 step "without oneDNN" plain
+
+# Where threads meet outside OpenMP, whose barriers ThreadSanitizer does not see.
+threads() {
+    tests="test_host test_interrupt_stress test_tetrain test_tokens"
+    cmake --preset tsan -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && limited 1200 cmake --build --preset tsan --target $tests
+}
+step "build with ThreadSanitizer" threads
+if [ -x build-tsan/test_tokens ]; then
+    TSAN_OPTIONS=allocator_may_return_null=1 c_tests build-tsan -R '^test_(host|interrupt_stress|tetrain|tokens)$'
+fi
 
 step "build with sanitizers" build asan
 if [ -x build-asan/tetrain ]; then

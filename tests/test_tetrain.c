@@ -79,6 +79,8 @@ static void test_limits(void)
     CHECK(run(rt, "while true do end") == TETRAIN_ERROR_LIMIT && says(rt, "instruction limit"));
     CHECK(run(rt, "while true do pcall(function() while true do end end) end") == TETRAIN_ERROR_LIMIT);
     CHECK(run(rt, "local co = coroutine.wrap(function() while true do end end) co()") == TETRAIN_ERROR_LIMIT);
+    CHECK(run(rt, "local function f() pcall(f) return f() end f()") == TETRAIN_ERROR_LIMIT); /* at the end of the stack */
+    CHECK(run(rt, "local function f() xpcall(f, function() end) return f() end f()") == TETRAIN_ERROR_LIMIT);
     CHECK(run(rt, "x = 1") == TETRAIN_OK);
     tetrain_close(rt);
 

@@ -19,19 +19,20 @@ static int system_clock(lua_State *L)
     return 1;
 }
 
-/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once. */
+/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once, and may have been
+ * one. */
 static int system_sleep(lua_State *L)
 {
     enum { NAP_NS = 20000000 };
     te_lua *rt = te_lua_runtime(L);
     double  seconds = luaL_checknumber(L, 1), left = seconds < 1e6 ? seconds : 1e6;
-    for (bool woken = false;; left -= NAP_NS * 1e-9) {
+    for (;;) {
+        struct timespec nap = {.tv_nsec = left * 1e9 < NAP_NS ? (long)(left * 1e9) : NAP_NS};
         te_lua_enter(rt, L, "sleep");
         te_status status = te_context_poll(rt->ctx);
         if (status != TE_OK) return te_lua_raise(rt, L, "sleep", status);
-        if (woken || left <= 0) return 0;
-        struct timespec nap = {.tv_nsec = left * 1e9 < NAP_NS ? (long)(left * 1e9) : NAP_NS};
-        woken = nanosleep(&nap, NULL) != 0;
+        if (!(left > 0)) return 0;
+        left = nanosleep(&nap, NULL) == 0 ? left - NAP_NS * 1e-9 : 0;
     }
 }
 

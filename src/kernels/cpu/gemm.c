@@ -240,6 +240,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
     return macs > SMALL_MACS ? "large enough to share or to hand over" : NULL;
 }
 
+#ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64, OWN_F32_ROWS = 2048, OWN_F32_B = 1 << 20 };
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs no
@@ -269,6 +270,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
     if (!state->bf16_pairs) return "no arithmetic on pairs of bfloat16";
     return state->matrix_unit ? "oneDNN uses the processor's matrix unit" : NULL;
 }
+#endif
 
 static const char *decline_nothing(te_exec *exec, const te_gemm_problem *p)
 {

@@ -98,4 +98,15 @@ function fuser.set_fusion(on)
     return before
 end
 
+--- Whether backward computes activations anew that only weight gradients read, instead of keeping them from forward: true,
+--- wherever that keeps fewer bytes; false, never; a number, where moreover the products that read them have so many columns
+--- together, 256 at first. Returns the setting before, as a number.
+function fuser.set_recompute(setting)
+    if type(setting) ~= "boolean" and type(setting) ~= "number" then
+        fail("te.set_recompute: expected true, false or a number of columns, got %s", type(setting))
+    end
+    local columns = setting == true and 0 or setting or math.huge
+    return te._core.set_recompute_width(columns)
+end
+
 return fuser

@@ -15,6 +15,7 @@ local modules = {
     Residual = "te.residual",
     is = "te.module:is",
     set_fusion = "te.fuser:set_fusion",
+    set_recompute = "te.fuser:set_recompute",
     profile = "te.profile",
     graph = "te.graph:graph",
     make_graphed_callables = "te.graph:make_graphed_callables",

@@ -64,6 +64,16 @@ local function noise_of(case, gradients, distance)
     return noise
 end
 
+-- Operands of weight gradients that are computed again change no bit.
+local function check_recomputing(case, gradients, what)
+    local before = te.set_recompute(true)
+    local _, again = run(case, true)
+    te.set_recompute(before)
+    for name, a in pairs(gradients) do
+        assert.is_true(a == again[name] or same_bits(a, again[name]), ("gradient of %s, recomputing: %s"):format(name, what))
+    end
+end
+
 local function check(seed)
     local case = random_sequential(seed)
     local what = ("seed %d, %s%s:\n%s"):format(seed, case.dtype, case.autocast and " under autocast" or "", tostring(case.module))
@@ -77,6 +87,7 @@ local function check(seed)
     for i, t in ipairs(snapshot(case)) do
         assert.is_true(same_bits(before[i], t), ("tensor %d was changed: %s"):format(i, what))
     end
+    if seed % 2 == 0 then check_recomputing(case, got_gradients, what) end
     local tolerance = case.autocast and GRADIENT.bfloat16 or GRADIENT[case.dtype]
     local all = 0 -- a gradient that cancels to nothing has the noise of what cancels
     for _, a in pairs(expected_gradients) do

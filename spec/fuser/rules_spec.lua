@@ -111,8 +111,11 @@ describe("rules", function()
         local seq = te.Sequential(te.ReLU(), te.ConstantScale(3), te.AddExtraInput())
         local x, e = input(), input()
         with({ { "forward", axpy, { name = "axpy" } } }, function()
-            local step = seq:explain(x, e).forward[2]
+            local plan = seq:explain(x, e)
+            local step, back = plan.forward[2], plan.backward[1]
             assert.same({ "call", 2 * 12 * 4, 12 * 4 }, { step.kind, step.reads, step.writes })
+            assert.same({ step.name, "call", 12 * 4, 2 * 12 * 4 }, { back.name, back.kind, back.reads, back.writes })
+            assert.equal(0, #te.no_grad(function() return seq:explain(x, e) end).backward)
         end)
     end)
 

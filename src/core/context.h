@@ -44,6 +44,8 @@ struct te_context {
     bool      tf32; /* see te_exec */
 
     bool     grad_enabled;
+    int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the products
+                                 that read them have so many columns together */
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
     bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
     te_scale_tape recorded_scales, replayed_scales;

@@ -105,10 +105,12 @@ typedef struct te_gradient_request {
     const te_output_kind *reduce;
     double                row_length;    /* the length of a row where it is known, else 0 */
     const bool           *save_output;   /* per forward output: its ELEM value may be loaded instead of recomputed; NULL: none */
+    const bool           *again;         /* per forward output: backward gives its ELEM value as well, computed anew, behind the
+                                            gradients; NULL: none */
 } te_gradient_request;
 
 /* The result: `forward` is a copy of the forward program with the ROW values that backward needs as extra TE_OUT_ROW
- * outputs; `backward` has one output per wanted input, in order. ELEM values are recomputed from saved inputs, ROW values
+ * outputs; `backward` has one output per wanted input, in order, then what is asked for again. ELEM values are recomputed from saved inputs, ROW values
  * that depend on a row reduction are stored: they are few and cost a pass. Generators keep their slots, so dropout masks
  * are recomputed, not stored. A gradient that is zero everywhere is a constant 0 output. rowmax and rowmin pass no gradient
  * when used only to shift (stop-gradient is never assumed: their gradient goes to the elements equal to the extreme,

@@ -152,6 +152,16 @@ te_status te_diff_add_output(te_diff *diff, int slot, te_adjoint adjoint)
     return diff->status;
 }
 
+static te_status add_again(te_diff *diff)
+{
+    for (int i = 0; diff->request->again && i < diff->forward->n_outputs && diff->status == TE_OK; i++) {
+        if (!diff->request->again[i]) continue;
+        int value = te_diff_value(diff, diff->forward->outputs[i].value);
+        if (diff->status == TE_OK && te_program_output(diff->backward, TE_OUT_ELEM, value) < 0) te_diff_fail_memory(diff);
+    }
+    return diff->status;
+}
+
 /* Sources that no output needs in the end are dropped, and the slots of the others closed up. */
 static te_status drop_unused_sources(te_diff *diff)
 {
@@ -206,6 +216,7 @@ te_status te_program_differentiate(const te_gradient_request *request, te_gradie
     te_diff diff = {.request = request, .error = error, .status = TE_OK};
     status = open_diff(&diff);
     if (status == TE_OK) status = request->gradient_text ? te_diff_explicit(&diff) : derive(&diff);
+    if (status == TE_OK) status = add_again(&diff);
     if (status == TE_OK) status = finish(&diff, gradient);
     if (status != TE_OK) *gradient = (te_gradient){.forward = NULL};
     close_diff(&diff);

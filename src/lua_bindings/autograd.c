@@ -119,6 +119,17 @@ static int grad_enabled(lua_State *L)
     return 1;
 }
 
+/* set_recompute_width(columns): returns the setting before. */
+static int set_recompute_width(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    double  columns = luaL_checknumber(L, 1);
+    te_lua_enter(rt, L, "set_recompute");
+    lua_pushnumber(L, (double)rt->ctx->recompute_width);
+    rt->ctx->recompute_width = columns < 0x1p53 ? (int64_t)columns : (int64_t)1 << 53;
+    return 1;
+}
+
 static void push_compute_dtype(lua_State *L, te_dtype dtype)
 {
     if (dtype == TE_DTYPE_COUNT)
@@ -150,5 +161,6 @@ static int compute_dtype(lua_State *L)
 
 const luaL_Reg te_lua_autograd_functions[] = {
     {"backward", backward},           {"grad", grad}, {"set_grad_enabled", set_grad_enabled}, {"grad_enabled", grad_enabled},
-    {"set_compute_dtype", set_compute_dtype}, {"compute_dtype", compute_dtype}, {NULL, NULL},
+    {"set_compute_dtype", set_compute_dtype}, {"compute_dtype", compute_dtype}, {"set_recompute_width", set_recompute_width},
+    {NULL, NULL},
 };

@@ -7,7 +7,7 @@
 --                                   first asked for (te.rates)
 --     plan.reasons                  { from =, to =, reason = } for every pair of neighbours in different steps
 --
--- Bytes count every tensor that a step reads or writes once. tostring(plan) is a table, plan:dot() a Graphviz graph,
+-- Bytes count every tensor that a step reads or writes once; of what is called, the least that it can move. tostring(plan) is a table, plan:dot() a Graphviz graph,
 -- plan:svg() a picture, plan:json() text for other programs.
 
 local te = require "te"
@@ -68,20 +68,42 @@ local function bytes_of(...)
     return bytes
 end
 
--- What a script reads and writes at least: its inputs and parameters, its results. It has run.
-local function script_bytes(part, env)
-    local reads, writes = bytes_of(env[part.x]), 0
-    for _, v in ipairs(part.extras) do reads = reads + bytes_of(env[v]) end
-    for _, step in ipairs(part.item.op.steps) do reads = reads + bytes_of(unpack(step.op:parameters())) end
-    for _, v in ipairs(part.results) do writes = writes + bytes_of(env[v]) end
-    return reads, writes
+-- The tensors that a called part reads: its inputs and the parameters of its operations.
+local function read_by(part, env)
+    local list, op = { env[part.x] }, part.item.op
+    for _, v in ipairs(part.extras) do list[#list + 1] = env[v] end
+    local steps = script.is(op) and op.steps or { { op = op } }
+    for _, step in ipairs(steps) do
+        if type(step.op) == "table" and step.op.parameters then
+            for _, parameter in ipairs(step.op:parameters()) do list[#list + 1] = parameter end
+        end
+    end
+    return list
 end
 
-local function add_called(plan, item, reason, reads, writes)
-    local name = op_name(item)
-    add_step(plan, { pass = "forward", kernel = "call", kind = "call", reads = reads or 0, writes = writes or 0, flops = 0 },
-        { name })
+-- A called part and its backward, with what they move at least: inputs and parameters, results; gradients of results, and of
+-- inputs and parameters that take one. Results are known where the part has run. Returns the backward's step, if there is one.
+local function add_called(plan, part, reason, env)
+    local name, read, results = op_name(part.item), read_by(part, env), {}
+    for i, v in ipairs(part.results or {}) do results[i] = env[v] end
+    local step = { pass = "forward", kernel = "call", kind = "call", reads = bytes_of(unpack(read)),
+        writes = bytes_of(unpack(results)), flops = 0 }
+    add_step(plan, step, { name })
     plan.reasons[#plan.reasons + 1] = { from = name, to = name, reason = "called: " .. (reason or "it is no operation") }
+    local wanted = {}
+    for _, t in ipairs(read) do
+        if te.is_tensor(t) and t.requires_grad and core.grad_enabled() then wanted[#wanted + 1] = t end
+    end
+    if #wanted == 0 then return nil end
+    return { pass = "backward", kernel = "call", kind = "call", reads = step.writes, writes = bytes_of(unpack(wanted)),
+        flops = 0 }, { name }
+end
+
+-- An operation of a group that cannot be planned, which is called by itself.
+local function add_single(plan, item, reason)
+    local name = op_name(item)
+    add_step(plan, { pass = "forward", kernel = "call", kind = "call", reads = 0, writes = 0, flops = 0 }, { name })
+    plan.reasons[#plan.reasons + 1] = { from = name, to = name, reason = "called: " .. reason }
 end
 
 local function add_group(plan, steps, splits, items)
@@ -118,19 +140,20 @@ function Plan.of(program, env, step)
             if steps then
                 backward[#backward + 1] = add_group(plan, steps, splits, items)
             else
-                for _, one in ipairs(part.steps) do add_called(plan, items[one.label], splits) end
+                for _, one in ipairs(part.steps) do add_single(plan, items[one.label], splits) end
             end
         end
         local scripted = not part.group and script.is(part.item.op)
         if i < #program.parts or scripted then step(part, env) end
-        if scripted then
-            add_called(plan, part.item, program.reasons[part.item.label], script_bytes(part, env))
-        elseif not part.group then
-            add_called(plan, part.item, part.item.reason or program.reasons[part.item.label])
+        if not part.group then
+            local reason = not scripted and part.item.reason or program.reasons[part.item.label]
+            backward[#backward + 1] = { { add_called(plan, part, reason, env) } }
         end
     end
     for i = #backward, 1, -1 do
-        for _, entry in ipairs(backward[i]) do add_step(plan, entry[1], entry[2]) end
+        for _, entry in ipairs(backward[i]) do
+            if entry[1] then add_step(plan, entry[1], entry[2]) end
+        end
     end
     return plan
 end

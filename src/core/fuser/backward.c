@@ -2,7 +2,8 @@
  *
  * state->grads holds the gradient so far of every value; it is complete when the unit that made the value has its turn. A
  * buffer that somebody else can see, such as the gradient that the caller gave, is never written to. Gradients of parameters go
- * where the tape wants them, so that products and column sums add straight into .grad.
+ * where the tape wants them, so that products and column sums add straight into .grad. A weight gradient whose operand is
+ * computed anew waits for the unit that made the operand.
  */
 #include "emit.h"
 #include "plan.h"
@@ -151,11 +152,36 @@ static te_status bind_activation(backward *b, const te_unit *unit, int k, const 
     return TE_OK;
 }
 
+/* A product under no recipe keeps x, the weight and, while its weight gradient waits for x, the gradient of its result. */
+static te_tensor **waiting(const backward *b, const te_unit *product) { return &b->state->aux[product->first_aux + 2]; }
+
+static bool is_waiting(const backward *b, const te_unit *unit, int value)
+{
+    return unit->kind == TE_UNIT_LINEAR && !unit->recipe && unit->x == value && *waiting(b, unit);
+}
+
+/* Memory for the values that weight gradients wait for. */
+static te_status bind_again(backward *b, const te_unit *unit, const te_space *s, te_operand *outputs, bool *computes)
+{
+    for (int i = 0; i < unit->n_again; i++) {
+        int value = unit->again[i];
+        bool awaited = false;
+        outputs[i] = (te_operand){.data = NULL};
+        for (int u = 0; u < b->plan->n_units; u++) awaited |= is_waiting(b, &b->plan->units[u], value);
+        if (!awaited) continue;
+        te_tensor *t = b->state->values[value] = te_state_tensor(b->state, &b->plan->values[value]);
+        if (!t) return b->ctx->status;
+        outputs[i] = te_space_operand(t, s, (te_part){0}, TE_RATE_ELEM);
+        *computes = true;
+    }
+    return TE_OK;
+}
+
 static te_status backward_program(backward *b, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
     te_space s = te_state_space(b->state, unit->width);
-    te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[2 * TE_UNIT_SLOTS];
+    te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[2 * TE_UNIT_SLOTS + TE_UNIT_RESULTS];
     result results[2 * TE_UNIT_SLOTS];
     te_tensor *zero = NULL;
     te_status status = TE_OK;
@@ -182,11 +208,12 @@ static te_status backward_program(backward *b, const te_unit *unit)
             status = bind_activation(b, unit, k, &s, results, &outputs[k]);
         computes |= outputs[k].data != NULL;
     }
+    if (status == TE_OK) status = bind_again(b, unit, &s, outputs + unit->n_grads, &computes);
     if (status == TE_OK && computes) {
         te_run_start(&run, &s);
         run.inputs = inputs;
         run.outputs = outputs;
-            run.rngs = b->state->rngs + unit->first_rng;
+        run.rngs = b->state->rngs + unit->first_rng;
         run.compute_f64 = unit->compute_f64;
         te_exec *exec = &b->state->device->exec;
         if (emits) {
@@ -308,7 +335,10 @@ static te_status backward_linear(backward *b, const te_unit *unit)
     te_status status = open_product(b, unit, grad, &p);
     if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
     int edge = wanted_edge(b, unit->weight);
-    if (status == TE_OK && edge >= 0) status = weight_gradient(b, unit, edge, &p);
+    if (status == TE_OK && edge >= 0 && b->plan->values[unit->x].again)
+        *waiting(b, unit) = te_tensor_retain(p.dy);
+    else if (status == TE_OK && edge >= 0)
+        status = weight_gradient(b, unit, edge, &p);
     edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : wanted_edge(b, unit->bias);
     if (status == TE_OK && edge >= 0) {
         bool accumulate;
@@ -317,6 +347,24 @@ static te_status backward_linear(backward *b, const te_unit *unit)
     }
     te_tensor_release(p.dy);
     te_factor_close(&p.factor);
+    return status;
+}
+
+/* The weight gradients that waited for what the unit has computed again. */
+static te_status finish_products(backward *b, const te_unit *unit)
+{
+    te_status status = TE_OK;
+    for (int i = 0; i < unit->n_again; i++) {
+        te_tensor **x = &b->state->values[unit->again[i]];
+        for (int u = b->plan->n_units - 1; u >= 0; u--) {
+            const te_unit *product = &b->plan->units[u];
+            if (!is_waiting(b, product, unit->again[i])) continue;
+            product_backward p = {.dy = *waiting(b, product), .x = *x};
+            if (status == TE_OK) status = weight_gradient(b, product, wanted_edge(b, product->weight), &p);
+            drop(waiting(b, product));
+        }
+        drop(x);
+    }
     return status;
 }
 
@@ -398,6 +446,7 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
             status = te_group_state_unpack(state, unit);
             if (status == TE_OK) status = backward_program(&b, unit);
             te_group_state_repack(state, unit, b.release);
+            if (status == TE_OK) status = finish_products(&b, unit);
             break;
         case TE_UNIT_LINEAR: status = backward_linear(&b, unit); break;
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
@@ -406,5 +455,7 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
     }
     if (status == TE_OK) status = give_inputs(&b);
     for (int v = 0; v < b.plan->n_values; v++) drop(&state->grads[v]);
+    for (int u = 0; u < b.plan->n_units && status != TE_OK; u++)
+        if (b.plan->units[u].kind == TE_UNIT_LINEAR && !b.plan->units[u].recipe) drop(waiting(&b, &b.plan->units[u]));
     return status;
 }

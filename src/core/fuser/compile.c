@@ -228,6 +228,40 @@ static te_status add_bias_gradients(te_fuse_plan *plan, int position)
     return TE_OK;
 }
 
+/* The gradient that gives results again, in the other's place where that keeps less. */
+static te_status recompute(te_fuse_plan *plan, te_unit *unit, te_gradient_request *request, te_gradient *gradient)
+{
+    bool again[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false};
+    te_gradient other;
+    if (!te_plan_may_recompute(plan, unit, again)) return TE_OK;
+    request->again = again;
+    te_status status = te_program_differentiate(request, &other, NULL);
+    if (status != TE_OK) return status == TE_ERROR_MEMORY ? out_of_memory(plan) : TE_OK;
+    if (te_plan_recompute_pays(plan, unit, again, gradient, &other)) {
+        te_gradient keeping = *gradient;
+        *gradient = other;
+        other = keeping;
+        for (int k = 0; k < unit->n_results; k++) {
+            if (!again[k]) continue;
+            plan->values[unit->results[k]].again = true;
+            unit->again[unit->n_again++] = unit->results[k];
+        }
+    }
+    te_gradient_clear(&other);
+    return TE_OK;
+}
+
+/* What is computed again goes behind the sums that were added since. */
+static void move_again_last(te_unit *unit)
+{
+    struct te_program_output *outputs = unit->gradient.backward->outputs, again[TE_UNIT_RESULTS];
+    int n = unit->gradient.backward->n_outputs - unit->n_again, before = 0;
+    while (before < unit->n_grads && unit->grads[before].bias == TE_NO_VALUE) before++;
+    memcpy(again, outputs + before, (size_t)unit->n_again * sizeof *again);
+    memmove(outputs + before, outputs + before + unit->n_again, (size_t)(n - before) * sizeof *again);
+    memcpy(outputs + n, again, (size_t)unit->n_again * sizeof *again);
+}
+
 static te_status differentiate(te_fuse_plan *plan, int position)
 {
     te_unit *unit = &plan->units[position];
@@ -249,11 +283,15 @@ static te_status differentiate(te_fuse_plan *plan, int position)
                                    .save_output = save, .row_length = (double)unit->width};
     te_status status = te_program_differentiate(&request, &gradient, &error);
     if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
+    status = recompute(plan, unit, &request, &gradient);
     te_program_free(unit->gradient.forward);
     unit->gradient = gradient;
+    if (status != TE_OK) return status;
     for (int k = 0; k < unit->n_grads; k++)
         unit->grads[k].alias = alias_of(plan, unit, &unit->grads[k], gradient.backward->outputs[k].value);
-    return add_bias_gradients(plan, position);
+    status = add_bias_gradients(plan, position);
+    if (unit->n_again) move_again_last(unit);
+    return status;
 }
 
 /* --- what backward reads ------------------------------------------------------------------------------------------ */
@@ -295,7 +333,7 @@ static void describe_linear(te_fuse_plan *plan, te_unit *unit)
     unit->recipe = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
     unit->first_aux = plan->n_aux;
     unit->product = plan->n_products;
-    plan->n_aux += unit->recipe ? 0 : 2; /* x and weight */
+    plan->n_aux += unit->recipe ? 0 : 3;
     plan->n_products += unit->recipe != NULL;
 }
 

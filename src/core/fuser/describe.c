@@ -158,12 +158,25 @@ static void backward_linear(const describing *d, const te_unit *unit)
         say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_DGRAD, "dgrad", kernel, sizeof kernel),
             y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
     p.result = values[unit->weight].dtype;
-    if (want_dweight)
+    if (want_dweight && !values[unit->x].again)
         say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_WGRAD, "wgrad", kernel, sizeof kernel),
             x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
     if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
         say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", value_bytes(d, unit->result, 0),
             value_bytes(d, unit->bias, 0), 0, true);
+}
+
+/* The weight gradients that waited for a value to be computed again. */
+static void waiting_products(const describing *d, int value)
+{
+    const te_plan_value *values = d->plan->values;
+    for (int u = d->plan->n_units - 1; u >= 0; u--) {
+        const te_unit *unit = &d->plan->units[u];
+        if (unit->kind != TE_UNIT_LINEAR || unit->x != value || !values[unit->weight].wanted) continue;
+        double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+        say(d, unit, TE_STEP_PRODUCT, "wgrad", value_bytes(d, unit->x, 0) + value_bytes(d, unit->result, 0),
+            value_bytes(d, unit->weight, 0), flops, true);
+    }
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -229,9 +242,11 @@ static void backward_program(const describing *d, const te_unit *unit)
         written += value_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
                                unit->slots[grad->slot].part.half);
     }
-    snprintf(kernel, sizeof kernel, "%s%s", g->backward->name, detail);
-    if (computes)
+    for (int i = 0; i < unit->n_again; i++) written += value_bytes(d, unit->again[i], 0);
+    snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, unit->n_again ? ", operand again" : "", detail);
+    if (computes || unit->n_again)
         say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read, written, program_flops(d, unit, g->backward), true);
+    for (int i = 0; i < unit->n_again; i++) waiting_products(d, unit->again[i]);
 }
 
 static void backward_unit(const describing *d, const te_unit *unit)

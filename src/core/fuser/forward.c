@@ -176,7 +176,7 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     state->values[unit->result] = y;
     te_status status = y ? te_linear_product(y, xc, wc, bias) : plan->ctx->status;
     if (status == TE_OK) status = observe(state, unit);
-    if (status == TE_OK && w->wanted) state->aux[unit->first_aux] = te_tensor_retain(xc);
+    if (status == TE_OK && w->wanted && !x->again) state->aux[unit->first_aux] = te_tensor_retain(xc);
     if (status == TE_OK && x->wanted) state->aux[unit->first_aux + 1] = te_tensor_retain(wc);
     te_tensor_release(xc);
     te_tensor_release(wc);

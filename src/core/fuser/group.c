@@ -223,6 +223,7 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     }
     plan->compute_dtype = ctx->compute_dtype;
     plan->record = record;
+    plan->recompute_width = ctx->recompute_width;
     plan->x_ndim = x_ndim;
     describe_values(plan, group);
     te_status status = te_plan_infer(plan);
@@ -267,6 +268,7 @@ static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_n
     for (int i = 0; i < plan->n_nodes; i++)
         if (plan->recipes[i] != te_recipe_active(plan->nodes[i].recipe_state)) return false;
     return plan->record == record && plan->x_ndim == x_ndim && plan->compute_dtype == plan->ctx->compute_dtype &&
+           plan->recompute_width == plan->ctx->recompute_width &&
            memcmp(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys) == 0;
 }
 

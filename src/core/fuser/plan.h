@@ -3,6 +3,7 @@
  *      graph  -- infer.c     class, width and dtype of every value
  *             -- cluster.c   which nodes share a unit, and the order of the units
  *             -- compile.c   one row program per unit of program ops, and its gradient
+ *             -- recompute.c what backward computes anew instead of keeping
  *      plan   -- forward.c, backward.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, or
@@ -49,6 +50,7 @@ typedef struct te_plan_value {
     bool           saved;       /* backward reads it */
     bool           emitted;     /* of a program, between it and a product: may be left quantized. Of a product: its gradient */
     bool           packed;      /* … as E4M3 with one factor: what is saved is that */
+    bool           again;       /* operand of weight gradients that the gradient program of its unit computes anew */
     bool           inside;      /* never stored: read by its own unit alone */
     int            unit;        /* position in the plan of the unit that makes it; -1: an input */
     int            first_reader, last_reader; /* positions of units; -1: none */
@@ -85,6 +87,7 @@ typedef struct te_unit {
     int          results[TE_UNIT_RESULTS]; /* values; the program's first outputs, then the identities, then rows */
     te_unit_grad grads[2 * TE_UNIT_SLOTS];
     int          n_slots, n_results, n_identities, n_grads;
+    int          n_again, again[TE_UNIT_RESULTS]; /* values; the gradient program's last outputs */
     int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
     int          n_rngs;
@@ -98,7 +101,8 @@ typedef struct te_unit {
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
     int          product;         /* under a recipe: what backward reads, in the run's arrays */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
-    int          first_aux;       /* tensors of its own in the run's arrays */
+    int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
+                                     weight gradient waits for x, the gradient of the result as well */
 } te_unit;
 
 /* What tells plans apart: one per input, and the settings of the context. */
@@ -118,6 +122,7 @@ typedef struct te_fuse_plan {
     te_dtype       compute_dtype;
     bool           record;
     int            x_ndim;
+    int64_t        recompute_width;
     int            n_inputs, n_nodes, n_values, n_units, n_outputs;
     te_plan_value *values;
     te_unit       *units;
@@ -165,6 +170,10 @@ void          te_fuse_plan_release(te_fuse_plan *plan);
 te_status     te_plan_infer(te_fuse_plan *plan);
 te_status     te_plan_cluster(te_fuse_plan *plan);
 te_status     te_plan_compile(te_fuse_plan *plan);
+bool          te_plan_may_recompute(const te_fuse_plan *plan, const te_unit *unit, bool *again); /* per result; true: some */
+/* Whether backward keeps fewer bytes with the second gradient, which gives those results again, than with the first. */
+bool          te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again, const te_gradient *keeping,
+                                     const te_gradient *recomputing);
 unsigned      te_plan_present(const te_fuse_plan *plan, const te_group_node *node); /* bit i: input i is there */
 te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const char *format, ...) TE_PRINTF(3, 4);
 

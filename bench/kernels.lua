@@ -1,4 +1,5 @@
--- Kernels whose floor is memory, on tensors larger than the caches: GB/s and the share of what the machine streams.
+-- Kernels whose floor is memory, on tensors larger than the caches: elements and bytes per nanosecond, and the share of what the
+-- machine streams.
 --
 --     tetrain bench/kernels.lua --threads=2 --bandwidth=40
 --
@@ -132,7 +133,8 @@ local function print_cases(o, dtype, elements, cases)
         if name:find(o.only, 1, true) then
             local seconds = measure.best(fn, o.seconds)
             local rate = bytes * elements / seconds * 1e-9
-            print(("%-24s %-9s %9.2f ms %8.1f GB/s %s"):format(name, dtype, seconds * 1e3, rate,
+            print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s"):format(name, dtype, seconds * 1e3,
+                elements / seconds * 1e-9, rate,
                 o.bandwidth > 0 and ("%5.0f%%"):format(100 * rate / o.bandwidth) or ""))
         end
     end

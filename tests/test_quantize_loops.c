@@ -116,6 +116,24 @@ static void check_errors(const te_quantize_blocks *both[2], int any)
     }
 }
 
+static void check_errors_across(const te_quantize_blocks *both[2], int any)
+{
+    for (int turn = 0; turn < 32; turn++) {
+        te_error_rule rules[2];
+        float sums[2][2][TE_GROUP];
+        for (int k = 0; k < 2; k++)
+            rules[k] = (te_error_rule){.multipliers = factors + turn + k, .factors = factors + 100 + turn + k,
+                                       .amax = 0.7f * (float)(1 + turn), .most = 6 * 448.0f, .squared = turn % 2};
+        int n = turn % 4 == 3 ? 9 : 16;
+        for (int v = 0; v < 2; v++) both[v]->errors_across(sums[v], rules, floats + turn, COLUMNS, n);
+        for (int i = 0; i < 2 * TE_GROUP; i++) {
+            float a = sums[0][i / TE_GROUP][i % TE_GROUP], b = sums[1][i / TE_GROUP][i % TE_GROUP];
+            CHECK_MSG(a == b || (a != a && b != b), "errors_across, turn %d, %d%% of any bits, sum %d: %g, not %g", turn, any, i,
+                      (double)a, (double)b);
+        }
+    }
+}
+
 static void check_random(const te_quantize_blocks *both[2])
 {
     static const te_rng rngs[] = {{.seed = 1}, {.seed = 0x123456789abcdefu, .stream = 0xfedcba9876543210u,
@@ -141,6 +159,7 @@ int main(void)
             check_stochastic(both, dtype, any);
             check_transform(both, dtype, any);
             if (dtype == 0) check_errors(both, any);
+            if (dtype == 0) check_errors_across(both, any);
         }
     check_random(both);
     test_exec_close(&exec);

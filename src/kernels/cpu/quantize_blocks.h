@@ -56,6 +56,8 @@ typedef struct te_quantize_blocks {
     void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
     /* sums[i] = the errors of the n <= 128 values of line i, added from left to right. */
     void (*errors)(float *sums, const te_error_rule *rule, const float *x, int64_t stride, int lines, int n);
+    /* The same under two rules for 16 lines side by side, value j of line i at x[j * stride + i], that have one factor. */
+    void (*errors_across)(float sums[2][TE_GROUP], const te_error_rule rules[2], const float *x, int64_t stride, int n);
     /* Sixteen random bytes of each of n counters, `step` apart: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */

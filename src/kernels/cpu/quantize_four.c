@@ -1,18 +1,27 @@
 /* quantize_four.c - the smaller error of two factors, block by block.
  *
- * A line is the part of a block that lies in one row of the stored side. Both candidates are tried on sixteen lines at a time: those
- * of one block that is sixteen rows high, or of sixteen blocks of one row.
+ * A line is the part of a block that lies in one row of the stored side; its errors are added from left to right. Both candidates
+ * are tried on sixteen lines at a time: those of one block that is sixteen rows high, which lie side by side on the way, or of
+ * sixteen blocks of one row.
  */
 #include "quantize_four.h"
+
+#include <string.h>
 
 enum { LINES = TE_PANEL_ROWS };
 
 /* Lines of values as the side sees them. */
 typedef struct lines {
-    const float *values;
-    int64_t stride;
+    const float *values, *across; /* value j of line i: values[i * stride + j] or across[j * across_stride + i]; NULL: not there */
+    int64_t stride, across_stride;
     int count, n;
 } lines;
+
+/* Whether a block of so many lines is tried on all of them side by side. */
+static bool side_by_side(const te_panel_job *p, int count)
+{
+    return p->job.quantizer->block_rows == TE_GROUP && count == TE_GROUP;
+}
 
 /* Candidates of the lines: [0] brings the block's largest value to 6, [1] to 4. */
 typedef struct candidates {
@@ -33,14 +42,21 @@ static void propose(candidates *c, int line, float block_amax, float encode)
 static void measure(const te_panel_job *p, candidates *c, const lines *x, float amax)
 {
     const te_quantizer *q = p->job.quantizer;
-    for (int four = 0; four < 2; four++) {
-        te_error_rule rule = {.multipliers = c->multipliers[four],
-                              .factors = c->factors[four],
-                              .amax = amax,
-                              .most = 6.0f * q->scale_max,
-                              .squared = q->four_over_six == TE_46_MSE};
-        p->blocks->errors(c->sums[four], &rule, x->values, x->stride, x->count, x->n);
+    te_error_rule rules[2];
+    for (int four = 0; four < 2; four++)
+        rules[four] = (te_error_rule){.multipliers = c->multipliers[four],
+                                      .factors = c->factors[four],
+                                      .amax = amax,
+                                      .most = 6.0f * q->scale_max,
+                                      .squared = q->four_over_six == TE_46_MSE};
+    if (side_by_side(p, x->count)) {
+        float sums[2][TE_GROUP];
+        p->blocks->errors_across(sums, rules, x->across, x->across_stride, x->n);
+        for (int four = 0; four < 2; four++) memcpy(c->sums[four], sums[four], sizeof sums[four]);
+        return;
     }
+    for (int four = 0; four < 2; four++)
+        p->blocks->errors(c->sums[four], &rules[four], x->values, x->stride, x->count, x->n);
 }
 
 /* Of a line with two sums: whether 4 loses less. */
@@ -50,7 +66,7 @@ static bool four_is_better(const candidates *c, int line) { return c->sums[1][li
 static int choose_for_block(const te_panel_job *p, candidates *c, const lines *x, float block_amax, float amax, float encode)
 {
     propose(c, 0, block_amax, encode);
-    for (int four = 0; four < 2; four++) {
+    for (int four = 0; four < 2 && !side_by_side(p, x->count); four++) {
         for (int i = 1; i < x->count; i++) {
             c->multipliers[four][i] = c->multipliers[four][0];
             c->factors[four][i] = c->factors[four][0];
@@ -85,14 +101,17 @@ static void choose(choice *k, const lines *x, int at)
     int high = k->p->job.quantizer->block_rows;
     if (high > 1) {
         for (int i = 0; i < x->count; i += high, at++) {
-            lines block = {x->values + i * x->stride, x->stride, x->count - i < high ? x->count - i : high, x->n};
+            lines block = *x;
+            block.values = x->values + i * x->stride;
+            block.across = x->across + i;
+            block.count = x->count - i < high ? x->count - i : high;
             put(k, at, 0, choose_for_block(k->p, &k->c, &block, k->l->amaxes[at], k->amax, k->encode));
         }
         return;
     }
     for (int i = 0; i < x->count; i += TE_GROUP) {
         int count = x->count - i < TE_GROUP ? x->count - i : TE_GROUP;
-        lines some = {x->values + i * x->stride, x->stride, count, x->n};
+        lines some = {.values = x->values + i * x->stride, .stride = x->stride, .count = count, .n = x->n};
         for (int j = 0; j < count; j++) propose(&k->c, j, k->l->amaxes[at + i + j], k->encode);
         measure(k->p, &k->c, &some, k->amax);
         for (int j = 0; j < count; j++) put(k, at + i + j, j, four_is_better(&k->c, j));
@@ -102,14 +121,34 @@ static void choose(choice *k, const lines *x, int at)
 /* A strip of the side that lies as the source does: `width` values to a line. */
 static void choose_along(choice *k, int rows, int cols, int width, int at)
 {
-    const float *values = k->l->values[0];
-    if (rows == 1 && k->p->job.quantizer->block_rows == 1) {
-        choose(k, &(lines){values, width, cols / width, width}, at);
-        if (cols % width) choose(k, &(lines){values + cols - cols % width, width, 1, cols % width}, at + cols / width);
+    const te_panel_job *p = k->p;
+    te_panel_lane *l = k->l;
+    lines x = {.values = l->values[0], .across = l->turned[0], .stride = TE_STRIP_COLS, .across_stride = TE_PANEL_ROWS};
+    if (rows == 1 && p->job.quantizer->block_rows == 1) {
+        x = (lines){.values = l->values[0], .stride = width, .count = cols / width, .n = width};
+        choose(k, &x, at);
+        x = (lines){.values = l->values[0] + cols - cols % width, .stride = width, .count = 1, .n = cols % width};
+        if (x.n) choose(k, &x, at + cols / width);
         return;
     }
-    for (int j = 0; j < cols; j += width, at++)
-        choose(k, &(lines){values + j, TE_STRIP_COLS, rows, cols - j < width ? cols - j : width}, at);
+    if (side_by_side(p, rows)) p->turn(l->turned, TE_PANEL_ROWS, l->values, TE_STRIP_COLS, cols, rows);
+    x.count = rows;
+    for (int j = 0; j < cols; j += width, at++, x.values += width, x.across += width * TE_PANEL_ROWS) {
+        x.n = cols - j < width ? cols - j : width;
+        choose(k, &x, at);
+    }
+}
+
+/* A strip of the transposed side: every column is a line. */
+static void choose_down(choice *k, int rows, int cols, int at)
+{
+    const te_panel_job *p = k->p;
+    te_panel_lane *l = k->l;
+    lines x = {.values = l->turned[0], .across = l->values[0], .stride = TE_PANEL_ROWS, .across_stride = TE_STRIP_COLS,
+               .count = cols, .n = rows};
+    bool turned = !side_by_side(p, TE_GROUP) || cols % TE_GROUP != 0;
+    if (turned) p->turn(l->turned, TE_PANEL_ROWS, l->values, TE_STRIP_COLS, cols, rows);
+    choose(k, &x, at);
 }
 
 void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel part, int side,
@@ -124,11 +163,9 @@ void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel 
         int cols = part.cols - first < TE_STRIP_COLS ? part.cols - first : TE_STRIP_COLS;
         for (int i = 0; i < part.rows; i++)
             p->loops->load(l->values[i], te_panel_source(p, part.row + i, part.col + first), cols);
-        if (side == 0) {
+        if (side == 0)
             choose_along(&k, part.rows, cols, width, first / width);
-            continue;
-        }
-        p->turn(l->turned, TE_PANEL_ROWS, l->values, TE_STRIP_COLS, cols, part.rows);
-        choose(&k, &(lines){l->turned[0], TE_PANEL_ROWS, cols, part.rows}, first / width);
+        else
+            choose_down(&k, part.rows, cols, first / width);
     }
 }

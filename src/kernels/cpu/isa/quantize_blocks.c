@@ -475,6 +475,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
     .factors = factors,
     .errors = errors,
+    .errors_across = errors_across,
     .random_down = random_down,
     .random_along = random_along,
     .pack_along = pack_along,

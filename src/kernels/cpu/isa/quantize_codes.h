@@ -118,7 +118,7 @@ TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shif
     __m512i one = _mm512_set1_epi16(1);
     __mmask32 small = _mm512_cmplt_epu16_mask(_mm512_sub_epi16(size, one), shift.small);
     if (small | _mm512_cmpge_epu16_mask(size, _mm512_set1_epi16(0x7f80))) return false;
-    __m512i t = _mm512_max_epi16(_mm512_subs_epi16(size, shift.offset), _mm512_setzero_si512());
+    __m512i t = _mm512_subs_epu16(size, shift.offset);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi16(t, (unsigned)(7 - mantissa)), one);
     __m512i half = _mm512_set1_epi16((short)((1 << (6 - mantissa)) - 1));
     __m512i code = _mm512_srli_epi16(_mm512_add_epi16(_mm512_add_epi16(t, half), odd), (unsigned)(7 - mantissa));
@@ -128,6 +128,36 @@ TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift shif
     code = _mm512_ternarylogic_epi32(signs, _mm512_set1_epi16((short)sign), code, 0xea);
     _mm256_storeu_si256((__m256i *)codes, _mm512_cvtepi16_epi8(code));
     return true;
+}
+
+/* Of sixteen factors: whether all are normal powers of two, and then their shifts. */
+TE_INLINE bool te_shifts_of(const float *factors, uint16_t offsets[16], uint16_t smalls[16], uint32_t smallest)
+{
+    __m512i bits = _mm512_loadu_si512(factors);
+    if (_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7fffff))) return false;
+    if (_mm512_cmplt_epu32_mask(bits, _mm512_set1_epi32(0x800000))) return false;
+    te_shift shift = te_shift_of(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16))), smallest);
+    _mm256_storeu_si256((__m256i *)offsets, _mm512_castsi512_si256(shift.offset));
+    _mm256_storeu_si256((__m256i *)smalls, _mm512_castsi512_si256(shift.small));
+    return true;
+}
+
+/* Sixteen blocks of 32 at a time, as far as they are whole, whose factors are powers of two; the elements done. */
+TE_INLINE int64_t te_codes_along_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n,
+                                        int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
+{
+    uint16_t offsets[16], smalls[16];
+    int64_t j = 0;
+    for (; j + 512 <= n && te_shifts_of(multipliers + j / 32, offsets, smalls, smallest); j += 512)
+        for (int b = 0; b < 16; b++) {
+            te_shift shift = {_mm512_set1_epi16((short)offsets[b]), _mm512_set1_epi16((short)smalls[b])};
+            uint8_t *to = codes + j + 32 * b;
+            const uint16_t *from = x + j + 32 * b;
+            if (te_codes_shifted(to, from, shift, mantissa, smallest, largest, sign)) continue;
+            __m512 m = _mm512_set1_ps(multipliers[j / 32 + b]);
+            te_codes_bf16(to, from, m, m, mantissa, smallest, largest, nan, sign);
+        }
+    return j;
 }
 
 TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 && te_f32_bits(x) >= 0x800000u; }
@@ -146,7 +176,9 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
         return whole;
     }
     if (block % 32 != 0 && block < n) return 0;
-    for (int64_t first = 0; first < whole; first += block, multipliers++) {
+    int64_t start = block == 32 ? te_codes_along_powers(codes, x, multipliers, n, mantissa, smallest, largest, nan, sign) : 0;
+    multipliers += start / 32;
+    for (int64_t first = start; first < whole; first += block, multipliers++) {
         __m512 m = _mm512_set1_ps(*multipliers);
         te_shift shift = te_shift_of(_mm512_set1_epi16((short)(te_f32_bits(*multipliers) >> 16)), smallest);
         int64_t j = first, end = whole - first < block ? whole : first + block;

@@ -68,6 +68,28 @@ TE_INLINE void te_square_errors(float *sums, const te_error_rule *r, const float
 }
 #endif
 
+static void errors_across(float sums[2][TE_GROUP], const te_error_rule rules[2], const float *x, int64_t stride, int n)
+{
+#if defined(TE_ISA_avx512)
+    __m512 table[2], sum[2], multiplier[2];
+    for (int k = 0; k < 2; k++) {
+        table[k] = te_line_table(&rules[k], 0);
+        multiplier[k] = _mm512_set1_ps(rules[k].multipliers[0]);
+        sum[k] = _mm512_setzero_ps();
+    }
+    for (int j = 0; j < n; j++, x += stride)
+        for (int k = 0; k < 2; k++)
+            sum[k] = _mm512_add_ps(sum[k], te_errors_16(_mm512_loadu_ps(x), multiplier[k], table[k], rules[k].squared));
+    for (int k = 0; k < 2; k++) _mm512_storeu_ps(sums[k], sum[k]);
+#else
+    float line[128];
+    for (int i = 0; i < TE_GROUP; i++) {
+        for (int j = 0; j < n; j++) line[j] = x[j * stride + i];
+        for (int k = 0; k < 2; k++) sums[k][i] = te_line_error(&rules[k], 0, line, n);
+    }
+#endif
+}
+
 static void errors(float *sums, const te_error_rule *rule, const float *x, int64_t stride, int lines, int n)
 {
 #if defined(TE_ISA_avx512)

@@ -15,6 +15,8 @@
  *                                          x as the recipe's format holds it, its gradient likewise
  *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
  *     recorded_scales()                    ends that, and gives them
+ *     pause_recorded_scales(paused)        uses in between are not written; returns whether it was paused
+ *     device_title(name)                   the device and what its kernels come from
  *     replay_scales(scales or nil)         it takes these; nil: its own again
  *     quantized_parameter(state, t, columnwise)
  *                                          a leaf with t's values that is stored quantized
@@ -250,6 +252,26 @@ static int recorded_scales(lua_State *L)
     return 1;
 }
 
+static int pause_recorded_scales(lua_State *L)
+{
+    te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
+    lua_pushboolean(L, tape->paused);
+    tape->paused = lua_toboolean(L, 1);
+    return 1;
+}
+
+static int device_title(lua_State *L)
+{
+    char text[256] = "";
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "autocast");
+    te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
+    if (!device) return te_lua_raise(rt, L, "autocast", rt->ctx->status);
+    if (device->exec.backend->describe) device->exec.backend->describe(&device->exec, text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
 static int replay_scales(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -386,6 +408,8 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"quantize_values", quantize_values},
     {"record_scales", record_scales},
     {"recorded_scales", recorded_scales},
+    {"pause_recorded_scales", pause_recorded_scales},
+    {"device_title", device_title},
     {"replay_scales", replay_scales},
     {"quantized_parameter", quantized_parameter},
     {"is_quantized", is_quantized},

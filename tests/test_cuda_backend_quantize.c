@@ -53,11 +53,13 @@ static void quantize_pair(te_context *ctx, const char *name, const te_quantizer 
     te_tensor_release(x[1]);
 }
 
+static bool fast_sums; /* of all products */
+
 static te_tensor *product(te_context *ctx, te_device *device, const char *name, te_view a, te_view b, te_dtype dtype)
 {
     te_tensor *c = te_tensor_new(ctx, device, dtype, 2, (int64_t[]){a.shape[0], b.shape[1]});
     if (!c || te_tensor_fill(c, 0.25) != TE_OK) abort();
-    te_gemm g = {.a = a, .b = b, .c = te_tensor_view(c), .alpha = -0.5f, .beta = 1};
+    te_gemm g = {.a = a, .b = b, .c = te_tensor_view(c), .alpha = -0.5f, .beta = 1, .fast_sums = fast_sums};
     CHECK_MSG(device->exec.backend->gemm(&device->exec, &g) == TE_OK, "%s on %s: %s", name, device->name,
               device->exec.message);
     return c;
@@ -147,6 +149,19 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
+/* Products by blocks promote their sums whatever is allowed. */
+static void check_fast_sums(void)
+{
+    fake.set_devices(1, 90);
+    te_context *ctx = te_context_open(NULL);
+    fast_sums = true;
+    uint64_t before = fake.count("fast product");
+    CHECK(count_narrow(ctx, &quantizer_recipes[0], 128, 128, 128) == 0 && fake.count("fast product") == before + 4);
+    CHECK(count_narrow(ctx, &quantizer_recipes[4], 128, 128, 128) == 4 && fake.count("fast product") == before + 4);
+    fast_sums = false;
+    te_context_release(ctx);
+}
+
 static void check_recipe(te_context *ctx, const struct quantizer_recipe *r, int number)
 {
     te_quantized x[2], w[2], dy[2];
@@ -174,6 +189,7 @@ int main(void)
     for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
+    check_fast_sums();
     fake_close();
     return TEST_END();
 }

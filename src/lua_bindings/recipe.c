@@ -1,7 +1,8 @@
 /* recipe.c - quantizing products under te.autocast, for lua/te/recipe/: te._core.*
  *
- *     product_recipe(input, weight, grad_output, backward, history_length)
- *                                          quantizers of the three roles, false: high precision; how backward computes
+ *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation)
+ *                                          quantizers of the three roles, false: high precision; how backward computes;
+ *                                          whose sums may be fast: forward, all, none
  *     recipe_state()                       what one operation remembers
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
@@ -82,6 +83,9 @@ static int product_recipe(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
     recipe.history_length = lua_isnoneornil(L, 5) ? 1 : te_lua_check_int(L, 5, "recipe", "history_length");
+    static const char *const fast[] = {"none", "forward", "all", NULL};
+    int fast_sums = luaL_checkoption(L, 6, "none", fast);
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe.fast_sums[k] = fast_sums > (k == TE_PRODUCT_FORWARD ? 0 : 1);
     if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         recipe.quantized[r] = lua_toboolean(L, 1 + r);

@@ -31,7 +31,7 @@ local function make(recipe, product)
         end
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
-        recipe.backward_override or "quantized", length)
+        recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none")
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 

@@ -167,6 +167,12 @@ static int recipe_state_set(lua_State *L)
     if (given[0]->shape[0] != 1) te_lua_fail(L, "recipe", "scale: expected one number, got %s", TE_SHAPE_TEXT(given[0]));
     te_lua_enter(rt, L, "recipe");
     for (int i = 0; i < 2; i++) {
+        te_tensor *old = *slots[i];
+        if (old && te_same_shape(old, given[i])) { /* a graph may hold it */
+            te_status status = te_tensor_copy_across(old, given[i]);
+            if (status != TE_OK) return te_lua_raise(rt, L, "recipe", status);
+            continue;
+        }
         te_tensor *copy = te_tensor_clone_data(given[i]);
         if (!copy) return te_lua_raise(rt, L, "recipe", rt->ctx->status);
         te_tensor_release(*slots[i]);

@@ -131,6 +131,49 @@ describe("a CUDA device", function()
         assert.is_true(here[4] < here[1])
     end)
 
+    it("multiplies quantized operands as bytes where it can, and says so", function()
+        local recipe = te.recipe
+        local function plan(width, r)
+            local model = te.Linear(32, width):to "cuda"
+            local x = te.randn({ 16, 32 }, { device = "cuda", requires_grad = true })
+            return te.autocast({ dtype = "bfloat16", recipe = r }, function() return tostring(te.Sequential(model):explain(x)) end)
+        end
+        local function says(text, ...)
+            for _, part in ipairs { ... } do assert.truthy(text:find(part, 1, true), part .. " in\n" .. text) end
+        end
+        if te._core.device_title("cuda"):find("sm_90", 1, true) then
+            says(plan(48, recipe.DelayedScaling {}), "linear, float8_e4m3 as it is, fast sums",
+                "dgrad, float8_e5m2 as it is ", "wgrad, float8_e5m2 as it is ")
+            says(plan(48, recipe.Float8CurrentScaling { fast_accumulation = "all" }), "wgrad, float8_e5m2 as it is, fast sums")
+            says(plan(48, recipe.Float8CurrentScaling { fast_accumulation = "none" }), "linear, float8_e4m3 as it is ")
+            says(plan(48, recipe.MXFP8BlockScaling {}), "linear, decoded: fp8 and fp4 with factors of a byte")
+            says(plan(40, recipe.DelayedScaling {}), "linear, decoded: rows and columns of the result are not multiples of 16")
+        else
+            says(plan(48, recipe.DelayedScaling {}), "linear, ")
+        end
+    end)
+
+    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" } do
+        it("trains a linear layer under " .. name .. " as the CPU does", function()
+            local function steps(device)
+                te.manual_seed(2)
+                local options = name:find "NVFP4" and { disable_stochastic_rounding = true } or {}
+                local layer, recipe = te.Linear(128, 128), te.recipe[name](options)
+                layer:to(device)
+                local x, dy = te.randn({ 128, 128 }, { device = "cpu" }):to(device), te.randn({ 128, 128 }, { device = "cpu" }):to(device)
+                x.requires_grad = true
+                for _ = 1, 2 do
+                    te.autocast({ dtype = "float32", recipe = recipe }, layer, x):backward(dy)
+                    te.no_grad(function() layer.weight:mul_(0.75) end)
+                end
+                local y = te.no_grad(te.autocast, { dtype = "float32", recipe = recipe }, layer, x)
+                return { y, x.grad, layer.weight.grad, layer.bias.grad }
+            end
+            local here, there = steps "cpu", steps "cuda"
+            for i = 1, 4 do same(here[i], there[i], 2e-5, name .. ", tensor " .. i) end
+        end)
+    end
+
     it("rounds the operands of float32 products when it may", function()
         finally(function() te.set_float32_matmul_precision("highest") end)
         local a, b = te.rand(8, 64, { device = "cpu" }), te.rand(64, 8, { device = "cpu" })

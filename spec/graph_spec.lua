@@ -184,6 +184,30 @@ describe("te.graph on a CUDA device", function()
         equal_bits(run(false), run(true))
     end)
 
+    it("goes on from scales that were loaded after it was recorded", function()
+        local function run(graphed)
+            te.manual_seed(4)
+            local layer, recipe, seen = te.Linear(16, 16):to "cuda", te.recipe.DelayedScaling { amax_history_len = 2 }, {}
+            local function step(x)
+                local y = te.autocast({ recipe = recipe }, layer, x)
+                te.no_grad(function() layer.weight:mul_(0.75) end)
+                return y
+            end
+            local call = graphed and te.graph(step, { te.zeros { 16, 16 } }, { device = "cuda" }) or step
+            local saved
+            for i = 1, 6 do
+                if i == 5 then layer:load_state_dict(saved) end
+                for _, v in ipairs(values(call(te.full({ 16, 16 }, 3 * i, { device = "cuda" })))) do seen[#seen + 1] = v end
+                if i == 1 then
+                    saved = {}
+                    for name, t in pairs(layer:state_dict()) do saved[name] = t:detach():clone() end
+                end
+            end
+            return seen
+        end
+        equal_bits(run(false), run(true))
+    end)
+
     -- Quantized copies of a weight belong to whoever made them: a recording or the work outside.
     describe("and quantized copies of weights", function()
         local function recipe() return te.recipe.Float8CurrentScaling {} end

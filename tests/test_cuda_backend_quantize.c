@@ -4,6 +4,7 @@
 #include "cuda_backend.h"
 
 #include "core/quantized.h"
+#include "core/recipe.h"
 #include "quantizers.h"
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
@@ -53,11 +54,13 @@ static void quantize_pair(te_context *ctx, const char *name, const te_quantizer 
     te_tensor_release(x[1]);
 }
 
+static bool fast_sums; /* of all products */
+
 static te_tensor *product(te_context *ctx, te_device *device, const char *name, te_view a, te_view b, te_dtype dtype)
 {
     te_tensor *c = te_tensor_new(ctx, device, dtype, 2, (int64_t[]){a.shape[0], b.shape[1]});
     if (!c || te_tensor_fill(c, 0.25) != TE_OK) abort();
-    te_gemm g = {.a = a, .b = b, .c = te_tensor_view(c), .alpha = -0.5f, .beta = 1};
+    te_gemm g = {.a = a, .b = b, .c = te_tensor_view(c), .alpha = -0.5f, .beta = 1, .fast_sums = fast_sums};
     CHECK_MSG(device->exec.backend->gemm(&device->exec, &g) == TE_OK, "%s on %s: %s", name, device->name,
               device->exec.message);
     return c;
@@ -147,6 +150,101 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
+/* --- delayed scaling ---------------------------------------------------------------------------------------------- */
+
+enum { STATES = 24, STEPS = 6 };
+
+static te_tensor *floats_on(te_context *ctx, const char *device, int64_t n, const float *values)
+{
+    te_tensor *t = te_tensor_new(ctx, te_context_device(ctx, device), TE_F32, 1, &n);
+    if (!t || te_tensor_write(t, TE_F32, values) != TE_OK) abort();
+    return t;
+}
+
+/* Nothing, what is no number, and sizes up to those whose factor is too large for float32. */
+static float random_amax(void)
+{
+    double draw = test_uniform(&seed, 0, 1);
+    if (draw < 0.2) return 0;
+    if (draw < 0.3) return INFINITY;
+    if (draw < 0.4) return NAN;
+    return (float)exp2(test_uniform(&seed, -140, 120));
+}
+
+/* The same state on the CPU and on the device. */
+static void make_states(te_context *ctx, te_product_recipe *recipe, int64_t length, te_recipe_state *pair[2])
+{
+    float history[512], scale = 3;
+    for (int64_t i = 0; i < length; i++) history[i] = i == 0 || random_amax() <= TE_FLT_MAX ? (float)i + 0.5f : 0;
+    for (int i = 0; i < 2; i++) {
+        pair[i] = te_recipe_state_new(ctx);
+        if (!pair[i] || te_recipe_state_use(pair[i], recipe) != TE_OK) abort();
+        te_tensor_release(pair[i]->scale[TE_ROLE_INPUT]);
+        te_tensor_release(pair[i]->history[TE_ROLE_INPUT]);
+        pair[i]->scale[TE_ROLE_INPUT] = floats_on(ctx, i ? "cuda" : "cpu", 1, &scale);
+        pair[i]->history[TE_ROLE_INPUT] = floats_on(ctx, i ? "cuda" : "cpu", length, history);
+    }
+}
+
+static void set_step(te_recipe_state *const pair[2], float amax)
+{
+    for (int i = 0; i < 2; i++) {
+        te_tensor *history = pair[i]->history[TE_ROLE_INPUT];
+        te_tensor *first = te_tensor_alias(history, 1, (int64_t[]){1}, (int64_t[]){1}, 0);
+        if (!first || te_tensor_write(first, TE_F32, &amax) != TE_OK) abort();
+        te_tensor_release(first);
+    }
+}
+
+/* All in one kernel a step, with the bits of the rule on the host. */
+static void check_delayed_updates(te_context *ctx)
+{
+    static const int64_t lengths[] = {1, 2, 3, 16, 257, 512};
+    te_recipe_state *states[STATES][2];
+    te_recipe_update updates[2 * STATES];
+    for (int i = 0; i < STATES; i++) {
+        te_product_recipe recipe = {.history_length = lengths[i % 6], .quantized = {true}};
+        recipe.quantizers[TE_ROLE_INPUT] = quantizer_recipes[0].q[i % 2 ? 2 : 0];
+        te_product_recipe *made = te_product_recipe_new(ctx, &recipe);
+        make_states(ctx, made, lengths[i % 6], states[i]);
+        te_product_recipe_release(made);
+        for (int k = 0; k < 2; k++)
+            updates[2 * i + k] = (te_recipe_update){states[i][k], TE_ROLE_INPUT, i % 4 < 2 ? TE_AMAX_MAX : TE_AMAX_MOST_RECENT, i % 3};
+    }
+    int skipped = 0;
+    uint64_t launches = fake.count("cuLaunchKernel"), counted = 0;
+    for (int step = 0; step < STEPS; step++) {
+        for (int i = 0; i < STATES; i++) {
+            float amax = random_amax();
+            skipped += !(amax <= TE_FLT_MAX);
+            set_step(states[i], amax);
+        }
+        CHECK(te_recipe_states_update(ctx, updates, 2 * STATES) == TE_OK);
+    }
+    CHECK(fake.count("cuLaunchKernel") == launches + STEPS);
+    CHECK(te_recipe_skipped_amaxes(ctx, &counted) == TE_OK && counted == (uint64_t)(2 * skipped));
+    for (int i = 0; i < STATES; i++) {
+        te_recipe_state **s = states[i];
+        CHECK_MSG(same_bytes(s[0]->scale[TE_ROLE_INPUT], s[1]->scale[TE_ROLE_INPUT]), "scale %d", i);
+        CHECK_MSG(same_bytes(s[0]->history[TE_ROLE_INPUT], s[1]->history[TE_ROLE_INPUT]), "history %d", i);
+        te_recipe_state_release(s[0]);
+        te_recipe_state_release(s[1]);
+    }
+}
+
+/* Products by blocks promote their sums whatever is allowed. */
+static void check_fast_sums(void)
+{
+    fake.set_devices(1, 90);
+    te_context *ctx = te_context_open(NULL);
+    fast_sums = true;
+    uint64_t before = fake.count("fast product");
+    CHECK(count_narrow(ctx, &quantizer_recipes[0], 128, 128, 128) == 0 && fake.count("fast product") == before + 4);
+    CHECK(count_narrow(ctx, &quantizer_recipes[4], 128, 128, 128) == 4 && fake.count("fast product") == before + 4);
+    fast_sums = false;
+    te_context_release(ctx);
+}
+
 static void check_recipe(te_context *ctx, const struct quantizer_recipe *r, int number)
 {
     te_quantized x[2], w[2], dy[2];
@@ -172,8 +270,10 @@ int main(void)
     fake_open();
     te_context *ctx = te_context_open(NULL);
     for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
+    check_delayed_updates(ctx);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
+    check_fast_sums();
     fake_close();
     return TEST_END();
 }

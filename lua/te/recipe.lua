@@ -52,6 +52,9 @@ end
 local function format(default) return { "string", default, choices = { "E4M3", "HYBRID" } } end
 local backward_override = { "string", choices = { "high_precision", "dequantized" } }
 local attention = { "boolean", false }
+-- Products whose sums tensor cores may take in fewer bits than float32 has, where that is faster: of forward, whose result is
+-- rounded anyway; all; none.
+local fast_accumulation = { "string", "forward", choices = { "forward", "all", "none" } }
 local dimension = { "integer", 1, min = 1, max = 2 }
 
 -- Attention computes in high precision; an option that asks for more would be silently ignored.
@@ -76,6 +79,7 @@ recipes.DelayedScaling = {
         amax_compute_algo = { "any", "max" },
         scaling_factor_compute_algo = { "callable" },
         reduce_amax = { "boolean", true },
+        fast_accumulation = fast_accumulation,
         fp8_dpa = attention,
         fp8_mha = attention,
     },
@@ -95,6 +99,7 @@ recipes.Float8CurrentScaling = {
         fp8_format = format "HYBRID",
         use_power_2_scales = { "boolean", false },
         amax_epsilon = { "number", 0, min = 0 },
+        fast_accumulation = fast_accumulation,
         fp8_dpa = attention,
         fp8_mha = attention,
         backward_override = backward_override,

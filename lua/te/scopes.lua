@@ -166,7 +166,7 @@ function te.checkpoint(fn, ...)
     if not core.grad_enabled() then return fn(...) end
     local anchor = te.zeros({}, { requires_grad = true }) -- an input that needs a gradient even when no other does
     local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype(),
-        mode = { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating } }
+        mode = mode.get() }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
         return run_recorded(state, fn, ...)

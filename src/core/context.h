@@ -29,7 +29,7 @@ typedef struct te_device {
 
 /* Factors of delayed scaling in the order of their use; see recipe.h. */
 typedef struct te_scale_tape {
-    bool on;
+    bool on, paused;
     struct te_tensor **values; /* one number each, held */
     size_t n, at, capacity;
 } te_scale_tape;

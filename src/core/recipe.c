@@ -148,7 +148,9 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
 
 te_product_recipe *te_recipe_active(const te_recipe_state *state)
 {
-    return state && state->ctx->recipe_enabled ? state->recipe : NULL;
+    const te_product_recipe *r = state ? state->recipe : NULL;
+    bool quantizes = r && (r->quantized[0] || r->quantized[1] || r->quantized[2]);
+    return quantizes && state->ctx->recipe_enabled ? state->recipe : NULL;
 }
 
 /* --- delayed scaling ---------------------------------------------------------------------------------------------- */
@@ -274,7 +276,7 @@ static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
     te_context *ctx = state->ctx;
     te_scale_tape *tape = &ctx->recorded_scales;
     void *values = tape->values;
-    if (!tape->on) return TE_OK;
+    if (!tape->on || tape->paused) return TE_OK;
     if (!te_mem_grow(&ctx->mem, &values, &tape->capacity, tape->n + 1, sizeof *tape->values))
         return te_fail_memory(ctx, "recipe");
     tape->values = values;

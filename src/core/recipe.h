@@ -89,7 +89,7 @@ te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
 /* Lets go of the factors on a tape. */
 void te_scale_tape_clear(te_scale_tape *tape);
 
-/* The recipe that an operation with this state runs under now: NULL outside te.autocast. */
+/* The recipe that an operation with this state runs under now: NULL outside te.autocast, and where it quantizes no role. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);
 
 /* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. */

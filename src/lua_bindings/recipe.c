@@ -1,7 +1,8 @@
 /* recipe.c - quantizing products under te.autocast, for lua/te/recipe/: te._core.*
  *
- *     product_recipe(input, weight, grad_output, backward, history_length)
- *                                          quantizers of the three roles, false: high precision; how backward computes
+ *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation)
+ *                                          quantizers of the three roles, false: high precision; how backward computes;
+ *                                          whose sums may be fast: forward, all, none
  *     recipe_state()                       what one operation remembers
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
@@ -15,6 +16,8 @@
  *                                          x as the recipe's format holds it, its gradient likewise
  *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
  *     recorded_scales()                    ends that, and gives them
+ *     pause_recorded_scales(paused)        uses in between are not written; returns whether it was paused
+ *     device_title(name)                   the device and what its kernels come from
  *     replay_scales(scales or nil)         it takes these; nil: its own again
  *     quantized_parameter(state, t, columnwise)
  *                                          a leaf with t's values that is stored quantized
@@ -80,6 +83,9 @@ static int product_recipe(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
     recipe.history_length = lua_isnoneornil(L, 5) ? 1 : te_lua_check_int(L, 5, "recipe", "history_length");
+    static const char *const fast[] = {"none", "forward", "all", NULL};
+    int fast_sums = luaL_checkoption(L, 6, "none", fast);
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe.fast_sums[k] = fast_sums > (k == TE_PRODUCT_FORWARD ? 0 : 1);
     if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         recipe.quantized[r] = lua_toboolean(L, 1 + r);
@@ -161,6 +167,12 @@ static int recipe_state_set(lua_State *L)
     if (given[0]->shape[0] != 1) te_lua_fail(L, "recipe", "scale: expected one number, got %s", TE_SHAPE_TEXT(given[0]));
     te_lua_enter(rt, L, "recipe");
     for (int i = 0; i < 2; i++) {
+        te_tensor *old = *slots[i];
+        if (old && te_same_shape(old, given[i])) { /* a graph may hold it */
+            te_status status = te_tensor_copy_across(old, given[i]);
+            if (status != TE_OK) return te_lua_raise(rt, L, "recipe", status);
+            continue;
+        }
         te_tensor *copy = te_tensor_clone_data(given[i]);
         if (!copy) return te_lua_raise(rt, L, "recipe", rt->ctx->status);
         te_tensor_release(*slots[i]);
@@ -248,6 +260,26 @@ static int recorded_scales(lua_State *L)
         lua_rawseti(L, -2, (int)i + 1);
     }
     te_scale_tape_clear(tape);
+    return 1;
+}
+
+static int pause_recorded_scales(lua_State *L)
+{
+    te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
+    lua_pushboolean(L, tape->paused);
+    tape->paused = lua_toboolean(L, 1);
+    return 1;
+}
+
+static int device_title(lua_State *L)
+{
+    char text[256] = "";
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "autocast");
+    te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
+    if (!device) return te_lua_raise(rt, L, "autocast", rt->ctx->status);
+    if (device->exec.backend->describe) device->exec.backend->describe(&device->exec, text, sizeof text);
+    lua_pushstring(L, text);
     return 1;
 }
 
@@ -387,6 +419,8 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"quantize_values", quantize_values},
     {"record_scales", record_scales},
     {"recorded_scales", recorded_scales},
+    {"pause_recorded_scales", pause_recorded_scales},
+    {"device_title", device_title},
     {"replay_scales", replay_scales},
     {"quantized_parameter", quantized_parameter},
     {"is_quantized", is_quantized},

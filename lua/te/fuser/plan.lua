@@ -123,16 +123,29 @@ local function add_group(plan, steps, splits, items)
     return backward
 end
 
+-- What te.autocast{ when = "faster" } decided.
+local function add_choices(plan, products)
+    for i, product in ipairs(products) do
+        if product.choice then
+            plan.choices[#plan.choices + 1] = ("%s.%s, product %d of %d: %s"):format(product.module, product.name, i, #products,
+                product.choice)
+        end
+    end
+end
+
 --- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a later
 --- part needs the results of an earlier one.
 function Plan.of(program, env, step)
-    local plan = setmetatable({ forward = {}, backward = {}, reasons = {} }, Plan)
+    local plan = setmetatable({ forward = {}, backward = {}, reasons = {}, choices = {} }, Plan)
     plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
     plan.dtype = core.compute_dtype() or te.is_tensor(env[1]) and env[1].dtype or "float32"
     local items, backward = program.walk.items, {}
     for i, part in ipairs(program.parts) do
         if part.group then
-            if mode.on and part.products then mode.prepare(part.products) end
+            if mode.on and part.products then
+                mode.prepare(part.products, env[part.inputs[1]])
+                add_choices(plan, part.products)
+            end
             local args, n = {}, #part.inputs
             for k, v in ipairs(part.inputs) do args[k] = env[v] end
             for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end
@@ -221,6 +234,8 @@ function Plan:__tostring()
             for _, line in ipairs(aligned(rows)) do lines[#lines + 1] = "  " .. line end
         end
     end
+    if #self.choices > 0 then lines[#lines + 1] = "precision, when faster" end
+    for _, choice in ipairs(self.choices) do lines[#lines + 1] = "  " .. choice end
     if #self.reasons > 0 then lines[#lines + 1] = "not fused" end
     local seen = {}
     for _, r in ipairs(self.reasons) do

@@ -3,7 +3,8 @@
 --     te.autocast({ dtype = "bfloat16", recipe = te.recipe.DelayedScaling{} }, function() return model(x) end)
 --
 -- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how products
--- quantize their operands, that of the te.autocast around it unless given; calibrating: with enabled = false, amaxes are
+-- quantize their operands, that of the te.autocast around it unless given; when: "faster" leaves products in dtype that the recipe
+-- makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always", the default; calibrating: with enabled = false, amaxes are
 -- collected and scales follow from them when the function ends; group: processes that share amaxes, not built yet.
 
 local te = require "te"
@@ -16,6 +17,7 @@ local OPTIONS = {
     enabled = { "boolean", true },
     dtype = { "string" },
     recipe = { "any" },
+    when = { "string", choices = { "always", "faster" } },
     calibrating = { "boolean", false },
     group = { "any" },
 }
@@ -37,6 +39,7 @@ local function inner(opts)
         recipe = recipe,
         enabled = opts.enabled and recipe ~= nil and (opts.recipe ~= nil or mode.enabled),
         calibrating = opts.calibrating and not opts.enabled,
+        faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
     }
 end
 

@@ -8,6 +8,7 @@ local mode = {
     recipe = nil,        -- of the innermost te.autocast that named one
     enabled = false,     -- products are quantized
     calibrating = false, -- amaxes are collected without
+    faster = false,      -- only products that the recipe makes faster are quantized
     on = false,          -- either: products have to be prepared
     recording = false,   -- a stretch of forward runs that will run again in backward (te.checkpoint)
     replaying = false,   -- backward runs a stretch of forward again
@@ -17,10 +18,15 @@ local mode = {
     products = nil,      -- te.recipe.products once some product has a history: scales have to be updated
 }
 
---- Sets recipe, enabled and calibrating from a table of them; returns the ones before.
+--- What mode.set restores.
+function mode.get()
+    return { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating, faster = mode.faster }
+end
+
+--- Sets recipe, enabled, calibrating and faster from a table of them; returns the ones before.
 function mode.set(new)
-    local before = { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating }
-    mode.recipe, mode.enabled, mode.calibrating = new.recipe, new.enabled, new.calibrating
+    local before = mode.get()
+    mode.recipe, mode.enabled, mode.calibrating, mode.faster = new.recipe, new.enabled, new.calibrating, new.faster or false
     mode.on = mode.enabled or mode.calibrating
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before
@@ -34,7 +40,7 @@ function mode.product(module, key)
         rawset(module, "_products", products)
     end
     if not products[key] then
-        products[key] = { state = core.recipe_state(), name = key, module = module.__name }
+        products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module }
     end
     return products[key]
 end
@@ -45,13 +51,15 @@ function mode.weight(module, key, tensor)
     return require("te.recipe.parameters").quantized(mode.product(module, key), tensor, mode.init)
 end
 
---- Makes products ready to run under the recipe in force.
-function mode.prepare(products) require("te.recipe.products").prepare(products, mode.recipe) end
+--- Makes products ready to run under the recipe in force, on the rows of x.
+function mode.prepare(products, x)
+    require("te.recipe.products").prepare(products, mode.recipe, mode.faster and mode.enabled and x or nil)
+end
 
 --- y = x weight^T + bias under the recipe in force, which is not None.
 function mode.linear(module, key, x, weight, bias)
     local product = mode.product(module, key)
-    mode.prepare { product }
+    mode.prepare({ product }, x)
     return core.quantized_linear(product.state, x, weight, bias)
 end
 

@@ -31,7 +31,7 @@ local function make(recipe, product)
         end
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
-        recipe.backward_override or "quantized", length)
+        recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none")
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 
@@ -51,14 +51,50 @@ local function form(recipe, product)
     return found
 end
 
-function products.prepare(list, recipe)
-    local options = recipe:options()
+-- Under te.autocast{ when = "faster" } -----------------------------------------------------------------------------------
+
+local function weight_of(product)
+    local name, index = product.name:match "^(.-)%.(%d+)$"
+    if index then return product.owner[name][tonumber(index)] end
+    return product.owner[product.name]
+end
+
+local function decide(product, recipe, x, tokens, dtype)
+    local weight = weight_of(product)
+    if not te.is_tensor(weight) or core.is_quantized(weight) then return recipe, nil end
+    local case = { device = x.device, name = core.device_title(x.device), dtype = dtype, tokens = tokens,
+        width_in = weight.shape[2], width_out = weight.shape[1] }
+    local faster = require "te.recipe.faster"
+    local pays, reason = faster.decide(case, recipe)
+    if pays then return recipe, "the recipe: " .. reason end
+    return faster.plain(), dtype .. ": " .. reason
+end
+
+-- The recipe that a product of x's rows runs under, decided once per number of rows.
+local function choose(product, recipe, x)
+    local shape, dtype = x.shape, core.compute_dtype() or x.dtype
+    local tokens = x:numel() / math.max(shape[#shape] or 1, 1)
+    local last, options = product.decided, recipe:options()
+    if not last or last.tokens ~= tokens or last.dtype ~= dtype or last.recipe ~= recipe or last.options ~= options
+        or last.device ~= x.device then
+        last = { tokens = tokens, dtype = dtype, recipe = recipe, options = options, device = x.device }
+        last.wanted, last.choice = decide(product, recipe, x, tokens, dtype)
+        product.decided = last
+    end
+    return last.wanted, last.choice
+end
+
+--- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those alone that it makes faster.
+function products.prepare(list, recipe, x)
     for i = 1, #list do
-        local product = list[i]
-        if product.recipe ~= recipe or product.options ~= options then
-            local made = form(recipe, product)
+        local product, wanted = list[i], recipe
+        product.choice = nil
+        if x then wanted, product.choice = choose(product, recipe, x) end
+        local options = wanted:options()
+        if product.recipe ~= wanted or product.options ~= options then
+            local made = form(wanted, product)
             core.recipe_state_use(product.state, made.handle)
-            product.recipe, product.options, product.rules = recipe, options, made.rules
+            product.recipe, product.options, product.rules = wanted, options, made.rules
             if next(made.rules) then
                 known[product], mode.products = true, products
             end

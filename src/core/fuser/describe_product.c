@@ -47,6 +47,7 @@ const char *te_describe_product(const te_described_product *p, te_product_kind k
     if (reason)
         snprintf(text, size, "%s, decoded: %s", name, reason);
     else
-        snprintf(text, size, "%s, %s as it is", name, te_element_names[p->recipe->quantizers[a].element]);
+        snprintf(text, size, "%s, %s as it is%s", name, te_element_names[p->recipe->quantizers[a].element],
+                 p->recipe->fast_sums[kind] ? ", fast sums" : "");
     return text;
 }

@@ -337,7 +337,7 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
     if ((p.d.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
         !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (narrow) te_fake_enter("narrow product");
+    if (narrow) te_fake_enter(p.d.fast ? "fast product" : "narrow product");
     uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
     return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS
                ? CUBLAS_STATUS_SUCCESS

@@ -7,7 +7,9 @@
 /* Amaxes of the source and of what side 1 sees. */
 static void measure(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
+    int64_t row, col;
     for (int i = 0; i < x.rows; i++) {
+        if (x.rows > TE_FLAT_ROWS) te_panel_foresee(p, x, i, &row, &col);
         p->loops->amax_along(l->amaxes, te_panel_source(p, x.row + i, x.col), x.cols, x.cols);
         l->amax[0] = te_amax(l->amax[0], l->amaxes[0]);
     }

@@ -51,6 +51,16 @@ static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t 
     return (char *)p->job.source + (row * p->job.source_stride + col) * (int64_t)te_dtype_size(p->job.dtype);
 }
 
+/* Asks for memory that will be written. */
+static inline void te_ask_to_write(const void *to, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)to + at, 1, 2);
+}
+
+/* Asks for row i of the panel of TE_PANEL_COLS columns that comes after x, and says where it begins; false where there is none. Rows
+ * of a panel are far apart, so that no machine foresees them. */
+bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
+
 /* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);

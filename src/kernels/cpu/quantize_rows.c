@@ -4,38 +4,27 @@
 
 #include <string.h>
 
-/* Lines of memory that will be read or written. */
-static void ask_to_read(const void *from, int64_t bytes)
-{
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at, 0, 2);
-}
-
-static void ask_to_write(const void *to, int64_t bytes)
-{
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)to + at, 1, 2);
-}
-
 /* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each other. */
 static void foresee_columns(const te_panel_job *p, te_panel x, int i)
 {
     const te_quantized_side *side = &p->job.side[1];
     int shift = p->job.quantizer->element == TE_E2M1;
     for (int j = i; j < x.cols; j += x.rows)
-        ask_to_write(side->data + (x.col + j) * side->row_stride + (x.row >> shift), x.rows >> shift);
+        te_ask_to_write(side->data + (x.col + j) * side->row_stride + (x.row >> shift), x.rows >> shift);
 }
 
-/* Row i of the panel that comes next: rows of a panel are far apart, so that no machine foresees them. */
+/* What row i of this panel and of the next one need. */
 static void foresee(const te_panel_job *p, te_panel x, int i)
 {
     const te_quantized_side *side = p->job.side;
-    bool turned = p->job.quantizer->transposed, same_rows = x.col + TE_PANEL_COLS < p->job.cols;
-    int64_t row = x.row + i + (same_rows ? 0 : x.rows), col = same_rows ? x.col + TE_PANEL_COLS : 0;
+    bool turned = p->job.quantizer->transposed;
     int shift = p->job.quantizer->element == TE_E2M1;
+    int64_t row, col;
     if (side[1].data && turned) foresee_columns(p, x, i);
-    if (row >= p->job.rows) return;
-    ask_to_read(te_panel_source(p, row, col), x.cols * (int64_t)te_dtype_size(p->job.dtype));
-    ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
-    if (side[1].data && !turned) ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
+    if (!te_panel_foresee(p, x, i, &row, &col)) return;
+    te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
+    if (side[1].data && !turned)
+        te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
 }
 
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */

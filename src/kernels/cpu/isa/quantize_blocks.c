@@ -6,6 +6,7 @@
 #include "quantize_codes.h"
 #include "quantize_errors.h"
 #include "quantize_random.h"
+#include "quantize_transform.h"
 
 #include <string.h>
 
@@ -138,87 +139,7 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
     DEFINE_DOWN_ROW(dtype, type, LOAD, format, __VA_ARGS__)                                                            \
     DEFINE_ENCODE(dtype, type, LOAD, format, __VA_ARGS__)
 
-/* --- the transform --------------------------------------------------------------------------------------------------- */
-
-/* Columns that one step of the transform holds in registers, sixteen vectors. */
-#if defined(TE_ISA_avx512)
-enum { LANES = 16 };
-#else
-enum { LANES = 8 };
-#endif
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
-typedef uint32_t lane_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef uint16_t lane_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
-
-/* te_hadamard16 down the columns, but for the last multiplication. */
-TE_INLINE void butterflies(lanes v[TE_GROUP])
-{
-#pragma GCC unroll 4
-    for (int distance = 1; distance < TE_GROUP; distance *= 2)
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) {
-            if (i & distance) continue;
-            lanes a = v[i], b = v[i + distance];
-            v[i] = a + b;
-            v[i + distance] = a - b;
-        }
-}
-
-/* te_hadamard_signs down the columns. */
-TE_INLINE void signs(lanes v[TE_GROUP])
-{
-#pragma GCC unroll 16
-    for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
-}
-
-/* te_amax of each lane. */
-TE_INLINE void lanes_amax(lanes *most, const lanes *v)
-{
-    lanes size = (lanes)((lane_bits)*v & 0x7fffffffu);
-#if defined(TE_ISA_avx512)
-    *most = (lanes)_mm512_max_ps((__m512)size, (__m512)*most); /* the second where one is a NaN */
-#else
-    lane_bits larger = (lane_bits)(size > *most);
-    *most = (lanes)(((lane_bits)size & larger) | ((lane_bits)*most & ~larger));
-#endif
-}
-
-/* One vector of a row. */
-TE_INLINE void lanes_from_f32(lanes *v, const float *x) { memcpy(v, x, sizeof *v); }
-TE_INLINE void lanes_to_f32(float *x, const lanes *v) { memcpy(x, v, sizeof *v); }
-
-TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
-{
-    lane_halves h;
-    memcpy(&h, x, sizeof h);
-    *v = (lanes)(__builtin_convertvector(h, lane_bits) << 16);
-}
-
-/* As te_f32_to_bf16. */
-TE_INLINE void lanes_to_bf16(uint16_t *x, const lanes *v)
-{
-    lane_bits bits = (lane_bits)*v, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
-    lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u);
-    lane_halves h = __builtin_convertvector((nan & is_nan) | (rounded & ~is_nan), lane_halves);
-    memcpy(x, &h, sizeof h);
-}
-
-TE_INLINE void lanes_from_f16(lanes *v, const uint16_t *x)
-{
-    float values[LANES];
-    for (int k = 0; k < LANES; k++) values[k] = te_f16_to_f32(x[k]);
-    memcpy(v, values, sizeof *v);
-}
-
-TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
-{
-    float values[LANES];
-    memcpy(values, v, sizeof *v);
-    for (int k = 0; k < LANES; k++) x[k] = te_f32_to_f16(values[k]);
-}
-
-/* The amax of what is rounded is that of what is not, rounded. */
-#define DEFINE_SOURCE(dtype, type, LOAD, ROUND)                                                                        \
+#define DEFINE_SOURCE(dtype, type, LOAD)                                                                               \
     DEFINE_FORMAT(dtype, type, LOAD, e4m3, TE_E4M3_CODE)                                                               \
     DEFINE_FORMAT(dtype, type, LOAD, e5m2, TE_E5M2_CODE)                                                               \
     DEFINE_FORMAT(dtype, type, LOAD, e2m1, TE_E2M1_CODE)                                                               \
@@ -233,52 +154,11 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
         for (int64_t j = 0; j < n; j++) values[j] = LOAD(x[j]);                                                        \
-    }                                                                                                                  \
-    TE_INLINE void columns_##dtype(lanes v[TE_GROUP], const type *x, int64_t stride, int rows, int n)                  \
-    {                                                                                                                  \
-        if (rows < TE_GROUP || n < LANES) {                                                                            \
-            type staged[TE_GROUP][LANES] = {{0}};                                                                      \
-            size_t there = (size_t)(n < LANES ? n : LANES) * sizeof *x;                                                \
-            for (int i = 0; i < rows; i++) memcpy(staged[i], x + i * stride, there);                                   \
-            for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], staged[i]);                                   \
-        } else {                                                                                                       \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], x + i * stride);     \
-        }                                                                                                              \
-        signs(v);                                                                                                      \
-        butterflies(v);                                                                                                \
-        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                     \
-    }                                                                                                                  \
-    static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
-    {                                                                                                                  \
-        const type *x = data;                                                                                          \
-        type *to = values;                                                                                             \
-        for (int j = 0; j < n; j += LANES) {                                                                           \
-            lanes v[TE_GROUP];                                                                                         \
-            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_to_##dtype(to + i * width + j, &v[i]);   \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static float transform_amax_##dtype(const void *data, int64_t stride, int rows, int n)                             \
-    {                                                                                                                  \
-        const type *x = data;                                                                                          \
-        lanes most = {0};                                                                                              \
-        float amax = 0;                                                                                                \
-        for (int j = 0; j < n; j += LANES) {                                                                           \
-            lanes v[TE_GROUP];                                                                                         \
-            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
-                lanes_amax(&most, &v[i]);                                                                              \
-        }                                                                                                              \
-        for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
-        return ROUND(amax);                                                                                            \
     }
 
-#define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
-#define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
-
-DEFINE_SOURCE(f32, float, SAME, SAME)
-DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32, ROUND_BF16)
-DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32, ROUND_F16)
+DEFINE_SOURCE(f32, float, SAME)
+DEFINE_SOURCE(bf16, uint16_t, te_bf16_to_f32)
+DEFINE_SOURCE(f16, uint16_t, te_f16_to_f32)
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
@@ -433,21 +313,6 @@ static void factor_values(float *restrict factors, const uint8_t *restrict store
 static void multiply(float *restrict values, float factor, int64_t n)
 {
     for (int64_t j = 0; j < n; j++) values[j] *= factor;
-}
-
-static void transform_back(float *values, int width, int n)
-{
-    for (int j = 0; j < n; j += LANES) {
-        lanes v[TE_GROUP];
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
-        butterflies(v);
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
-        signs(v);
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
-    }
 }
 
 static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t n)

@@ -1,0 +1,166 @@
+/* quantize_transform.h - the 16-point Hadamard transform down the columns of sixteen rows, for quantize_blocks.c.
+ *
+ * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all sixteen stay in
+ * registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the values, rounded to the dtype
+ * of the source, or their amax alone: the amax of what is rounded is that of what is not, rounded.
+ */
+#ifndef TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
+#define TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
+
+#include "kernels/cpu/quantize_blocks.h"
+#include "quantize_random.h"
+
+#include <string.h>
+
+/* Columns that one step of the transform holds in registers, sixteen vectors. */
+#if defined(TE_ISA_avx512)
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef uint32_t lane_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef uint16_t lane_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
+
+/* te_hadamard16 down the columns, but for the last multiplication. */
+TE_INLINE void butterflies(lanes v[TE_GROUP])
+{
+#pragma GCC unroll 4
+    for (int distance = 1; distance < TE_GROUP; distance *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) {
+            if (i & distance) continue;
+            lanes a = v[i], b = v[i + distance];
+            v[i] = a + b;
+            v[i + distance] = a - b;
+        }
+}
+
+/* te_hadamard_signs down the columns. */
+TE_INLINE void signs(lanes v[TE_GROUP])
+{
+#pragma GCC unroll 16
+    for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
+}
+
+/* te_amax of each lane. */
+TE_INLINE void lanes_amax(lanes *most, const lanes *v)
+{
+    lanes size = (lanes)((lane_bits)*v & 0x7fffffffu);
+#if defined(TE_ISA_avx512)
+    *most = (lanes)_mm512_max_ps((__m512)size, (__m512)*most); /* the second where one is a NaN */
+#else
+    lane_bits larger = (lane_bits)(size > *most);
+    *most = (lanes)(((lane_bits)size & larger) | ((lane_bits)*most & ~larger));
+#endif
+}
+
+/* One vector of a row. */
+TE_INLINE void lanes_from_f32(lanes *v, const float *x) { memcpy(v, x, sizeof *v); }
+TE_INLINE void lanes_to_f32(float *x, const lanes *v) { memcpy(x, v, sizeof *v); }
+
+TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
+{
+#if defined(TE_ISA_avx512)
+    *v = (lanes)te_load_bf16(x);
+#else
+    lane_halves h;
+    memcpy(&h, x, sizeof h);
+    *v = (lanes)(__builtin_convertvector(h, lane_bits) << 16);
+#endif
+}
+
+/* As te_f32_to_bf16. */
+TE_INLINE void lanes_to_bf16(uint16_t *x, const lanes *v)
+{
+    lane_bits bits = (lane_bits)*v, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
+#if defined(TE_ISA_avx512)
+    __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)*v, (__m512)*v, _CMP_UNORD_Q);
+    __m512i h = _mm512_mask_mov_epi32((__m512i)rounded, is_nan, (__m512i)nan);
+    _mm256_storeu_si256((__m256i *)x, _mm512_cvtepi32_epi16(h));
+#else
+    lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u);
+    lane_halves h = __builtin_convertvector((nan & is_nan) | (rounded & ~is_nan), lane_halves);
+    memcpy(x, &h, sizeof h);
+#endif
+}
+
+TE_INLINE void lanes_from_f16(lanes *v, const uint16_t *x)
+{
+    float values[LANES];
+    for (int k = 0; k < LANES; k++) values[k] = te_f16_to_f32(x[k]);
+    memcpy(v, values, sizeof *v);
+}
+
+TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
+{
+    float values[LANES];
+    memcpy(values, v, sizeof *v);
+    for (int k = 0; k < LANES; k++) x[k] = te_f32_to_f16(values[k]);
+}
+
+#define SAME_F32(x)   (x)
+#define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
+#define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
+
+#define DEFINE_TRANSFORM(dtype, type, ROUND)                                                                           \
+    TE_INLINE void columns_##dtype(lanes v[TE_GROUP], const type *x, int64_t stride, int rows, int n)                  \
+    {                                                                                                                  \
+        if (rows < TE_GROUP || n < LANES) {                                                                            \
+            type staged[TE_GROUP][LANES] = {{0}};                                                                      \
+            size_t there = (size_t)(n < LANES ? n : LANES) * sizeof *x;                                                \
+            for (int i = 0; i < rows; i++) memcpy(staged[i], x + i * stride, there);                                   \
+            for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], staged[i]);                                   \
+        } else {                                                                                                       \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], x + i * stride);     \
+        }                                                                                                              \
+        signs(v);                                                                                                      \
+        butterflies(v);                                                                                                \
+        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                     \
+    }                                                                                                                  \
+    static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        type *to = values;                                                                                             \
+        for (int j = 0; j < n; j += LANES) {                                                                           \
+            lanes v[TE_GROUP];                                                                                         \
+            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_to_##dtype(to + i * width + j, &v[i]);   \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static float transform_amax_##dtype(const void *data, int64_t stride, int rows, int n)                             \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        lanes most = {0};                                                                                              \
+        float amax = 0;                                                                                                \
+        for (int j = 0; j < n; j += LANES) {                                                                           \
+            lanes v[TE_GROUP];                                                                                         \
+            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
+                lanes_amax(&most, &v[i]);                                                                              \
+        }                                                                                                              \
+        for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
+        return ROUND(amax);                                                                                            \
+    }
+
+DEFINE_TRANSFORM(f32, float, SAME_F32)
+DEFINE_TRANSFORM(bf16, uint16_t, ROUND_BF16)
+DEFINE_TRANSFORM(f16, uint16_t, ROUND_F16)
+
+/* The way back, of float32 in place. */
+static void transform_back(float *values, int width, int n)
+{
+    for (int j = 0; j < n; j += LANES) {
+        lanes v[TE_GROUP];
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
+        butterflies(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
+        signs(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
+    }
+}
+
+#endif

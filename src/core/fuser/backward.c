@@ -5,35 +5,8 @@
  * where the tape wants them, so that products and column sums add straight into .grad. A weight gradient whose operand is
  * computed anew waits for the unit that made the operand.
  */
+#include "backward.h"
 #include "emit.h"
-#include "plan.h"
-
-#include "../autograd.h"
-#include "../ops/ops.h"
-#include "../product.h"
-
-typedef struct backward {
-    te_group_state *state;
-    te_fuse_plan   *plan;
-    te_context     *ctx;
-    te_call        *call;
-    bool            release; /* saved tensors are consumed */
-} backward;
-
-static void drop(te_tensor **t)
-{
-    te_tensor_release(*t);
-    *t = NULL;
-}
-
-static bool exclusive(const te_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && t->storage->block; }
-
-/* The tape's number of a parameter, when its gradient is wanted in this pass; -1 otherwise. */
-static int wanted_edge(const backward *b, int value)
-{
-    int edge = b->plan->values[value].input;
-    return b->plan->values[value].wanted && te_grad_wanted(b->call, edge) ? edge : -1;
-}
 
 /* --- programs ----------------------------------------------------------------------------------------------------- */
 
@@ -43,14 +16,14 @@ typedef struct result {
     int        value; /* whose gradient it is; -1: nothing to do afterwards */
 } result;
 
-static te_tensor *incoming(const backward *b, const te_unit *unit, int index)
+static te_tensor *incoming(const te_group_backward *b, const te_unit *unit, int index)
 {
     int value = index < unit->n_results ? unit->results[index]
                                         : unit->slots[unit->identities[index - unit->n_results]].value;
     return b->state->grads[value];
 }
 
-static bool has_gradient(const backward *b, const te_unit *unit)
+static bool has_gradient(const te_group_backward *b, const te_unit *unit)
 {
     for (int i = 0; i < unit->n_results; i++)
         if (b->state->grads[unit->results[i]]) return true;
@@ -60,7 +33,7 @@ static bool has_gradient(const backward *b, const te_unit *unit)
 }
 
 /* The operand of a source; *zero is made when a result has no gradient. */
-static te_status bind_source(backward *b, const te_unit *unit, int i, const te_space *s, te_tensor **zero,
+static te_status bind_source(te_group_backward *b, const te_unit *unit, int i, const te_space *s, te_tensor **zero,
                              te_operand *operand)
 {
     const te_grad_source *source = &unit->gradient.sources[i];
@@ -93,9 +66,9 @@ static te_status bind_source(backward *b, const te_unit *unit, int i, const te_s
 }
 
 /* A parameter's gradient, or a column sum for a bias, added to what the tape has. */
-static te_status bind_parameter(backward *b, int value, const te_space *s, te_operand *operand)
+static te_status bind_parameter(te_group_backward *b, int value, const te_space *s, te_operand *operand)
 {
-    int edge = wanted_edge(b, value);
+    int edge = te_wanted_edge(b, value);
     bool accumulate;
     *operand = (te_operand){.data = NULL};
     if (edge < 0) return TE_OK;
@@ -107,7 +80,7 @@ static te_status bind_parameter(backward *b, int value, const te_space *s, te_op
 }
 
 /* Behind a gated operation the column sums of its two halves are the halves of one bias gradient. */
-static te_status bind_bias(backward *b, const te_unit *unit, int k, const te_space *s, te_operand *operands)
+static te_status bind_bias(te_group_backward *b, const te_unit *unit, int k, const te_space *s, te_operand *operands)
 {
     const te_unit_grad *grad = &unit->grads[k];
     te_part part = unit->slots[grad->slot].part;
@@ -127,7 +100,7 @@ static te_status bind_bias(backward *b, const te_unit *unit, int k, const te_spa
 }
 
 /* An activation's gradient goes to new memory, both halves of a gated one to the same. */
-static te_status bind_activation(backward *b, const te_unit *unit, int k, const te_space *s, result *results,
+static te_status bind_activation(te_group_backward *b, const te_unit *unit, int k, const te_space *s, result *results,
                                  te_operand *operand)
 {
     const te_unit_slot *slot = &unit->slots[unit->grads[k].slot];
@@ -152,22 +125,14 @@ static te_status bind_activation(backward *b, const te_unit *unit, int k, const 
     return TE_OK;
 }
 
-/* A product under no recipe keeps x, the weight and, while its weight gradient waits for x, the gradient of its result. */
-static te_tensor **waiting(const backward *b, const te_unit *product) { return &b->state->aux[product->first_aux + 2]; }
-
-static bool is_waiting(const backward *b, const te_unit *unit, int value)
-{
-    return unit->kind == TE_UNIT_LINEAR && !unit->recipe && unit->x == value && *waiting(b, unit);
-}
-
 /* Memory for the values that weight gradients wait for. */
-static te_status bind_again(backward *b, const te_unit *unit, const te_space *s, te_operand *outputs, bool *computes)
+static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_space *s, te_operand *outputs, bool *computes)
 {
     for (int i = 0; i < unit->n_again; i++) {
         int value = unit->again[i];
         bool awaited = false;
         outputs[i] = (te_operand){.data = NULL};
-        for (int u = 0; u < b->plan->n_units; u++) awaited |= is_waiting(b, &b->plan->units[u], value);
+        for (int u = 0; u < b->plan->n_units; u++) awaited |= te_waits_for(b, &b->plan->units[u], value);
         if (!awaited) continue;
         te_tensor *t = b->state->values[value] = te_state_tensor(b->state, &b->plan->values[value]);
         if (!t) return b->ctx->status;
@@ -177,7 +142,7 @@ static te_status bind_again(backward *b, const te_unit *unit, const te_space *s,
     return TE_OK;
 }
 
-static te_status backward_program(backward *b, const te_unit *unit)
+static te_status backward_program(te_group_backward *b, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
     te_space s = te_state_space(b->state, unit->width);
@@ -225,161 +190,27 @@ static te_status backward_program(backward *b, const te_unit *unit)
     }
     for (int k = 0; k < unit->n_grads; k++) {
         if (results[k].value < 0) continue;
-        drop(&b->state->grads[results[k].value]);
+        te_drop(&b->state->grads[results[k].value]);
         b->state->grads[results[k].value] = results[k].fresh;
     }
     te_tensor_release(zero);
     return status;
 }
 
-/* --- products ----------------------------------------------------------------------------------------------------- */
+/* --- called operations -------------------------------------------------------------------------------------------- */
 
-/* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
-static te_tensor *activation_target(backward *b, int value, bool *accumulate)
-{
-    te_tensor **grad = &b->state->grads[value];
-    *accumulate = *grad != NULL;
-    if (*grad && !(exclusive(*grad) && te_tensor_contiguous(*grad))) {
-        te_tensor *copy = te_tensor_clone_data(*grad);
-        if (!copy) return NULL;
-        te_tensor_release(*grad);
-        *grad = copy;
-    }
-    if (!*grad) *grad = te_state_tensor(b->state, &b->plan->values[value]);
-    return *grad;
-}
-
-static te_status add_gradient(backward *b, int value, te_tensor *grad)
-{
-    bool accumulate;
-    if (!b->state->grads[value]) {
-        b->state->grads[value] = grad;
-        return TE_OK;
-    }
-    te_tensor *target = activation_target(b, value, &accumulate);
-    te_status status = target ? te_add_to(target, grad) : b->ctx->status;
-    te_tensor_release(grad);
-    return status;
-}
-
-/* The gradient of a product's result as its two products read it, and their other operands. */
-typedef struct product_backward {
-    te_tensor *dy, *x, *weight;
-    te_factor  factor; /* of dy under a recipe */
-    const te_product_saved *saved; /* under a recipe: the other operands */
-} product_backward;
-
-static te_status dgrad(const product_backward *p, te_tensor *dx, bool accumulate)
-{
-    if (p->saved) return te_quantized_dgrad(p->saved, dx, &p->factor, accumulate);
-    return te_linear_dgrad(dx, p->dy, p->weight, accumulate);
-}
-
-static te_status wgrad(const product_backward *p, te_tensor *dweight, bool accumulate)
-{
-    if (p->saved) return te_quantized_wgrad(p->saved, dweight, &p->factor, accumulate);
-    return te_linear_wgrad(dweight, p->dy, p->x, accumulate);
-}
-
-static te_status input_gradient(backward *b, const te_unit *unit, const product_backward *p)
-{
-    const te_plan_value *x = &b->plan->values[unit->x];
-    bool accumulate = false;
-    if (te_product_fits(x->dtype, unit->compute)) {
-        te_tensor *target = activation_target(b, unit->x, &accumulate);
-        return target ? dgrad(p, target, accumulate) : b->ctx->status;
-    }
-    te_plan_value narrow = *x;
-    narrow.dtype = unit->compute;
-    te_tensor *dx = te_state_tensor(b->state, &narrow);
-    te_status status = dx ? dgrad(p, dx, false) : b->ctx->status;
-    te_tensor *cast = status == TE_OK ? te_tensor_cast(dx, x->dtype) : NULL;
-    te_tensor_release(dx);
-    return cast ? add_gradient(b, unit->x, cast) : b->ctx->status;
-}
-
-static te_status weight_gradient(backward *b, const te_unit *unit, int edge, const product_backward *p)
-{
-    const te_grad_meta *meta = te_grad_input(b->call, edge);
-    bool direct = te_product_fits(meta->dtype, unit->compute), accumulate = false;
-    te_tensor *target = direct ? te_grad_target(b->call, edge, &accumulate)
-                               : te_tensor_new(b->ctx, meta->device, unit->compute, meta->ndim, meta->shape);
-    if (!target) return b->ctx->status;
-    te_status status = wgrad(p, target, accumulate);
-    if (direct) return status;
-    if (status == TE_OK) return te_grad_give(b->call, edge, target);
-    te_tensor_release(target);
-    return status;
-}
-
-static te_status open_product(backward *b, const te_unit *unit, te_tensor *grad, product_backward *p)
-{
-    te_group_state *state = b->state;
-    *p = (product_backward){.dy = NULL};
-    if (unit->recipe) {
-        p->saved = &state->products[unit->product];
-        return te_quantized_grad_output(p->saved, grad, &state->emitted[2 * unit->product + 1],
-                                        b->plan->values[unit->x].wanted, wanted_edge(b, unit->weight) >= 0, &p->factor);
-    }
-    p->x = state->aux[unit->first_aux];
-    p->weight = state->aux[unit->first_aux + 1];
-    p->dy = te_tensor_cast(grad, unit->compute);
-    return p->dy ? TE_OK : b->ctx->status;
-}
-
-static te_status backward_linear(backward *b, const te_unit *unit)
-{
-    te_tensor *grad = b->state->grads[unit->result];
-    product_backward p;
-    if (!grad && !(unit->recipe && te_quantized_is_there(&b->state->emitted[2 * unit->product + 1]))) return TE_OK;
-    te_status status = open_product(b, unit, grad, &p);
-    if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
-    int edge = wanted_edge(b, unit->weight);
-    if (status == TE_OK && edge >= 0 && b->plan->values[unit->x].again)
-        *waiting(b, unit) = te_tensor_retain(p.dy);
-    else if (status == TE_OK && edge >= 0)
-        status = weight_gradient(b, unit, edge, &p);
-    edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : wanted_edge(b, unit->bias);
-    if (status == TE_OK && edge >= 0) {
-        bool accumulate;
-        te_tensor *db = te_grad_target(b->call, edge, &accumulate);
-        status = db ? te_sum_to(db, grad, 1, accumulate) : b->ctx->status;
-    }
-    te_tensor_release(p.dy);
-    te_factor_close(&p.factor);
-    return status;
-}
-
-/* The weight gradients that waited for what the unit has computed again. */
-static te_status finish_products(backward *b, const te_unit *unit)
-{
-    te_status status = TE_OK;
-    for (int i = 0; i < unit->n_again; i++) {
-        te_tensor **x = &b->state->values[unit->again[i]];
-        for (int u = b->plan->n_units - 1; u >= 0; u--) {
-            const te_unit *product = &b->plan->units[u];
-            if (!is_waiting(b, product, unit->again[i])) continue;
-            product_backward p = {.dy = *waiting(b, product), .x = *x};
-            if (status == TE_OK) status = weight_gradient(b, product, wanted_edge(b, product->weight), &p);
-            drop(waiting(b, product));
-        }
-        drop(x);
-    }
-    return status;
-}
-
-static te_status backward_call(backward *b, const te_unit *unit)
+static te_status backward_call(te_group_backward *b, const te_unit *unit)
 {
     te_tensor **aux = b->state->aux + unit->first_aux, *dy = b->state->grads[unit->result], *dx = NULL;
     if (!dy || !aux[0]) return TE_OK;
     te_status status = te_autograd_grad(b->ctx, &aux[1], &dy, 1, &aux[0], &dx, 1, !b->release);
     if (status != TE_OK || !dx) return status;
-    return add_gradient(b, unit->x, dx);
+    return te_backward_add(b, unit->x, dx);
 }
 
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
 
-static te_status check_saved(backward *b)
+static te_status check_saved(te_group_backward *b)
 {
     const te_group_state *state = b->state;
     int n = b->plan->n_values;
@@ -394,32 +225,32 @@ static te_status check_saved(backward *b)
 }
 
 /* The gradients that came in, by value: two outputs may be the same value. */
-static te_status take_douts(backward *b)
+static te_status take_douts(te_group_backward *b)
 {
     for (int i = 0; i < b->plan->n_outputs; i++) {
         te_tensor *dout = b->call->dout[i];
-        te_status status = dout ? add_gradient(b, b->plan->outputs[i], te_tensor_retain(dout)) : TE_OK;
+        te_status status = dout ? te_backward_add(b, b->plan->outputs[i], te_tensor_retain(dout)) : TE_OK;
         if (status != TE_OK) return status;
     }
     return TE_OK;
 }
 
 /* Nothing that only this unit needed outlives it. */
-static void consume(backward *b, const te_unit *unit)
+static void consume(te_group_backward *b, const te_unit *unit)
 {
     te_group_state *state = b->state;
     for (int k = 0; k < unit->n_nodes; k++) {
         int value = b->plan->nodes[unit->nodes[k]].out;
-        drop(&state->grads[value]);
-        if (b->release) drop(&state->values[value]);
+        te_drop(&state->grads[value]);
+        if (b->release) te_drop(&state->values[value]);
     }
     if (!b->release) return;
-    for (int i = 0; i < unit->gradient.n_rows; i++) drop(&state->rows[unit->first_row + i]);
+    for (int i = 0; i < unit->gradient.n_rows; i++) te_drop(&state->rows[unit->first_row + i]);
     if (unit->recipe) te_product_saved_close(&state->products[unit->product]);
-    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM && !unit->recipe; i++) drop(&state->aux[unit->first_aux + i]);
+    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM && !unit->recipe; i++) te_drop(&state->aux[unit->first_aux + i]);
 }
 
-static te_status give_inputs(backward *b)
+static te_status give_inputs(te_group_backward *b)
 {
     for (int v = 0; v < b->plan->n_values; v++) {
         te_tensor *grad = b->state->grads[v];
@@ -434,7 +265,7 @@ static te_status give_inputs(backward *b)
 
 te_status te_plan_backward(te_group_state *state, te_call *call)
 {
-    backward b = {state, state->plan, state->plan->ctx, call, !te_autograd_retains(call->ctx)};
+    te_group_backward b = {state, state->plan, state->plan->ctx, call, !te_autograd_retains(call->ctx)};
     te_status status = check_saved(&b);
     if (status == TE_OK) status = take_douts(&b);
     for (int u = b.plan->n_units - 1; u >= 0 && status == TE_OK; u--) {
@@ -446,16 +277,16 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
             status = te_group_state_unpack(state, unit);
             if (status == TE_OK) status = backward_program(&b, unit);
             te_group_state_repack(state, unit, b.release);
-            if (status == TE_OK) status = finish_products(&b, unit);
+            if (status == TE_OK) status = te_backward_finish(&b, unit);
             break;
-        case TE_UNIT_LINEAR: status = backward_linear(&b, unit); break;
+        case TE_UNIT_LINEAR: status = te_backward_linear(&b, unit); break;
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
         }
         consume(&b, unit);
     }
     if (status == TE_OK) status = give_inputs(&b);
-    for (int v = 0; v < b.plan->n_values; v++) drop(&state->grads[v]);
+    for (int v = 0; v < b.plan->n_values; v++) te_drop(&state->grads[v]);
     for (int u = 0; u < b.plan->n_units && status != TE_OK; u++)
-        if (b.plan->units[u].kind == TE_UNIT_LINEAR && !b.plan->units[u].recipe) drop(waiting(&b, &b.plan->units[u]));
+        if (b.plan->units[u].kind == TE_UNIT_LINEAR && !b.plan->units[u].recipe) te_drop(te_waiting(&b, &b.plan->units[u]));
     return status;
 }

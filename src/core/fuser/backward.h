@@ -1,0 +1,47 @@
+/* backward.h - a backward pass in progress, shared by the files that run it. */
+#ifndef TE_CORE_FUSER_BACKWARD_H
+#define TE_CORE_FUSER_BACKWARD_H
+
+#include "plan.h"
+
+#include "../autograd.h"
+
+typedef struct te_group_backward {
+    te_group_state *state;
+    te_fuse_plan   *plan;
+    te_context     *ctx;
+    te_call        *call;
+    bool            release; /* saved tensors are consumed */
+} te_group_backward;
+
+static inline void te_drop(te_tensor **t)
+{
+    te_tensor_release(*t);
+    *t = NULL;
+}
+
+/* The tape's number of a parameter, when its gradient is wanted in this pass; -1 otherwise. */
+static inline int te_wanted_edge(const te_group_backward *b, int value)
+{
+    int edge = b->plan->values[value].input;
+    return b->plan->values[value].wanted && te_grad_wanted(b->call, edge) ? edge : -1;
+}
+
+/* A product under no recipe keeps x, the weight and, while its weight gradient waits for x, the gradient of its result. */
+static inline te_tensor **te_waiting(const te_group_backward *b, const te_unit *product)
+{
+    return &b->state->aux[product->first_aux + 2];
+}
+
+static inline bool te_waits_for(const te_group_backward *b, const te_unit *unit, int value)
+{
+    return unit->kind == TE_UNIT_LINEAR && !unit->recipe && unit->x == value && *te_waiting(b, unit);
+}
+
+/* backward_products.c: adds to the gradient of an activation so far, taking over the tensor; the gradients of a product; those of
+ * weights that waited for what a unit has computed again. */
+te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad);
+te_status te_backward_linear(te_group_backward *b, const te_unit *unit);
+te_status te_backward_finish(te_group_backward *b, const te_unit *unit);
+
+#endif

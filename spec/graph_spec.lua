@@ -302,11 +302,11 @@ describe("te.graph on a CUDA device", function()
         collectgarbage()
         collectgarbage()
         local before = te.memory_stats("cuda").current
-        do
+        for _, recipe in ipairs { false, te.recipe.DelayedScaling {} } do
             local layer = te.Linear(32, 32):to "cuda"
             local optimizer = te.optim.AdamW(layer:parameters(), {})
             local graph = te.graph(function(x)
-                layer(x):sum():backward()
+                te.autocast({ recipe = recipe or nil }, layer, x):sum():backward()
                 local clip = te.optim.grad_clip(layer, { max = 1 })
                 optimizer:step { clip = clip }
                 optimizer:zero_grad()

@@ -150,6 +150,19 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
+/* The algorithm for a product that is worth it is measured once, by this process or another. */
+static void check_kept_choices(void)
+{
+    int counted[2];
+    fake.set_devices(1, 90);
+    for (int i = 0; i < 2; i++) {
+        te_context *ctx = te_context_open(NULL);
+        counted[i] = count_narrow(ctx, &quantizer_recipes[0], 128, 256, 160);
+        te_context_release(ctx);
+    }
+    CHECK_MSG(counted[0] > 4 && counted[1] == 4, "%d products, then %d", counted[0], counted[1]);
+}
+
 /* --- delayed scaling ---------------------------------------------------------------------------------------------- */
 
 enum { STATES = 24, STEPS = 6 };
@@ -274,6 +287,7 @@ int main(void)
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
     check_fast_sums();
+    check_kept_choices();
     fake_close();
     return TEST_END();
 }

@@ -86,6 +86,8 @@ typedef struct te_recipe_update {
 te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n);
 /* How many steps' amaxes were infinite or NaN on all devices, since the context was opened; waits for them. */
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
+/* Has *t on the device: another tensor takes its place where it lies elsewhere. */
+te_status te_recipe_move(te_tensor **t, te_device *device);
 /* Lets go of the factors on a tape. */
 void te_scale_tape_clear(te_scale_tape *tape);
 

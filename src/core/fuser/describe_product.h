@@ -12,8 +12,9 @@ typedef struct te_described_product {
     int64_t tokens, in, out;
 } te_described_product;
 
-/* "linear, float8_e4m3 as it is, fast sums" or "linear, decoded: " and why: forward, and where backward is quantized. `name` alone for
- * products of plain operands. */
-const char *te_describe_product(const te_described_product *p, te_product_kind kind, const char *name, char *text, size_t size);
+/* "linear, float8_e4m3 as it is, fast sums" or "linear, decoded: " and why: forward, and where backward is quantized.
+ * `name` alone for products of plain operands. */
+const char *te_describe_product(const te_described_product *p, te_product_kind kind, const char *name, char *text,
+                                size_t size);
 
 #endif

@@ -256,7 +256,8 @@ static void describe_narrow(te_cuda_product *p, const te_gemm *g, const te_cuda_
 }
 
 /* The last batch dimension is cuBLASLt's; the ones before it are walked here. */
-static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales, const te_cuda_narrow *narrow)
+static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales,
+                             const te_cuda_narrow *narrow)
 {
     batches r = batches_of(g);
     join_rows(&r, g);
@@ -355,7 +356,8 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
         status = describable_operand(exec, &g.a, &lent_a);
         if (status == TE_OK) status = describable_operand(exec, &g.b, &lent_b);
     }
-    if (status == TE_OK) status = reason ? run_finished(exec, &g, scales, narrow) : run_direct(exec, &g, scales, narrow);
+    if (status == TE_OK)
+        status = reason ? run_finished(exec, &g, scales, narrow) : run_direct(exec, &g, scales, narrow);
     if (lent_a) exec->scratch_free(exec, lent_a);
     if (lent_b) exec->scratch_free(exec, lent_b);
     return status;

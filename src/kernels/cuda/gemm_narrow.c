@@ -3,20 +3,18 @@
  * cuBLASLt multiplies fp8 and fp4 elements together with factors in device memory. What its documentation allows, by
  * compute capability:
  *
- *      one factor a tensor        8.9 and later    the factor is where the quantizer left it
- *      128, 128 x 128, float32    9.0              factors of 128: by rows of K blocks; of 128 x 128: rows of M blocks, padded to 4
- *      32, E8M0; 16, E4M3         10.0 and later   tiles of 128 x 4 factors: see te_arrange_factor
+ *      8.9 and later    one float32 factor a tensor     where the quantizer left it
+ *      9.0              float32, blocks of 128          M follows M, then the next blocks of K
+ *                       float32, blocks of 128 x 128    blocks of K follow one another, lines padded to 4
+ *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged (kernels/quantize.cu)
  *
- * Both operands are of one kind; of two square ones, or two of E5M2, there is no product. Sizes and lines are multiples of
- * 16 bytes. Before 10.0, on 12.x, and of fp4 always, the dimension that is summed over is the one that lies together, which
- * is how side 0 and the transposed side 1 are stored. fp4's factors of whole tensors go to alpha.
+ * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Sizes and lines are
+ * multiples of 16 bytes. Before 10.0, on 12.x, and of fp4 always, the elements that are added up lie together, which is how
+ * side 0 and the transposed side 1 are stored. fp4's factors of whole tensors go to alpha.
  */
 #include "gemm.h"
 
-#include "../dtype.h"
 #include "kernels/args.h"
-
-#include <stdio.h>
 
 /* An operand as cuBLASLt sees it: lines of the result by steps of the sum. */
 typedef struct narrow_operand {
@@ -45,17 +43,21 @@ static int mode_of(const narrow_operand *o)
                          : -1;
 }
 
+static bool is_float32_block(int mode)
+{
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F || mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+}
+
 /* --- what is declined --------------------------------------------------------------------------------------------- */
 
 static const char *decline_shape(const te_gemm *g, const narrow_operand o[2], int mode)
 {
-    int64_t sums = mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F                                           ? 16
-                   : mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 || mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 ? 32
-                                                                                                             : 128;
+    int64_t sums = mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F ? 16 : is_float32_block(mode) ? 128 : 32;
     int64_t rows = g->c.shape[g->c.ndim - 2], columns = g->c.shape[g->c.ndim - 1], inner = g->a.shape[g->a.ndim - 1];
     for (int i = 0; i < g->c.ndim - 2; i++)
         if (g->c.shape[i] != 1) return "it is a batch of products";
-    if (rows % 16 || columns % 16 || rows == 0 || columns == 0) return "rows and columns of the result are not multiples of 16";
+    if (rows % 16 || columns % 16 || rows == 0 || columns == 0)
+        return "rows and columns of the result are not multiples of 16";
     if (inner % sums || inner == 0)
         return sums == 16   ? "the sum's length is no multiple of 16"
                : sums == 32 ? "the sum's length is no multiple of 32"
@@ -85,13 +87,9 @@ static const char *decline_device(int capability, int mode)
     case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
     case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
         return capability == 90 ? NULL : "float32 factors of blocks need compute capability 9.0";
-    default: return capability >= 100 ? NULL : "fp8 and fp4 with factors of a byte need compute capability 10.0";
+    default:
+        return capability >= 100 ? NULL : "fp8 and fp4 with factors of a byte need compute capability 10.0";
     }
-}
-
-static bool is_float32_block(int mode)
-{
-    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F || mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
 }
 
 static bool has_row_amaxes(const te_quant *q) { return q->amax && (q->amax_stride[0] || q->amax_stride[1]); }
@@ -143,7 +141,7 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
                             .lines = (v->shape[o->line] + q->block[line] - 1) / q->block[line],
                             .blocks = (v->shape[o->sum] + q->block[sum] - 1) / q->block[sum],
                             .stride = {q->scale_stride[line], q->scale_stride[sum]},
-                            .layout = mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F      ? TE_ARRANGE_BY_BLOCKS
+                            .layout = mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F       ? TE_ARRANGE_BY_BLOCKS
                                       : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? TE_ARRANGE_BY_LINES
                                                                                             : TE_ARRANGE_TILES,
                             .bytes = is_float32_block(mode) ? 4 : 1};

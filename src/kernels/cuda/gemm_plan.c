@@ -109,7 +109,8 @@ static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_
         bool wanted;
     } pointers[] = {
         {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias, data->bias != NULL},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void *const *)&data->aux, data->aux && plan->product.ld_aux > 0},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void *const *)&data->aux,
+         data->aux && plan->product.ld_aux > 0},
         {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &data->factors_a, narrow},
         {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &data->factors_b, narrow},
     };

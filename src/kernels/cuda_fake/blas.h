@@ -14,9 +14,9 @@ typedef struct te_fake_desc {
     const void *bias;
     void *aux;
     int64_t ld_aux;
-    int32_t pointers;      /* cublasLtPointerMode_t */
+    int32_t pointers;       /* cublasLtPointerMode_t */
     const void *factors[2]; /* of A and B */
-    int32_t mode[2];       /* cublasLtMatmulMatrixScale_t */
+    int32_t mode[2];        /* cublasLtMatmulMatrixScale_t */
     int8_t fast;
 } te_fake_desc;
 
@@ -27,13 +27,14 @@ typedef struct te_fake_layout {
 } te_fake_layout;
 
 bool te_fake_is_narrow(cudaDataType_t type);
-/* Whether the library takes these descriptors on a device of this compute capability; whether their memory is as it must be. */
+/* Whether the library takes these descriptors on a device of this compute capability; whether their memory is as it
+ * must be. */
 cublasStatus_t te_fake_check_narrow(const te_fake_desc *d, const te_fake_layout *a, const te_fake_layout *b,
                                     const te_fake_layout *c, int capability);
 bool te_fake_narrow_memory(const te_fake_desc *d, const te_fake_layout *a, const te_fake_layout *b, const void *pa,
                            const void *pb, const void *pc);
 /* A's (0) or B's (1) values with their factors, k times `lines`, the lines fastest; to be freed. */
-double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, int operand, const void *base, int64_t lines,
-                              int64_t k);
+double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, int operand, const void *base,
+                              int64_t lines, int64_t k);
 
 #endif

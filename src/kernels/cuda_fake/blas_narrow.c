@@ -23,8 +23,7 @@ static bool modes_fit(const te_fake_desc *d, bool fp4, int capability)
 {
     int32_t a = d->mode[0], b = d->mode[1];
     if (is_block(a) && is_block(b))
-        return !fp4 && capability == 90 && !d->fast &&
-               !(a == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F && a == b);
+        return !fp4 && capability == 90 && !d->fast && !(a == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F && a == b);
     if (a != b) return false;
     if (a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return !fp4 && capability >= 89;
     if (a == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0) return !fp4 && capability >= 100;
@@ -43,14 +42,16 @@ cublasStatus_t te_fake_check_narrow(const te_fake_desc *d, const te_fake_layout 
 {
     bool fp4 = is_fp4(a), together = capability < 100 || capability >= 120 || fp4;
     bool bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS;
-    if (!te_fake_is_narrow(a->type) || !te_fake_is_narrow(b->type) || fp4 != is_fp4(b)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!te_fake_is_narrow(a->type) || !te_fake_is_narrow(b->type) || fp4 != is_fp4(b))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (d->compute != CUBLAS_COMPUTE_32F || te_fake_is_narrow(c->type) || c->type == CUDA_R_64F)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (together && !(d->op_a && !d->op_b)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!modes_fit(d, fp4, capability)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!is_even(a) || !is_even(b) || !is_even(c)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !(bias && c->type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !(bias && c->type != CUDA_R_32F))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -64,15 +65,21 @@ static int64_t even(int64_t n, int64_t to) { return blocks_of(n, to) * to; }
 static int64_t factor_bytes(int32_t mode, int64_t lines, int64_t k)
 {
     switch (mode) {
-    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F: return 4 * lines * blocks_of(k, 128);
-    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: return 4 * blocks_of(lines, 128) * even(blocks_of(k, 128), 4);
-    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0: return even(lines, 128) * even(blocks_of(k, 32), 4);
-    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3: return even(lines, 128) * even(blocks_of(k, 16), 4);
-    default: return 4;
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return 4 * lines * blocks_of(k, 128);
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return 4 * blocks_of(lines, 128) * even(blocks_of(k, 128), 4);
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0:
+        return even(lines, 128) * even(blocks_of(k, 32), 4);
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3:
+        return even(lines, 128) * even(blocks_of(k, 16), 4);
+    default:
+        return 4;
     }
 }
 
-/* Blocks in pieces of 128 lines by 4: 32 rows of 16 bytes, each with four factors of the lines r, r + 32, r + 64, r + 96. */
+/* Blocks in pieces of 128 lines by 4: 32 rows of 16 bytes, each with four factors of the lines r, r + 32, r + 64, r
+ * + 96. */
 static uint8_t tiled(const uint8_t *factors, int64_t line, int64_t block, int64_t blocks)
 {
     int64_t piece = line / 128 * (even(blocks, 4) / 4) + block / 4, within = line % 128;
@@ -84,14 +91,16 @@ static double factor(int32_t mode, const void *factors, int64_t line, int64_t st
     const float *f = factors;
     if (!factors) return 1;
     switch (mode) {
-    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F: return f[step / 128 * lines + line];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return f[step / 128 * lines + line];
     case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
         return f[line / 128 * even(blocks_of(k, 128), 4) + step / 128];
     case CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0:
         return te_e8m0_to_f32(tiled(factors, line, step / 32, blocks_of(k, 32)));
     case CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3:
         return te_f8e4m3_to_f32(tiled(factors, line, step / 16, blocks_of(k, 16)));
-    default: return *f;
+    default:
+        return *f;
     }
 }
 
@@ -128,8 +137,8 @@ static double element(const uint8_t *base, cudaDataType_t type, int64_t i)
     return te_e2m1_to_f32((uint8_t)(base[i / 2] >> (i % 2 * 4) & 15));
 }
 
-double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, int operand, const void *base, int64_t lines,
-                              int64_t k)
+double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, int operand, const void *base,
+                              int64_t lines, int64_t k)
 {
     bool k_is_row = operand == 0 ? d->op_a : !d->op_b;
     double *out = malloc((size_t)(lines * k + 1) * sizeof *out);

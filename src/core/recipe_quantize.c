@@ -1,0 +1,270 @@
+/* recipe_quantize.c - operands quantized by role: the factor of each, its amax in the history, and the weight's copy.
+ */
+#include "recipe.h"
+
+#include "graph.h"
+#include "numerics.h"
+#include "quantized_parameter.h"
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
+
+/* Scales and histories lie where the tensors are that they are about. */
+static te_status settle(te_recipe_state *state, te_role role, te_device *device)
+{
+    te_status status = te_recipe_move(&state->scale[role], device);
+    if (status == TE_OK) status = te_recipe_move(&state->history[role], device);
+    return status == TE_OK && role == TE_ROLE_WEIGHT ? te_recipe_move(&state->weight_scale, device) : status;
+}
+
+/* Keeps the factor on the tape: a copy where it is one that updates change. */
+static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
+{
+    te_context *ctx = state->ctx;
+    te_scale_tape *tape = &ctx->recorded_scales;
+    void *values = tape->values;
+    if (!tape->on || tape->paused) return TE_OK;
+    if (!te_mem_grow(&ctx->mem, &values, &tape->capacity, tape->n + 1, sizeof *tape->values))
+        return te_fail_memory(ctx, "recipe");
+    tape->values = values;
+    te_tensor *kept = factor == state->scale[role] ? te_tensor_clone_data(factor) : te_tensor_retain(factor);
+    if (!kept) return ctx->status;
+    tape->values[tape->n++] = kept;
+    return TE_OK;
+}
+
+/* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight a copy of its own, or
+ * that of the quantized weight which is there; from the tape where a stretch runs again. */
+static te_status take_factor(te_recipe_state *state, te_role role, te_device *device, bool current, te_tensor **factor)
+{
+    te_context *ctx = state->ctx;
+    te_scale_tape *replayed = &ctx->replayed_scales;
+    bool from_tape = role != TE_ROLE_GRAD_OUTPUT && replayed->at < replayed->n;
+    te_status status = settle(state, role, device);
+    *factor = NULL;
+    if (status != TE_OK) return status;
+    te_tensor *own = current ? state->weight_scale : state->scale[role];
+    if (from_tape)
+        *factor = te_tensor_retain(replayed->values[replayed->at++]);
+    else
+        *factor = role == TE_ROLE_WEIGHT && !current ? te_tensor_clone_data(own) : te_tensor_retain(own);
+    if (!*factor) return ctx->status;
+    return role == TE_ROLE_GRAD_OUTPUT ? TE_OK : record(state, role, *factor);
+}
+
+void te_scale_tape_clear(te_scale_tape *tape)
+{
+    for (size_t i = 0; i < tape->n; i++) te_tensor_release(tape->values[i]);
+    tape->n = tape->at = 0;
+}
+
+/* --- amaxes ------------------------------------------------------------------------------------------------------- */
+
+/* Whether the amax of a tensor that is quantized now is one of the step's: the largest of all in this role. */
+static bool counts(const te_recipe_state *state, te_role role)
+{
+    const te_context *ctx = state->ctx;
+    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
+    return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
+}
+
+/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves behind
+ * does not depend on what an earlier one had made already. */
+static te_status collect_weight(te_recipe_state *state)
+{
+    if (state->weight_collected || !counts(state, TE_ROLE_WEIGHT)) return TE_OK;
+    state->weight_collected = true;
+    return te_quantized_count(&state->weight, state->history[TE_ROLE_WEIGHT]);
+}
+
+/* --- quantizing --------------------------------------------------------------------------------------------------- */
+
+/* A copy from outside is not made again by a graph that would go on with it, and one of a graph is there only when that
+ * has run. */
+static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
+                              bool columnwise)
+{
+    const te_quantized *w = &state->weight;
+    return t->storage->block && state->weight_id == t->storage->id && state->weight_version == t->storage->version &&
+           state->weight_graph == te_graph_id(state->ctx->capture) && w->dtype == compute &&
+           (w->side[0].data || !rowwise) && (w->side[1].data || !columnwise) && (w->side[0].data || w->side[1].data);
+}
+
+/* Of a factor in memory of the host. */
+static float number(const te_tensor *factor) { return *(const float *)te_tensor_data((te_tensor *)factor); }
+
+/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there the
+ * factor counts as another one once it was written. */
+static bool factor_is_current(const te_recipe_state *state)
+{
+    const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
+    if (!then || now->storage->device != then->storage->device) return !then;
+    if (now->storage->device == &state->ctx->devices[0]) return number(now) == number(then);
+    return state->weight_scale_version == now->storage->version;
+}
+
+static te_status quantize(te_tensor *t, te_dtype compute, const te_quantizer *q, const te_quantize_options *options,
+                          te_quantized *result)
+{
+    te_tensor *cast = te_tensor_cast_cached(t, compute);
+    te_status status = cast ? te_quantize(cast, q, options, result) : t->ctx->status;
+    te_tensor_release(cast);
+    return status;
+}
+
+/* A parameter that is stored quantized is multiplied as it is. */
+static te_status take_resident(te_tensor *t, bool rowwise, bool columnwise, te_quantized *result)
+{
+    const te_quantized *copies = &t->storage->quantized->copies;
+    if ((rowwise && !copies->side[0].data) || (columnwise && !copies->side[1].data))
+        return te_fail(
+            t->ctx, TE_ERROR_ARGUMENT,
+            "te.linear: the weight %s has no %s copy; parameters for training are made where gradients are recorded",
+            TE_SHAPE_TEXT(t), rowwise && !copies->side[0].data ? "row-wise" : "column-wise");
+    te_quantized_share(copies, rowwise, columnwise, result);
+    return TE_OK;
+}
+
+void te_quantized_values_free(te_storage *storage)
+{
+    struct te_quantized_values *attached = storage->attached;
+    te_mem mem = storage->ctx->mem;
+    if (!attached) return;
+    te_quantized_close(&attached->copies);
+    te_mem_free(&mem, attached, sizeof *attached);
+    storage->attached = NULL;
+}
+
+/* Whether t is the whole of what its copies stand for, unchanged since. */
+static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool columnwise)
+{
+    const struct te_quantized_values *attached = t->storage->attached;
+    if (!attached || attached->version != t->storage->version || t->dtype != compute || t->offset) return false;
+    const te_quantized *copies = &attached->copies;
+    bool same = copies->ndim == t->ndim && te_tensor_contiguous(t);
+    for (int i = 0; i < t->ndim && same; i++) same = copies->shape[i] == t->shape[i];
+    return same && (copies->side[0].data || !rowwise) && (copies->side[1].data || !columnwise);
+}
+
+te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,
+                                    bool columnwise)
+{
+    te_context *ctx = state->ctx;
+    te_quantized copies;
+    if (te_role_quantize(state, role, t, compute, true, columnwise, &copies) != TE_OK) return NULL;
+    te_tensor *values = te_dequantize(ctx, &copies, 0);
+    struct te_quantized_values *attached = values ? te_mem_alloc(&ctx->mem, sizeof *attached) : NULL;
+    if (!attached) {
+        if (values) te_fail_memory(ctx, "quantize");
+        te_quantized_close(&copies);
+        te_tensor_release(values);
+        return NULL;
+    }
+    *attached = (struct te_quantized_values){copies, values->storage->version};
+    values->storage->attached = attached;
+    return values;
+}
+
+float te_role_resident_scale(const te_recipe_state *state)
+{
+    bool given = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
+    return given ? number(state->scale[TE_ROLE_WEIGHT]) : 1;
+}
+
+te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
+{
+    bool kept = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
+    return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
+}
+
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
+{
+    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
+    te_status status = q->needs_history ? settle(state, TE_ROLE_WEIGHT, t->storage->device) : TE_OK;
+    if (q->needs_history) options.factor = state->scale[TE_ROLE_WEIGHT];
+    if (q->needs_history)
+        options.seen = state->history[TE_ROLE_WEIGHT]; /* what an optimizer writes counts wherever that happens */
+    memset(result, 0, sizeof *result);
+    return status == TE_OK ? te_quantize(t, q, &options, result) : status;
+}
+
+te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim,
+                       const int64_t *shape, const bool want[2], te_quantized *result, te_tensor **factor)
+{
+    const te_quantizer *q = &state->recipe->quantizers[role];
+    *factor = NULL;
+    te_status status = q->needs_history ? take_factor(state, role, device, false, factor) : TE_OK;
+    return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
+}
+
+te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
+{
+    return counts(state, role) ? te_quantized_count(z, state->history[role]) : TE_OK;
+}
+
+/* Counts what quantizing will do where somebody looks; on a device that means to wait for the factor. */
+static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, te_tensor *factor)
+{
+    float scale = 1;
+    if (!state->watched || !state->watched->on) return TE_OK;
+    te_status status = factor ? te_tensor_read(factor, TE_F32, &scale) : TE_OK;
+    return status == TE_OK ? te_numerics_count(state, role, t, compute, scale) : status;
+}
+
+/* Keeps another holder of the weight's copies, and what they were made with. */
+static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor,
+                        bool collected)
+{
+    te_quantized_close(&state->weight);
+    te_quantized_share(z, true, true, &state->weight);
+    state->weight_id = t->storage->id;
+    state->weight_version = t->storage->version;
+    state->weight_graph = te_graph_id(state->ctx->capture);
+    te_tensor_release(state->weight_scale);
+    state->weight_scale = factor ? te_tensor_retain(factor) : NULL;
+    state->weight_scale_version = factor ? state->scale[TE_ROLE_WEIGHT]->storage->version : 0;
+    state->weight_collected = collected;
+}
+
+te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
+                           bool columnwise, te_quantized *result)
+{
+    const te_quantizer *q = &state->recipe->quantizers[role];
+    if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
+    if (role == TE_ROLE_INPUT && has_copies(t, compute, rowwise, columnwise)) {
+        te_quantized_share(&t->storage->attached->copies, rowwise, columnwise, result);
+        return TE_OK;
+    }
+    bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise) &&
+                   factor_is_current(state);
+    te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1};
+    te_status status =
+        q->needs_history ? take_factor(state, role, t->storage->device, current, &options.factor) : TE_OK;
+    memset(result, 0, sizeof *result);
+    if (status == TE_OK) status = watch(state, role, t, compute, options.factor);
+    if (status == TE_OK && current && (!q->needs_history || options.factor == state->weight_scale)) {
+        status = collect_weight(state);
+        if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
+    } else if (status == TE_OK) {
+        options.seen = counts(state, role) ? state->history[role] : NULL;
+        status = quantize(t, compute, q, &options, result);
+        if (status == TE_OK && role == TE_ROLE_WEIGHT)
+            keep_weight(state, t, result, options.factor, options.seen != NULL);
+    }
+    te_tensor_release(options.factor);
+    return status;
+}
+
+te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute)
+{
+    const te_quantizer *q = &state->recipe->quantizers[role];
+    te_quantize_options options = {.want = {true, false}, .scale = 1};
+    te_quantized z;
+    if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
+    te_status status = settle(state, role, t->storage->device);
+    if (status != TE_OK) return status;
+    if (counts(state, role)) options.seen = state->history[role];
+    status = quantize(t, compute, q, &options, &z);
+    if (status == TE_OK) te_quantized_close(&z);
+    return status;
+}

@@ -1,0 +1,109 @@
+/* recipe_update.c - the end of a step of delayed scaling, on the host and on devices. */
+#include "recipe.h"
+
+#include <math.h>
+
+static void roll(float *history, int64_t n, float last)
+{
+    if (n > 1) {
+        memmove(history + 1, history + 2, (size_t)(n - 2) * sizeof *history);
+        history[n - 1] = last;
+    }
+    history[0] = 0;
+}
+
+static void update_on_host(te_recipe_state *state, const te_delayed *t)
+{
+    float last = t->history[0], amax = last;
+    if (last == 0) return;
+    if (!(last > 0 && last <= TE_FLT_MAX)) {
+        state->ctx->skipped_amaxes++;
+        t->history[0] = 0;
+        return;
+    }
+    for (int64_t i = 1; i < t->length && !t->most_recent; i++) amax = t->history[i] > amax ? t->history[i] : amax;
+    roll(t->history, t->length, last);
+    *t->scale = te_delayed_scale(t->reach, amax);
+}
+
+static bool is_on(const te_recipe_update *u, const te_device *device)
+{
+    const te_tensor *history = u->state->history[u->role];
+    return history && history->storage->device == device;
+}
+
+static te_delayed delayed_of(const te_recipe_update *u)
+{
+    te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
+    double max = te_element_max(u->state->recipe->quantizers[u->role].element);
+    scale->storage->version++;
+    history->storage->version++;
+    return (te_delayed){.scale = te_tensor_pointer(scale),
+                        .history = te_tensor_pointer(history),
+                        .length = history->shape[0],
+                        .most_recent = u->algorithm == TE_AMAX_MOST_RECENT,
+                        .reach = ldexp(max, -u->margin)};
+}
+
+/* The device's own count, from its first update on. */
+static te_status open_skipped(te_device *device)
+{
+    te_exec *exec = &device->exec;
+    const uint64_t none = 0;
+    if (device->skipped_amaxes) return TE_OK;
+    uint64_t *word = exec->backend->memory_alloc(exec, sizeof none);
+    if (!word) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory");
+    te_status status = exec->backend->memory_copy(exec, word, &none, sizeof none, TE_COPY_HOST_TO_DEVICE);
+    if (status == TE_OK)
+        device->skipped_amaxes = word;
+    else
+        exec->backend->memory_free(exec, word, sizeof none);
+    return status;
+}
+
+static te_status update_on(te_device *device, const te_recipe_update *updates, size_t n)
+{
+    te_context *ctx = device->ctx;
+    te_exec *exec = &device->exec;
+    size_t found = 0, at = 0;
+    for (size_t i = 0; i < n; i++) found += is_on(&updates[i], device);
+    if (found == 0) return TE_OK;
+    te_delayed *list = te_mem_alloc(&ctx->mem, found * sizeof *list);
+    if (!list) return te_fail_memory(ctx, "recipe");
+    for (size_t i = 0; i < n; i++)
+        if (is_on(&updates[i], device)) list[at++] = delayed_of(&updates[i]);
+    te_status status = open_skipped(device);
+    if (status == TE_OK) status = exec->backend->delayed_update(exec, list, (int64_t)found, device->skipped_amaxes);
+    te_mem_free(&ctx->mem, list, found * sizeof *list);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "recipe");
+}
+
+te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n)
+{
+    te_status status = TE_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (updates[i].role == TE_ROLE_WEIGHT) updates[i].state->weight_collected = false; /* the next step counts anew */
+        if (!is_on(&updates[i], &ctx->devices[0])) continue;
+        te_delayed t = delayed_of(&updates[i]);
+        update_on_host(updates[i].state, &t);
+    }
+    for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++)
+        if (ctx->devices[d].open) status = update_on(&ctx->devices[d], updates, n);
+    return status;
+}
+
+te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count)
+{
+    te_status status = TE_OK;
+    *count = ctx->skipped_amaxes;
+    for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++) {
+        te_device *device = &ctx->devices[d];
+        te_exec *exec = &device->exec;
+        uint64_t here = 0;
+        if (!device->open || !device->skipped_amaxes) continue;
+        status = exec->backend->memory_copy(exec, &here, device->skipped_amaxes, sizeof here, TE_COPY_DEVICE_TO_HOST);
+        if (status != TE_OK) te_fail_exec(ctx, status, exec, "recipe");
+        *count += here;
+    }
+    return status;
+}

@@ -1,4 +1,4 @@
--- Kernels of the CUDA device against what the card can do, and one GPT-2 step. Lines that begin with BENCH are the results.
+-- Kernels of the CUDA device against what the card can do. Lines that begin with BENCH are the results; steps are in gpu_steps.lua.
 --
 --     build/tetrain bench/gpu.lua [--quick]
 --
@@ -82,42 +82,8 @@ local function attention()
         2.5 * work / (both - forward) / 1e12)
 end
 
-local function gpt2_step(graphed)
-    local batch, seq = quick and 1 or 32, quick and 8 or 1024
-    te.manual_seed(1)
-    local model = te.models.gpt { vocab_size = quick and 64 or 50304, block_size = seq, n_layer = quick and 1 or 12,
-        n_head = quick and 2 or 12, n_embd = quick and 16 or 768 }
-    model:to(device)
-    local optimizer = te.optim.AdamW(model:parameters(), { lr = 1e-4 })
-    local ids = te.randint(0, 63, { batch, seq }, { dtype = "int32", device = device })
-    local parameters = model:parameters()
-    local function step(given)
-        local loss = te.autocast({ dtype = "bfloat16" }, function()
-            local logits, loss = model(given, given)
-            logits:release()
-            return loss
-        end)
-        loss:backward()
-        optimizer:step { clip = te.optim.grad_clip(parameters, { max = 1, loss = loss }) }
-        optimizer:zero_grad()
-    end
-    local run = graphed and te.graph(step, { ids }) or step
-    for _ = 1, 4 do run(ids) end
-    te.synchronize(device)
-    local start, steps = clock(), quick and 1 or 10
-    for _ = 1, steps do run(ids) end
-    local host = (clock() - start) / steps
-    te.synchronize(device)
-    local seconds = (clock() - start) / steps
-    bench("GPT-2 124M step%s, %d x %d bfloat16: %.1f ms, of which the host works %.2f, %.0f tokens/s, %.1f GB at most",
-        graphed and " in a graph" or "", batch, seq, seconds * 1e3, host * 1e3, batch * seq / seconds,
-        te.memory_stats(device).peak / 1e9)
-end
-
-local function gpt2_graph() gpt2_step(true) end
-
 local failed = 0
-for _, part in ipairs { memory_bound, products, attention, gpt2_step, gpt2_graph } do
+for _, part in ipairs { memory_bound, products, attention } do
     local ok, problem = pcall(part)
     if not ok then
         bench("failed: %s", tostring(problem))

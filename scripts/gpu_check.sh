@@ -37,7 +37,7 @@ pack() {
     cp "$root/README.md" "$root/ARCHITECTURE.md" "$bundle/" 2>/dev/null
     mkdir -p "$bundle/bench"
     cp -r "$root/spec" "$root/scripts" "$bundle/"
-    cp "$root"/bench/*.lua "$bundle/bench/"
+    cp "$root"/bench/*.lua "$root/bench/peers/gpu.py" "$bundle/bench/"
     # busted and what it is made of
     for module in busted cliargs luassert mediator pl say system term; do
         for found in /usr/share/lua/5.1/$module /usr/share/lua/5.1/$module.lua; do
@@ -119,6 +119,12 @@ repeat_training() {
         cmp "$work/first.losses" "$work/plain.losses"
 }
 
+peer() {
+    python=$1
+    shift
+    "$python" "$here/bench/gpu.py" "$@"
+}
+
 sanitize() {
     tool=$1
     shift
@@ -149,11 +155,18 @@ run() {
     { nvidia-smi || true; } >>"$report" 2>&1
 
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
-    step "every operation against the CPU" 160 specs cpu spec/cuda_spec.lua
+    step "every operation against the CPU" 130 specs cpu spec/cuda_spec.lua spec/cuda
+    step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
+    step "benches of kernels" 50 tetrain bench/gpu.lua $quick
+    python=${PYTHON:-python3}
+    if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+        step "benches of PyTorch" 100 peer "$python" $quick
+    else
+        echo "LEFT OUT  benches of PyTorch: no $python with a PyTorch that sees a GPU" >>"$summary"
+    fi
     step "recorded graphs" 60 specs cpu spec/graph_spec.lua
     step "training in float32 repeats bit for bit" 40 repeat_training float32
     step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16
-    step "benches" 130 tetrain bench/gpu.lua $quick
     if command -v compute-sanitizer >/dev/null; then
         step "memcheck" 70 sanitize memcheck bench/gpu_touch.lua
         step "racecheck" 40 sanitize racecheck bench/gpu_touch.lua --few
@@ -163,11 +176,12 @@ run() {
     step "specs of gradients, optimizers and models, on the device" 120 specs cuda spec/autograd_spec.lua spec/optim_spec.lua \
         spec/module_spec.lua spec/sequential_spec.lua spec/tensor_spec.lua spec/models
     step "specs of operations, on the device" 200 specs cuda spec/ops_spec.lua
+    # The last lines are whole steps, and of those GPT-2's.
     say "== summary"
-    grep '^BENCH ' "$report" | sed 's/^BENCH //' | tee -a "$report.tmp"
-    cat "$report.tmp" >>"$report"
-    rm -f "$report.tmp"
     cat "$summary" >>"$report"
+    grep '^BENCH ' "$report" | sed 's/^BENCH //' >"$work/all"
+    { grep -v ' step, ' "$work/all"; grep ' step, ' "$work/all" | grep -v 'GPT-2 124M'; grep 'GPT-2 124M.* step, ' "$work/all"; } >"$work/benches"
+    tee -a "$report" <"$work/benches"
     say "$failed steps failed; report in $report"
     [ "$failed" -eq 0 ]
 }
@@ -175,6 +189,6 @@ run() {
 case ${1:-} in
 pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
-specs | repeat_training | sanitize | tetrain) "$@" ;; # a step of run
+specs | repeat_training | sanitize | tetrain | peer) "$@" ;; # a step of run
 *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

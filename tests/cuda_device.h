@@ -75,7 +75,7 @@ typedef struct cuda_device {
     te_exec         exec; /* its message and scratch memory */
     nvrtc_functions nvrtc;
     int             multiprocessors;
-    int             kinds[3]; /* launches of each te_cuda_program_kind */
+    int             kinds[4]; /* launches of each te_cuda_program_kind */
     bool            show;     /* sources of programs that fail */
 } cuda_device;
 
@@ -83,13 +83,14 @@ static inline te_status cuda_launch_program(cuda_device *device, te_cuda_sim *si
                                             const te_cuda_program_shape *shape, const te_run *runs, int n)
 {
     static te_cuda_launch launches[TE_CUDA_LAUNCHES];
+    static uint64_t       args[TE_CUDA_ARGS / 8];
     te_status             status = TE_OK;
     size_t                bytes = te_cuda_program_parts(program, shape, runs, n);
     void                 *parts = bytes ? test_scratch(&device->exec, bytes) : NULL;
     if (parts) memset(parts, 0xff, bytes);
-    int count = te_cuda_program_launch(program, shape, runs, n, device->multiprocessors, parts, launches);
+    int count = te_cuda_program_launch(program, shape, runs, n, device->multiprocessors, parts, args, launches);
     for (int l = 0; l < count && status == TE_OK; l++) {
-        void *params[1] = {launches[l].args};
+        void *params[1] = {args};
         if (te_cuda_sim_launch(sim, launches[l].name, launches[l].grid, launches[l].block, launches[l].shared, params,
                                device->exec.message, sizeof device->exec.message) != 0)
             status = TE_ERROR_DEVICE;

@@ -200,7 +200,8 @@ te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_l
         if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, operation);
         code->functions[i].shared = launch->shared;
     }
-    void *params[] = {(void *)(uintptr_t)launch->args};
+    if (launch->args != d->args) memcpy(d->args, launch->args, launch->args_bytes);
+    void *params[] = {d->args};
     const uint32_t *g = launch->grid, *b = launch->block;
     te_cuda_note(exec, operation);
     return te_cuda_result(

@@ -53,6 +53,7 @@ typedef struct te_cuda_device {
     te_cuda_copier      *copier; /* copy.c */
     struct te_cuda_hand *hand; /* kernel_ops.c */
     struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
+    uint64_t args[TE_CUDA_ARGS / 8]; /* of the kernel being launched */
     struct te_cuda_graph *capture; /* graph.c: being recorded, NULL: none */
     struct te_cuda_graph *graphs;  /* all of them */
     struct te_cuda_dnn  *dnn;  /* attention_dnn.c, likewise from the first attention on */

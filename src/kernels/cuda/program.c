@@ -91,7 +91,8 @@ static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_
     void *parts = bytes ? exec->scratch(exec, bytes) : NULL;
     if (bytes && !parts) return TE_ERROR_MEMORY;
     if (shape->kind == TE_CUDA_SQUARES) status = clear_amaxes(exec, program, &runs[0]);
-    int n_launches = te_cuda_program_launch(program, shape, runs, n, te_cuda(exec)->multiprocessors, parts, launches);
+    te_cuda_device *d = te_cuda(exec);
+    int n_launches = te_cuda_program_launch(program, shape, runs, n, d->multiprocessors, parts, d->args, launches);
     for (int i = 0; i < n_launches && status == TE_OK; i++)
         status = te_cuda_launch_code(exec, code, &launches[i], program->name);
     if (parts) exec->scratch_free(exec, parts); /* its next user comes later on the stream */

@@ -31,16 +31,16 @@
 #include "../kernels.h"
 #include "program_source_text.h"
 
-enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 4080, TE_CUDA_LAUNCHES = 3 };
+enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 32752, TE_CUDA_LAUNCHES = 3 };
 
-/* One launch. The kernel takes one struct by value, whose bytes are `args`: cuLaunchKernel's kernelParams is the array
- * of the one pointer `args`. */
+/* One launch. The kernel takes one struct by value, whose bytes are `args`, at most TE_CUDA_ARGS as drivers for CUDA 12.1 and later
+ * take them: cuLaunchKernel's kernelParams is the array of the one pointer `args`, which is borrowed. */
 typedef struct te_cuda_launch {
     const char *name; /* of the kernel in its module */
     uint32_t    grid[3], block[3];
     uint32_t    shared; /* bytes of dynamic shared memory */
     uint32_t    args_bytes;
-    uint64_t    args[TE_CUDA_ARGS / 8];
+    const uint64_t *args;
 } te_cuda_launch;
 
 typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED, TE_CUDA_SQUARES } te_cuda_program_kind;
@@ -92,9 +92,10 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
-/* The launches that serve the runs, in order: values of rows where SQUARES needs them, the program, the joining of sums. n_runs as te_cuda_program_batch
+/* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES needs them, the program, the joining of sums. n_runs as te_cuda_program_batch
  * gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
-                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[TE_CUDA_LAUNCHES]);
+                           int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
+                           te_cuda_launch launches[TE_CUDA_LAUNCHES]);
 
 #endif

@@ -232,7 +232,8 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
             break;
         n++;
     }
-    if (n > 1) shape->runs = (uint8_t)room;
+    int rounded = (n + TE_CUDA_RUNS_STEP - 1) / TE_CUDA_RUNS_STEP * TE_CUDA_RUNS_STEP; /* few modules for models of all sizes */
+    if (n > 1) shape->runs = (uint8_t)(rounded < room ? rounded : room);
     return n;
 }
 
@@ -298,20 +299,32 @@ static uint32_t square_bytes(const te_program *program, const te_run *run)
     return (uint32_t)(tiles + TE_CUDA_SQUARE_CODES + lines);
 }
 
+/* Whether the sums of runs go to places of their own, so that none waits for another: they are in order then. */
+static bool sums_apart(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs, int n)
+{
+    for (int r = 1; r < n; r++)
+        for (int o = 0; o < program->n_outputs; o++)
+            if (te_program_sums(program->outputs[o].kind) && te_shape_wants(program, shape, o) &&
+                (uintptr_t)runs[r].outputs[o].data <= (uintptr_t)runs[r - 1].outputs[o].data)
+                return false;
+    return true;
+}
+
 /* The first launch's arguments serve all others. */
 static te_cuda_launch *same_arguments(te_cuda_launch *launches, int i)
 {
     if (i == 0) return launches;
     launches[i].args_bytes = launches[0].args_bytes;
-    memcpy(launches[i].args, launches[0].args, launches[0].args_bytes);
+    launches[i].args = launches[0].args;
     return &launches[i];
 }
 
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
-                           int n_runs, int multiprocessors, void *parts, te_cuda_launch launches[TE_CUDA_LAUNCHES])
+                           int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
+                           te_cuda_launch launches[TE_CUDA_LAUNCHES])
 {
     int       words = te_cuda_run_words(program, shape), columns = te_shape_column_sums(program, shape);
-    uint64_t *args = launches[0].args, *tail = args + (size_t)words * shape->runs;
+    uint64_t *tail = args + (size_t)words * shape->runs;
     int64_t   blocks = 0;
     uint64_t *end = tail + TE_CUDA_TAIL_WORDS;
     memset(args, 0, (size_t)(end - args) * sizeof *args);
@@ -335,6 +348,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
         memcpy(end, &quantize, sizeof quantize);
         end += sizeof quantize / sizeof *end;
     }
+    launches[0].args = args;
     launches[0].args_bytes = (uint32_t)((size_t)(end - args) * sizeof *args);
     int n = 0;
     if (te_shape_has_row_kernel(program, shape)) {
@@ -348,7 +362,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
     if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = square_bytes(program, &runs[0]);
     if (columns + te_shape_sums(program, shape) == 0) return n;
     int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
-    int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) > 0);
+    int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) == 0 ? 0 : sums_apart(program, shape, runs, n_runs) ? n_runs : 1);
     if (join_blocks == 0) return n; /* sums of no columns */
     set_geometry(same_arguments(launches, n++), "te_program_join", join_blocks, TE_CUDA_JOIN_THREADS);
     return n;

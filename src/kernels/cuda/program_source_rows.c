@@ -244,17 +244,19 @@ static void emit_join_columns(te_emitter *e)
     te_emit(e, "        return;\n    }\n");
 }
 
-/* Runs may share an output, so one block does them all, in order. */
+/* Where runs share an output one block does them all, in order; else each has a block. */
 void te_emit_join(te_emitter *e)
 {
+    const char *columns = te_shape_column_sums(e->program, e->shape) ? "(int)column_blocks" : "0";
     int n = 0;
     te_emit(
         e,
         "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
         TE_CUDA_JOIN_THREADS);
     if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
-    if (te_shape_sums(e->program, e->shape)) te_emit(e, "    for (int at = 0; at < a.n_runs; at++) {\n"
-                                                        "        const te_run_args &r = a.run[at];\n");
+    if (te_shape_sums(e->program, e->shape)) te_emit(e, "    for (int at = (int)blockIdx.x - %s; at < a.n_runs; at += (int)gridDim.x - %s) {\n"
+                                                        "        const te_run_args &r = a.run[at];\n",
+                                                        columns, columns);
     for (int o = 0; o < e->program->n_outputs; o++) {
         int  kind = e->program->outputs[o].kind;
         char place[32];

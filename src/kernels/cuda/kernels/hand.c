@@ -58,15 +58,15 @@ te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char
     launch->block[1] = launch->block[2] = 1;
     launch->shared = 0;
     launch->args_bytes = (uint32_t)bytes;
-    memcpy(launch->args, args, bytes);
+    launch->args = memcpy(call->args, args, bytes);
     return call;
 }
 
 void te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault)
 {
     for (int i = 0; i < plan->n_calls; i++) {
-        plan->calls[i].launch.args[0] = (uint64_t)(uintptr_t)scratch;
-        plan->calls[i].launch.args[1] = (uint64_t)(uintptr_t)fault;
+        plan->calls[i].args[0] = (uint64_t)(uintptr_t)scratch;
+        plan->calls[i].args[1] = (uint64_t)(uintptr_t)fault;
     }
 }
 

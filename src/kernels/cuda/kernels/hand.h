@@ -25,6 +25,8 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
+enum { TE_CUDA_HAND_ARGS = 4080 };
+
 /* What the source depends on. */
 typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
@@ -36,7 +38,8 @@ typedef struct te_cuda_kernel {
 
 typedef struct te_cuda_call {
     te_cuda_kernel kernel;
-    te_cuda_launch launch;
+    te_cuda_launch launch; /* of the arguments behind it */
+    uint64_t       args[TE_CUDA_HAND_ARGS / 8];
 } te_cuda_call;
 
 typedef enum te_cuda_check_kind {

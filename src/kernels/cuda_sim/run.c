@@ -102,27 +102,31 @@ static void resume(launch *l, int index)
 
 /* --- warps and blocks -------------------------------------------------------------------------------------------- */
 
-/* Whether every lane of this thread's mask waits with the same mask in the same round. */
-static bool exchange_complete(const launch *l, int first, int index)
+/* Lanes that wait as this one does: with its mask, in its round. */
+static unsigned lanes_alike(const launch *l, int first, int end, const thread *t)
 {
-    const thread *t = &l->threads[index];
-    for (int i = 0; i < WARP; i++) {
-        if (!(t->mask >> i & 1u)) continue;
-        const thread *other = &l->threads[first + i];
-        if (first + i >= l->n_threads) continue; /* lanes that the block does not have */
-        if (other->status != THREAD_IN_WARP || other->mask != t->mask || other->round != t->round) return false;
+    unsigned alike = 0;
+    for (int i = first; i < end; i++) {
+        const thread *other = &l->threads[i];
+        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round) alike |= 1u << (i - first);
     }
-    return t->mask >> (index - first) & 1u;
+    return alike;
 }
 
+/* Those go on whose whole mask is there, lanes that the block does not have left out. */
 static bool release_lanes(launch *l, int first, int end)
 {
-    bool ready[WARP] = {false}, any = false;
+    unsigned present = end - first == WARP ? ~0u : (1u << (end - first)) - 1, seen = 0, ready = 0;
+    for (int i = first; i < end; i++) {
+        const thread *t = &l->threads[i];
+        if (t->status != THREAD_IN_WARP || seen >> (i - first) & 1u) continue;
+        unsigned alike = lanes_alike(l, first, end, t);
+        seen |= alike;
+        if ((t->mask & present & ~alike) == 0) ready |= alike & t->mask;
+    }
     for (int i = first; i < end; i++)
-        any |= ready[i - first] = l->threads[i].status == THREAD_IN_WARP && exchange_complete(l, first, i);
-    for (int i = first; i < end; i++)
-        if (ready[i - first]) l->threads[i].status = THREAD_READY;
-    return any;
+        if (ready >> (i - first) & 1u) l->threads[i].status = THREAD_READY;
+    return ready != 0;
 }
 
 static void run_warp(launch *l, int first)

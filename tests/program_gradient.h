@@ -13,18 +13,19 @@ enum { MAX_INPUTS = 6, MAX_OUTPUTS = 6, MAX_SIZE = 64 };
 typedef struct grad_case {
     te_gradient_request request;
     int                 rows, columns;
-    bool                wanted[MAX_INPUTS];
+    bool                wanted[MAX_INPUTS], again[MAX_OUTPUTS];
     te_output_kind      reduce[MAX_INPUTS];
     double              inputs[MAX_INPUTS][MAX_SIZE], params[4];
     double              outputs[MAX_OUTPUTS + TE_GRAD_MAX_SOURCES][MAX_SIZE], weights[MAX_OUTPUTS][MAX_SIZE];
     const char         *name;
 } grad_case;
 
-/* Everything wanted; inputs in (-2, 2), weights of the outputs in (-1, 1). */
+/* Everything wanted, and all elements of outputs again; inputs in (-2, 2), weights of the outputs in (-1, 1). */
 static inline void case_open(grad_case *g, const char *name, const te_program *forward, uint64_t *seed)
 {
     *g = (grad_case){.name = name, .rows = 3, .columns = 5};
-    g->request = (te_gradient_request){.forward = forward, .wanted = g->wanted, .reduce = g->reduce};
+    g->request = (te_gradient_request){.forward = forward, .wanted = g->wanted, .reduce = g->reduce, .again = g->again};
+    for (int i = 0; i < forward->n_outputs; i++) g->again[i] = forward->outputs[i].kind == TE_OUT_ELEM;
     for (int i = 0; i < MAX_INPUTS; i++) {
         g->wanted[i] = true;
         te_rate rate = i < forward->n_inputs ? (te_rate)forward->input_rates[i] : TE_RATE_ELEM;
@@ -106,9 +107,9 @@ static inline void check_case(grad_case *g, te_gradient *gradient)
     objective(g, gradient->forward);
 
     eval_operand sources[TE_GRAD_MAX_SOURCES];
-    double results[MAX_INPUTS][MAX_SIZE], *outputs[MAX_INPUTS];
+    double results[MAX_INPUTS + MAX_OUTPUTS][MAX_SIZE], *outputs[MAX_INPUTS + MAX_OUTPUTS];
     for (int i = 0; i < gradient->n_sources; i++) sources[i] = source_operand(g, gradient, gradient->sources[i]);
-    for (int i = 0; i < MAX_INPUTS; i++) outputs[i] = results[i];
+    for (int i = 0; i < MAX_INPUTS + MAX_OUTPUTS; i++) outputs[i] = results[i];
     program_eval(gradient->backward, &(eval_space){g->rows, g->columns, sources, g->params, false}, outputs);
     int output = 0;
     for (int i = 0; i < g->request.forward->n_inputs; i++) {
@@ -116,6 +117,13 @@ static inline void check_case(grad_case *g, te_gradient *gradient)
         CHECK(output < gradient->backward->n_outputs && gradient->backward->outputs[output].kind == g->reduce[i]);
         for (int k = 0; k < eval_output_size(g->reduce[i], g->rows, g->columns); k++)
             compare_element(g, i, k, results[output][k]);
+        output++;
+    }
+    objective(g, gradient->forward);
+    for (int i = 0; i < g->request.forward->n_outputs; i++) {
+        if (!g->request.again || !g->again[i]) continue;
+        size_t bytes = (size_t)(g->rows * g->columns) * sizeof(double);
+        CHECK_MSG(memcmp(results[output], g->outputs[i], bytes) == 0, "%s: output %d again differs", g->name, i);
         output++;
     }
     CHECK(output == gradient->backward->n_outputs);

@@ -98,9 +98,9 @@ function fuser.set_fusion(on)
     return before
 end
 
---- Whether backward computes activations anew that only weight gradients read, instead of keeping them from forward: true,
---- wherever that keeps fewer bytes; false, never; a number, where moreover the products that read them have so many columns
---- together, 256 at first. Returns the setting before, as a number.
+--- Whether backward computes activations anew that only weight gradients read, instead of keeping them from forward:
+--- true, wherever that keeps fewer bytes; false, never; a number, where moreover the products that read them have so many
+--- columns together, 256 at first. Returns the setting before, as a number.
 function fuser.set_recompute(setting)
     if type(setting) ~= "boolean" and type(setting) ~= "number" then
         fail("te.set_recompute: expected true, false or a number of columns, got %s", type(setting))

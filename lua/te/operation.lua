@@ -31,6 +31,7 @@
 --     g:product(self, "weight")        what recipes remember of that operation, by the name of its weight
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
+--     g:join(sizes)                    the operation that follows takes the last dimensions, of these sizes, for one
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
 --     g:ahead(name, fn, x)             what fn(x, lengths or nothing) makes, without gradient, of the shape of x alone: it
 --                                      is called ahead of what is planned together, with another tensor whose shape

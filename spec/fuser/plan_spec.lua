@@ -78,6 +78,23 @@ describe("plans", function()
         end
     end)
 
+    it("refuse to read one value in halves that lie in two ways", function()
+        local seq = te.Sequential(te.Linear(8, 16), te.Residual(te.SwiGLU(), te.Linear(8, 16)),
+            te.Residual(te.Sequential(te.SwiGLU(), te.Linear(8, 16)),
+                te.Sequential(te.SwiGLU { glu_interleave_size = 2 }, te.Linear(8, 16)), { parallel = true }))
+        local x = input { 3, 8 }
+        assert.matches("halves of its input that lie otherwise", reason(seq:explain(x), "SwiGLU", "SwiGLU"))
+        local fused, gradient = seq(x), nil
+        fused:backward(te.ones { 3, 16 })
+        gradient, x.grad = x.grad, nil
+        local before = te.set_fusion(false)
+        local y = seq(x)
+        y:backward(te.ones { 3, 16 })
+        te.set_fusion(before)
+        assert.same(y:totable(), fused:totable())
+        assert.same(x.grad:totable(), gradient:totable())
+    end)
+
     it("count the bytes of every tensor once", function()
         local plan = te.Sequential(te.GELU(), te.ConstantScale(3)):explain(input({ 10, 4 }, "bfloat16"))
         assert.same({ 80, 80 }, { plan.forward[1].reads, plan.forward[1].writes })

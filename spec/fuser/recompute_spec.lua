@@ -60,7 +60,8 @@ describe("operands of weight gradients", function()
         local x = input { 4, 8 }
         local before = te.set_recompute(true)
         local plan = model:explain(x)
-        assert.same({ "dgrad", "bias gradient", "gelu_tanh.backward, operand again", "wgrad", "dgrad", "wgrad" }, kernels(plan))
+        assert.same({ "dgrad", "bias gradient", "gelu_tanh.backward, operand again", "wgrad", "dgrad", "wgrad" },
+            kernels(plan))
         local predicted, moved = 0, 0
         for _, step in ipairs(plan.backward) do predicted = predicted + step.bytes end
         local y, dy = model(x), te.ones { 4, 8 }
@@ -71,7 +72,7 @@ describe("operands of weight gradients", function()
         te.set_recompute(before)
     end)
 
-    it("are kept where they follow from tensors that backward would not keep, or somebody else reads them", function()
+    it("are kept where they follow from tensors that backward would not keep, or others read them", function()
         local function recomputes(model, ...)
             local extras = { ... }
             for _, kernel in ipairs(kernels(model:explain(input { 4, 8 }, unpack(extras)))) do

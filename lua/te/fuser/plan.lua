@@ -15,6 +15,7 @@ local rates = require "te.rates"
 local mode = require "te.recipe.mode"
 local core = te._core
 local script = require "te.fuser.script"
+local joined = require "te.fuser.joined"
 
 local Plan = {}
 Plan.__index = Plan
@@ -86,6 +87,7 @@ end
 local function add_called(plan, part, reason, env)
     local name, read, results = op_name(part.item), read_by(part, env), {}
     for i, v in ipairs(part.results or {}) do results[i] = env[v] end
+    if type(part.item.op) == "table" and part.item.op.is_view then read, results = {}, {} end
     local step = { pass = "forward", kernel = "call", kind = "call", reads = bytes_of(unpack(read)),
         writes = bytes_of(unpack(results)), flops = 0 }
     add_step(plan, step, { name })
@@ -133,6 +135,21 @@ local function add_choices(plan, products)
     end
 end
 
+local function arguments(part, env)
+    if part.joined then return joined.arguments(part, env) end
+    local args, n = {}, #part.inputs
+    for k, v in ipairs(part.inputs) do args[k] = env[v] end
+    for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end
+    return args, n + #part.params
+end
+
+-- Two groups next to each other have rows of different dimensions.
+local function add_border(plan, part, after, items)
+    if not (after and after.group) then return end
+    plan.reasons[#plan.reasons + 1] = { from = op_name(items[part.steps[#part.steps].label]),
+        to = op_name(items[after.steps[1].label]), reason = "rows of several dimensions beside rows of one" }
+end
+
 --- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a later
 --- part needs the results of an earlier one.
 function Plan.of(program, env, step)
@@ -146,10 +163,10 @@ function Plan.of(program, env, step)
                 mode.prepare(part.products, env[part.inputs[1]])
                 add_choices(plan, part.products)
             end
-            local args, n = {}, #part.inputs
-            for k, v in ipairs(part.inputs) do args[k] = env[v] end
-            for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end
-            local steps, splits = core.group_explain(part.group, unpack(args, 1, n + #part.params))
+            local args, n = arguments(part, env)
+            local steps, splits = nil, joined.REFUSAL
+            if args then steps, splits = core.group_explain(part.group, unpack(args, 1, n)) end
+            add_border(plan, part, program.parts[i + 1], items)
             if steps then
                 backward[#backward + 1] = add_group(plan, steps, splits, items)
             else

@@ -9,6 +9,7 @@ local te = require "te"
 local core = te._core
 local mode = require "te.recipe.mode"
 local operation = require "te.operation"
+local joined = require "te.fuser.joined"
 
 local record = {}
 
@@ -33,7 +34,7 @@ function Recorder:op(name, inputs, attributes, product)
     local fits, reason = core.group_accepts(name)
     if not fits then return nil, reason end
     local step = { name = name, inputs = {}, attributes = attributes, label = self.label, product = product,
-        result = value(self) }
+        result = value(self), joined = self.joined }
     for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
         step.inputs[i] = type(input) == "table" and input.value or false
         if type(input) == "number" then
@@ -41,7 +42,7 @@ function Recorder:op(name, inputs, attributes, product)
             step.numbers[i] = input
         end
     end
-    self.steps[#self.steps + 1] = step
+    self.steps[#self.steps + 1], self.joined = step, nil
     return symbol(self, step.result)
 end
 
@@ -64,6 +65,12 @@ function Recorder:param(module, name)
         self.sources[known] = { holder, key }
     end
     return symbol(self, known)
+end
+
+--- The operation that is described next takes the last dimensions, of these sizes, for one.
+function Recorder:join(sizes)
+    self.joined = sizes
+    return true
 end
 
 --- The operation that was described last gives its backward its first input in a byte a value.
@@ -113,7 +120,7 @@ local function describe(g, item, values)
     local n_steps, n_checks, extras = #g.steps, #g.checks, {}
     for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
     g.inserted = {}
-    g.label, g.lens = item.label, item.lens and values[item.lens]
+    g.label, g.lens, g.joined = item.label, item.lens and values[item.lens], nil
     local results = { operation.lower_child(item.op, g, symbol(g, values[item.x]), unpack(extras)) }
     if results[1] then
         values[item.y] = results[1].value
@@ -194,6 +201,21 @@ local function make_group(g, first, last, readers)
     return part
 end
 
+-- The last step that stands in a group with step `first`, and the sizes that their rows join: steps that go element by element
+-- stand with any.
+local function group_end(g, first)
+    local at, fixed, sizes = first, false, nil
+    while g.steps[at] and not g.steps[at].item do
+        local step = g.steps[at]
+        if not joined.is_free(step, g.sources) then
+            if fixed and not joined.same(step.joined, sizes) then break end
+            fixed, sizes = true, step.joined
+        end
+        at = at + 1
+    end
+    return at - 1, sizes
+end
+
 --- Items as parts. With `fuse` false every item is called.
 function record.parts(walk, fuse)
     local g = setmetatable({ steps = {}, checks = {}, parameters = {}, sources = {}, symbols = {}, reasons = {},
@@ -215,9 +237,10 @@ function record.parts(walk, fuse)
         if g.steps[at].item then
             parts[#parts + 1] = g.steps[at]
         else
-            local first = at
-            while g.steps[at + 1] and not g.steps[at + 1].item do at = at + 1 end
+            local first, sizes = at, nil
+            at, sizes = group_end(g, first)
             parts[#parts + 1] = make_group(g, first, at, readers)
+            parts[#parts].joined = sizes
         end
         parts[#parts].last_step = at
         at = at + 1

@@ -5,6 +5,7 @@
 
 local te = require "te"
 local mode = require "te.recipe.mode"
+local joined = require "te.fuser.joined"
 local core = te._core
 
 local run = {}
@@ -38,7 +39,7 @@ end
 -- Whether a program is one group that takes the caller's inputs and gives the caller's outputs, in order.
 local function is_single(program)
     local part = program.parts[1]
-    if #program.parts ~= 1 or not part.group then return false end
+    if #program.parts ~= 1 or not part.group or part.joined then return false end
     if #part.outputs ~= #program.outputs or #part.inputs ~= program.n_inputs then return false end
     for i, v in ipairs(part.outputs) do
         if program.outputs[i] ~= v then return false end
@@ -75,7 +76,12 @@ local function run_singly(part, env)
         if mode.on and step.product then
             env[step.result] = core.quantized_linear(step.product.state, args[1], args[2], args[3] or nil)
         else
-            env[step.result] = apply(unpack(args, 1, n + (step.attributes and 1 or 0)))
+            if step.attributes then n = n + 1 end
+            if step.joined then
+                env[step.result] = joined.apply(step.joined, apply, unpack(args, 1, n))
+            else
+                env[step.result] = apply(unpack(args, 1, n))
+            end
         end
     end
 end
@@ -88,7 +94,21 @@ local function finish(part, env, first, second, ...)
     return run_singly(part, env)
 end
 
+-- A group whose rows are several dimensions: made one before, and taken apart after it.
+local function run_joined(part, env, owned)
+    local args, n = joined.arguments(part, env)
+    local results = args and { core.group_run(part.group, unpack(args, 1, n)) } or { nil, joined.REFUSAL }
+    if results[1] == nil then return finish(part, env, nil, results[2]) end
+    local shape = env[part.inputs[1]].shape
+    for i, v in ipairs(part.outputs) do
+        env[v], owned[v] = results[i]:view(shape), true
+        results[i]:release()
+    end
+    for i = 1, #part.inputs do args[i]:release() end
+end
+
 local function run_group(part, env, owned)
+    if part.joined then return run_joined(part, env, owned) end
     if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]]) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end

@@ -14,6 +14,7 @@ function Identity:lower(_, x) return x end
 
 local Reshape = BasicOperation:extend("Reshape")
 Reshape.pure = true
+Reshape.is_view = true -- moves nothing, as tensors usually lie
 Reshape.plan_fields = { "shape" }
 
 --- One size may be -1: whatever is left.

@@ -65,8 +65,11 @@ local function flattened(self, x, normalize)
     return y:view(x.shape)
 end
 
--- A description knows no shapes, so it cannot put the dimensions back.
-local SEVERAL = "it normalizes over several dimensions"
+-- For the recorder of a description: the row is all dimensions that are normalized.
+local function join(self, g)
+    if #self.normalized_shape > 1 then return g:join(self.normalized_shape) end
+    return true
+end
 
 local function describe(self)
     local sizes = self.normalized_shape
@@ -94,7 +97,8 @@ function LayerNorm:op_forward(_, x)
 end
 
 function LayerNorm:lower(g, x)
-    if #self.normalized_shape > 1 then return nil, SEVERAL end
+    local joins, reason = join(self, g)
+    if not joins then return nil, reason end
     local inputs = { x, g:param(self, "weight"), g:param(self, "bias") }
     return g:op(operation(self, "layer_norm"), inputs, { eps = self.eps })
 end
@@ -114,7 +118,8 @@ function RMSNorm:op_forward(_, x)
 end
 
 function RMSNorm:lower(g, x)
-    if #self.normalized_shape > 1 then return nil, SEVERAL end
+    local joins, reason = join(self, g)
+    if not joins then return nil, reason end
     return g:op(operation(self, "rms_norm"), { x, g:param(self, "weight") }, { eps = self.eps })
 end
 

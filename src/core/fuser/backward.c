@@ -263,6 +263,16 @@ static te_status give_inputs(te_group_backward *b)
     return TE_OK;
 }
 
+/* After a failure nothing stays that waited, or was waited for. */
+static void forget_waiting(te_group_backward *b)
+{
+    for (int u = 0; u < b->plan->n_units; u++) {
+        const te_unit *unit = &b->plan->units[u];
+        if (unit->kind == TE_UNIT_LINEAR && !unit->recipe) te_drop(te_waiting(b, unit));
+        for (int i = 0; i < unit->n_again; i++) te_drop(&b->state->values[unit->again[i]]);
+    }
+}
+
 te_status te_plan_backward(te_group_state *state, te_call *call)
 {
     te_group_backward b = {state, state->plan, state->plan->ctx, call, !te_autograd_retains(call->ctx)};
@@ -286,7 +296,6 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
     }
     if (status == TE_OK) status = give_inputs(&b);
     for (int v = 0; v < b.plan->n_values; v++) te_drop(&state->grads[v]);
-    for (int u = 0; u < b.plan->n_units && status != TE_OK; u++)
-        if (b.plan->units[u].kind == TE_UNIT_LINEAR && !b.plan->units[u].recipe) te_drop(te_waiting(&b, &b.plan->units[u]));
+    if (status != TE_OK) forget_waiting(&b);
     return status;
 }

@@ -30,6 +30,16 @@ static int find_slot(const te_unit *unit, int value, te_part part)
     return -1;
 }
 
+/* Whether a value is read in halves that lie otherwise: their gradients would not be parts of one tensor. */
+static bool halved_otherwise(const te_unit *unit, int value, te_part part)
+{
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_unit_slot *slot = &unit->slots[i];
+        if (slot->value == value && part.half && slot->part.block != part.block) return true;
+    }
+    return false;
+}
+
 /* The program's value for (a half of) a value that is stored; -1 when memory is exhausted. */
 static int load(joining *j, int value, te_part part, te_rate rate)
 {
@@ -86,6 +96,8 @@ static te_status append_node(joining *j, const te_group_node *node)
     for (int i = 0; i < l.n; i++) {
         int value = node->in[l.input[i]];
         bool here = plan->values[value].unit == j->position;
+        if (halved_otherwise(j->unit, value, l.part[i]))
+            return te_plan_refuse(plan, node, "another operation takes halves of its input that lie otherwise");
         inputs[i] = here ? rounded(j, value) : load(j, value, l.part[i], l.rate[i]);
         if (inputs[i] < 0) return out_of_memory(plan);
         j->read[value] |= here;

@@ -199,6 +199,40 @@ static void check_large(te_dtype dtype, int64_t n)
     free(x), free(y);
 }
 
+/* One chain over whole chunks, with a value that waits in a register, tensors of both widths, one of them in place, and a
+ * second run that begins at odd addresses: m = m / 2 + g, y = m g g + m. */
+static void check_windows(te_dtype g_dtype, te_dtype y_dtype)
+{
+    static built b;
+    begin(&b, "windows");
+    int m = input(&b, TE_RATE_ELEM), g = input(&b, TE_RATE_ELEM);
+    int square = emit(&b, TE_PW_MUL, emit(&b, TE_PW_ABS, g, -1, -1), g, -1);
+    int next = emit(&b, TE_PW_ADD, emit(&b, TE_PW_MUL, m, number(&b, 0.5), -1), g, -1);
+    output(&b, TE_OUT_ELEM, next);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_ADD, emit(&b, TE_PW_MUL, next, square, -1), next, -1));
+    enum { N = 20077, FIRST = 17001 };
+    float *moment = malloc(N * sizeof *moment), *gradient = malloc(N * sizeof *gradient), *y = malloc(N * sizeof *y);
+    size_t g_size = te_dtype_size(g_dtype), y_size = te_dtype_size(y_dtype);
+    te_operand in[2][2] = {{operand(moment, TE_F32, 1, 0), operand(gradient, g_dtype, 1, 0)},
+                           {operand(moment + FIRST, TE_F32, 1, 0), operand((char *)gradient + FIRST * g_size, g_dtype, 1, 0)}};
+    te_operand out[2][2] = {{in[0][0], operand(y, y_dtype, 1, 0)},
+                            {in[1][0], operand((char *)y + FIRST * y_size, y_dtype, 1, 0)}};
+    te_run     runs[2] = {{.ndim = 1, .shape = {FIRST}, .inputs = in[0], .outputs = out[0]},
+                          {.ndim = 1, .shape = {N - FIRST}, .inputs = in[1], .outputs = out[1]}};
+    for (int d = 0; d < n_devices; d++) {
+        for (int i = 0; i < N; i++) moment[i] = (float)(i % 50 * 2), te_store_f64(gradient, g_dtype, i, i % 3);
+        CHECK(te_cpu_program_run(&devices[d], &b.program, runs, 2) == TE_OK);
+        int wrong = 0;
+        for (int i = 0; i < N; i++) {
+            double now = i % 50 + i % 3, want = now * (i % 3) * (i % 3) + now;
+            wrong += moment[i] != (float)now || te_load_f64(y, y_dtype, i) != want;
+        }
+        CHECK_MSG(wrong == 0, "device %d: %d of %d elements", d, wrong, N);
+    }
+    release(&b);
+    free(moment), free(gradient), free(y);
+}
+
 /* rowsum(where(column() == t, x, 0)) beside a sum that needs the whole row; t may be no column at all. */
 static void check_pick(te_dtype dtype, int64_t columns)
 {
@@ -337,6 +371,10 @@ int main(void)
     check_over_input(TE_BF16, TE_BF16);
     check_large(TE_F32, (9 << 20) + 77);
     check_large(TE_BF16, (17 << 20) + 77);
+    check_windows(TE_F32, TE_F32);
+    check_windows(TE_BF16, TE_F32);
+    check_windows(TE_F32, TE_BF16);
+    check_windows(TE_BF16, TE_BF16);
     for (int i = 0; i < 5; i++) {
         check_pick(TE_F32, (int64_t[]){1, 5, 129, 3000, 50257}[i]);
         check_pick(TE_BF16, (int64_t[]){2, 64, 768, 16384, 50257}[i]);

@@ -150,6 +150,65 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
+/* --- what else a product of bytes has to do ------------------------------------------------------------------------ */
+
+/* How the result lies: its strides in a tensor of {48, 53} or {32, 61}. */
+typedef enum result_layout { DENSE, ODD_LINES, TURNED } result_layout;
+
+/* c {32, 48} = x {32, 64} w^T (+ bias) (+ c), as doubles. */
+static void narrow_case(te_context *ctx, int device, const te_quantized *x, const te_quantized *w, te_tensor *bias,
+                        te_dtype dtype, result_layout layout, float beta, double *values)
+{
+    te_device *where = te_context_device(ctx, device ? "cuda" : "cpu");
+    te_tensor *room = te_tensor_new(ctx, where, dtype, 1, (int64_t[]){3200});
+    if (!room || te_tensor_fill(room, 0.25) != TE_OK) abort();
+    int64_t stride[2] = {layout == DENSE ? 48 : layout == ODD_LINES ? 61 : 1, layout == TURNED ? 40 : 1};
+    te_tensor *c = te_tensor_alias(room, 2, (int64_t[]){32, 48}, stride, 0);
+    te_quant quant[2];
+    te_gemm g = {.a = te_quantized_operand(&x[device], 0, false, &quant[0]),
+                 .b = te_quantized_operand(&w[device], 0, true, &quant[1]),
+                 .c = te_tensor_view(c),
+                 .alpha = 0.5f,
+                 .beta = beta};
+    if (bias) g.bias = te_tensor_view(bias);
+    CHECK_MSG(where->exec.backend->gemm(&where->exec, &g) == TE_OK, "%s", where->exec.message);
+    if (te_tensor_read(c, TE_F64, values) != TE_OK) abort();
+    te_tensor_release(c);
+    te_tensor_release(room);
+}
+
+static void check_narrow_cases(int capability, const struct quantizer_recipe *r)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
+    fake.set_devices(1, capability);
+    te_context *ctx = te_context_open(NULL);
+    te_quantized x[2], w[2];
+    te_tensor *bias[2];
+    double values[2][32 * 48];
+    quantize_pair(ctx, r->name, &r->q[0], 32, 64, x);
+    quantize_pair(ctx, r->name, &r->q[1], 48, 64, w);
+    bias[0] = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){48});
+    if (!bias[0] || te_tensor_fill(bias[0], 1.375) != TE_OK) abort();
+    bias[1] = te_tensor_on_device(bias[0], te_context_device(ctx, "cuda"));
+    uint64_t before = fake.count("narrow product");
+    for (int k = 0; k < 36; k++) {
+        te_dtype dtype = dtypes[k % 3];
+        double worst = 0;
+        for (int device = 0; device < 2; device++)
+            narrow_case(ctx, device, x, w, k / 3 % 2 ? bias[device] : NULL, dtype, (result_layout)(k / 6 % 3),
+                        (float)(k / 18), values[device]);
+        for (int i = 0; i < 32 * 48; i++) worst = fmax(worst, fabs(values[0][i] - values[1][i]));
+        CHECK_MSG(worst <= (dtype == TE_F32 ? 2e-5 : dtype == TE_F16 ? 2e-2 : 0.13), "%s, case %d: off by %g", r->name, k,
+                  worst);
+    }
+    CHECK(fake.count("narrow product") == before + 36);
+    te_tensor_release(bias[0]);
+    te_tensor_release(bias[1]);
+    close_pair(x);
+    close_pair(w);
+    te_context_release(ctx);
+}
+
 /* The algorithm for a product that is worth it is measured once, by this process or another. */
 static void check_kept_choices(void)
 {
@@ -286,6 +345,8 @@ int main(void)
     check_delayed_updates(ctx);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
+    check_narrow_cases(90, &quantizer_recipes[1]);
+    check_narrow_cases(100, &quantizer_recipes[2]);
     check_fast_sums();
     check_kept_choices();
     fake_close();

@@ -246,6 +246,7 @@ static int record_scales(lua_State *L)
     te_scale_tape *tape = &te_lua_runtime(L)->ctx->recorded_scales;
     te_scale_tape_clear(tape);
     tape->on = true;
+    tape->paused = false;
     return 0;
 }
 

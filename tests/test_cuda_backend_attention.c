@@ -159,6 +159,18 @@ static void test_plans_are_kept(void)
     te_context_release(ctx);
 }
 
+/* Where a plan wants more memory to work in than it may have the batch is split, down to single sequences. */
+static void test_split(void)
+{
+    setenv("TETRAIN_CUDNN_WORKSPACE", "0.0001", 1);
+    te_context *ctx = te_context_open(NULL);
+    CHECK_MSG(scenes[0].batch > 1, "%s", scenes[0].name);
+    uint64_t runs = check_scene(ctx, &scenes[0]);
+    CHECK_MSG(runs == 2 * (uint64_t)scenes[0].batch, "cuDNN ran %d times", (int)runs);
+    unsetenv("TETRAIN_CUDNN_WORKSPACE");
+    te_context_release(ctx);
+}
+
 /* A library that does not start, refuses a graph, or has no memory to work in: own kernels. */
 static void test_without(void)
 {
@@ -273,7 +285,7 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_without, test_failing_run,
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_split, test_without, test_failing_run,
                              test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();

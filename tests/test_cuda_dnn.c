@@ -64,7 +64,8 @@ static te_dnn_attention packed(te_dnn_attention a)
     return a;
 }
 
-static void accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *a, const char *what)
+/* Returns the bytes it works in. */
+static int64_t accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *a, const char *what)
 {
     te_dnn_graph g;
     te_dnn_plan plan;
@@ -78,6 +79,7 @@ static void accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *a, 
         dnn.cudnnBackendDestroyDescriptor(plan.plan);
     }
     te_dnn_close(&g);
+    return made ? plan.workspace : 0;
 }
 
 static void both_ways(cudnnBackendDescriptor_t device, te_dnn_attention a, const char *what)
@@ -100,6 +102,9 @@ int main(void)
     if (!device) return TEST_END();
     te_dnn_attention a = attention(32, 12, 12, 1024, 64);
     both_ways(device, a, "causal");
+    te_dnn_attention quarter = attention(8, 12, 12, 1024, 64); /* what a batch of 32 is split into */
+    quarter.backward = 1;
+    CHECK(accepts(device, &quarter, "a quarter of the batch") <= 256 << 20);
     a.causal = 0;
     both_ways(device, a, "not causal");
     a = attention(1, 32, 8, 4096, 128);

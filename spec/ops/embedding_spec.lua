@@ -15,7 +15,8 @@ describe("te.Embedding", function()
     end)
 
     it("refuses ids outside the table", function()
-        assert.has_error(function() te.Embedding(3, 1)(te.tensor({ 3 }, { dtype = "int32" })) end)
-        assert.has_error(function() te.Embedding(3, 1)(te.tensor({ -1 }, { dtype = "int32" })) end)
+        for _, id in ipairs { 3, -1 } do -- a device says so when the values are read
+            assert.has_error(function() te.Embedding(3, 1)(te.tensor({ id }, { dtype = "int32" })):totable() end)
+        end
     end)
 end)

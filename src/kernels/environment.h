@@ -10,6 +10,7 @@
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
     X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
     X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
+    X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split; 256")    \
     /* other programs' */                                                                                             \
     X(CUDA_HOME, "CUDA_HOME", "CUDA toolkit")                                                                         \
     X(CUDA_PATH, "CUDA_PATH", "CUDA toolkit")                                                                         \

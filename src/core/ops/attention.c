@@ -9,6 +9,7 @@
 #include "../autograd.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* What backward needs beside tensors; lives with the call. */
 typedef struct attention_state {
@@ -242,6 +243,11 @@ static te_status read_lengths(te_call *call, attention_state *s, te_tensor *lens
     int64_t *lengths = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *lengths);
     if (!lengths) return te_fail_memory(call->ctx, call->op->name);
     te_status status = te_tensor_read(lens, TE_I64, lengths);
+    if (status != TE_OK) { /* as while a graph is recorded */
+        char reason[256];
+        snprintf(reason, sizeof reason, "%s", te_context_error(call->ctx));
+        te_call_fail(call, status, "seq_lens are read by the host: %s", reason);
+    }
     for (int64_t i = 0; i < n && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - total)
             status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",

@@ -9,6 +9,7 @@
 
 #include "disk_cache.h"
 #include "libraries.h"
+#include "kernels/hand.h"
 #include "program_source.h"
 
 enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
@@ -52,6 +53,7 @@ typedef struct te_cuda_device {
 
     te_cuda_copier      *copier; /* copy.c */
     struct te_cuda_hand *hand; /* kernel_ops.c */
+    struct te_cuda_reports *reports; /* reports.c, from the first operation on that checks its operands */
     struct te_cuda_blas *blas; /* gemm.c, from the first matrix product on */
     uint64_t args[TE_CUDA_ARGS / 8]; /* of the kernel being launched */
     struct te_cuda_graph *capture; /* graph.c: being recorded, NULL: none */
@@ -94,12 +96,19 @@ void      te_cuda_codes_close(te_exec *exec);
 /* Starts a kernel of the code; `operation` is what messages call it. */
 te_status te_cuda_launch_code(te_exec *exec, te_cuda_code *code, const te_cuda_launch *launch, const char *operation);
 
+/* reports.c. A word on the device for what an operation finds wrong, lent until the host next waits: _fetch comes
+ * before that, _read after it. */
+te_status te_cuda_report(te_exec *exec, const te_cuda_check *check, uint64_t **word);
+te_status te_cuda_reports_fetch(te_exec *exec);
+te_status te_cuda_reports_read(te_exec *exec);
+void      te_cuda_reports_close(te_exec *exec);
+
 /* graph.c. TE_OK unless a graph is being recorded; then `what`, which the host would have to take part in, fails. */
 te_status te_cuda_outside_graph(te_exec *exec, const char *what);
 /* While one is recorded: host memory that stays as it is until the graph goes; NULL with the message set. */
 void     *te_cuda_graph_keep(te_exec *exec, size_t bytes);
 /* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL with the message set. */
-uint64_t *te_cuda_graph_report(te_exec *exec, const char *operation);
+uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check);
 /* What graphs that have finished reported. */
 te_status te_cuda_graph_reports(te_exec *exec);
 te_status te_cuda_capture_begin(te_exec *);

@@ -73,10 +73,13 @@ te_status te_cuda_synchronize(te_exec *exec)
     te_cuda_device *d = te_cuda(exec);
     te_status status = te_cuda_enter(exec);
     if (status == TE_OK) status = te_cuda_outside_graph(exec, "waiting for the device");
+    if (status == TE_OK) status = te_cuda_reports_fetch(exec);
     if (status == TE_OK) status = te_cuda_waited(exec, d->driver.cuStreamSynchronize(d->stream));
     if (status != TE_OK) return status;
     d->n_recent = 0;
-    return te_cuda_graph_reports(exec);
+    status = te_cuda_reports_read(exec);
+    te_status graphs = te_cuda_graph_reports(exec);
+    return status == TE_OK ? graphs : status;
 }
 
 te_status te_cuda_enter(te_exec *exec)
@@ -224,6 +227,7 @@ void te_cuda_device_close(te_exec *exec)
         te_cuda_gemm_close(exec);
         te_cuda_dnn_close(exec);
         te_cuda_copier_close(exec);
+        te_cuda_reports_close(exec);
         te_cuda_hand_close(exec);
         te_cuda_codes_close(exec);
         te_cuda_stages_close(exec);

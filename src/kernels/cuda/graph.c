@@ -21,7 +21,7 @@ struct te_cuda_graph {
     CUgraphExec runnable;
     kept_memory *kept;
     uint64_t *words, *seen; /* reports, on the device and on the host */
-    char operations[MAX_REPORTS][TE_CUDA_NAME];
+    te_cuda_check checks[MAX_REPORTS];
     int n_reports;
 };
 
@@ -60,12 +60,12 @@ static te_status open_reports(te_exec *exec, te_cuda_graph *g)
                           "clearing the reports of a graph");
 }
 
-uint64_t *te_cuda_graph_report(te_exec *exec, const char *operation)
+uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check)
 {
     te_cuda_graph *g = te_cuda(exec)->capture;
     if (g->n_reports == 0 && open_reports(exec, g) != TE_OK) return NULL;
-    int i = g->n_reports < MAX_REPORTS ? g->n_reports++ : MAX_REPORTS - 1; /* the last word serves all that follow */
-    strncat(g->operations[i], g->operations[i][0] ? "" : operation, TE_CUDA_NAME - 1);
+    int i = g->n_reports < MAX_REPORTS ? g->n_reports : MAX_REPORTS - 1; /* the last word serves all that follow */
+    if (i == g->n_reports) g->checks[g->n_reports++] = *check;
     return &g->words[i];
 }
 
@@ -153,8 +153,7 @@ te_status te_cuda_graph_reports(te_exec *exec)
             uint64_t report = g->seen[i];
             g->seen[i] = UINT64_MAX;
             if (report == UINT64_MAX) continue;
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s, in a graph: a value out of range at position %llu",
-                                g->operations[i], (unsigned long long)report);
+            return te_cuda_check_fault(exec, &g->checks[i], report);
         }
     return TE_OK;
 }

@@ -1,14 +1,13 @@
 /* kernel_ops.c - operations by hand-written kernels: a plan is made, its memory lent, its kernels launched.
  *
- * Ids and weights are checked on the device while they are used; the host reads the verdict at once, so that a wrong
- * one is an error of the call that was given it. In a graph the verdict comes out where the host next waits.
+ * Ids and weights are checked on the device while they are used; the verdict comes out where the host next waits
+ * (reports.c, and graph.c for recorded ones).
  */
 #include "cuda_backend.h"
 #include "kernels/args.h"
 #include "kernels/hand.h"
 
 struct te_cuda_hand {
-    uint64_t *fault; /* on the device */
     size_t n, capacity;
     struct hand_code {
         te_cuda_kernel kernel;
@@ -30,7 +29,6 @@ void te_cuda_hand_close(te_exec *exec)
 {
     struct te_cuda_hand *hand = te_cuda(exec)->hand;
     if (!hand) return;
-    te_cuda_memory_free(exec, hand->fault, sizeof *hand->fault);
     te_mem_free(exec->mem, hand->codes, hand->capacity * sizeof *hand->codes);
     te_mem_free(exec->mem, hand, sizeof *hand);
     te_cuda(exec)->hand = NULL;
@@ -64,46 +62,7 @@ static te_status find_kernel(te_exec *exec, struct te_cuda_hand *hand, const te_
     return status;
 }
 
-/* The word in which kernels report, set to "none". */
-static te_status clear_fault(te_exec *exec, struct te_cuda_hand *hand)
-{
-    te_cuda_device *d = te_cuda(exec);
-    if (!hand->fault && !(hand->fault = te_cuda_memory_alloc(exec, sizeof *hand->fault)))
-        return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
-    return te_cuda_result(exec,
-                          d->driver.cuMemsetD8Async(te_cuda_address(hand->fault), 0xff, sizeof *hand->fault, d->stream),
-                          "clearing the report of kernels");
-}
-
-/* The element of an index that is out of range, by its position in row-major order. */
-static te_status name_index(te_exec *exec, const te_cuda_check *check, const te_view *index, uint64_t position)
-{
-    int64_t value = 0, offset = 0, rest = (int64_t)position;
-    int32_t narrow = 0;
-    bool wide = index->dtype == TE_I64;
-    size_t size = te_dtype_size(index->dtype);
-    for (int i = index->ndim - 1; i >= 0; rest /= index->shape[i--])
-        offset += rest % index->shape[i] * index->stride[i];
-    te_status status =
-        te_cuda_memory_copy(exec, wide ? (void *)&value : (void *)&narrow,
-                            (const char *)index->data + (size_t)offset * size, size, TE_COPY_DEVICE_TO_HOST);
-    if (status != TE_OK) return status;
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %lld at position %llu is outside 0 to %lld", check->operation,
-                        check->kind == TE_CUDA_CHECK_IDS ? "id" : "index", (long long)(wide ? value : narrow),
-                        (unsigned long long)position, (long long)check->bound - 1);
-}
-
-static te_status read_fault(te_exec *exec, const struct te_cuda_hand *hand, const te_cuda_check *check,
-                            const te_view *index)
-{
-    uint64_t fault;
-    te_status status = te_cuda_memory_copy(exec, &fault, hand->fault, sizeof fault, TE_COPY_DEVICE_TO_HOST);
-    if (status == TE_OK) status = te_cuda_check_fault(exec, check, fault);
-    return status == TE_ERROR_ARGUMENT && index ? name_index(exec, check, index, fault) : status;
-}
-
-/* `index` holds what the check is about, where that is ids or indices. */
-static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operation, const te_view *index)
+static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operation)
 {
     struct te_cuda_hand *hand;
     te_cuda_code *code;
@@ -112,14 +71,11 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
     bool checked = plan->check.kind != TE_CUDA_CHECK_NONE;
     void *scratch = plan->scratch_bytes ? exec->scratch(exec, plan->scratch_bytes) : NULL;
     if (plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
-    bool captured = te_cuda(exec)->capture != NULL;
     uint64_t *fault = NULL;
-    if (checked && captured) {
-        status = (fault = te_cuda_graph_report(exec, operation)) ? TE_OK : TE_ERROR_MEMORY;
-    } else if (checked) {
-        status = clear_fault(exec, hand);
-        fault = hand->fault;
-    }
+    if (checked && !te_cuda(exec)->capture)
+        status = te_cuda_report(exec, &plan->check, &fault);
+    else if (checked && !(fault = te_cuda_graph_report(exec, &plan->check)))
+        status = TE_ERROR_MEMORY;
     te_cuda_plan_bind(plan, scratch, fault);
     te_cuda_trace(exec, "dispatch: %s: kernel %s, %u blocks of %u\n", operation, plan->calls[0].launch.name,
                   plan->calls[0].launch.grid[0], plan->calls[0].launch.block[0]);
@@ -127,68 +83,67 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
         status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
         if (status == TE_OK) status = te_cuda_launch_code(exec, code, &plan->calls[i].launch, operation);
     }
-    if (status == TE_OK && checked && !captured) status = read_fault(exec, hand, &plan->check, index);
     if (scratch) exec->scratch_free(exec, scratch);
     return status;
 }
 
 /* Enters the device, makes the plan and runs it. */
-#define RUN(operation, index, make)                                                                                    \
+#define RUN(operation, make)                                                                                           \
     te_cuda_plan plan;                                                                                                 \
     te_status status = te_cuda_enter(exec);                                                                            \
     if (status == TE_OK) status = make;                                                                                \
-    return status == TE_OK ? run_plan(exec, &plan, operation, index) : status
+    return status == TE_OK ? run_plan(exec, &plan, operation)        : status
 
 te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
 {
-    RUN("embedding", ids, te_cuda_plan_embedding(exec, &plan, out, table, ids));
+    RUN("embedding", te_cuda_plan_embedding(exec, &plan, out, table, ids));
 }
 
 te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
 {
-    RUN("embedding.backward", ids, te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
+    RUN("embedding.backward", te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
 }
 
 te_status te_cuda_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
 {
-    RUN("gather", index, te_cuda_plan_gather(exec, &plan, out, src, index, dim));
+    RUN("gather", te_cuda_plan_gather(exec, &plan, out, src, index, dim));
 }
 
 te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
 {
-    RUN("scatter_add", index, te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
+    RUN("scatter_add", te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
 }
 
 te_status te_cuda_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
-    RUN("arg_reduce", NULL, te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));
+    RUN("arg_reduce", te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));
 }
 
 te_status te_cuda_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
 {
-    RUN("topk", NULL, te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
+    RUN("topk", te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
 }
 
 te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
-    RUN("cumsum", NULL, te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
+    RUN("cumsum", te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
 }
 
 te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
 {
-    RUN("multinomial", NULL, te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
+    RUN("multinomial", te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
 
 te_status te_cuda_quantize(te_exec *exec, const te_quantize_job *job)
 {
-    RUN("quantize", NULL, te_cuda_plan_quantize(&plan, job));
+    RUN("quantize", te_cuda_plan_quantize(&plan, job));
 }
 
 te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
-    RUN("dequantize", NULL, te_cuda_plan_dequantize(&plan, job, side));
+    RUN("dequantize", te_cuda_plan_dequantize(&plan, job, side));
 }
 
 te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped)
@@ -205,7 +160,7 @@ te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64
 
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole)
 {
-    RUN("matrix product", NULL, te_cuda_plan_decode(&plan, to, from, whole));
+    RUN("matrix product", te_cuda_plan_decode(&plan, to, from, whole));
 }
 
 te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
@@ -215,7 +170,7 @@ te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
 
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)
 {
-    RUN("matrix product", NULL, te_cuda_plan_scales(&plan, gemm, scales));
+    RUN("matrix product", te_cuda_plan_scales(&plan, gemm, scales));
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
@@ -271,7 +226,7 @@ te_status te_cuda_attention(te_exec *exec, const te_attention *attention)
     if (status == TE_OK) status = upload_offsets(exec, &a, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention(exec, &plan, &a);
-    if (status == TE_OK) status = run_plan(exec, &plan, "attention", NULL);
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention");
     lend_back(exec, &packed);
     return status;
 }
@@ -286,7 +241,7 @@ te_status te_cuda_attention_backward(te_exec *exec, const te_attention_grad *gra
     if (status == TE_OK) status = upload_offsets(exec, &g.forward, &packed);
     if (status != TE_OK) return status;
     status = te_cuda_plan_attention_backward(exec, &plan, &g);
-    if (status == TE_OK) status = run_plan(exec, &plan, "attention.backward", NULL);
+    if (status == TE_OK) status = run_plan(exec, &plan, "attention.backward");
     lend_back(exec, &packed);
     return status;
 }

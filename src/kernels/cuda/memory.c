@@ -95,6 +95,8 @@ static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t byt
 {
     te_cuda_device *d = te_cuda(exec);
     size_t pieces = (bytes + TE_CUDA_STAGE_BYTES - 1) / TE_CUDA_STAGE_BYTES;
+    te_status status = te_cuda_reports_fetch(exec);
+    if (status != TE_OK) return status;
     for (size_t i = 0; i <= pieces; i++) {
         size_t at = i * TE_CUDA_STAGE_BYTES, before = at - TE_CUDA_STAGE_BYTES;
         if (i < pieces) {
@@ -104,12 +106,13 @@ static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t byt
             if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy from the device");
         }
         if (i == 0) continue;
-        te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
+        status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
         if (status != TE_OK) return status;
         memcpy(dst + before, d->stage[(i - 1) % 2], at < bytes ? TE_CUDA_STAGE_BYTES : bytes - before);
     }
     d->n_recent = 0; /* all that was under way before the copy has finished well */
-    return te_cuda_graph_reports(exec);
+    status = te_cuda_reports_read(exec);
+    return status == TE_OK ? te_cuda_graph_reports(exec) : status;
 }
 
 te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind)

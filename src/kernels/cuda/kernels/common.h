@@ -18,6 +18,14 @@ TE_HD static inline int64_t te_whole_at(const te_cuda_view &v, int64_t wide, int
     return wide ? ((const int64_t *)v.data)[offset] : ((const int32_t *)v.data)[offset];
 }
 
+/* Of all ids out of range the one at the lowest position: its place and the id, each as near as 32 bits come to it. */
+static __device__ inline void te_report_id(const te_cuda_bound &bound, int64_t position, int64_t id)
+{
+    uint64_t place = position < 0xfffffffe ? (uint64_t)position : 0xfffffffeu;
+    int32_t  seen = id < INT32_MIN ? INT32_MIN : id > INT32_MAX ? INT32_MAX : (int32_t)id;
+    atomicMin((unsigned long long *)bound.fault, (unsigned long long)(place << 32 | (uint32_t)seen));
+}
+
 /* The first of a grid-stride loop, and its step. */
 #define TE_FIRST ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define TE_STEP  ((int64_t)gridDim.x * blockDim.x)

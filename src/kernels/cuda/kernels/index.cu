@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding(const __grid_cons
         int64_t i = u / units, column = u % units * TE_VECTOR;
         int64_t id = te_whole_at(a.ids, a.ids_wide, te_offset(a.ids, a.ids.ndim, i));
         if (id < 0 || id >= a.table.shape[0]) {
-            if (column == 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)i);
+            if (column == 0) te_report_id(a.bound, i, id);
             continue;
         }
         const te_b *from = (const te_b *)a.table.data + id * a.table.stride[0] + column * a.table.stride[1];
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
     for (int64_t i = TE_FIRST; i < a.n; i += TE_STEP) {
         int64_t id = te_whole_at(a.ids, a.ids_wide, te_offset(a.ids, a.ids.ndim, i));
         bool    inside = id >= 0 && id < a.table.shape[0];
-        if (!inside) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)i);
+        if (!inside) te_report_id(a.bound, i, id);
         keys[i] = (uint64_t)(inside ? id : a.table.shape[0]);
         positions[i] = i;
     }
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gather(const __grid_constan
     for (int64_t u = TE_FIRST; u < a.n; u += TE_STEP) {
         int64_t at = te_whole_at(a.index, a.index_wide, te_offset(a.index, a.index.ndim, u));
         if (at < 0 || at >= a.whole.shape[a.dim]) {
-            atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)u);
+            te_report_id(a.bound, u, at);
             continue;
         }
         ((te_a *)a.part.data)[te_offset(a.part, a.part.ndim, u)] =
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_lines(const __grid_
         for (int64_t i = 0; i < extent; i++) {
             int64_t target = te_whole_at(a.index, a.index_wide, at + i * a.index.stride[a.dim]);
             if (target < 0 || target >= a.whole.shape[a.dim]) {
-                atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(first + i * inner));
+                te_report_id(a.bound, first + i * inner, target);
                 continue;
             }
             te_a *sum = to + target * a.whole.stride[a.dim];
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_keys(const __grid_c
         int64_t at = te_whole_at(a.index, a.index_wide, te_offset(a.index, a.index.ndim, u));
         int64_t line = u / inner / extent * inner + u % inner;
         bool    inside = at >= 0 && at < bound;
-        if (!inside) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)u);
+        if (!inside) te_report_id(a.bound, u, at);
         keys[u] = (uint64_t)(inside ? line * bound + at : a.n / extent * bound);
         positions[u] = u;
     }

@@ -1,0 +1,62 @@
+--- Ids out of range on the CUDA device: nobody waits for the verdict, which comes where the host next does. Pending without a
+--- device.
+
+local te = require "te"
+
+local devices, reason = te.devices()
+
+describe("ids out of range on CUDA", function()
+    if not devices[2] then
+        pending("no CUDA device: " .. tostring(reason))
+        return
+    end
+
+    local function ids(...) return te.tensor({ ... }, { dtype = "int64", device = "cuda" }) end
+    local function rows(n) return te.randn({ n, 3 }, { device = "cuda" }) end
+
+    it("are errors of the next wait, which name operation, id and place", function()
+        local table_ = rows(5)
+        local out = te.embedding(table_, ids(1, 9, 2, -3)) -- no error yet
+        assert.error_matches(function() te.synchronize("cuda") end, "embedding: id 9 at position 1 is outside 0 to 4")
+        te.synchronize("cuda") -- said once
+        assert.same({ 4, 3 }, out.shape)
+    end)
+
+    it("come with a value that is read", function()
+        local picked = te.gather(rows(4), 1, te.tensor({ { 0, 1, 2 }, { 3, -7, 4 } }, { dtype = "int64", device = "cuda" }))
+        assert.error_matches(function() picked:totable() end, "gather: index %-7 at position 4 is outside 0 to 3")
+    end)
+
+    it("do not spoil what runs after them", function()
+        local table_ = rows(5)
+        te.embedding(table_, ids(70))
+        local sum = te.sum(table_)
+        assert.error_matches(function() sum:item() end, "embedding: id 70 at position 0")
+        assert.near(te.sum(table_:to("cpu")):item(), sum:item(), 1e-4)
+    end)
+
+    it("are found by the operation they were given to first", function()
+        local table_, a, b, c = rows(5), ids(1, 2), ids(0, 0, 0, 5), ids(6)
+        te.embedding(table_, a)
+        te.embedding(table_, b)
+        te.embedding(table_, c)
+        assert.error_matches(function() te.synchronize("cuda") end, "embedding: id 5 at position 3")
+    end)
+
+    it("are waited for where many operations are under way", function()
+        local table_ = rows(5)
+        local id = ids(5)
+        local ok, problem = pcall(function()
+            for _ = 1, 300 do te.embedding(table_, id):release() end
+        end)
+        assert.is_false(ok)
+        assert.truthy(tostring(problem):find("embedding: id 5 at position 0", 1, true))
+        pcall(te.synchronize, "cuda")
+        te.synchronize("cuda")
+    end)
+
+    it("name ids that do not fit 32 bits by the nearest that does", function()
+        te.embedding(rows(5), ids(2 ^ 40))
+        assert.error_matches(function() te.synchronize("cuda") end, "embedding: id 2147483647 at position 0")
+    end)
+end)

@@ -153,7 +153,7 @@ te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64
     void *list = status == TE_OK ? te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors) : NULL;
     if (!list) return status == TE_OK ? TE_ERROR_MEMORY : status;
     status = te_cuda_plan_delayed(&plan, list, n, skipped);
-    if (status == TE_OK) status = run_plan(exec, &plan, "delayed scaling", NULL);
+    if (status == TE_OK) status = run_plan(exec, &plan, "delayed scaling");
     exec->scratch_free(exec, list);
     return status;
 }
@@ -165,7 +165,7 @@ te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, 
 
 te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
 {
-    RUN("matrix product", NULL, te_cuda_plan_arrange(&plan, args));
+    RUN("matrix product", te_cuda_plan_arrange(&plan, args));
 }
 
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)

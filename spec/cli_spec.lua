@@ -112,7 +112,13 @@ describe("tetrain", function()
         local path = script("local te = require 'te'\nte.zeros(2)\nLinear(2, 3)")
         local _, err = run(path)
         assert.is_truthy(err:find("hint: there is te.Linear", 1, true), err)
-        _, err = run(path:sub(1, -6) .. "x.lua")
+        local folder = os.tmpname() -- of its own: the common one changes while it is listed
+        os.remove(folder)
+        te._core.mkdir(folder)
+        path = folder .. "/model.lua"
+        io.open(path, "wb"):close()
+        _, err = run(folder .. "/modelx.lua")
+        os.execute("rm -r " .. folder)
         assert.is_truthy(err:find("hint: did you mean " .. path, 1, true), err)
         _, err = run "trian"
         assert.is_truthy(err:find("tetrain train", 1, true), err)

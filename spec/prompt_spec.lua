@@ -148,7 +148,7 @@ describe("the prompt on a terminal", function()
     local folder, keys, screen
 
     local function wait_for(text, from)
-        local deadline = te._core.clock() + 20
+        local deadline = te._core.clock() + 60
         while te._core.clock() < deadline do
             if read(screen):find(text, from or 1, true) then return true end
             te._core.sleep(0.01)

@@ -9,13 +9,14 @@
 #include "fuser/emit.h"
 #include "quantized_parameter.h"
 
-enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 };
+enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 }; /* of each thread; what a stripe is a multiple of */
 
 static int64_t width_of(const te_tensor *t) { return t->ndim ? t->shape[t->ndim - 1] : 1; }
 
-static int64_t stripe_rows(const te_tensor *master)
+static int64_t stripe_rows(const te_exec *exec, const te_tensor *master)
 {
-    int64_t rows = STRIPE_BYTES / (int64_t)te_dtype_size(master->dtype) / (width_of(master) ? width_of(master) : 1);
+    int64_t bytes = STRIPE_BYTES * (int64_t)(exec->threads > 1 ? exec->threads : 1);
+    int64_t rows = bytes / (int64_t)te_dtype_size(master->dtype) / (width_of(master) ? width_of(master) : 1);
     return rows < STRIPE_ROWS ? STRIPE_ROWS : rows - rows % STRIPE_ROWS;
 }
 
@@ -88,7 +89,7 @@ static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, 
 
 static te_status run_striped(te_exec *exec, te_program *program, te_optim_striped *e, int n_inputs, int n_outputs, void *room)
 {
-    int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(e->master);
+    int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(exec, e->master);
     float scale = te_role_resident_scale(e->param->storage->quantized->state), amax = 0;
     te_operand operands[TE_OPTIM_OPERANDS];
     te_status status = TE_OK;
@@ -113,7 +114,7 @@ te_status te_optim_stripes_run(te_exec *exec, te_program *program, te_optim_stri
     size_t bytes = 0;
     for (int i = 0; i < s->n; i++) {
         const te_optim_striped *e = &s->entries[i];
-        size_t size = (size_t)(stripe_rows(e->master) * width_of(e->master)) * te_dtype_size(e->param->dtype);
+        size_t size = (size_t)(stripe_rows(exec, e->master) * width_of(e->master)) * te_dtype_size(e->param->dtype);
         if (e->master->dtype != e->param->dtype && size > bytes) bytes = size;
     }
     void *room = bytes ? exec->scratch(exec, bytes) : NULL;

@@ -87,12 +87,22 @@ static bool are_own(const te_quantized *z)
            is_own(b->scale_inv, a->scale_inv) && is_own(a->amax, b->amax) && is_own(b->amax, a->amax);
 }
 
+/* Field by field, since structures have gaps. */
+static bool is_same(const te_quantizer *a, const te_quantizer *b)
+{
+    return a->element == b->element && a->scale == b->scale && a->block_rows == b->block_rows && a->block_cols == b->block_cols &&
+           a->needs_history == b->needs_history && a->has_columnwise == b->has_columnwise && a->transposed == b->transposed &&
+           a->replicated == b->replicated && a->power_of_two == b->power_of_two && a->epsilon == b->epsilon &&
+           a->row_scaled == b->row_scaled && a->hadamard == b->hadamard && a->stochastic == b->stochastic &&
+           a->four_over_six == b->four_over_six && a->scale_max == b->scale_max;
+}
+
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
     const te_quantizer *q = &s->state->recipe->quantizers[TE_ROLE_WEIGHT];
-    bool same = memcmp(q, &s->copies.quantizer, sizeof *q) == 0 && s->copies.dtype == param->dtype && s->copies.side[0].data;
-    if (same && are_own(&s->copies)) {
+    bool fits = is_same(q, &s->copies.quantizer) && s->copies.dtype == param->dtype && s->copies.side[0].data;
+    if (fits && are_own(&s->copies)) {
         *copies = s->copies;
         return TE_OK;
     }

@@ -31,7 +31,7 @@ local function train(t, from, to, micro_steps)
             local x = te.randn({ 16, 32 })
             local y = te.autocast({ recipe = t.recipe }, t.model, x)
             te.sum(y * y):backward()
-            bytes[#bytes + 1], loss = core.tensor_bytes(y), loss + te.sum(y):item()
+            bytes[#bytes + 1], loss = core.tensor_bytes(y:detach():to("cpu")), loss + te.sum(y):item()
         end
         if i == BAD then te.no_grad(function() t.model[3].bias.grad:fill_(math.huge) end) end
         if t.guard:allows(loss, te.optim.grad_norm(t.trained)) then t.optimizer:step() end
@@ -39,7 +39,7 @@ local function train(t, from, to, micro_steps)
     local names, state = {}, t.model:state_dict()
     for name in pairs(state) do names[#names + 1] = name end
     table.sort(names)
-    for _, name in ipairs(names) do bytes[#bytes + 1] = name .. core.tensor_bytes(state[name]:clone()) end
+    for _, name in ipairs(names) do bytes[#bytes + 1] = name .. core.tensor_bytes(state[name]:to("cpu"):clone()) end
     return table.concat(bytes)
 end
 

@@ -45,7 +45,8 @@ void te_plan_mark_emissions(te_fuse_plan *plan)
         } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
             const te_unit *product = &plan->units[v->unit];
             bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;
-            v->emitted = v->wanted && emits(product, TE_ROLE_GRAD_OUTPUT) && !bias && v->dtype == product->compute;
+            bool read = plan->values[product->x].wanted || plan->values[product->weight].wanted; /* not for a bias alone */
+            v->emitted = v->wanted && read && emits(product, TE_ROLE_GRAD_OUTPUT) && !bias && v->dtype == product->compute;
         }
     }
 }

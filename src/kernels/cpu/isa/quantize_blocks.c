@@ -42,7 +42,7 @@
     {                                                                                                                  \
         const element *x = data;                                                                                       \
         int64_t i = te_amaxes_##name(amax, x, n, block);                                                               \
-        amax += i / block;                                                                                             \
+        amax += i ? i / block : 0; /* a row of nothing is a block of nothing */                                        \
         if (block == 16)                                                                                               \
             for (; i + 16 <= n; i += 16) *amax++ = amax_of_##name(x + i, 16);                                          \
         else if (block == 32)                                                                                          \

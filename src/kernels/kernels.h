@@ -69,7 +69,8 @@ typedef struct te_operand {
     bool     accumulate;          /* outputs: add to what is there (beta = 1); of an amax, keep the larger */
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
     /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are the
-     * job's source. data is NULL then, and the job's quantizer looks at nothing beyond a block (te_quantizer_is_local). */
+     * job's source. data is NULL then, and the job's quantizer looks at nothing beyond a block (te_quantizer_is_local); outputs of
+     * rows then lie apart from all inputs. */
     const te_quantize_job *quantized;
 } te_operand;
 

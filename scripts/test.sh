@@ -151,10 +151,11 @@ device_specs() {
     header "Lua specs on the CUDA backend in $1"
     made_up_gpu "$1" cuda spec/ops_spec.lua >"$logs/device-1" 2>&1 &
     first=$!
-    follow "$logs/device-2" spec_files made_up_gpu "$1" cpu spec/cuda_spec.lua
+    follow "$logs/device-2" spec_files made_up_gpu "$1" cpu spec/cuda_spec.lua spec/cuda spec/graph_spec.lua \
+        spec/recipe/faster_spec.lua
     count_specs $? "$logs/device-2"
     follow "$logs/device-3" spec_files made_up_gpu "$1" cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
-        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua spec/recipe/resume_spec.lua
     count_specs $? "$logs/device-3"
     wait $first
     count_specs $? "$logs/device-1"
@@ -168,6 +169,10 @@ step "warnings of clang" clang_warnings
 c_tests build
 specs build
 device_specs build
+if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+    step "kernels of a training step for sm_80, sm_90a and sm_100, without spills" \
+        limited 900 cmake --build build --target cuda_kernels
+fi
 
 # Without oneDNN: our own GEMM alone, in the same tests.
 plain() {

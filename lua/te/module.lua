@@ -316,10 +316,10 @@ function Module:eval() return set_training(self, false) end
 -- A parameter that is stored quantized keeps its bytes; a dtype says what they stand for.
 local function convert_quantized(tensor, where)
     if where == tensor.device then return tensor end
-    if where == "cpu" or where:find("^cuda") then
-        fail("Module:to: a parameter that is stored quantized stays on %s", tensor.device)
-    end
-    return core.quantized_as(tensor, where)
+    local moves = where == "cpu" or where:find("^cuda")
+    local new = (moves and core.quantized_on or core.quantized_as)(tensor, where)
+    mode.initial[new] = mode.initial[tensor]
+    return new
 end
 
 --- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors, so optimizers are made

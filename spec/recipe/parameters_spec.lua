@@ -144,7 +144,16 @@ describe("te.quantized_model_init", function()
         assert.is_true(core.is_quantized(model[1].weight))
         assert.is_true(same((core.quantized_parts(before)), (core.quantized_parts(model[1].weight))))
         assert.is_true(same(values:to("bfloat16"), model[1].weight:detach()))
-        assert.error_matches(function() model:to("cuda") end, "stays on cpu")
+        assert.error_matches(function() model:to("cuda:77") end, "cuda:77")
+    end)
+
+    it("reaches the models of the library", function()
+        te.manual_seed(2)
+        local config = { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 32 }
+        local stored = te.quantized_model_init({ recipe = RECIPES.mxfp8 }, te.models.gpt, config)
+        local n = 0
+        for _, p in ipairs(stored:parameters()) do n = n + (core.is_quantized(p) and 1 or 0) end
+        assert.equal(4, n) -- both products of attention, and of the MLP
     end)
 
     it("gives gradients to parameters that ordinary operations read", function()

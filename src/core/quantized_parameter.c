@@ -54,6 +54,31 @@ te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copi
     return attach(ctx, &own, state);
 }
 
+/* *to = from on the device, or what stands for it there where both directions share it. */
+static te_status move_part(te_tensor *from, te_tensor *shared, te_tensor *moved, te_device *device, te_tensor **to)
+{
+    *to = !from ? NULL : from == shared ? te_tensor_retain(moved) : te_tensor_on_device(from, device);
+    return !from || *to ? TE_OK : device->ctx->status;
+}
+
+te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device)
+{
+    const struct te_quantized_storage *s = param->storage->quantized;
+    te_quantized copies = s->copies;
+    te_status status = TE_OK;
+    memset(copies.side, 0, sizeof copies.side);
+    for (int i = 0; i < 2 && status == TE_OK; i++) {
+        const te_quantized_part *from = &s->copies.side[i], *first = &s->copies.side[0];
+        te_quantized_part *to = &copies.side[i], *moved = &copies.side[0];
+        status = move_part(from->data, NULL, NULL, device, &to->data);
+        if (status == TE_OK) status = move_part(from->scale_inv, i ? first->scale_inv : NULL, moved->scale_inv, device, &to->scale_inv);
+        if (status == TE_OK) status = move_part(from->amax, i ? first->amax : NULL, moved->amax, device, &to->amax);
+    }
+    if (status == TE_OK) return attach(param->ctx, &copies, s->state);
+    te_quantized_close(&copies);
+    return NULL;
+}
+
 static void replace(te_tensor *param, te_quantized *copies)
 {
     te_quantized_close(&param->storage->quantized->copies);

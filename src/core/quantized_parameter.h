@@ -21,6 +21,8 @@ static inline bool te_tensor_is_quantized(const te_tensor *t) { return t->storag
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise);
 /* The same with copies that exist already, of which it takes references. */
 te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state);
+/* The same bytes on a device. */
+te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device);
 void te_quantized_storage_free(te_storage *storage);
 
 /* param = source, quantized anew with the scale that its state has now; of equal shapes. */

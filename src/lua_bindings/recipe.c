@@ -24,6 +24,7 @@
  *     is_quantized(t)
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil where absent
  *     set_quantized_parts(t, …)            takes over the like
+ *     quantized_on(t, device)              another with the same bytes there
  *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype
  *     watch_numerics(state, on)            counts anew from here, or no more; nil: forgets
  *     numerics(state, role)                values, nonfinite, saturated, flushed, error, norm, amax, scale (numerics.h)
@@ -378,6 +379,20 @@ static int quantized_as(lua_State *L)
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
 
+static int quantized_on(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_tensor *t = check_quantized(L, "to");
+    te_lua_enter(rt, L, "to");
+    te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 2));
+    if (!device) return te_lua_raise(rt, L, "to", rt->ctx->status);
+    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    result->t = te_quantized_parameter_on(t, device);
+    if (!result->t) return te_lua_raise(rt, L, "to", rt->ctx->status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
 static int watch_numerics(lua_State *L)
 {
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "numerics");
@@ -428,6 +443,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
     {"quantized_as", quantized_as},
+    {"quantized_on", quantized_on},
     {"watch_numerics", watch_numerics},
     {"numerics", numerics},
     {"skipped_amaxes", skipped_amaxes},

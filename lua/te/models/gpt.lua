@@ -60,10 +60,14 @@ function GPT:init(config)
     self.wpe = te.Embedding(config.block_size, config.n_embd, init)
     self.dropout = te.Dropout(config.dropout)
     self.blocks = te.Sequential()
-    local stored = { enabled = config.quantized ~= nil, recipe = config.quantized and te.recipe[config.quantized] {} or nil }
-    te.quantized_model_init(stored, function()
+    local function append_blocks()
         for _ = 1, config.n_layer do self.blocks:append(Block(config)) end
-    end)
+    end
+    if config.quantized then
+        te.quantized_model_init({ recipe = te.recipe[config.quantized] {} }, append_blocks)
+    else
+        append_blocks() -- as whoever makes the model says
+    end
     self.norm = te.LayerNorm(config.n_embd, { bias = config.bias })
 end
 

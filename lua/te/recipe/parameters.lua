@@ -84,7 +84,7 @@ end
 
 --- The master of a parameter that is stored quantized.
 function parameters.master(parameter, dtype)
-    return (initial[parameter] or parameter):detach():to(dtype):clone()
+    return (initial[parameter] or parameter):detach():to(parameter.device):to(dtype):clone()
 end
 
 return parameters

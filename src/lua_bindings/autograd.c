@@ -76,7 +76,7 @@ static int grad(lua_State *L)
     memset(grads, 0, (size_t)inputs.n * sizeof *grads);
     lua_createtable(L, inputs.n, 0); /* the result: userdata to take the gradients, since making them later could raise */
     for (int i = 0; i < inputs.n; i++) {
-        te_lua_new_tensor(rt, L);
+        te_lua_new_tensor(L);
         lua_rawseti(L, -2, i + 1);
     }
     te_lua_retain_tensors(&outputs);

@@ -26,7 +26,6 @@ typedef struct te_lua {
     struct te_lua_link *link;  /* how graph nodes find their way back */
     lua_State         *thread; /* a thread of its own, for callbacks without a Lua caller */
     lua_State         *L;      /* innermost caller of the engine; NULL: none */
-    int                tensor_meta, methods; /* registry references */
     size_t             collect_at; /* bytes of live tensors at which the collector runs next */
     bool               restricted; /* no files */
     int                threads;    /* at the start */
@@ -88,9 +87,9 @@ static inline te_lua_tensor *te_lua_to_tensor(lua_State *L, int index)
 /* The tensor at `index`; raises when there is none or it was released. Borrowed. */
 te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, const char *argument);
 /* Pushes a tensor userdata that holds nothing yet. */
-te_lua_tensor *te_lua_new_tensor(te_lua *rt, lua_State *L);
+te_lua_tensor *te_lua_new_tensor(lua_State *L);
 /* Pushes a further reference; NULL pushes nil. */
-void te_lua_push_tensor(te_lua *rt, lua_State *L, te_tensor *t);
+void te_lua_push_tensor(lua_State *L, te_tensor *t);
 /* Collects when much tensor memory became garbage since the last time. Called outside the engine, holding nothing. */
 void te_lua_charge(te_lua *rt, lua_State *L);
 /* Raises unless the engine may be entered. */
@@ -157,6 +156,14 @@ const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 
+/* What a state keeps for good lies in its registry under addresses: where memory runs out while a table of LuaJIT grows, it
+ * loses entries under whole numbers (luaL_ref's). te_lua_keep pops the value. */
+void te_lua_keep(lua_State *L, const void *key);
+void te_lua_push_kept(lua_State *L, const void *key); /* nil: none */
+/* Pushes the metatable that is kept under key: true when it is a new one, to be filled and then kept with te_lua_keep_copy. */
+bool te_lua_push_metatable(lua_State *L, const void *key);
+void te_lua_keep_copy(lua_State *L, const void *key);
+extern const char te_lua_tensor_metatable[], te_lua_tensor_methods[]; /* keys */
 /* Pushes the userdata that every function of the library has as upvalue 1. */
 void te_lua_push_anchor(lua_State *L);
 /* Registers functions with the runtime as upvalue in the table on top. */

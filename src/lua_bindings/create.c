@@ -57,7 +57,7 @@ static creation read_shape(te_lua *rt, lua_State *L, int index, const char *func
 /* Pushes an uninitialised tensor. */
 static te_tensor *push_empty(te_lua *rt, lua_State *L, const creation *c, int ndim, const int64_t *shape)
 {
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = te_tensor_new(rt->ctx, c->device, c->dtype, ndim, shape);
     if (!u->t) te_lua_raise(rt, L, c->function, rt->ctx->status);
     return u->t;
@@ -77,7 +77,7 @@ static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
  * the stack frees it. Raises when the shape is impossible. */
 static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtype dtype, int ndim, const int64_t *shape, int64_t *numel)
 {
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = te_tensor_empty(rt->ctx, dtype, ndim, shape);
     if (!u->t) te_lua_raise(rt, L, function, rt->ctx->status);
     *numel = te_tensor_numel(u->t);
@@ -229,7 +229,7 @@ static void fill_nested(nested *v, int depth)
 static int copy_tensor(te_lua *rt, lua_State *L, te_tensor *source)
 {
     creation       c = read_creation(rt, L, 2, "tensor", source->dtype);
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = te_tensor_new(rt->ctx, c.device, c.dtype, source->ndim, source->shape);
     if (!u->t) return te_lua_raise(rt, L, "tensor", rt->ctx->status);
     return finish(rt, L, &c, te_tensor_copy_data(u->t, source));
@@ -342,7 +342,7 @@ static int create_from_file(lua_State *L)
         if (offset < 0 || (count < 0 && !lua_isnil(L, -1))) return te_lua_fail(L, "from_file", "offset and count are not negative");
     }
     te_lua_enter(rt, L, "from_file");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     if (te_io_open_read(&te_io_posix, path, &fd, &size, &error) != TE_OK) return te_lua_fail(L, "from_file", "%s", error.message);
     if (count < 0) count = size > offset ? (size - offset) / element : 0;
     int64_t      end;

@@ -78,7 +78,7 @@ static int run_backward(lua_State *L)
     lua_rawgeti(L, LUA_REGISTRYINDEX, c->ref);
     lua_rawgeti(L, -1, 1);
     lua_rawgeti(L, -2, 2);
-    for (int i = 0; i < n_out; i++) te_lua_push_tensor(job->rt, L, call->dout[i]);
+    for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, call->dout[i]);
     if (lua_pcall(L, 1 + n_out, LUA_MULTRET, handler) != 0) {
         keep_error(job, L);
         return 0;
@@ -156,7 +156,7 @@ static int record(lua_State *L)
     }
     luaL_checkstack(L, n_out + 4, "te.custom");
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
-    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
+    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
     lua_createtable(L, 2, 0);
     for (int i = 1; i <= 2; i++) {
         lua_pushvalue(L, i);

@@ -13,7 +13,7 @@ typedef struct te_lua_operation {
     const te_op *op;
 } te_lua_operation;
 
-static const char operation_tag[] = "te.operation"; /* also the metatable's name in the registry */
+static const char operation_tag[] = "te.operation"; /* also the key of the metatable */
 
 const te_op *te_lua_to_operation(lua_State *L, int index)
 {
@@ -122,7 +122,7 @@ static te_lua_operation *new_operation(lua_State *L)
 {
     te_lua_operation *u = lua_newuserdata(L, sizeof *u);
     *u = (te_lua_operation){operation_tag, NULL};
-    if (luaL_newmetatable(L, operation_tag)) {
+    if (te_lua_push_metatable(L, operation_tag)) {
         static const luaL_Reg metamethods[] = {
             {"__call", call_operation},
             {"__gc", release_operation},
@@ -133,6 +133,7 @@ static te_lua_operation *new_operation(lua_State *L)
         te_lua_register(te_lua_runtime(L), L, metamethods);
         lua_pushboolean(L, 0);
         lua_setfield(L, -2, "__metatable");
+        te_lua_keep_copy(L, operation_tag);
     }
     lua_setmetatable(L, -2);
     return u;

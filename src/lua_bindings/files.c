@@ -221,7 +221,7 @@ static int load_all(lua_State *L)
         lua_pushstring(L, te_safetensors_get(job->file, i)->name);
         lua_pushvalue(L, -1);
         lua_rawseti(L, 2, i + 1);
-        if (!load_tensor(job, te_lua_new_tensor(job->rt, L), i)) return 0;
+        if (!load_tensor(job, te_lua_new_tensor(L), i)) return 0;
         lua_rawset(L, 3);
     }
     for (int i = 0; i < te_safetensors_metadata_count(job->file); i++) {

@@ -100,7 +100,7 @@ static int graph_numbers(lua_State *L)
     int64_t rows = te_lua_check_int(L, 2, "graph_numbers", "rows"), columns = te_lua_check_int(L, 3, "graph_numbers", "columns");
     te_lua_enter(rt, L, "graph");
     te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = device ? te_graph_numbers(rt->ctx, device, rows, columns) : NULL;
     return u->t ? 1 : te_lua_raise(rt, L, "graph", rt->ctx->status);
 }

@@ -235,7 +235,7 @@ static int group_run(lua_State *L)
     int            n_in = te_group_n_inputs(u->group), n_out = te_group_n_outputs(u->group);
     te_tensor     *out[TE_GROUP_MAX_OUTPUTS], **in = check_inputs(rt, L, u, "group_run");
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
-    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
+    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
     for (int i = 0; i < n_in; i++) te_tensor_retain(in[i]);
     te_status status = te_group_run(u->group, in, out);
     for (int i = 0; i < n_in; i++) te_tensor_release(in[i]);

@@ -170,12 +170,14 @@ static int collect(lua_State *L)
     return 0;
 }
 
+static const char collect_key[] = "te.collect"; /* in the registry: a function that collects */
+
 /* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice, because
  * LuaJIT gives its string buffer back in steps. */
 static void collect_protected(tetrain *host)
 {
     for (int i = 0; i < 2; i++) {
-        lua_rawgeti(host->L, LUA_REGISTRYINDEX, host->collect_ref);
+        te_lua_push_kept(host->L, collect_key);
         if (lua_pcall(host->L, 0, 0, 0) != 0) lua_pop(host->L, 1);
     }
 }
@@ -200,7 +202,7 @@ static int open_state(lua_State *L)
     host->rt->host = host;
     te_lua_open_library(L);
     lua_pushcfunction(L, collect);
-    host->collect_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    te_lua_keep(L, collect_key);
     lua_pushboolean(L, 1);
     host->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
     return 0;

@@ -19,7 +19,6 @@ struct tetrain {
     bool            opening;
     size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
-    int             collect_ref; /* registry: a function that collects */
     int             error_ref;   /* registry: room for an error value */
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time one */
     bool            failed;      /* the last call did */

@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-static const char registry_key[] = "te.runtime";
+static const char registry_key[] = "te.runtime", thread_key[] = "te.thread";
 
 te_lua *te_lua_attached(lua_State *L)
 {
@@ -17,6 +17,34 @@ te_lua *te_lua_attached(lua_State *L)
     te_lua *rt = lua_touserdata(L, -1);
     lua_pop(L, 1);
     return rt;
+}
+
+void te_lua_keep(lua_State *L, const void *key)
+{
+    lua_pushlightuserdata(L, (void *)key);
+    lua_insert(L, -2);
+    lua_rawset(L, LUA_REGISTRYINDEX);
+}
+
+void te_lua_push_kept(lua_State *L, const void *key)
+{
+    lua_pushlightuserdata(L, (void *)key);
+    lua_rawget(L, LUA_REGISTRYINDEX);
+}
+
+bool te_lua_push_metatable(lua_State *L, const void *key)
+{
+    te_lua_push_kept(L, key);
+    if (!lua_isnil(L, -1)) return false;
+    lua_pop(L, 1);
+    lua_newtable(L);
+    return true;
+}
+
+void te_lua_keep_copy(lua_State *L, const void *key)
+{
+    lua_pushvalue(L, -1);
+    te_lua_keep(L, key);
 }
 
 void te_lua_push_anchor(lua_State *L) { lua_getfield(L, LUA_REGISTRYINDEX, registry_key); }
@@ -63,7 +91,7 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     lua_setfield(L, -2, "__metatable");
     lua_setmetatable(L, -2);
     rt->thread = lua_newthread(L);
-    luaL_ref(L, LUA_REGISTRYINDEX);
+    te_lua_keep(L, thread_key);
     if (options->ctx) te_context_retain(options->ctx);
     rt->ctx = options->ctx ? options->ctx : te_context_open(NULL);
     rt->link = rt->ctx ? te_mem_alloc(&rt->ctx->mem, sizeof *rt->link) : NULL;
@@ -90,9 +118,9 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_register(rt, L, te_lua_library_functions);
     lua_pushcfunction(L, te_lua_remember);
     lua_setfield(L, -2, "remember");
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
+    te_lua_push_kept(L, te_lua_tensor_methods);
     lua_setfield(L, -2, "tensor_methods");
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    te_lua_push_kept(L, te_lua_tensor_metatable);
     lua_setfield(L, -2, "tensor_metatable");
     if (!rt->restricted) {
         te_lua_register(rt, L, te_lua_process_functions);

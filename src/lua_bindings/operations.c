@@ -295,7 +295,7 @@ int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
     if (!read) read_arguments(&r, n);
     int            n_out = r.op->n_outputs;
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
-    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(rt, L);
+    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
     retain(&r, 1);
     te_status status = te_op_run(rt->ctx, r.op, r.args, r.op->n_params, out, n_out);
     retain(&r, -1);
@@ -362,8 +362,8 @@ static const struct {
 void te_lua_open_operations(te_lua *rt, lua_State *L)
 {
     int library = lua_gettop(L), methods = library + 1, metatable = library + 2;
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    te_lua_push_kept(L, te_lua_tensor_methods);
+    te_lua_push_kept(L, te_lua_tensor_metatable);
     const te_op *op;
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
         char inplace[40];

@@ -346,7 +346,7 @@ static int grad_clip(lua_State *L)
     te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
     double scale = te_lua_check_number(L, 3, "grad_clip", "scale"), max = te_lua_check_number(L, 4, "grad_clip", "max");
     te_lua_enter(rt, L, "grad_clip");
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     te_lua_retain_tensors(&list);
     u->t = te_grad_clip(rt->ctx, list.n, list.t, loss, scale, max);
     te_lua_drop_tensors(&list);

@@ -124,7 +124,7 @@ static int quantize(lua_State *L)
     te_quantize_options options = read_options(L, 3, &seed);
     te_quantized result;
     te_lua_tensor *parts[PARTS];
-    for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(rt, L);
+    for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
     te_tensor_retain(source);
     te_status status = te_quantize(source, &q, &options, &result);
@@ -160,7 +160,7 @@ static int dequantize(lua_State *L)
     part->data = te_lua_check_tensor(L, 5, "dequantize", "data");
     part->scale_inv = te_lua_check_tensor(L, 6, "dequantize", "scale_inv");
     part->amax = lua_isnil(L, 7) ? NULL : te_lua_check_tensor(L, 7, "dequantize", "amax");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "dequantize");
     te_tensor_retain(part->data);
     te_tensor_retain(part->scale_inv);

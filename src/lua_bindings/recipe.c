@@ -141,11 +141,10 @@ static int recipe_states_update(lua_State *L)
 
 static int recipe_state_tensors(lua_State *L)
 {
-    te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_role role = check_role(L, 2);
-    te_lua_push_tensor(rt, L, state->scale[role]);
-    te_lua_push_tensor(rt, L, state->history[role]);
+    te_lua_push_tensor(L, state->scale[role]);
+    te_lua_push_tensor(L, state->history[role]);
     return 2;
 }
 
@@ -209,7 +208,7 @@ static int quantized_linear(lua_State *L)
     }
     te_lua_enter(rt, L, "linear");
     const te_op *op = te_op_find(rt->ctx, "quantized_linear");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     if (!op) return te_lua_raise(rt, L, "linear", rt->ctx->status);
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_retain(args[i].as.tensor);
     rt->ctx->product_state = state;
@@ -231,7 +230,7 @@ static int quantize_values(lua_State *L)
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 4)}};
     te_lua_enter(rt, L, "Quantize");
     const te_op *op = te_op_find(rt->ctx, "quantize_values");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor_retain(x);
     rt->ctx->product_state = state;
     te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : rt->ctx->status;
@@ -258,7 +257,7 @@ static int recorded_scales(lua_State *L)
     tape->on = false;
     lua_createtable(L, (int)tape->n, 0);
     for (size_t i = 0; i < tape->n; i++) {
-        te_lua_push_tensor(rt, L, tape->values[i]);
+        te_lua_push_tensor(L, tape->values[i]);
         lua_rawseti(L, -2, (int)i + 1);
     }
     te_scale_tape_clear(tape);
@@ -313,7 +312,7 @@ static int quantized_parameter(lua_State *L)
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "quantized_model_init");
     te_tensor *t = te_lua_check_tensor(L, 2, "quantized_model_init", "weight");
     te_lua_enter(rt, L, "quantized_model_init");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor_retain(t);
     result->t = te_quantized_parameter_new(t, state, lua_toboolean(L, 3));
     te_tensor_release(t);
@@ -345,9 +344,8 @@ static te_tensor **part_of(te_quantized *copies, int i)
 
 static int quantized_parts(lua_State *L)
 {
-    te_lua *rt = te_lua_runtime(L);
     te_quantized *copies = &check_quantized(L, "quantized_parts")->storage->quantized->copies;
-    for (int i = 0; i < PARTS; i++) te_lua_push_tensor(rt, L, *part_of(copies, i));
+    for (int i = 0; i < PARTS; i++) te_lua_push_tensor(L, *part_of(copies, i));
     return PARTS;
 }
 
@@ -374,7 +372,7 @@ static int quantized_as(lua_State *L)
         return te_lua_fail(L, "to", "dtype: a parameter that is stored quantized stands for float32, bfloat16 or float16, not %s",
                            te_dtype_name(copies.dtype));
     te_lua_enter(rt, L, "to");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     result->t = te_quantized_parameter_from(rt->ctx, &copies, t->storage->quantized->state);
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
@@ -386,7 +384,7 @@ static int quantized_on(lua_State *L)
     te_lua_enter(rt, L, "to");
     te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 2));
     if (!device) return te_lua_raise(rt, L, "to", rt->ctx->status);
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     result->t = te_quantized_parameter_on(t, device);
     if (!result->t) return te_lua_raise(rt, L, "to", rt->ctx->status);
     te_lua_charge(rt, L);

@@ -65,23 +65,25 @@ void te_lua_enter(te_lua *rt, lua_State *L, const char *function)
     rt->L = L;
 }
 
-te_lua_tensor *te_lua_new_tensor(te_lua *rt, lua_State *L)
+const char te_lua_tensor_metatable[] = "te.Tensor", te_lua_tensor_methods[] = "te.Tensor.methods";
+
+te_lua_tensor *te_lua_new_tensor(lua_State *L)
 {
     te_lua_tensor *u = lua_newuserdata(L, sizeof *u);
     u->tag = te_lua_tensor_tag;
     u->t = NULL;
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->tensor_meta);
+    te_lua_push_kept(L, te_lua_tensor_metatable);
     lua_setmetatable(L, -2);
     return u;
 }
 
-void te_lua_push_tensor(te_lua *rt, lua_State *L, te_tensor *t)
+void te_lua_push_tensor(lua_State *L, te_tensor *t)
 {
     if (!t) {
         lua_pushnil(L);
         return;
     }
-    te_lua_tensor *u = te_lua_new_tensor(rt, L);
+    te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = te_tensor_retain(t);
 }
 
@@ -127,12 +129,12 @@ void te_lua_push_shape(lua_State *L, const te_tensor *t)
     }
 }
 
-static int unknown_field(lua_State *L, te_lua *rt, const char *key)
+static int unknown_field(lua_State *L, const char *key)
 {
     const char *names[512];
     int         n = 0;
     for (int i = 0; field_names[i]; i++) names[n++] = field_names[i];
-    lua_rawgeti(L, LUA_REGISTRYINDEX, rt->methods);
+    te_lua_push_kept(L, te_lua_tensor_methods);
     for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1))
         if (n < 512 && lua_type(L, -2) == LUA_TSTRING) names[n++] = lua_tostring(L, -2);
     const char *nearest = te_lua_nearest(key, names, n);
@@ -153,7 +155,7 @@ static int push_row(lua_State *L, te_lua *rt, te_tensor *t)
     te_arg       args[3] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = 0},
                             {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
     te_lua_enter(rt, L, "select");
-    te_lua_tensor *result = te_lua_new_tensor(rt, L);
+    te_lua_tensor *result = te_lua_new_tensor(L);
     te_status      status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : TE_ERROR_INTERNAL;
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "select", status);
 }
@@ -175,13 +177,13 @@ static int tensor_index(lua_State *L)
     else if (strcmp(key, "device") == 0)
         lua_pushstring(L, te_tensor_device(t));
     else if (strcmp(key, "grad") == 0)
-        te_lua_push_tensor(rt, L, te_tensor_grad(t));
+        te_lua_push_tensor(L, te_tensor_grad(t));
     else if (strcmp(key, "requires_grad") == 0)
         lua_pushboolean(L, te_tensor_requires_grad(t));
     else if (strcmp(key, "is_leaf") == 0)
         lua_pushboolean(L, t->node == NULL);
     else
-        return unknown_field(L, rt, key);
+        return unknown_field(L, key);
     return 1;
 }
 
@@ -363,12 +365,12 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L)
     lua_pushvalue(L, -2);
     lua_pushcclosure(L, tensor_index, 2);
     lua_setfield(L, -3, "__index");
-    rt->methods = luaL_ref(L, LUA_REGISTRYINDEX);
+    te_lua_keep(L, te_lua_tensor_methods);
     lua_pushliteral(L, "te.Tensor");
     lua_setfield(L, -2, "__metatable");
     lua_pushliteral(L, "te.Tensor");
     lua_setfield(L, -2, "__name");
-    rt->tensor_meta = luaL_ref(L, LUA_REGISTRYINDEX);
+    te_lua_keep(L, te_lua_tensor_metatable);
     set_threshold(rt);
     te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
 }

@@ -61,13 +61,14 @@ static token_stream *push_stream(te_lua *rt, lua_State *L)
     token_stream *s = lua_newuserdata(L, sizeof *s);
     *s = (token_stream){.tag = stream_tag, .ctx = rt->ctx};
     te_context_retain(rt->ctx);
-    if (luaL_newmetatable(L, stream_tag)) {
+    if (te_lua_push_metatable(L, stream_tag)) {
         lua_pushcfunction(L, stream_gc);
         lua_setfield(L, -2, "__gc");
         lua_pushcfunction(L, stream_len);
         lua_setfield(L, -2, "__len");
         lua_pushliteral(L, "te.TokenStream");
         lua_setfield(L, -2, "__metatable");
+        te_lua_keep_copy(L, stream_tag);
     }
     lua_setmetatable(L, -2);
     return s;
@@ -258,7 +259,7 @@ static int loader_next(lua_State *L)
     te_io_error     error;
     te_status       status = TE_OK;
     te_lua_enter(rt, L, "next");
-    te_lua_tensor *results[2] = {te_lua_new_tensor(rt, L), te_lua_new_tensor(rt, L)};
+    te_lua_tensor *results[2] = {te_lua_new_tensor(L), te_lua_new_tensor(L)};
     if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
     const void *sources[2] = {batch.x, batch.y};
     for (int i = 0; i < 2 && status == TE_OK; i++) {
@@ -324,7 +325,7 @@ static token_loader *push_loader(te_lua *rt, lua_State *L)
     token_loader *l = lua_newuserdata(L, sizeof *l);
     *l = (token_loader){.tag = loader_tag, .ctx = rt->ctx};
     te_context_retain(rt->ctx);
-    if (luaL_newmetatable(L, loader_tag)) {
+    if (te_lua_push_metatable(L, loader_tag)) {
         lua_pushcfunction(L, loader_close);
         lua_setfield(L, -2, "__gc");
         te_lua_push_anchor(L);
@@ -334,6 +335,7 @@ static token_loader *push_loader(te_lua *rt, lua_State *L)
         lua_setfield(L, -2, "__index");
         lua_pushliteral(L, "te.TokenLoader");
         lua_setfield(L, -2, "__metatable");
+        te_lua_keep_copy(L, loader_tag);
     }
     lua_setmetatable(L, -2);
     return l;

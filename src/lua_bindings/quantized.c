@@ -172,13 +172,17 @@ static int dequantize(lua_State *L)
     return 1;
 }
 
-/* tensor_bytes(t): the elements of a contiguous tensor on the cpu as they lie in memory. */
+/* tensor_bytes(t): the elements of a contiguous tensor as they lie in memory, wherever that is. */
 static int tensor_bytes(lua_State *L)
 {
+    te_lua *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, "tensor_bytes", "t");
-    const char *data = te_tensor_data(t);
-    if (!data && te_tensor_numel(t))
-        return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor on the cpu");
+    te_lua_enter(rt, L, "tensor_bytes");
+    te_lua_tensor *here = te_lua_new_tensor(L); /* holds a copy, where t is on another device, whatever happens */
+    here->t = te_tensor_on_device(t, te_context_device(rt->ctx, "cpu"));
+    if (!here->t) return te_lua_raise(rt, L, "tensor_bytes", rt->ctx->status);
+    const char *data = te_tensor_data(here->t);
+    if (!data && te_tensor_numel(t)) return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor");
     lua_pushlstring(L, data ? data : "", (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype));
     return 1;
 }

@@ -155,7 +155,8 @@ device_specs() {
         spec/recipe/faster_spec.lua
     count_specs $? "$logs/device-2"
     follow "$logs/device-3" spec_files made_up_gpu "$1" cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
-        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua spec/recipe/resume_spec.lua
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua spec/recipe/resume_spec.lua \
+        spec/recipe/parameters_spec.lua spec/recipe/numerics_spec.lua
     count_specs $? "$logs/device-3"
     wait $first
     count_specs $? "$logs/device-1"

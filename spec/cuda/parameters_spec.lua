@@ -62,7 +62,7 @@ describe("parameters that are stored quantized", function()
         end)
 
         it("are trained there as on the CPU: " .. name, function()
-            local here, there = build(recipe), build(recipe):to("cuda")
+            local here, there = build(recipe):to("cpu"), build(recipe):to("cuda")
             local expected = train(here, recipe, "cpu")
             for i, loss in ipairs(train(there, recipe, "cuda")) do
                 assert.is_true(math.abs(loss - expected[i]) <= 1e-5 * expected[i], ("step %d: %g, %g"):format(i, loss, expected[i]))

@@ -82,8 +82,9 @@ te_status te_numerics_count(te_recipe_state *state, te_role role, te_tensor *t, 
     te_context *ctx = state->ctx;
     te_quantize_options options = {.want = {true, false}, .scale = scale, .seed = &(uint64_t){0}};
     te_quantized z = {.ndim = 0};
-    te_tensor *cast = te_tensor_cast(t, compute);
-    te_tensor *host = cast ? te_tensor_on_device(cast, &ctx->devices[0]) : NULL;
+    te_device *cpu = te_context_device(ctx, "cpu"); /* which nobody else may have needed yet */
+    te_tensor *cast = cpu ? te_tensor_cast(t, compute) : NULL;
+    te_tensor *host = cast ? te_tensor_on_device(cast, cpu) : NULL;
     te_tensor *source = host ? te_tensor_contiguous_copy(host) : NULL;
     te_status status = source ? te_quantize(source, &state->recipe->quantizers[role], &options, &z) : ctx->status;
     if (status == TE_OK) status = count_tensor(&state->watched->roles[role], source, &z);

@@ -61,22 +61,28 @@ static te_status move_part(te_tensor *from, te_tensor *shared, te_tensor *moved,
     return !from || *to ? TE_OK : device->ctx->status;
 }
 
+/* The same copies on a device; references where they are there. On failure *to holds nothing. */
+static te_status move_copies(const te_quantized *all, te_device *device, te_quantized *to)
+{
+    te_status status = TE_OK;
+    *to = *all;
+    memset(to->side, 0, sizeof to->side);
+    for (int i = 0; i < 2 && status == TE_OK; i++) {
+        const te_quantized_part *from = &all->side[i], *first = &all->side[0];
+        te_quantized_part *part = &to->side[i], *moved = &to->side[0];
+        status = move_part(from->data, NULL, NULL, device, &part->data);
+        if (status == TE_OK) status = move_part(from->scale_inv, i ? first->scale_inv : NULL, moved->scale_inv, device, &part->scale_inv);
+        if (status == TE_OK) status = move_part(from->amax, i ? first->amax : NULL, moved->amax, device, &part->amax);
+    }
+    if (status != TE_OK) te_quantized_close(to);
+    return status;
+}
+
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
-    te_quantized copies = s->copies;
-    te_status status = TE_OK;
-    memset(copies.side, 0, sizeof copies.side);
-    for (int i = 0; i < 2 && status == TE_OK; i++) {
-        const te_quantized_part *from = &s->copies.side[i], *first = &s->copies.side[0];
-        te_quantized_part *to = &copies.side[i], *moved = &copies.side[0];
-        status = move_part(from->data, NULL, NULL, device, &to->data);
-        if (status == TE_OK) status = move_part(from->scale_inv, i ? first->scale_inv : NULL, moved->scale_inv, device, &to->scale_inv);
-        if (status == TE_OK) status = move_part(from->amax, i ? first->amax : NULL, moved->amax, device, &to->amax);
-    }
-    if (status == TE_OK) return attach(param->ctx, &copies, s->state);
-    te_quantized_close(&copies);
-    return NULL;
+    te_quantized copies;
+    return move_copies(&s->copies, device, &copies) == TE_OK ? attach(param->ctx, &copies, s->state) : NULL;
 }
 
 static void replace(te_tensor *param, te_quantized *copies)
@@ -175,9 +181,9 @@ te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *fro
         if (from->side[s].data && !values) return param->ctx->status;
         te_tensor_release(values);
     }
-    te_quantized_share(from, true, true, &copies);
-    replace(param, &copies);
-    return TE_OK;
+    te_status status = move_copies(from, param->storage->device, &copies);
+    if (status == TE_OK) replace(param, &copies);
+    return status;
 }
 
 te_tensor *te_tensor_dequantized(te_tensor *t)

@@ -90,9 +90,9 @@ static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, 
 static te_status run_striped(te_exec *exec, te_program *program, te_optim_striped *e, int n_inputs, int n_outputs, void *room)
 {
     int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(exec, e->master);
-    float scale = te_role_resident_scale(e->param->storage->quantized->state), amax = 0;
+    float scale, amax = 0;
     te_operand operands[TE_OPTIM_OPERANDS];
-    te_status status = TE_OK;
+    te_status status = te_role_resident_scale(e->param->storage->quantized->state, &scale);
     for (int64_t row = 0; row < rows && status == TE_OK; row += step) {
         int64_t n = rows - row < step ? rows - row : step;
         te_run part = e->run;

@@ -116,8 +116,8 @@ te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized
 
 /* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. */
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result);
-/* The same in stripes: the factor, and counting what was written, wherever that happens. */
-float te_role_resident_scale(const te_recipe_state *state);
+/* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */
+te_status te_role_resident_scale(te_recipe_state *state, float *scale);
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z);
 /* Calibration: collects the amax of t in `compute` as if it were quantized. */
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute);

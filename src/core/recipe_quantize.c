@@ -164,10 +164,13 @@ te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_ten
     return values;
 }
 
-float te_role_resident_scale(const te_recipe_state *state)
+te_status te_role_resident_scale(te_recipe_state *state, float *scale)
 {
-    bool given = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
-    return given ? number(state->scale[TE_ROLE_WEIGHT]) : 1;
+    *scale = 1;
+    if (!state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history) return TE_OK;
+    te_status status = settle(state, TE_ROLE_WEIGHT, te_context_device(state->ctx, "cpu"));
+    if (status == TE_OK) *scale = number(state->scale[TE_ROLE_WEIGHT]);
+    return status;
 }
 
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)

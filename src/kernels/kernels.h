@@ -105,7 +105,8 @@ typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activati
  * Either input may be quantized, beside a plain one of f32, bf16 or f16 or another quantized one of whatever format;
  * c is then f32, bf16 or f16. The products are those of the values that the operands stand for: of the bytes as they are
  * with their factors where the device does that (gemm_decline), else decoded; where the values are exact in bfloat16 up to a
- * factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
+ * factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in float32. A
+ * quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
 typedef struct te_gemm {
     te_view       a, b, c;
     te_view       bias;       /* absent or [n], any float dtype */

@@ -7,7 +7,8 @@
 --                                   first asked for (te.rates)
 --     plan.reasons                  { from =, to =, reason = } for every pair of neighbours in different steps
 --
--- Bytes count every tensor that a step reads or writes once; of what is called, the least that it can move. tostring(plan) is a table, plan:dot() a Graphviz graph,
+-- Bytes count every tensor that a step reads or writes once; of what is called, the least that it can move.
+-- tostring(plan) is a table, plan:dot() a Graphviz graph,
 -- plan:svg() a picture, plan:json() text for other programs.
 
 local te = require "te"

@@ -92,8 +92,8 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
-/* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES needs them, the program, the joining of sums. n_runs as te_cuda_program_batch
- * gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
+/* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES
+ * needs them, the program, the joining of sums. n_runs as te_cuda_program_batch gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
                            te_cuda_launch launches[TE_CUDA_LAUNCHES]);

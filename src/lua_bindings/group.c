@@ -175,7 +175,7 @@ static void text_entry(lua_State *L, const char *name, const char *value)
 
 static void explain_step(void *user, const te_step_description *step)
 {
-    static const char *const kinds[] = {"program", "gemm", "attention", "quantize"};
+    static const char *const kinds[] = {"program", "gemm", "attention", "quantize", "gather"};
     explaining *e = user;
     lua_State  *L = e->L;
     lua_newtable(L);

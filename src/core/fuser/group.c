@@ -134,6 +134,13 @@ int te_group_n_inputs(const te_group *group) { return group->n_inputs; }
 bool te_group_refused(const te_group *group) { return group->refused; }
 int te_group_n_outputs(const te_group *group) { return group->n_outputs; }
 
+int te_group_n_plans(const te_group *group)
+{
+    int n = 0;
+    for (const te_fuse_plan *plan = group->plans; plan; plan = plan->next) n++;
+    return n;
+}
+
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
 static void free_unit(const te_mem *mem, te_unit *unit)
@@ -256,6 +263,7 @@ static void read_key(te_plan_key *key, const te_tensor *t, const te_space *s, bo
     key->width = t->ndim ? t->shape[t->ndim - 1] : 1;
     if (t->dtype == TE_I32 || t->dtype == TE_I64) {
         key->cls = TE_VALUE_LENGTHS;
+        key->width = 0; /* however many there are */
     } else if (rows && t->ndim == s->ndim) {
         key->cls = TE_VALUE_TOKENS;
     } else if (rows && t->ndim == lead && lead > 0) {

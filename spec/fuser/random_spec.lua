@@ -30,11 +30,20 @@ local function run(case, fused)
     return results, gradients
 end
 
-local function snapshot(case)
+-- Every tensor that the caller sees, by name: inputs, parameters, results, and the gradients of a run.
+local function visible(case, results, gradients)
     local all = {}
-    for _, p in ipairs(case.module:parameters()) do all[#all + 1] = p:detach():clone() end
-    for _, t in ipairs(case.inputs) do all[#all + 1] = t:detach():clone() end
+    for name, p in case.module:named_parameters() do all[name] = p:detach() end
+    for i, t in ipairs(case.inputs) do all["input " .. i] = t:detach() end
+    for i, t in ipairs(results or {}) do all["result " .. i] = t:detach() end
+    for name, t in pairs(gradients or {}) do all["gradient of " .. name] = t or nil end
     return all
+end
+
+local function snapshot(all)
+    local copies = {}
+    for name, t in pairs(all) do copies[name] = t:clone() end
+    return copies
 end
 
 local function largest(t) return t:numel() == 0 and 0 or t:to("float64"):abs():max():item() end
@@ -74,20 +83,37 @@ local function check_recomputing(case, gradients, what)
     end
 end
 
+-- The gradient that the caller gives may be a part of something, and is not written to.
+local function check_given(case, what)
+    case.module:zero_grad()
+    for _, t in ipairs(case.inputs) do if t.requires_grad then t.grad = nil end end
+    local y = case.module(unpack(case.inputs))
+    if not y.requires_grad then return end
+    local whole = te.randn({ 2, y:numel() }, { dtype = "float32" }):to(y.dtype):detach()
+    local given, before = whole:select(1, 1):view(y.shape), whole:clone()
+    y:backward(given)
+    assert.is_true(same_bits(before, whole), "the gradient that was given was changed: " .. what)
+end
+
 local function check(seed)
     local case = random_sequential(seed)
     local what = ("seed %d, %s%s:\n%s"):format(seed, case.dtype, case.autocast and " under autocast" or "", tostring(case.module))
-    local before = snapshot(case)
+    local tensors = visible(case)
+    local before = snapshot(tensors)
     local expected, expected_gradients = run(case, false)
     local got, got_gradients = run(case, true)
+    local given = visible({ module = case.module, inputs = {} }, got, got_gradients)
+    local given_before = snapshot(given)
     assert.equal(#expected, #got, what)
     for i = 1, #expected do
         assert.is_true(same_bits(expected[i], got[i]), ("result %d differs: %s"):format(i, what))
     end
-    for i, t in ipairs(snapshot(case)) do
-        assert.is_true(same_bits(before[i], t), ("tensor %d was changed: %s"):format(i, what))
-    end
     if seed % 2 == 0 then check_recomputing(case, got_gradients, what) end
+    if seed % 4 == 1 then check_given(case, what) end
+    for name, t in pairs(tensors) do assert.is_true(same_bits(before[name], t), ("%s was changed: %s"):format(name, what)) end
+    for name, t in pairs(given) do
+        assert.is_true(same_bits(given_before[name], t), ("%s was changed: %s"):format(name, what))
+    end
     local tolerance = case.autocast and GRADIENT.bfloat16 or GRADIENT[case.dtype]
     local all = 0 -- a gradient that cancels to nothing has the noise of what cancels
     for _, a in pairs(expected_gradients) do

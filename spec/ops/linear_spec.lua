@@ -17,6 +17,18 @@ describe("te.Linear", function()
         assert.same({ { 10 }, { 1 } }, m(te.tensor { { 1, 2 }, { 0, 0 } }):totable())
     end)
 
+    it("takes no rows at all, in any dimensions", function()
+        for _, shape in ipairs { { 0, 2 }, { 4, 0, 2 }, { 0, 4, 2 }, { 3, 4, 0, 2 } } do
+            local m, x = te.Linear(2, 3), te.zeros(shape, { requires_grad = true })
+            local y = m(x)
+            assert.equal(3, y:size(-1))
+            assert.equal(0, y:numel())
+            y:sum():backward()
+            assert.same(shape, x.grad.shape)
+            assert.equal(0, m.weight.grad:abs():max():item())
+        end
+    end)
+
     it("takes its options", function()
         assert.is_nil(te.Linear(2, 2, { bias = false }).bias)
         assert.equal("bfloat16", te.Linear(2, 2, { params_dtype = "bfloat16" }).weight.dtype)

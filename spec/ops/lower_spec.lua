@@ -27,7 +27,7 @@ local CASES = {
     ["RMSNorm around gamma 1"] = { function() return te.RMSNorm(8, { zero_centered_gamma = true, eps = 0.1 }) end },
     L2Normalization = { function() return te.L2Normalization({ eps = 0.1 }) end },
     Identity = { function() return te.Identity() end },
-    Reshape = { function() return te.Reshape({ 2, -1 }) end },
+    Reshape = { function() return te.Reshape({ -1, 4 }) end },
     ConstantScale = { function() return te.ConstantScale(3) end },
     Dropout = { function() return te.Dropout(0.4) end },
     ["Dropout in evaluation"] = { function() return te.Dropout(0.4):eval() end },
@@ -117,6 +117,9 @@ describe("lower", function()
         local y, reason = lower(te.GroupedLinear(2, 4, 4), executor(), te.ones({ 2, 4 }))
         assert.is_nil(y)
         assert.equal("its groups are known only when it runs", reason)
+        y, reason = te.Reshape({ 2, -1 }):lower(executor(), te.ones({ 2, 4 }))
+        assert.is_nil(y)
+        assert.equal("its rows have no length that is known before it runs", reason)
         local attention = te.MultiHeadedSelfAttention(8, 2)
         attention.proj = te.GroupedLinear(1, 8, 8)
         y, reason = attention:lower(executor(), te.ones({ 3, 8 }))

@@ -6,6 +6,9 @@ local EXPECTED = {
     residual_branches = {
         "te.Residual differs by 0\n", "two halves differ by 0\n", "%d of 6 sequences took the branch", "in evaluation all do: true",
     },
+    custom_fusion = {
+        "difference of results:%s+none\n", "difference of gradients:%s+none\n", "fusion rule forgetful: it dropped operation 2 %(LayerNorm%)\n",
+    },
     custom_operation = { "step 200: loss 0%.%d+\n", "%(3%): LearnedRounding%(step=0%.%d+%)" },
     traced_activation = {
         "pointwise%(x%) { y = x %* tanh%(log%(1 %+ exp%(x%)%)%) }", "false\tattempt to compare .*use te%.where",

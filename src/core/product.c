@@ -32,7 +32,7 @@ bool te_rows_view(const te_tensor *t, te_view *out)
     bool stepped = false; /* a step may be 0: gradients of sums are broadcast */
     for (int i = t->ndim - 2; i >= 0; i--) {
         if (t->shape[i] == 1) continue;
-        if (stepped && rows * step != t->stride[i]) return false;
+        if (stepped && rows > 0 && rows * step != t->stride[i]) return false; /* none are evenly spaced */
         if (!stepped) step = t->stride[i];
         stepped = true;
         rows *= t->shape[i];

@@ -9,6 +9,7 @@
  *                                                   operation that recipes quantize, or nil; whether
  *                                                   backward gets the first input in a byte a value
  *     group_output(g, value)
+ *     group_plans(g)                                how many plans there are so far
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
  *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the reason
  */
@@ -133,6 +134,12 @@ static int group_output(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "group", status);
 }
 
+static int group_plans(lua_State *L)
+{
+    lua_pushinteger(L, te_group_n_plans(check_group(L, "group_plans")->group));
+    return 1;
+}
+
 static int refused(te_lua *rt, lua_State *L)
 {
     lua_pushnil(L);
@@ -175,7 +182,7 @@ static void text_entry(lua_State *L, const char *name, const char *value)
 
 static void explain_step(void *user, const te_step_description *step)
 {
-    static const char *const kinds[] = {"program", "gemm", "attention", "quantize"};
+    static const char *const kinds[] = {"program", "gemm", "attention", "quantize", "gather"};
     explaining *e = user;
     lua_State  *L = e->L;
     lua_newtable(L);
@@ -248,5 +255,5 @@ static int group_run(lua_State *L)
 
 const luaL_Reg te_lua_group_functions[] = {{"group_new", group_new},       {"group_input", group_input}, {"group_op", group_op},
                                            {"group_accepts", group_accepts},
-                                           {"group_explain", group_explain},
+                                           {"group_explain", group_explain}, {"group_plans", group_plans},
                                            {"group_output", group_output}, {"group_run", group_run},     {NULL, NULL}};

@@ -119,7 +119,7 @@ local function add_group(plan, steps, splits, items)
         end
     end
     for _, split in ipairs(splits) do
-        local function name(label, node) return op_name(items[label]) .. (counts[label] > 1 and "." .. node or "") end
+        local function name(label, node) return op_name(items[label]) .. ((counts[label] or 0) > 1 and "." .. node or "") end
         plan.reasons[#plan.reasons + 1] =
             { from = name(split.from, split.from_name), to = name(split.to, split.to_name), reason = split.reason }
     end

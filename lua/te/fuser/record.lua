@@ -94,14 +94,20 @@ local function is_random(step)
     return formula:find("keep%(") or formula:find("random%(") or formula:find("normal%(")
 end
 
+-- The activation that a step reads first; an embedding reads its table before the ids.
+local function activation_of(step) return step.inputs[step.name == "embedding" and 2 or 1] end
+
 function Recorder:ahead(name, fn, x)
     local at = group_start(self)
+    local head = self.steps[at]
     for i = at, #self.steps do
         if is_random(self.steps[i]) then return nil, "random numbers are drawn before its own, which are drawn ahead" end
+        if self.steps[i].name == "reshape" then return nil, "a reshape stands before it, and its numbers are drawn ahead" end
     end
-    local of = self.steps[at] and self.steps[at].inputs[1] or x.value
-    local item = { op = setmetatable({ __name = name, pure = true }, { __call = function(_, ...) return fn(...) end }),
-        label = self.label, reason = "drawn ahead of the group" }
+    local of, ids = head and activation_of(head) or x.value, head and head.name == "embedding"
+    local function call(_, t, ...) return fn(ids and t:unsqueeze(-1) or t, ...) end
+    local item = { op = setmetatable({ __name = name, pure = true }, { __call = call }), label = self.label,
+        reason = "drawn ahead of the group" }
     local step = { item = item, x = of, extras = {}, lens = self.lens, label = self.label, results = { value(self) } }
     table.insert(self.steps, at, step)
     self.inserted[#self.inserted + 1] = at

@@ -31,7 +31,11 @@ end
 
 function Reshape:op_forward(_, x) return x:reshape(self.shape) end
 
-function Reshape:lower(g, x) return g:op("reshape", { x }, { shape = self.shape }) end
+function Reshape:lower(g, x)
+    local width = self.shape[#self.shape] or -1
+    if width < 1 then return nil, "its rows have no length that is known before it runs" end
+    return g:op("reshape", { x }, { shape = self.shape })
+end
 
 function Reshape:describe() return "{" .. table.concat(self.shape, ", ") .. "}" end
 

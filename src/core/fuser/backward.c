@@ -145,7 +145,7 @@ static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_
 static te_status backward_program(te_group_backward *b, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
-    te_space s = te_state_space(b->state, unit->width);
+    te_space s = te_state_space(b->state, unit);
     te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[2 * TE_UNIT_SLOTS + TE_UNIT_RESULTS];
     result results[2 * TE_UNIT_SLOTS];
     te_tensor *zero = NULL;
@@ -201,11 +201,25 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
 
 static te_status backward_call(te_group_backward *b, const te_unit *unit)
 {
-    te_tensor **aux = b->state->aux + unit->first_aux, *dy = b->state->grads[unit->result], *dx = NULL;
-    if (!dy || !aux[0]) return TE_OK;
-    te_status status = te_autograd_grad(b->ctx, &aux[1], &dy, 1, &aux[0], &dx, 1, !b->release);
+    const te_plan_value *x = &b->plan->values[unit->x], *y = &b->plan->values[unit->result];
+    te_tensor **aux = b->state->aux + unit->first_aux, *dx = NULL;
+    if (!b->state->grads[unit->result] || !aux[0]) return TE_OK;
+    te_tensor *dy = te_state_seen(b->state, y, b->state->grads[unit->result], y->frame);
+    te_status status = dy ? te_autograd_grad(b->ctx, &aux[1], &dy, 1, &aux[0], &dx, 1, !b->release) : b->ctx->status;
+    te_tensor_release(dy);
     if (status != TE_OK || !dx) return status;
-    return te_backward_add(b, unit->x, dx);
+    te_tensor *stored = te_state_stored(b->state, x, dx);
+    te_tensor_release(dx);
+    return stored ? te_backward_add(b, unit->x, stored) : b->ctx->status;
+}
+
+static te_status backward_view(te_group_backward *b, const te_unit *unit)
+{
+    const te_plan_value *x = &b->plan->values[unit->x];
+    if (!b->state->grads[unit->result] || !x->wanted) return TE_OK;
+    te_tensor *dx = te_state_stored(b->state, x, b->state->grads[unit->result]);
+    te_drop(&b->state->grads[unit->result]); /* so that the gradient may be the only one that sees its memory */
+    return dx ? te_backward_add(b, unit->x, dx) : b->ctx->status;
 }
 
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
@@ -228,8 +242,10 @@ static te_status check_saved(te_group_backward *b)
 static te_status take_douts(te_group_backward *b)
 {
     for (int i = 0; i < b->plan->n_outputs; i++) {
-        te_tensor *dout = b->call->dout[i];
-        te_status status = dout ? te_backward_add(b, b->plan->outputs[i], te_tensor_retain(dout)) : TE_OK;
+        int value = b->plan->outputs[i];
+        if (!b->call->dout[i]) continue;
+        te_tensor *dout = te_state_stored(b->state, &b->plan->values[value], b->call->dout[i]);
+        te_status status = dout ? te_backward_add(b, value, dout) : b->ctx->status;
         if (status != TE_OK) return status;
     }
     return TE_OK;
@@ -247,7 +263,8 @@ static void consume(te_group_backward *b, const te_unit *unit)
     if (!b->release) return;
     for (int i = 0; i < unit->gradient.n_rows; i++) te_drop(&state->rows[unit->first_row + i]);
     if (unit->recipe) te_product_saved_close(&state->products[unit->product]);
-    for (int i = 0; i < 2 && unit->kind != TE_UNIT_PROGRAM && !unit->recipe; i++) te_drop(&state->aux[unit->first_aux + i]);
+    bool keeps = unit->kind == TE_UNIT_CALL || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
+    for (int i = 0; i < 2 && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
 }
 
 static te_status give_inputs(te_group_backward *b)
@@ -257,7 +274,9 @@ static te_status give_inputs(te_group_backward *b)
         int edge = b->plan->values[v].input;
         if (!grad || edge < 0) continue;
         b->state->grads[v] = NULL;
-        te_status status = te_grad_give(b->call, edge, grad);
+        te_tensor *seen = te_state_seen(b->state, &b->plan->values[v], grad, b->plan->values[v].frame);
+        te_tensor_release(grad);
+        te_status status = te_grad_give(b->call, edge, seen);
         if (status != TE_OK) return status;
     }
     return TE_OK;
@@ -291,6 +310,8 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
             break;
         case TE_UNIT_LINEAR: status = te_backward_linear(&b, unit); break;
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
+        case TE_UNIT_GATHER: status = te_backward_gather(&b, unit); break;
+        case TE_UNIT_VIEW: status = backward_view(&b, unit); break;
         }
         consume(&b, unit);
     }

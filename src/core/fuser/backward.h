@@ -43,5 +43,6 @@ static inline bool te_waits_for(const te_group_backward *b, const te_unit *unit,
 te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad);
 te_status te_backward_linear(te_group_backward *b, const te_unit *unit);
 te_status te_backward_finish(te_group_backward *b, const te_unit *unit);
+te_status te_backward_gather(te_group_backward *b, const te_unit *unit); /* gather.c */
 
 #endif

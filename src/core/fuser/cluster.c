@@ -56,7 +56,8 @@ static int later_stage(const clustering *c, int n)
     for (int r = n + 1; r < plan->n_nodes; r++) {
         for (int i = 0; i < inputs(plan, r); i++) {
             if (producer(plan, r, i) != n) continue;
-            bool same_rows = out->cls == TE_VALUE_FIXED || plan->values[plan->nodes[r].out].width == out->width;
+            const te_plan_value *read = &plan->values[plan->nodes[r].out];
+            bool same_rows = out->cls == TE_VALUE_FIXED || (read->width == out->width && read->space == out->space);
             if (!is_program(&plan->nodes[r]) || !same_rows || reads_half(&plan->nodes[r], plan->nodes[n].out))
                 return -1;
             if (stage >= 0 && stage != c->stage[r]) return -1;
@@ -94,7 +95,7 @@ static bool joinable(const clustering *c, int a, int b)
     const te_plan_value *va = &plan->values[plan->nodes[a].out], *vb = &plan->values[plan->nodes[b].out];
     bool fixed = va->cls == TE_VALUE_FIXED || vb->cls == TE_VALUE_FIXED;
     return is_program(&plan->nodes[a]) && is_program(&plan->nodes[b]) && c->stage[a] == c->stage[b] &&
-           (fixed || va->width == vb->width);
+           (fixed || (va->width == vb->width && va->space == vb->space));
 }
 
 static void join(clustering *c, int a, int b)
@@ -136,6 +137,14 @@ static bool ready(const clustering *c, int u, const bool *done)
     return true;
 }
 
+static te_unit_kind kind_of(const te_op *op)
+{
+    if (op->def->formula) return TE_UNIT_PROGRAM;
+    if (strcmp(op->name, "linear") == 0) return TE_UNIT_LINEAR;
+    if (strcmp(op->name, "embedding") == 0) return TE_UNIT_GATHER;
+    return strcmp(op->name, "reshape") == 0 ? TE_UNIT_VIEW : TE_UNIT_CALL;
+}
+
 static te_status add_unit(clustering *c, int u)
 {
     te_fuse_plan *plan = c->plan;
@@ -150,8 +159,16 @@ static te_status add_unit(clustering *c, int u)
         plan->values[plan->nodes[n].out].unit = plan->n_units;
     }
     const te_op *op = plan->nodes[unit->nodes[0]].call.op;
-    unit->kind = op->def->formula ? TE_UNIT_PROGRAM : strcmp(op->name, "linear") == 0 ? TE_UNIT_LINEAR : TE_UNIT_CALL;
+    unit->kind = kind_of(op);
     plan->n_units++;
+    for (int k = 0; k < unit->n_nodes; k++) { /* what is computed from parameters alone may have joined others */
+        const te_plan_value *out = &plan->values[plan->nodes[unit->nodes[k]].out];
+        if (out->cls != TE_VALUE_TOKENS) continue;
+        if (unit->width && (unit->width != out->width || unit->space != out->space))
+            return te_plan_refuse(plan, &plan->nodes[unit->nodes[k]], "computed from parameters that rows of another width read too");
+        unit->width = out->width;
+        unit->space = out->space;
+    }
     return TE_OK;
 }
 
@@ -163,6 +180,8 @@ static te_status order_units(clustering *c)
     if (!done) return te_fail_memory(plan->ctx, "fuser");
     te_status status = TE_OK;
     bool progress = true;
+    for (int n = 0; n < plan->n_nodes; n++)
+        if (plan->values[plan->nodes[n].out].wired != TE_NO_VALUE) done[c->unit[n]] = true; /* reads nothing, is read by nothing */
     while (progress && status == TE_OK) {
         progress = false;
         for (int n = 0; n < plan->n_nodes && !progress; n++) {

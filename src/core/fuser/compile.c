@@ -120,7 +120,6 @@ static void describe_rows(joining *j)
     te_unit *unit = j->unit;
     for (int k = 0; k < unit->n_nodes; k++) {
         const te_group_node *node = &plan->nodes[unit->nodes[k]];
-        if (plan->values[node->out].cls == TE_VALUE_TOKENS) unit->width = plan->values[node->out].width;
         for (int i = 0; i < node->call.op->n_inputs; i++)
             if (node->in[i] != TE_NO_VALUE) unit->compute_f64 |= plan->values[node->in[i]].dtype == TE_F64;
     }
@@ -355,10 +354,14 @@ te_status te_plan_compile(te_fuse_plan *plan)
     for (int u = 0; u < plan->n_units; u++) {
         te_unit *unit = &plan->units[u];
         if (unit->kind == TE_UNIT_LINEAR) describe_linear(plan, unit);
-        if (unit->kind != TE_UNIT_CALL) continue;
-        unit->x = plan->nodes[unit->nodes[0]].in[0];
-        unit->result = plan->nodes[unit->nodes[0]].out;
+        if (unit->kind == TE_UNIT_PROGRAM || unit->kind == TE_UNIT_LINEAR) continue;
+        const te_group_node *node = &plan->nodes[unit->nodes[0]];
+        unit->result = node->out;
+        unit->x = node->in[unit->kind == TE_UNIT_GATHER];
+        unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
         unit->first_aux = plan->n_aux;
+        if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
+        if (unit->kind != TE_UNIT_CALL) continue;
         plan->n_aux += 2; /* its input and its result, as its own tape sees them */
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
@@ -375,5 +378,6 @@ te_status te_plan_compile(te_fuse_plan *plan)
     }
     if (plan->record) pack_values(plan);
     te_plan_mark_emissions(plan);
+    for (int v = 0; v < plan->n_values; v++) plan->values[v].emitted &= plan->values[v].space == 0; /* stripes are of x's rows */
     return status;
 }

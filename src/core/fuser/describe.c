@@ -11,32 +11,38 @@
 typedef struct describing {
     const te_fuse_plan *plan;
     te_device          *device;
-    double              tokens;
-    int64_t             sequence; /* length that attention sees, 0: unknown */
+    const te_space     *frames; /* of a run with these inputs */
     void              (*step)(void *user, const te_step_description *);
     void               *user;
 } describing;
+
+static double rows_of(const describing *d, int space)
+{
+    double rows = 1;
+    for (int i = 0; i + 1 < d->frames[space].ndim; i++) rows *= (double)d->frames[space].shape[i];
+    return rows;
+}
 
 static double value_bytes(const describing *d, int value, int half)
 {
     const te_plan_value *v = &d->plan->values[value];
     double size = (double)te_dtype_size(v->dtype);
     switch (v->cls) {
-    case TE_VALUE_TOKENS: return d->tokens * (double)v->width * size / (half ? 2 : 1);
-    case TE_VALUE_ROWS: return d->tokens * size;
+    case TE_VALUE_TOKENS: return rows_of(d, v->space) * (double)v->width * size / (half ? 2 : 1);
+    case TE_VALUE_ROWS: return rows_of(d, v->space) * size;
     case TE_VALUE_FIXED: return (double)v->width * size;
     default: return 0;
     }
 }
 
-static double row_bytes(const describing *d, const te_unit *unit) { return d->tokens * (unit->compute_f64 ? 8 : 4); }
+static double row_bytes(const describing *d, const te_unit *unit) { return rows_of(d, unit->space) * (unit->compute_f64 ? 8 : 4); }
 
 static double program_flops(const describing *d, const te_unit *unit, const te_program *program)
 {
     double per_element = 0;
     for (int i = 0; i < program->n_insns; i++)
         per_element += program->insns[i].rate == TE_RATE_ELEM && te_opcode_args((te_opcode)program->insns[i].op) > 0;
-    return per_element * d->tokens * (double)unit->width;
+    return per_element * rows_of(d, unit->space) * (double)unit->width;
 }
 
 static void say(const describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
@@ -48,8 +54,10 @@ static void say(const describing *d, const te_unit *unit, te_step_what what, con
 
 static double attention_flops(const describing *d, const te_unit *unit)
 {
-    double width = (double)d->plan->values[unit->result].width;
-    return 4 * d->tokens * (double)d->sequence * width;
+    const te_plan_value *y = &d->plan->values[unit->result];
+    const te_space *s = &d->frames[y->frame];
+    double sequence = s->ndim > 1 ? (double)s->shape[s->ndim - 2] : 1;
+    return 4 * rows_of(d, y->space) * sequence * (double)y->width;
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
@@ -74,7 +82,7 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
 }
 
-static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, d->device, value, (int64_t)d->tokens); }
+static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, 0)); }
 
 /* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
  * the result. `detail` says so behind the kernel's name. */
@@ -85,7 +93,7 @@ static double emitted_bytes(const describing *d, int value, char *detail, size_t
     const te_unit *product = &d->plan->units[forward ? v->first_reader : v->unit];
     te_role role = forward ? TE_ROLE_INPUT : TE_ROLE_GRAD_OUTPUT;
     char format[64];
-    double n = d->tokens * (double)v->width;
+    double n = rows_of(d, v->space) * (double)v->width;
     bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
     bool rows = forward || d->plan->values[product->x].wanted;
     snprintf(detail, size, ", quantize %s to %s, in %s", te_role_names[role],
@@ -109,7 +117,7 @@ static void say_quantize(const describing *d, const te_unit *unit, te_role role,
 static double elements(const describing *d, int value)
 {
     const te_plan_value *v = &d->plan->values[value];
-    return (v->cls == TE_VALUE_TOKENS ? d->tokens : 1) * (double)v->width;
+    return (v->cls == TE_VALUE_TOKENS ? rows_of(d, v->space) : 1) * (double)v->width;
 }
 
 /* Whether backward multiplies quantized operands. */
@@ -121,7 +129,7 @@ static bool quantized_backward(const te_unit *unit)
 static te_described_product product_of(const describing *d, const te_unit *unit)
 {
     return (te_described_product){.exec = &d->device->exec, .recipe = unit->recipe, .compute = unit->compute, .result = unit->compute,
-                                  .tokens = (int64_t)d->tokens, .in = d->plan->values[unit->x].width,
+                                  .tokens = (int64_t)rows_of(d, unit->space), .in = d->plan->values[unit->x].width,
                                   .out = d->plan->values[unit->result].width};
 }
 
@@ -134,7 +142,7 @@ static void forward_linear(const describing *d, const te_unit *unit)
         say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
-    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
     te_described_product p = product_of(d, unit);
     char kernel[160];
     say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_FORWARD, "linear", kernel, sizeof kernel), read, y, flops, false);
@@ -147,7 +155,7 @@ static void backward_linear(const describing *d, const te_unit *unit)
     te_role dy_role = quantized_backward(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = elements(d, unit->result);
     double high = (double)te_dtype_size(unit->compute);
-    double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+    double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
     double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
     double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
     double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
@@ -173,10 +181,15 @@ static void waiting_products(const describing *d, int value)
     for (int u = d->plan->n_units - 1; u >= 0; u--) {
         const te_unit *unit = &d->plan->units[u];
         if (unit->kind != TE_UNIT_LINEAR || unit->x != value || !values[unit->weight].wanted) continue;
-        double flops = 2 * d->tokens * (double)values[unit->x].width * (double)values[unit->result].width;
+        double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
         say(d, unit, TE_STEP_PRODUCT, "wgrad", value_bytes(d, unit->x, 0) + value_bytes(d, unit->result, 0),
             value_bytes(d, unit->weight, 0), flops, true);
     }
+}
+
+static double id_bytes(const describing *d, const te_unit *unit)
+{
+    return rows_of(d, unit->space) * (double)te_dtype_size(d->plan->values[unit->x].dtype);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -202,8 +215,12 @@ static void forward_unit(const describing *d, const te_unit *unit)
         forward_linear(d, unit);
         return;
     }
-    say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0),
-        value_bytes(d, unit->result, 0), attention_flops(d, unit), false);
+    double y = value_bytes(d, unit->result, 0);
+    if (unit->kind == TE_UNIT_GATHER)
+        say(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
+    else if (unit->kind == TE_UNIT_CALL)
+        say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0), y,
+            attention_flops(d, unit), false);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -263,7 +280,8 @@ static void backward_unit(const describing *d, const te_unit *unit)
             2.5 * attention_flops(d, unit), true);
         return;
     }
-    backward_linear(d, unit);
+    if (unit->kind == TE_UNIT_GATHER) say(d, unit, TE_STEP_GATHER, "embedding_backward", 2 * y + id_bytes(d, unit), y, 0, true);
+    if (unit->kind == TE_UNIT_LINEAR) backward_linear(d, unit);
 }
 
 /* --- splits ------------------------------------------------------------------------------------------------------- */
@@ -292,6 +310,8 @@ static const char *why_split(const te_fuse_plan *plan, int from, int to, char *t
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
+    if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
+    if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(plan, b, text, size);
@@ -323,12 +343,13 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
-    describing d = {.plan = plan, .device = x->storage->device, .tokens = 1, .step = step, .user = user,
-                    .sequence = x->ndim > 1 ? x->shape[x->ndim - 2] : 1};
-    for (int i = 0; i + 1 < x->ndim; i++) d.tokens *= (double)x->shape[i];
+    te_group_state *state = te_group_state_new(plan, inputs);
+    if (!state) return group->ctx->status;
+    describing d = {.plan = plan, .device = x->storage->device, .frames = state->frames, .step = step, .user = user};
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
     for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
     say_splits(plan, split, user);
+    te_group_state_free(state);
     return TE_OK;
 }
 

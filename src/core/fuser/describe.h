@@ -4,7 +4,7 @@
 
 #include "group.h"
 
-typedef enum te_step_what { TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED, TE_STEP_QUANTIZE } te_step_what;
+typedef enum te_step_what { TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED, TE_STEP_QUANTIZE, TE_STEP_GATHER } te_step_what;
 
 typedef struct te_step_description {
     te_step_what what;

@@ -9,12 +9,13 @@
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
-te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
+te_group_state *te_group_state_new(te_fuse_plan *plan, te_tensor *const *inputs)
 {
     size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
     size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
                    (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved) +
-                   ((size_t)plan->n_packs + 2 * (size_t)plan->n_products) * sizeof(te_quantized);
+                   ((size_t)plan->n_packs + 2 * (size_t)plan->n_products) * sizeof(te_quantized) +
+                   (size_t)plan->n_frames * sizeof(te_space);
     te_group_state *state = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!state) {
         te_fail_memory(plan->ctx, "fuser");
@@ -23,9 +24,7 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     state->plan = plan;
     plan->refs++;
     state->bytes = bytes;
-    state->ndim = x->ndim;
-    memcpy(state->shape, x->shape, sizeof state->shape);
-    state->device = x->storage->device;
+    state->device = inputs[0]->storage->device;
     state->values = (te_tensor **)(state + 1);
     state->grads = state->values + plan->n_values;
     state->rows = state->grads + plan->n_values;
@@ -35,7 +34,10 @@ te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x)
     state->products = (te_product_saved *)(state->rngs + plan->n_rngs);
     state->packs = (te_quantized *)(state->products + plan->n_products);
     state->emitted = state->packs + plan->n_packs;
-    return state;
+    state->frames = (te_space *)(state->emitted + 2 * plan->n_products);
+    if (te_state_open_frames(state, inputs) == TE_OK) return state;
+    te_group_state_free(state);
+    return NULL;
 }
 
 static void drop(te_tensor **t, int n)
@@ -71,21 +73,19 @@ void te_group_state_trim(te_group_state *state)
         if (state->aux[i]) state->versions[state->plan->n_values + i] = state->aux[i]->storage->version;
 }
 
-te_space te_state_space(const te_group_state *state, int64_t width)
+static te_space space_of(const te_group_state *state, int space, int64_t width)
 {
-    te_space s = {.ndim = state->ndim};
-    memcpy(s.shape, state->shape, sizeof s.shape);
+    te_space s = state->frames[space];
     s.shape[s.ndim - 1] = width;
     return s;
 }
 
+te_space te_state_space(const te_group_state *state, const te_unit *unit) { return space_of(state, unit->space, unit->width); }
+
 te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value)
 {
-    int64_t shape[TE_MAX_DIMS];
-    memcpy(shape, state->shape, sizeof shape);
-    shape[state->ndim - 1] = value->width;
-    int ndim = value->cls == TE_VALUE_ROWS ? state->ndim - 1 : state->ndim;
-    return te_tensor_new(state->plan->ctx, state->device, value->dtype, ndim, shape);
+    te_space s = space_of(state, value->space, value->width);
+    return te_tensor_new(state->plan->ctx, state->device, value->dtype, s.ndim - (value->cls == TE_VALUE_ROWS), s.shape);
 }
 
 /* --- programs ----------------------------------------------------------------------------------------------------- */
@@ -102,7 +102,7 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
 {
     te_fuse_plan *plan = state->plan;
     te_context *ctx = plan->ctx;
-    te_space s = te_state_space(state, unit->width);
+    te_space s = te_state_space(state, unit);
     te_operand inputs[TE_UNIT_SLOTS], outputs[TE_UNIT_RESULTS + TE_UNIT_SLOTS + TE_GRAD_MAX_SOURCES];
     te_run run;
     if (!unit->n_results) return TE_OK;
@@ -189,7 +189,10 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     te_fuse_plan *plan = state->plan;
     te_context *ctx = plan->ctx;
     const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    te_tensor *x = state->values[unit->x], *leaf = te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset);
+    const te_plan_value *result = &plan->values[unit->result];
+    te_tensor *x = te_state_seen(state, &plan->values[unit->x], state->values[unit->x], result->frame);
+    te_tensor *leaf = x ? te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset) : NULL;
+    te_tensor_release(x);
     if (!leaf) return ctx->status;
     bool wanted = plan->values[unit->x].wanted;
     leaf->requires_grad = wanted;
@@ -203,14 +206,21 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
         state->aux[unit->first_aux] = te_tensor_retain(leaf);
         state->aux[unit->first_aux + 1] = te_tensor_retain(y);
     }
-    if (status == TE_OK) state->values[unit->result] = te_tensor_alias(y, y->ndim, y->shape, y->stride, y->offset);
+    te_tensor *stored = status == TE_OK ? te_state_stored(state, result, y) : NULL;
+    if (stored) state->values[unit->result] = te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
     if (status == TE_OK && !state->values[unit->result]) status = ctx->status;
+    te_tensor_release(stored);
     te_tensor_release(y);
     te_tensor_release(leaf);
     return status;
 }
 
-/* --- the plan ----------------------------------------------------------------------------------------------------- */
+static te_status run_view(te_group_state *state, const te_unit *unit)
+{
+    te_tensor *y = te_state_stored(state, &state->plan->values[unit->result], state->values[unit->x]);
+    state->values[unit->result] = y;
+    return y ? TE_OK : state->plan->ctx->status;
+}
 
 /* --- saved in a byte a value -------------------------------------------------------------------------------------- */
 
@@ -286,12 +296,14 @@ static te_status take_inputs(te_group_state *state, te_tensor *const *inputs)
     for (int v = 0; v < plan->n_values; v++) {
         if (plan->values[v].input < 0) continue;
         te_tensor *t = inputs[plan->values[v].input];
-        bool open = t && te_tensor_is_quantized(t) && read_elsewhere(plan, v);
-        state->values[v] = open ? te_tensor_dequantized(t) : te_tensor_retain(t);
-        if (open && !state->values[v]) return plan->ctx->status;
+        bool open = t && te_tensor_is_quantized(t) && read_elsewhere(plan, v), framed = t && plan->values[v].frame > 0;
+        state->values[v] = open ? te_tensor_dequantized(t) : framed ? te_state_stored(state, &plan->values[v], t) : te_tensor_retain(t);
+        if (t && !state->values[v]) return plan->ctx->status;
     }
     return TE_OK;
 }
+
+/* --- the plan ----------------------------------------------------------------------------------------------------- */
 
 te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
 {
@@ -305,6 +317,8 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_PROGRAM: status = run_program(state, unit); break;
         case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
         case TE_UNIT_CALL: status = run_call(state, unit); break;
+        case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
+        case TE_UNIT_VIEW: status = run_view(state, unit); break;
         }
         if (status == TE_OK) status = release_read(state, u);
     }

@@ -32,29 +32,21 @@ void te_group_release(te_group *group)
         te_recipe_state_release(group->nodes[i].recipe_state);
     }
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
-    te_mem_free(&ctx->mem, group->producers, group->producer_capacity * sizeof *group->producers);
-    te_mem_free(&ctx->mem, group->parameter, group->parameter_capacity * sizeof *group->parameter);
+    te_mem_free(&ctx->mem, group->values, group->value_capacity * sizeof *group->values);
     te_mem_free(&ctx->mem, group->keys, group->key_capacity * sizeof *group->keys);
     te_mem_free(&ctx->mem, group, sizeof *group);
     te_context_unref(ctx);
 }
 
-/* A value made by `producer`: a node, or -1 - input. */
-static int add_value(te_group *group, int producer, bool parameter)
+static int add_value(te_group *group, te_group_value made)
 {
-    const te_mem *mem = &group->ctx->mem;
-    void *producers = group->producers, *parameters = group->parameter;
-    size_t n = (size_t)group->n_values + 1;
-    bool grown = te_mem_grow(mem, &producers, &group->producer_capacity, n, sizeof *group->producers);
-    group->producers = producers;
-    grown = grown && te_mem_grow(mem, &parameters, &group->parameter_capacity, n, sizeof *group->parameter);
-    group->parameter = parameters;
-    if (!grown) {
+    void *values = group->values;
+    if (!te_mem_grow(&group->ctx->mem, &values, &group->value_capacity, (size_t)group->n_values + 1, sizeof *group->values)) {
         te_fail_memory(group->ctx, "fuser");
         return TE_NO_VALUE;
     }
-    group->producers[group->n_values] = producer;
-    group->parameter[group->n_values] = parameter;
+    group->values = values;
+    group->values[group->n_values] = made;
     return group->n_values++;
 }
 
@@ -66,7 +58,7 @@ int te_group_input(te_group *group, bool parameter)
         return TE_NO_VALUE;
     }
     group->keys = keys;
-    int value = add_value(group, -1 - group->n_inputs, parameter);
+    int value = add_value(group, (te_group_value){-1 - group->n_inputs, group->n_inputs ? -1 : 0, parameter});
     if (value != TE_NO_VALUE) group->n_inputs++;
     return value;
 }
@@ -90,10 +82,12 @@ static te_status resolve(te_group *group, te_group_node *node)
 bool te_group_accepts(te_context *ctx, const te_op *op)
 {
     const te_op_def *def = op->def;
-    bool known = def->formula || def->resolve || strcmp(op->name, "linear") == 0 || strcmp(op->name, "self_attention") == 0;
+    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding"};
+    bool known = def->formula || def->resolve;
+    for (size_t i = 0; i < sizeof structured / sizeof *structured; i++) known |= strcmp(op->name, structured[i]) == 0;
     if (known && op->n_outputs == 1 && !op->takes_list) return true;
     te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.%s %s", op->name,
-            known ? "has several results" : "is no row program, matrix product or self attention");
+            known ? "has several results" : "is no row program, matrix product, self attention, reshape or embedding");
     return false;
 }
 
@@ -118,8 +112,10 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     if (!te_mem_grow(&ctx->mem, &nodes, &group->node_capacity, (size_t)group->n_nodes + 1, sizeof *group->nodes))
         return te_fail_memory(ctx, "fuser");
     group->nodes = nodes;
-    *result = node.out = add_value(group, group->n_nodes, false);
+    int frame = te_group_enter_frame(group, &node);
+    *result = node.out = add_value(group, (te_group_value){group->n_nodes, frame, false});
     if (node.out == TE_NO_VALUE) return ctx->status;
+    if (strcmp(node.call.op->name, "reshape") == 0) node.frame = frame;
     te_op_retain(node.call.op);
     te_recipe_state_retain(node.recipe_state);
     group->nodes[group->n_nodes++] = node;
@@ -137,6 +133,13 @@ te_status te_group_output(te_group *group, int value)
 int te_group_n_inputs(const te_group *group) { return group->n_inputs; }
 bool te_group_refused(const te_group *group) { return group->refused; }
 int te_group_n_outputs(const te_group *group) { return group->n_outputs; }
+
+int te_group_n_plans(const te_group *group)
+{
+    int n = 0;
+    for (const te_fuse_plan *plan = group->plans; plan; plan = plan->next) n++;
+    return n;
+}
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
@@ -162,7 +165,8 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
     te_mem_free(mem, plan->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     te_mem_free(mem, plan->recipes, (size_t)plan->n_nodes * sizeof *plan->recipes);
-    te_mem_free(mem, plan->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
+    te_mem_free(mem, plan->frames, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
+    te_mem_free(mem, plan->outputs, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
     te_mem_free(mem, plan->refusal, sizeof ctx->message);
     te_mem_free(mem, plan, sizeof *plan);
     te_context_unref(ctx);
@@ -181,8 +185,10 @@ static te_fuse_plan *open_plan(te_group *group)
     plan->units = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->units);
     plan->nodes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->nodes);
     plan->recipes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof(te_product_recipe *));
-    plan->outputs = te_mem_zalloc(&ctx->mem, (size_t)plan->n_outputs * sizeof *plan->outputs);
-    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs) return plan;
+    plan->outputs = te_mem_zalloc(&ctx->mem, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
+    plan->output_frames = plan->outputs + plan->n_outputs;
+    plan->frames = te_mem_zalloc(&ctx->mem, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
+    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs && plan->frames) return plan;
     te_fuse_plan_release(plan);
     return NULL;
 }
@@ -191,19 +197,20 @@ static void describe_values(te_fuse_plan *plan, const te_group *group)
 {
     for (int v = 0; v < plan->n_values; v++) {
         te_plan_value *value = &plan->values[v];
-        int producer = group->producers[v];
+        int producer = group->values[v].producer;
         *value = (te_plan_value){.node = producer >= 0 ? producer : -1, .input = producer < 0 ? -1 - producer : -1,
-                                 .unit = -1, .output = -1};
+                                 .unit = -1, .output = -1, .wired = TE_NO_VALUE};
         if (value->input < 0) continue;
         const te_plan_key *key = &plan->keys[value->input];
         value->cls = key->cls;
         value->dtype = key->dtype;
         value->wanted = key->wanted;
         value->ndim = key->ndim;
+        value->frame = group->values[v].frame > 0 ? group->values[v].frame : 0;
         value->width = key->width;
         memcpy(value->shape, key->shape, sizeof value->shape);
     }
-    for (int i = plan->n_outputs - 1; i >= 0; i--) plan->values[plan->outputs[i] = group->outputs[i]].output = i;
+    memcpy(plan->outputs, group->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
 }
 
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record)
@@ -225,8 +232,11 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     plan->record = record;
     plan->recompute_width = ctx->recompute_width;
     plan->x_ndim = x_ndim;
+    plan->n_frames = 1;
+    plan->frames[0] = (te_plan_frame){.ndim = x_ndim, .rows = 1, .per = 1};
     describe_values(plan, group);
     te_status status = te_plan_infer(plan);
+    if (status == TE_OK) te_plan_wire(plan);
     if (status == TE_OK) status = te_plan_cluster(plan);
     if (status == TE_OK) status = te_plan_compile(plan);
     if (status == TE_OK) return plan;
@@ -240,18 +250,21 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
 
 /* --- keys --------------------------------------------------------------------------------------------------------- */
 
-static void read_key(te_plan_key *key, const te_tensor *t, const te_tensor *x, bool parameter, bool record)
+/* s: the dimensions that rows have where the operation stands that reads t. */
+static void read_key(te_plan_key *key, const te_tensor *t, const te_space *s, bool parameter, bool record)
 {
     memset(key, 0, sizeof *key);
     if (!t) return;
-    int lead = x->ndim - 1;
-    bool rows = !parameter && t->ndim >= lead && memcmp(t->shape, x->shape, (size_t)lead * sizeof *t->shape) == 0;
+    int lead = s->ndim - 1;
+    bool rows = !parameter && t->ndim >= lead;
+    for (int i = 0; i < lead && rows; i++) rows = s->shape[i] == t->shape[i] || s->shape[i] == -1;
     key->dtype = t->dtype;
     key->wanted = record && te_needs_grad(t);
     key->width = t->ndim ? t->shape[t->ndim - 1] : 1;
     if (t->dtype == TE_I32 || t->dtype == TE_I64) {
         key->cls = TE_VALUE_LENGTHS;
-    } else if (rows && t->ndim == x->ndim) {
+        key->width = 0; /* however many there are */
+    } else if (rows && t->ndim == s->ndim) {
         key->cls = TE_VALUE_TOKENS;
     } else if (rows && t->ndim == lead && lead > 0) {
         key->cls = TE_VALUE_ROWS;
@@ -274,21 +287,23 @@ static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_n
 
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record)
 {
-    const te_tensor *x = inputs[0];
+    const te_space first = te_frame_of_input(inputs[0]);
     int n = 0;
     for (int v = 0; v < group->n_values; v++) {
-        if (group->producers[v] >= 0) continue;
-        read_key(&group->keys[n], inputs[n], x, group->parameter[v], record);
+        const te_group_value *value = &group->values[v];
+        if (value->producer >= 0) continue;
+        te_space s = value->frame > 0 ? te_group_frame(group, value->frame, inputs[0]) : first;
+        read_key(&group->keys[n], inputs[n], &s, value->parameter, record);
         n++;
     }
     for (te_fuse_plan **at = &group->plans; *at; at = &(*at)->next) {
         te_fuse_plan *plan = *at;
-        if (!same_plan(plan, group->keys, x->ndim, record)) continue;
+        if (!same_plan(plan, group->keys, first.ndim, record)) continue;
         *at = plan->next;
         plan->next = group->plans;
         return group->plans = plan;
     }
-    te_fuse_plan *plan = te_fuse_plan_new(group, group->keys, x->ndim, record);
+    te_fuse_plan *plan = te_fuse_plan_new(group, group->keys, first.ndim, record);
     if (!plan) return NULL;
     plan->next = group->plans;
     return group->plans = plan;
@@ -302,6 +317,8 @@ static te_status check_inputs(te_group *group, te_tensor *const *inputs, bool *r
     const te_tensor *x = inputs[0];
     *record = false;
     if (!x || x->ndim < 1) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
+    if (te_frame_of_input(x).ndim > TE_MAX_DIMS)
+        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "ids of %d dimensions, for which rows would have too many", x->ndim);
     for (int i = 0; i < group->n_inputs; i++) {
         if (!inputs[i]) continue;
         if (inputs[i]->ctx != ctx) return te_fail(ctx, TE_ERROR_ARGUMENT, "a tensor of another runtime was given");
@@ -332,9 +349,11 @@ static const te_op group_op = {.def = &group_def, .name = "sequential", .n_outpu
 static te_status make_outputs(te_group_state *state, te_tensor **outputs)
 {
     for (int i = 0; i < state->plan->n_outputs; i++) {
-        te_tensor *t = state->values[state->plan->outputs[i]];
-        outputs[i] = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
-        if (!outputs[i]) return t->ctx->status;
+        const te_fuse_plan *plan = state->plan;
+        te_tensor *t = te_state_seen(state, &plan->values[plan->outputs[i]], state->values[plan->outputs[i]], plan->output_frames[i]);
+        outputs[i] = t ? te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset) : NULL;
+        te_tensor_release(t);
+        if (!outputs[i]) return plan->ctx->status;
     }
     return TE_OK;
 }
@@ -349,7 +368,8 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     group->refused = plan && plan->refusal;
     if (group->refused) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
-    te_group_state *state = plan ? te_group_state_new(plan, inputs[0]) : NULL;
+    te_group_state *state = plan ? te_group_state_new(plan, inputs) : NULL;
+    group->refused = !state && group->ctx->status == TE_ERROR_UNSUPPORTED;
     if (!state) return group->ctx->status;
     status = te_plan_forward(state, inputs);
     if (status == TE_OK) status = make_outputs(state, outputs);

@@ -51,6 +51,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result);
 te_status te_group_output(te_group *group, int value);
 int       te_group_n_inputs(const te_group *group);
 int       te_group_n_outputs(const te_group *group);
+int       te_group_n_plans(const te_group *group); /* made so far, those that refuse included */
 
 /* inputs: te_group_n_inputs tensors, borrowed; an input that stands for nothing is NULL. outputs: one new reference each. */
 bool      te_group_refused(const te_group *group); /* the last run failed because these inputs cannot be planned */

@@ -46,10 +46,26 @@ static te_dtype program_dtype(const te_fuse_plan *plan, const te_group_node *nod
         const te_plan_value *v = input_of(plan, node, i);
         if (!v) continue;
         dummies[i].dtype = v->dtype;
-        dummies[i].ndim = v->cls == TE_VALUE_FIXED ? v->ndim : plan->x_ndim - (v->cls == TE_VALUE_ROWS);
+        dummies[i].ndim = v->cls == TE_VALUE_FIXED ? v->ndim : plan->frames[v->frame].ndim - (v->cls == TE_VALUE_ROWS);
         call.in[i] = &dummies[i];
     }
     return te_program_result_dtype(&call, l);
+}
+
+/* The frame that the activations among an operation's inputs have in common: *frame, x's when there is none. */
+static bool common_frame(te_fuse_plan *plan, const te_group_node *node, int *frame)
+{
+    *frame = -1;
+    for (int i = 0; i < node->call.op->n_inputs; i++) {
+        if (!input_of(plan, node, i)) continue;
+        te_plan_value *v = &plan->values[node->in[i]];
+        if (v->cls != TE_VALUE_TOKENS && v->cls != TE_VALUE_ROWS) continue;
+        v->space = plan->frames[v->frame].space;
+        if (*frame >= 0 && !te_plan_same_frame(plan, *frame, v->frame)) return false;
+        *frame = v->frame;
+    }
+    if (*frame < 0) *frame = 0;
+    return true;
 }
 
 /* A parameter must be one number, or one number per column. */
@@ -136,22 +152,44 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
     return TE_OK;
 }
 
+static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+{
+    const te_plan_value *table = input_of(plan, node, 0), *ids = input_of(plan, node, 1);
+    bool fits = table && table->cls == TE_VALUE_FIXED && table->input >= 0 && table->ndim == 2 && floating(table->dtype);
+    if (!fits) return te_plan_refuse(plan, node, "the table does not fit");
+    if (!ids || ids->cls != TE_VALUE_LENGTHS || ids->input != 0)
+        return te_plan_refuse(plan, node, "its ids are not what the group is given first");
+    te_call call = node->call;
+    call.ctx = plan->ctx;
+    out->cls = TE_VALUE_TOKENS;
+    out->width = table->shape[1];
+    out->dtype = te_call_compute_dtype(&call, table->dtype);
+    return TE_OK;
+}
+
 te_status te_plan_infer(te_fuse_plan *plan)
 {
     for (int n = 0; n < plan->n_nodes; n++) {
         te_group_node *node = &plan->nodes[n];
         te_plan_value *out = &plan->values[node->out];
         const te_op *op = node->call.op;
-        te_status status;
+        te_status status = TE_OK;
+        if (!common_frame(plan, node, &out->frame)) status = te_plan_refuse(plan, node, "its inputs are seen in different shapes");
+        if (status != TE_OK) return status;
         if (op->def->formula)
             status = infer_program(plan, node, out);
         else if (strcmp(op->name, "linear") == 0)
             status = infer_linear(plan, node, out);
         else if (strcmp(op->name, "self_attention") == 0)
             status = infer_self_attention(plan, node, out);
+        else if (strcmp(op->name, "reshape") == 0)
+            status = te_plan_infer_reshape(plan, node, out);
+        else if (strcmp(op->name, "embedding") == 0)
+            status = infer_embedding(plan, node, out);
         else
             status = te_plan_refuse(plan, node, "its result's shape is not known beforehand");
         if (status != TE_OK) return status;
+        out->space = plan->frames[out->frame].space;
         for (int i = 0; i < op->n_inputs; i++) {
             const te_plan_value *v = input_of(plan, node, i);
             out->wanted |= v && v->wanted && !(op->def->flags & TE_OP_NOGRAD);

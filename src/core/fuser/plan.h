@@ -1,13 +1,14 @@
 /* plan.h - what the files of the fuser share: the graph, and how a plan executes it.
  *
  *      graph  -- infer.c     class, width and dtype of every value
+ *             -- frame.c     the dimensions that rows are seen in, which reshapes change
  *             -- cluster.c   which nodes share a unit, and the order of the units
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
- *      plan   -- forward.c, backward.c
+ *      plan   -- forward.c, backward.c, gather.c
  *
- * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, or
- * another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
+ * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
+ * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
  * its dtype, the program rounds to that dtype, so that fusing does not change a forward result.
  *
  * Backward runs the units in reverse. A program's gradient is derived from the whole of it, hence it is fused as forward is: the
@@ -26,6 +27,7 @@ typedef struct te_group_node {
     te_call call; /* op, attributes, numbers in place of tensors; nothing else is set */
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
+    int     frame; /* a reshape: which of the group's, from 1 */
     te_recipe_state *recipe_state; /* NULL: its product is never quantized */
     bool    cache_quantized;
 } te_group_node;
@@ -36,13 +38,26 @@ typedef enum te_value_class {
     TE_VALUE_TOKENS, /* {.., width}: the dimensions of x but the last, then its own width */
     TE_VALUE_ROWS,   /* {..}: one number per row; inputs only */
     TE_VALUE_FIXED,  /* a shape of its own: parameters and what is computed from them alone */
-    TE_VALUE_LENGTHS /* integers; given to operations that are called as they are */
+    TE_VALUE_LENGTHS /* integers, as lengths of sequences and ids; not read by programs */
 } te_value_class;
+
+/* The leading dimensions in which an activation is seen: those of x, frame 0, until a reshape makes others. A *space* is a number of
+ * rows. Values of one space are stored in the dimensions of its first frame, whatever frame they are seen in: row programs and
+ * products know rows alone. Only the caller, and what attends along sequences, are given the dimensions of the frame. */
+typedef struct te_plan_frame {
+    int     ndim; /* with that of the row */
+    int64_t shape[TE_MAX_DIMS]; /* as the reshape says; -1: what is left. Of frame 0 unknown */
+    int     space; /* its first frame */
+    int     same;  /* an earlier frame that has to have the same dimensions in a run, because an operation reads both; or itself */
+    int64_t rows, per; /* so many rows for `per` of x, in lowest terms */
+} te_plan_frame;
 
 typedef struct te_plan_value {
     te_value_class cls;
     te_dtype       dtype;
     int            node, input; /* what makes it; -1: the other */
+    int            frame, space; /* TOKENS, ROWS */
+    int            wired;       /* the value that it is, seen in another frame; TE_NO_VALUE: one of its own */
     int            ndim;        /* FIXED */
     int64_t        shape[TE_MAX_DIMS];
     int64_t        width;       /* last dimension; FIXED: number of elements */
@@ -58,7 +73,11 @@ typedef struct te_plan_value {
     int            output;      /* first output of the group that it is; -1: none */
 } te_plan_value;
 
-typedef enum te_unit_kind { TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL } te_unit_kind;
+typedef enum te_unit_kind {
+    TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
+    TE_UNIT_GATHER, /* rows of a table by id */
+    TE_UNIT_VIEW    /* memory read in rows of another width */
+} te_unit_kind;
 
 enum { TE_UNIT_SLOTS = 24, TE_UNIT_RESULTS = 12, TE_UNIT_RNGS = 8 };
 
@@ -92,9 +111,10 @@ typedef struct te_unit {
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
     int          n_rngs;
     int          first_row, first_rng; /* in the run's arrays */
+    int          space;
     int64_t      width;
     bool         compute_f64;
-    /* TE_UNIT_LINEAR */
+    /* TE_UNIT_LINEAR; of others x and result, of TE_UNIT_GATHER weight */
     bool         bias_elsewhere;  /* the bias gradient is an output of the program that makes the gradient of the result */
     int          x, weight, bias, result; /* values */
     te_dtype     compute;         /* dtype of the product */
@@ -123,26 +143,32 @@ typedef struct te_fuse_plan {
     bool           record;
     int            x_ndim;
     int64_t        recompute_width;
-    int            n_inputs, n_nodes, n_values, n_units, n_outputs;
+    int            n_inputs, n_nodes, n_values, n_units, n_outputs, n_frames;
+    te_plan_frame *frames; /* memory for one per node and x's */
     te_plan_value *values;
     te_unit       *units;
     te_group_node *nodes; /* copies of the group's */
     te_product_recipe **recipes; /* per node: what its product runs under, NULL: high precision */
-    int           *outputs;
+    int           *outputs, *output_frames;
     int            n_rows, n_rngs, n_aux, n_products, n_packs; /* sizes of a run's arrays */
     char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
     struct te_fuse_plan *next; /* of the same group */
 } te_fuse_plan;
 
+typedef struct te_group_value {
+    int  producer; /* its node, or -1 - input */
+    int  frame;    /* behind which reshape it stands, 0: x's dimensions, -1: read by nothing yet */
+    bool parameter;
+} te_group_value;
+
 struct te_group {
     te_context    *ctx;
     te_group_node *nodes;
-    int           *producers; /* per value: its node, or -1 - input */
-    bool          *parameter; /* per value */
+    te_group_value *values;
     te_plan_key   *keys;      /* per input, of the run in progress */
     int            outputs[TE_GROUP_MAX_OUTPUTS];
-    size_t         node_capacity, producer_capacity, parameter_capacity, key_capacity;
-    int            n_nodes, n_values, n_inputs, n_outputs;
+    size_t         node_capacity, value_capacity, key_capacity;
+    int            n_nodes, n_values, n_inputs, n_outputs, n_frames;
     bool           refused; /* the last run had no plan */
     te_fuse_plan  *plans;
 };
@@ -151,8 +177,9 @@ struct te_group {
 typedef struct te_group_state {
     te_fuse_plan *plan;
     size_t        bytes;
-    int           ndim; /* of x */
+    int           ndim; /* of frame 0 */
     int64_t       shape[TE_MAX_DIMS];
+    te_space     *frames; /* as they are in this run, their last dimension to be filled in */
     te_device    *device;
     te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
     uint64_t     *versions; /* of values and aux */
@@ -179,7 +206,7 @@ te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, cons
 
 /* --- running them ------------------------------------------------------------------------------------------------- */
 
-te_group_state *te_group_state_new(te_fuse_plan *plan, const te_tensor *x); /* NULL on failure */
+te_group_state *te_group_state_new(te_fuse_plan *plan, te_tensor *const *inputs); /* NULL on failure */
 void            te_group_state_free(te_group_state *state);
 void            te_group_state_trim(te_group_state *state); /* after forward: drops what backward does not read */
 te_status       te_group_state_unpack(te_group_state *state, const te_unit *unit); /* what its backward reads */
@@ -187,8 +214,29 @@ void            te_group_state_repack(te_group_state *state, const te_unit *unit
 te_status       te_plan_forward(te_group_state *state, te_tensor *const *inputs);
 te_status       te_plan_backward(te_group_state *state, te_call *call);
 
-/* The iteration space of a unit of `width`, and an operand of it. */
-te_space   te_state_space(const te_group_state *state, int64_t width);
+/* The iteration space of a unit. */
+te_space   te_state_space(const te_group_state *state, const te_unit *unit);
 te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value); /* uninitialised */
+
+/* --- frames ------------------------------------------------------------------------------------------------------- */
+
+/* Of x, which stands for {x's dimensions, width} where it holds ids. */
+te_space  te_frame_of_input(const te_tensor *x);
+/* The dimensions that input i of a group, no parameter, is expected to have for every row; -1: any. */
+te_space  te_group_frame(const te_group *group, int frame, const te_tensor *x);
+/* The frame that a node stands in, from its inputs; those that stand in none yet join it. */
+int       te_group_enter_frame(te_group *group, const te_group_node *node);
+/* Values that one operation reads are seen in the same dimensions; false when that cannot be. */
+bool      te_plan_same_frame(te_fuse_plan *plan, int a, int b);
+te_status te_plan_infer_reshape(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
+void      te_plan_wire(te_fuse_plan *plan); /* takes out the reshapes that leave rows as they are */
+/* Fills in the frames of a run; TE_ERROR_UNSUPPORTED when x's rows, or the inputs, do not fit them. */
+te_status te_state_open_frames(te_group_state *state, te_tensor *const *inputs);
+/* t, a value's memory or gradient, as it is stored, or as it is seen in `frame`. A new reference, NULL on failure. */
+te_tensor *te_state_stored(const te_group_state *state, const te_plan_value *value, te_tensor *t);
+te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value, te_tensor *t, int frame);
+
+/* gather.c: units that look rows up. */
+te_status te_gather_forward(te_group_state *state, const te_unit *unit);
 
 #endif

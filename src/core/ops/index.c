@@ -23,6 +23,20 @@ static te_status need_index(te_call *call, const char *name, const te_tensor *t)
 
 /* --- embedding ---------------------------------------------------------------------------------------------------- */
 
+te_status te_embedding_rows(te_call *call, te_tensor *y, te_tensor *table, te_tensor *ids)
+{
+    te_exec *exec = te_call_exec(call, table);
+    te_view out = te_tensor_view(y), weights = te_tensor_view(table), indices = te_tensor_view(ids);
+    return te_call_kernel(call, exec, exec->backend->embedding(exec, &out, &weights, &indices));
+}
+
+te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy, te_tensor *ids)
+{
+    te_exec *exec = te_call_exec(call, ids);
+    te_view out = te_tensor_view(dtable), grad = te_tensor_view(dy), indices = te_tensor_view(ids);
+    return te_call_kernel(call, exec, exec->backend->embedding_backward(exec, &out, &grad, &indices));
+}
+
 static te_status embedding_forward(te_call *call)
 {
     te_tensor *table = call->in[0], *ids = call->in[1];
@@ -36,10 +50,7 @@ static te_status embedding_forward(te_call *call)
     shape[ids->ndim] = table->shape[1];
     te_dtype dtype = te_call_compute_dtype(call, table->dtype);
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, table->storage->device, dtype, ids->ndim + 1, shape);
-    if (!y) return call->ctx->status;
-    te_exec *exec = te_call_exec(call, table);
-    te_view out = te_tensor_view(y), weights = te_tensor_view(table), indices = te_tensor_view(ids);
-    status = te_call_kernel(call, exec, exec->backend->embedding(exec, &out, &weights, &indices));
+    status = y ? te_embedding_rows(call, y, table, ids) : call->ctx->status;
     if (status == TE_OK && call->record && te_call_save(call, ids) < 0) status = call->ctx->status;
     return status;
 }
@@ -49,9 +60,7 @@ static te_status embedding_backward(te_call *call)
     bool accumulate;
     te_tensor *ids = call->saved[0], *dtable = te_grad_target(call, 0, &accumulate);
     if (!dtable || (!accumulate && te_tensor_fill(dtable, 0) != TE_OK)) return call->ctx->status;
-    te_exec *exec = te_call_exec(call, ids);
-    te_view out = te_tensor_view(dtable), dy = te_tensor_view(call->dout[0]), indices = te_tensor_view(ids);
-    return te_call_kernel(call, exec, exec->backend->embedding_backward(exec, &out, &dy, &indices));
+    return te_embedding_add_rows(call, dtable, call->dout[0], ids);
 }
 
 /* --- gather ------------------------------------------------------------------------------------------------------- */

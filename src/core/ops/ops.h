@@ -42,6 +42,13 @@ te_dtype te_promote(te_dtype a, te_dtype b);
 /* Whether the shapes of a linear layer's x, weight and bias fit. */
 te_status te_linear_check(te_call *call);
 
+/* t in another shape of as many elements, outside the graph: a view, or a copy where it does not lie so. NULL on failure. */
+te_tensor *te_tensor_seen(te_tensor *t, int ndim, const int64_t *shape);
+
+/* Rows of a table by id into y, and their gradient added to that of the table; `call` names the operation in messages. */
+te_status te_embedding_rows(te_call *call, te_tensor *y, te_tensor *table, te_tensor *ids);
+te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy, te_tensor *ids);
+
 /* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading ones). */
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate);
 /* dst += src, equal shapes. */

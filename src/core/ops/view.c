@@ -89,6 +89,16 @@ static bool view_strides(const te_tensor *x, int ndim, const int64_t *shape, int
     return true;
 }
 
+te_tensor *te_tensor_seen(te_tensor *t, int ndim, const int64_t *shape)
+{
+    int64_t stride[TE_MAX_DIMS];
+    if (view_strides(t, ndim, shape, stride)) return te_tensor_alias(t, ndim, shape, stride, t->offset);
+    te_tensor *copy = te_tensor_clone_data(t);
+    te_tensor *seen = copy ? te_tensor_alias(copy, ndim, shape, NULL, 0) : NULL;
+    te_tensor_release(copy);
+    return seen;
+}
+
 static te_status reshape_to(te_call *call, const te_attr *wanted, bool may_copy)
 {
     te_tensor *x = call->in[0];
@@ -100,10 +110,7 @@ static te_status reshape_to(te_call *call, const te_attr *wanted, bool may_copy)
         return te_call_fail(call, TE_ERROR_ARGUMENT,
                             "%s is not laid out so that it can be seen as another shape; use reshape",
                             TE_SHAPE_TEXT(x));
-    te_tensor *copy = te_tensor_clone_data(x);
-    if (!copy) return call->ctx->status;
-    call->out[0] = te_tensor_alias(copy, wanted->n, shape, NULL, 0);
-    te_tensor_release(copy);
+    call->out[0] = te_tensor_seen(x, wanted->n, shape);
     return call->out[0] ? TE_OK : call->ctx->status;
 }
 
@@ -113,14 +120,7 @@ static te_status reshape_forward(te_call *call) { return reshape_to(call, &call-
 static te_status reshape_backward(te_call *call)
 {
     const te_grad_meta *x = te_grad_input(call, 0);
-    te_tensor *dy = call->dout[0];
-    int64_t stride[TE_MAX_DIMS];
-    if (view_strides(dy, x->ndim, x->shape, stride))
-        return te_grad_give(call, 0, te_tensor_alias(dy, x->ndim, x->shape, stride, dy->offset));
-    te_tensor *copy = te_tensor_clone_data(dy);
-    te_tensor *seen = copy ? te_tensor_alias(copy, x->ndim, x->shape, NULL, 0) : NULL;
-    te_tensor_release(copy);
-    return te_grad_give(call, 0, seen);
+    return te_grad_give(call, 0, te_tensor_seen(call->dout[0], x->ndim, x->shape));
 }
 
 static te_status flatten_forward(te_call *call)

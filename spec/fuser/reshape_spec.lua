@@ -1,0 +1,112 @@
+local te = require "te"
+local plans = require "spec.support.plans"
+
+local input, steps, reason = plans.input, plans.steps, plans.reason
+
+describe("reshapes in a group", function()
+    before_each(function() te.manual_seed(1) end)
+
+    it("are wiring where rows keep their width: programs fuse across them", function()
+        local seq = te.Sequential(te.Linear(8, 8), te.GELU(), te.Reshape { -1, 8 }, te.RMSNorm(8), te.Reshape { 3, -1, 8 }, te.Linear(8, 8))
+        local plan = seq:explain(input { 2, 3, 8 })
+        assert.same({ "Linear:linear", "GELU + RMSNorm:gelu_tanh+rms_norm", "Linear:linear" }, steps(plan.forward))
+        assert.is_nil(reason(plan, "GELU", "Reshape"))
+        assert.same({ 3, 2, 8 }, plans.assert_unchanged(seq, input { 2, 3, 8 }).shape)
+    end)
+
+    it("are views where the width changes, and the group goes on", function()
+        local seq = te.Sequential(te.Linear(8, 8), te.GELU(), te.Reshape { -1, 4 }, te.RMSNorm(4), te.Linear(4, 8))
+        local plan = seq:explain(input { 2, 3, 8 })
+        assert.same({ "Linear:linear", "GELU:gelu_tanh", "RMSNorm:rms_norm", "Linear:linear" }, steps(plan.forward))
+        assert.matches("rows have another width", reason(plan, "GELU", "Reshape"))
+        assert.equal(2 * 12 * 4 * 4 + 4 * 4 + 12 * 4, plan.forward[3].bytes) -- twice the rows of x
+        assert.equal(2 * 12 * 4 * 8, plan.forward[4].flops)
+        plans.assert_unchanged(seq, input { 2, 3, 8 })
+    end)
+
+    it("leave and come back inside a residual: heads are normalized by themselves", function()
+        local seq = te.Sequential(te.LayerNorm(8), te.Residual(te.Linear(8, 8), te.Reshape { 2, 3, 4, 2 }, te.RMSNorm(2),
+            te.Reshape { 2, 3, 8 }, te.ReLU()), te.LayerNorm(8))
+        local plan = seq:explain(input { 2, 3, 8 })
+        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "RMSNorm:rms_norm", "ReLU + AddExtraInput + LayerNorm:relu+add+layer_norm" },
+            steps(plan.forward))
+        plans.assert_unchanged(seq, input { 2, 3, 8 })
+    end)
+
+    it("give attention the sequences that they make", function()
+        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { 3, -1, 8 }, te.MultiHeadedSelfAttention(8, 2, { causal = true }), te.ReLU())
+        local x = input { 12, 8 }
+        local kinds = {}
+        for i, step in ipairs(seq:explain(x).forward) do kinds[i] = step.kind end
+        assert.same({ "gemm", "gemm", "attention", "gemm", "program" }, kinds)
+        assert.equal(4 * 12 * 4 * 8, seq:explain(x).forward[3].flops) -- sequences of 4
+        assert.same({ 3, 4, 8 }, plans.assert_unchanged(seq, x).shape)
+    end)
+
+    it("take extra inputs in the dimensions that rows have there", function()
+        local seq = te.Sequential(te.GELU(), te.Reshape { -1, 4 }, te.AddExtraInput(), te.RMSNorm(4), te.Reshape { -1, 2, 4 },
+            te.AddExtraInput())
+        local x = input { 2, 3, 8 }
+        assert.same({ "GELU:gelu_tanh", "AddExtraInput + RMSNorm + AddExtraInput:add+rms_norm+add" },
+            steps(seq:explain(x, input { 12, 4 }, input { 6, 2, 4 }).forward))
+        plans.assert_unchanged(seq, x, input { 12, 4 }, input { 6, 2, 4 })
+        plans.assert_unchanged(seq, x, input { 4, 12 }:transpose(1, 2):detach(), input { 6, 2, 4 })
+        plans.assert_unchanged(seq, x, input { 12, 4 }, input { 4 }) -- broadcast
+        assert.matches("cannot be planned", seq:explain(x, input { 12, 4 }, input { 2, 4 }).reasons[1].reason)
+        plans.assert_unchanged(seq, x, input { 12, 4 }, input { 2, 4 })
+    end)
+
+    it("copy inputs that do not lie so that they can be seen otherwise", function()
+        local seq = te.Sequential(te.Reshape { -1, 4 }, te.GELU(), te.Linear(4, 4))
+        plans.assert_unchanged(seq, input { 8, 3, 2 }:permute { 2, 3, 1 }:detach())
+        plans.assert_unchanged(te.Sequential(te.Reshape { 3, 4 }, te.ReLU()), input { 4, 3 }:transpose(1, 2):detach())
+    end)
+
+    it("hold for any number of rows", function()
+        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { -1, 4 }, te.RMSNorm(4), te.Reshape { -1, 2, 4 }, te.GELU())
+        for _, shape in ipairs { { 2, 3, 8 }, { 1, 1, 8 }, { 5, 7, 8 }, { 4, 0, 8 } } do
+            assert.same({ shape[1] * shape[2], 2, 4 }, plans.assert_unchanged(seq, input(shape)).shape)
+        end
+        for _, shape in ipairs { { 2, 3, 8 }, { 1, 1, 8 }, { 5, 7, 8 } } do seq(input(shape)) end
+        assert.equal(1, plans.count(seq, input { 2, 3, 8 }))
+    end)
+
+    it("raise what the operation raises where elements do not fit", function()
+        local seq = te.Sequential(te.GELU(), te.Reshape { 4, -1, 8 }, te.RMSNorm(8))
+        local fused = plans.assert_unchanged(seq, input { 3, 8 })
+        assert.matches("te.reshape: {3, 8} %(24 elements%) cannot take the shape {4, %-1, 8}", fused.y)
+        assert.same({ 4, 2, 8 }, plans.assert_unchanged(seq, input { 8, 8 }).shape)
+    end)
+
+    it("are called where the length of rows is left open", function()
+        local seq = te.Sequential(te.GELU(), te.Reshape { 4, -1 }, te.ReLU())
+        local plan = seq:explain(input { 2, 2, 8 })
+        assert.same({ "GELU:gelu_tanh", "Reshape:call", "ReLU:relu" }, steps(plan.forward))
+        assert.matches("no length that is known before it runs", reason(plan, "Reshape", "Reshape"))
+        plans.assert_unchanged(seq, input { 2, 2, 8 })
+    end)
+
+    it("refuse an operation on values that are seen in different shapes", function()
+        local seq = te.Sequential(te.Residual(te.Linear(8, 8), te.Reshape { -1, 8 }))
+        local x = input { 2, 3, 8 }
+        assert.matches("seen in different shapes", seq:explain(x).reasons[1].reason)
+        plans.assert_unchanged(seq, x)
+        plans.assert_unchanged(seq, input { 6, 8 })
+        assert.equal(2, #seq:explain(input { 6, 8 }).forward)
+    end)
+
+    it("draw the masks of stochastic depth behind them only by themselves", function()
+        local seq = te.Sequential(te.GELU(), te.Reshape { 2, -1, 8 }, te.StochasticDepth(0.5), te.ReLU())
+        local x = input { 6, 8 }
+        assert.matches("a reshape stands before it", reason(seq:explain(x), "StochasticDepth", "StochasticDepth"))
+        plans.assert_unchanged(seq, x)
+    end)
+
+    it("notice saved values that were changed in place since", function()
+        local seq = te.Sequential(te.Reshape { -1, 4 }, te.GELU())
+        local x = input { 2, 8 }
+        local y = seq(x)
+        te.no_grad(function() x:mul_(2) end)
+        assert.has_error(function() te.sum(y):backward() end)
+    end)
+end)

@@ -374,6 +374,5 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rngs += unit->n_rngs;
     }
     if (plan->record) pack_values(plan);
-    te_plan_mark_emissions(plan);
-    return status;
+    return te_plan_mark_emissions(plan);
 }

@@ -595,8 +595,11 @@ describe("programs that leave results quantized", function()
 
     -- a model that is watched stores its values and quantizes them by themselves
     for _, name in ipairs(names) do
-        for _, dtype in ipairs { "bfloat16", "float32" } do
-            it("give the same bytes as when they are stored first: " .. name .. ", " .. dtype, function()
+        for _, case in ipairs { { "bfloat16", 2 }, { "bfloat16", 16 }, { "float32", 16 } } do -- two threads store, many compute twice
+            local dtype, threads = unpack(case)
+            it(("give the same bytes as when they are stored first: %s, %s, %d threads"):format(name, dtype, threads), function()
+                local before = te.get_num_threads()
+                te.set_num_threads(threads)
                 te.manual_seed(9)
                 local x, dy = te.randn({ 3, ROWS / 3, WIDTH }), te.randn({ 3, ROWS / 3, 32 }, { dtype = dtype })
                 local recipe, emits, apart = recipes[name](), build(512), build(512)
@@ -613,12 +616,15 @@ describe("programs that leave results quantized", function()
                     end
                 end
                 watch:stop()
+                te.set_num_threads(before)
             end)
         end
     end
 
     for _, name in ipairs { "current", "nvfp4" } do
         it("take the amax in a run of its own where that costs less than to store, as explain says: " .. name, function()
+            local threads = te.get_num_threads()
+            te.set_num_threads(7) -- enough for a LayerNorm, too few for a GELU
             te.manual_seed(2)
             local model = te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, WIDTH), te.GELU(), te.Linear(WIDTH, 32))
             local x, recipe = te.randn({ ROWS, WIDTH }), recipes[name]()
@@ -631,6 +637,7 @@ describe("programs that leave results quantized", function()
             run() -- copies of weights
             local count = {}
             for _, event in ipairs(te.profile(run).events) do count[event.name] = (count[event.name] or 0) + 1 end
+            te.set_num_threads(threads)
             local stripes = math.ceil(ROWS / (2 ^ 20 / (2 * WIDTH)))
             assert.equal(2 * stripes, count.layer_norm)
             assert.equal(stripes, count.gelu_tanh)
@@ -644,12 +651,17 @@ describe("programs that leave results quantized", function()
             for _, odd in ipairs { 0 / 0, math.huge, 0 } do
                 local x = te.randn({ ROWS, WIDTH })
                 if odd == 0 then x = te.zeros({ ROWS, WIDTH }) else x:narrow(1, ROWS - 3, 1):narrow(2, 7, 1):fill_(odd) end
-                local recipe = recipes[name]()
-                local y1 = te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x)
+                local recipe, threads = recipes[name](), te.get_num_threads()
+                local function run() return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x) end
+                local y1 = run()
+                te.set_num_threads(16)
+                local y2 = run()
+                te.set_num_threads(threads)
                 local before = te.set_fusion(false)
-                local y2 = te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x)
+                local y3 = run()
                 te.set_fusion(before)
-                assert.is_true(same(y1, y2))
+                assert.is_true(same(y1, y3))
+                assert.is_true(same(y2, y3))
             end
         end)
     end

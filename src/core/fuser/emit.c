@@ -8,7 +8,8 @@
  * Where a factor follows from the amax of the whole result (te_quantizer_measures) there are two ways. The program runs twice: first
  * for the amaxes alone, each stripe forgotten as soon as it is measured, then again for the bytes. Or the result is stored, measured
  * stripe by stripe on the way, and quantized when it is whole. The first reads the inputs of the result again and computes it
- * again; the second writes the result, for which memory is read too, and reads it back. What costs less is taken.
+ * again; the second writes the result, for which memory is read too, and reads it back. What costs less is taken: memory is one for
+ * all threads, computing is shared by them, so few threads store and many compute.
  *
  * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
  * tile after tile, however many rows there are. */
@@ -16,8 +17,10 @@
 
 enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
 
-/* Of an instruction and an element, in bytes that could have been read or written meanwhile. */
-enum { CHEAP_WORK = 0, DEAR_WORK = 8 };
+/* What a thread takes to go over an element, for an instruction and for a dear one, in bytes that memory moves meanwhile. Measured on
+ * two cores of Zen 4, a thread: a second run of srelu 0.2 ns an element more than to store bfloat16, of a LayerNorm 0.4, of SiLU 0.7, of
+ * GELU 0.9, of dropout 1.2. */
+enum { PASS_WORK = 6, CHEAP_WORK = 1, DEAR_WORK = 16 };
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
@@ -131,6 +134,7 @@ static te_status measure_cost(te_fuse_plan *plan, te_unit *unit, bool forward)
     te_emit_cost *cost = &unit->emit_cost[!forward];
     if (!program) return TE_OK;
     size_t bytes = (size_t)program->n_insns * sizeof(bool);
+    cost->work = PASS_WORK * unit->width;
     bool *need = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!need && bytes) return te_fail_memory(plan->ctx, "fuser");
     for (int k = 0; k < (forward ? unit->n_results : unit->n_grads); k++) {
@@ -216,19 +220,21 @@ static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
 
 /* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes, reads what
  * is measured and reads what is quantized, or on the host reads what is written over. There computing shows as well. */
-static bool twice_pays(const te_emit_cost *cost, bool host)
+static bool twice_pays(const te_emit_cost *cost, const te_exec *exec)
 {
-    int64_t again = host ? cost->read + cost->work : cost->read * (cost->reduces ? 3 : 1);
+    bool host = exec->backend->host_memory;
+    int64_t again = host ? cost->read + cost->work / (exec->threads > 0 ? exec->threads : 1) : cost->read * (cost->reduces ? 3 : 1);
     return again <= 3 * cost->stored && !(host && cost->stochastic);
 }
 
-static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, bool host)
+static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, const te_exec *exec)
 {
     const te_plan_value *v = &plan->values[value];
+    bool host = exec->backend->host_memory;
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
     if (!te_quantizer_measures(quantizer_of(plan, value))) return TE_EMIT_AT_ONCE;
     if (!host) return TE_EMIT_APART;
-    return twice_pays(&maker->emit_cost[!forward], host) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
+    return twice_pays(&maker->emit_cost[!forward], exec) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
@@ -252,7 +258,7 @@ te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int
         enough = tiles <= TE_EMIT_TILES;
     else
         enough = device->exec.backend->host_memory && stripe_of(rows, bytes) < rows;
-    return enough ? way_of(plan, value, forward, !device->exec.backend->emits) : TE_EMIT_APART;
+    return enough ? way_of(plan, value, forward, &device->exec) : TE_EMIT_APART;
 }
 
 /* Whether somebody counts what quantizing does, for which a result has to be whole. */

@@ -233,7 +233,6 @@ static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, con
     bool host = exec->backend->host_memory;
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
     if (!te_quantizer_measures(quantizer_of(plan, value))) return TE_EMIT_AT_ONCE;
-    if (!host) return TE_EMIT_APART;
     return twice_pays(&maker->emit_cost[!forward], exec) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 

@@ -134,7 +134,7 @@ static te_quantize_job half_of(const te_quantizer *q, te_quantize_job job, int64
     job.cols = width;
     if (rows->data) {
         rows->cols = width;
-        rows->data += first * rows->col_stride;
+        rows->data += first * rows->col_stride / (q->element == TE_E2M1 ? 2 : 1);
         rows->scale_inv = (char *)rows->scale_inv + blocks * rows->scale_col_stride * factor[q->scale];
     }
     if (columns->data) {
@@ -145,35 +145,63 @@ static te_quantize_job half_of(const te_quantizer *q, te_quantize_job job, int64
     return job;
 }
 
-/* One run of a backend that emits. */
-static te_status run_emitting(te_emitting *e, te_program *program, const te_run *whole)
-{
-    te_exec *exec = &e->state->device->exec;
-    te_operand outputs[TE_EMIT_OUTPUTS];
-    te_quantize_job jobs[TE_EMIT_TILES];
-    te_run run = *whole;
-    int n = 0;
-    memcpy(outputs, whole->outputs, (size_t)program->n_outputs * sizeof *outputs);
-    run.outputs = outputs;
-    for (int i = 0; i < e->n; i++) {
-        te_emission *m = &e->of[i];
-        te_quantize_job job = te_quantized_job(m->target, m->factor);
-        int64_t half = m->width / 2;
-        outputs[m->output] = (te_operand){.dtype = m->dtype, .quantized = &jobs[n]};
-        jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);
-        if (m->second < 0) continue;
-        outputs[m->second] = (te_operand){.dtype = m->dtype, .quantized = &jobs[n]};
-        jobs[n++] = half_of(&m->target->quantizer, job, half, half);
-    }
-    te_status status = exec->backend->program_run(exec, program, &run, 1);
-    return status == TE_OK ? TE_OK : te_fail_exec(e->state->plan->ctx, status, exec, program->name);
-}
-
 static bool any(const te_emitting *e, te_emit_way way)
 {
     for (int i = 0; i < e->n; i++)
         if (e->of[i].way == way) return true;
     return false;
+}
+
+/* One run of a backend that emits; jobs: in the order of the emissions, two for the halves of one matrix. */
+static te_status run_tiles(te_emitting *e, te_program *program, const te_run *whole, te_quantize_job *jobs, bool measuring)
+{
+    te_exec *exec = &e->state->device->exec;
+    te_operand outputs[TE_EMIT_OUTPUTS];
+    te_run run = *whole;
+    int n = 0;
+    for (int i = 0; i < program->n_outputs; i++) outputs[i] = measuring ? (te_operand){.data = NULL} : whole->outputs[i];
+    run.outputs = outputs;
+    for (int i = 0; i < e->n; i++) {
+        const te_emission *m = &e->of[i];
+        for (int half = 0; half < (m->second < 0 ? 1 : 2); half++, n++) {
+            bool there = takes_part(m, measuring);
+            if (m->way == TE_EMIT_TWICE) jobs[n].step = measuring ? TE_QUANTIZE_MEASURE : TE_QUANTIZE_CONVERT;
+            outputs[half ? m->second : m->output] = (te_operand){.dtype = m->dtype, .quantized = there ? &jobs[n] : NULL};
+        }
+    }
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    return status == TE_OK ? TE_OK : te_fail_exec(e->state->plan->ctx, status, exec, program->name);
+}
+
+/* Room for the amaxes of the whole, which start at 0. */
+static te_status open_amaxes(te_emitting *e, te_emission *m, te_quantize_job *job)
+{
+    te_tensor *rows = m->target->quantizer.row_scaled ? m->target->side[0].amax : NULL;
+    if (m->way != TE_EMIT_TWICE) return TE_OK;
+    m->measured = te_tensor_new(e->state->plan->ctx, e->state->device, TE_F32, 1, (int64_t[]){2});
+    if (!m->measured) return e->state->plan->ctx->status;
+    job->amaxes = te_tensor_pointer(m->measured);
+    te_status status = te_tensor_fill(m->measured, 0);
+    return status == TE_OK && rows ? te_tensor_fill(rows, 0) : status;
+}
+
+static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run *run)
+{
+    te_quantize_job jobs[TE_EMIT_TILES];
+    te_status status = TE_OK;
+    int n = 0;
+    for (int i = 0; i < e->n && status == TE_OK; i++) {
+        te_emission *m = &e->of[i];
+        te_quantize_job job = te_quantized_job(m->target, m->factor);
+        int64_t half = m->width / 2;
+        status = open_amaxes(e, m, &job);
+        jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);
+        if (m->second >= 0) jobs[n++] = half_of(&m->target->quantizer, job, half, half);
+    }
+    if (status == TE_OK && any(e, TE_EMIT_TWICE)) status = run_tiles(e, program, run, jobs, true);
+    if (status == TE_OK) status = run_tiles(e, program, run, jobs, false);
+    for (int i = 0; i < e->n; i++) te_tensor_release(e->of[i].measured);
+    return status;
 }
 
 static te_status run_in_stripes(te_emitting *e, te_program *program, const te_run *run)
@@ -209,7 +237,7 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     te_status status = TE_OK;
     for (int i = 0; i < e->n && status == TE_OK; i++) status = open_emission(e, &e->of[i]);
     if (status == TE_OK)
-        status = e->state->device->exec.backend->emits ? run_emitting(e, program, run) : run_in_stripes(e, program, run);
+        status = e->state->device->exec.backend->emits ? run_in_tiles(e, program, run) : run_in_stripes(e, program, run);
     for (int i = 0; i < e->n; i++) {
         if (status == TE_OK) status = te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
         te_tensor_release(e->of[i].factor);

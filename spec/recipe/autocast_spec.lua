@@ -593,6 +593,79 @@ describe("programs that leave results quantized", function()
         end)
     end
 
+    -- a model that is watched stores its values and quantizes them by themselves
+    for _, name in ipairs(names) do
+        for _, case in ipairs { { "bfloat16", 2 }, { "bfloat16", 16 }, { "float32", 16 } } do -- two threads store, many compute twice
+            local dtype, threads = unpack(case)
+            it(("give the same bytes as when they are stored first: %s, %s, %d threads"):format(name, dtype, threads), function()
+                local before = te.get_num_threads()
+                te.set_num_threads(threads)
+                te.manual_seed(9)
+                local x, dy = te.randn({ 3, ROWS / 3, WIDTH }), te.randn({ 3, ROWS / 3, 32 }, { dtype = dtype })
+                local recipe, emits, apart = recipes[name](), build(512), build(512)
+                local watch = te.numerics.watch(apart)
+                for _ = 1, 2 do
+                    te.manual_seed(4)
+                    local y1, dx1 = step(emits, x, dy, recipe, dtype)
+                    te.manual_seed(4)
+                    local y2, dx2 = step(apart, x, dy, recipe, dtype)
+                    assert.is_true(same(y1, y2))
+                    assert.is_true(same(dx1, dx2))
+                    for i, p in ipairs(emits:parameters()) do -- column sums are taken in another order
+                        assert.is_true(distance(p.grad, apart:parameters()[i].grad) < 1e-5)
+                    end
+                end
+                watch:stop()
+                te.set_num_threads(before)
+            end)
+        end
+    end
+
+    for _, name in ipairs { "current", "nvfp4" } do
+        it("take the amax in a run of its own where that costs less than to store, as explain says: " .. name, function()
+            local threads = te.get_num_threads()
+            te.set_num_threads(7) -- enough for a LayerNorm, too few for a GELU
+            te.manual_seed(2)
+            local model = te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, WIDTH), te.GELU(), te.Linear(WIDTH, 32))
+            local x, recipe = te.randn({ ROWS, WIDTH }), recipes[name]()
+            local function run() return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x) end
+            local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function() return tostring(model:explain(x)) end)
+            assert.truthy(plan:find("layer_norm, twice: amax, quantize input to float", 1, true))
+            assert.truthy(plan:find("to run that once more for the amax costs less than to store", 1, true))
+            assert.truthy(plan:find("gelu_tanh, amax of input, in stripes", 1, true))
+            assert.truthy(plan:find("by that amax", 1, true))
+            run() -- copies of weights
+            local count = {}
+            for _, event in ipairs(te.profile(run).events) do count[event.name] = (count[event.name] or 0) + 1 end
+            te.set_num_threads(threads)
+            local stripes = math.ceil(ROWS / (2 ^ 20 / (2 * WIDTH)))
+            assert.equal(2 * stripes, count.layer_norm)
+            assert.equal(stripes, count.gelu_tanh)
+            assert.equal(2 * stripes, count["quantize amax"])
+            assert.equal(stripes + 1, count.quantize)
+        end)
+
+        it("measure what is not finite as a whole tensor is measured: " .. name, function()
+            te.manual_seed(2)
+            local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 32))
+            for _, odd in ipairs { 0 / 0, math.huge, 0 } do
+                local x = te.randn({ ROWS, WIDTH })
+                if odd == 0 then x = te.zeros({ ROWS, WIDTH }) else x:narrow(1, ROWS - 3, 1):narrow(2, 7, 1):fill_(odd) end
+                local recipe, threads = recipes[name](), te.get_num_threads()
+                local function run() return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x) end
+                local y1 = run()
+                te.set_num_threads(16)
+                local y2 = run()
+                te.set_num_threads(threads)
+                local before = te.set_fusion(false)
+                local y3 = run()
+                te.set_fusion(before)
+                assert.is_true(same(y1, y3))
+                assert.is_true(same(y2, y3))
+            end
+        end)
+    end
+
     it("give the same rows in stripes as in batches that are none", function()
         local recipe = recipes.mxfp8 {}
         local function gated()

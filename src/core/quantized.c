@@ -223,29 +223,56 @@ static te_quantized_side from_row(const te_quantizer *q, te_quantized_side side,
     int64_t block = columnwise ? q->block_cols : q->replicated ? 1 : q->block_rows;
     int64_t factors = block ? row / block * (columnwise ? side.scale_col_stride : side.scale_row_stride) : 0;
     if (columnwise)
-        side.cols = n;
+        side.cols = q->hadamard ? (n + 15) / 16 * 16 : n;
     else
         side.rows = n;
-    side.data += row * (columnwise ? side.col_stride : side.row_stride);
+    int64_t elements = q->element == TE_E2M1 ? 2 : 1; /* to a byte */
+    side.data += columnwise ? row * side.col_stride / elements : row * side.row_stride;
+    if (!columnwise && side.amax) side.amax += row * side.amax_stride;
     side.scale_inv = (char *)side.scale_inv + factors * factor[q->scale];
     return side;
 }
 
-te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax)
+static te_quantize_job bind_rows(const te_quantized *z, int64_t row, int64_t n, void *source)
 {
-    te_tensor *data = z->side[0].data ? z->side[0].data : z->side[1].data;
-    te_exec *exec = &data->storage->device->exec;
     te_quantize_job job = bind(z);
     job.rows = n;
     job.source = source;
     job.source_stride = job.cols;
-    job.scale = scale;
-    float *seen = job.side[0].amax ? job.side[0].amax : job.side[1].amax;
     for (int s = 0; s < 2; s++)
         if (job.side[s].data) job.side[s] = from_row(&z->quantizer, job.side[s], s == 1, row, n);
-    te_status status = exec->backend->quantize(exec, &job);
-    if (status != TE_OK) return te_fail_exec(data->ctx, status, exec, "quantize");
-    if (!seen) return TE_OK;
+    return job;
+}
+
+static te_tensor *data_of(const te_quantized *z) { return z->side[0].data ? z->side[0].data : z->side[1].data; }
+
+static te_status run_rows(const te_quantized *z, const te_quantize_job *job)
+{
+    te_tensor *data = data_of(z);
+    te_exec *exec = &data->storage->device->exec;
+    te_status status = exec->backend->quantize(exec, job);
+    return status == TE_OK ? TE_OK : te_fail_exec(data->ctx, status, exec, "quantize");
+}
+
+te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *source, float *amax)
+{
+    te_quantize_job job = bind_rows(z, row, n, source);
+    job.step = TE_QUANTIZE_MEASURE;
+    job.amaxes = amax;
+    return run_rows(z, &job);
+}
+
+te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax)
+{
+    te_quantize_job job = bind_rows(z, row, n, source);
+    bool measured = te_quantizer_measures(&z->quantizer);
+    job.scale = scale;
+    if (measured) job.step = TE_QUANTIZE_CONVERT;
+    if (measured) job.amaxes = amax;
+    if (z->quantizer.stochastic) draw(data_of(z)->ctx, &job, NULL);
+    float *seen = measured ? NULL : job.side[0].amax ? job.side[0].amax : job.side[1].amax;
+    te_status status = run_rows(z, &job);
+    if (status != TE_OK || !seen) return status;
     *amax = *seen > *amax ? *seen : *amax;
     *seen = *amax;
     return TE_OK;
@@ -255,6 +282,7 @@ te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor)
 {
     te_quantize_job job = bind(z);
     if (factor) job.given = te_tensor_pointer(factor);
+    if (z->quantizer.stochastic) draw(data_of(z)->ctx, &job, NULL);
     return job;
 }
 

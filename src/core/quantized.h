@@ -36,9 +36,11 @@ static inline bool te_quantized_is_there(const te_quantized *z) { return z->side
 /* Room for the wanted directions of a matrix that te_quantize_rows fills; on failure it holds nothing. */
 te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
                             const bool want[2], te_quantized *result);
-/* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix. For quantizers whose factors
- * follow from a block, or from earlier tensors: then *amax becomes the largest so far. On host memory. */
+/* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix; all at once where rounding is
+ * stochastic. With a history *amax becomes the largest so far. Where factors follow from the whole tensor, amax[0] and [1] are those that
+ * te_measure_rows took of all rows, beginning at 0. Both on host memory. */
 te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
+te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *source, float *amax);
 
 /* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as in te_quantize_options. */
 te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor);

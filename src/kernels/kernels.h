@@ -71,8 +71,8 @@ typedef struct te_operand {
     int64_t  block;               /* 0, or a divisor of the number of columns: these come in blocks of so many, with as
                                      many others in between. Column j lies at te_operand_place(block, j) strides */
     /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are the
-     * job's source. data is NULL then, and the job's quantizer looks at nothing beyond a block (te_quantizer_is_local); outputs of
-     * rows then lie apart from all inputs. */
+     * job's source. data is NULL then; where the job's quantizer looks at the whole tensor first (te_quantizer_measures) one run
+     * measures it and another one converts it (te_quantize_step). Outputs of rows then lie apart from all inputs. */
     const te_quantize_job *quantized;
 } te_operand;
 

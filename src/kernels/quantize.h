@@ -48,6 +48,15 @@ typedef struct te_quantized_side {
     te_rng rng; /* stochastic: element k of group g of 16 takes byte k of counter offset + g */
 } te_quantized_side;
 
+/* Where factors follow from the whole tensor (te_quantizer_measures) it is looked at before any of it is converted. The two
+ * steps may be jobs apart, over the same source or over parts of it:
+ *
+ *      MEASURE   raises amaxes[0] to the amax of the source, amaxes[1] to that of what side 1 sees; on a device an amax per row
+ *                as well. Nothing else is written
+ *      CONVERT   takes these for the amaxes of the whole
+ */
+typedef enum te_quantize_step { TE_QUANTIZE_BOTH, TE_QUANTIZE_MEASURE, TE_QUANTIZE_CONVERT } te_quantize_step;
+
 struct te_quantize_job {
     const te_quantizer *quantizer;
     void *source; /* rows x cols of float32, bfloat16 or float16; written by dequantize */
@@ -56,8 +65,16 @@ struct te_quantize_job {
     float scale;                       /* needs_history: the factor … */
     const float *given;                /* … or where it lies, in device memory; where memory is the host's, NULL */
     float *seen;                       /* likewise: raised to the amax of the source; NULL: not wanted */
+    te_quantize_step step;
+    float *amaxes; /* of MEASURE and CONVERT, two, in device memory */
     te_quantized_side side[2];
 };
+
+/* Whether a factor follows from the amax of the tensor itself. */
+static inline bool te_quantizer_measures(const te_quantizer *q)
+{
+    return q->scale == TE_SCALE_E4M3 || (!q->block_rows && !q->needs_history);
+}
 
 /* te_backend.quantize fills data, factors and amaxes of the wanted sides; amaxes of one per tensor are those of both.
  * te_backend.dequantize fills the source from one side. */

@@ -377,7 +377,5 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rngs += unit->n_rngs;
     }
     if (plan->record) pack_values(plan);
-    te_plan_mark_emissions(plan);
-    for (int v = 0; v < plan->n_values; v++) plan->values[v].emitted &= plan->values[v].space == 0; /* stripes are of x's rows */
-    return status;
+    return te_plan_mark_emissions(plan);
 }

@@ -82,34 +82,54 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
 }
 
-static bool is_emitted(const describing *d, int value) { return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, 0)); }
+static te_emit_way way_of(const describing *d, int value)
+{
+    return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, 0));
+}
 
 /* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
  * the result. `detail` says so behind the kernel's name. */
 static double emitted_bytes(const describing *d, int value, char *detail, size_t size)
 {
-    const te_plan_value *v = &d->plan->values[value];
-    bool forward = d->plan->units[v->unit].kind == TE_UNIT_PROGRAM;
-    const te_unit *product = &d->plan->units[forward ? v->first_reader : v->unit];
-    te_role role = forward ? TE_ROLE_INPUT : TE_ROLE_GRAD_OUTPUT;
+    te_role role;
+    const te_unit *product = te_emitted_product(d->plan, value, &role);
+    te_emit_way way = way_of(d, value);
     char format[64];
+    const te_plan_value *v = &d->plan->values[value];
     double n = rows_of(d, v->space) * (double)v->width;
     bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
-    bool rows = forward || d->plan->values[product->x].wanted;
-    snprintf(detail, size, ", quantize %s to %s, in %s", te_role_names[role],
+    bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
+    if (way == TE_EMIT_STORED) {
+        snprintf(detail, size, ", amax of %s, in stripes", te_role_names[role]);
+        return value_bytes(d, value, 0);
+    }
+    snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "", te_role_names[role],
              format_text(&product->recipe->quantizers[role], format, sizeof format),
              d->device->exec.backend->emits ? "tiles" : "stripes");
     return (rows + columns) * operand_bytes(product, role, n);
 }
 
+/* What a first run that only measures reads and computes. */
+static double measuring_bytes(const describing *d, const te_unit *unit, bool forward, bool twice)
+{
+    return twice ? rows_of(d, unit->space) * (double)unit->emit_cost[!forward].read : 0;
+}
+
+static double measuring_flops(const describing *d, const te_unit *unit, bool forward, bool twice)
+{
+    return twice ? rows_of(d, unit->space) * (double)unit->emit_cost[!forward].flops : 0;
+}
+
 static void say_quantize(const describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
-                         bool backward)
+                         bool backward, te_emit_way way)
 {
     char format[64], kernel[128];
+    if (way == TE_EMIT_AT_ONCE || way == TE_EMIT_TWICE) return;
     if (!unit->recipe || !unit->recipe->quantized[role] || !(rowwise || columnwise)) return;
-    snprintf(kernel, sizeof kernel, "quantize %s to %s, %s", te_role_names[role],
+    snprintf(kernel, sizeof kernel, "quantize %s to %s, %s%s", te_role_names[role],
              format_text(&unit->recipe->quantizers[role], format, sizeof format),
-             rowwise && columnwise ? "row-wise and column-wise" : rowwise ? "row-wise" : "column-wise");
+             rowwise && columnwise ? "row-wise and column-wise" : rowwise ? "row-wise" : "column-wise",
+             way == TE_EMIT_STORED ? ", by that amax" : "");
     say(d, unit, TE_STEP_QUANTIZE, kernel, n * (double)te_dtype_size(unit->compute),
         (rowwise + columnwise) * operand_bytes(unit, role, n), 0, backward);
 }
@@ -138,8 +158,7 @@ static void forward_linear(const describing *d, const te_unit *unit)
     const te_plan_value *values = d->plan->values;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
     bool columns = quantized_backward(unit);
-    if (!is_emitted(d, unit->x))
-        say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
+    say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false, way_of(d, unit->x));
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
     double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
@@ -159,7 +178,7 @@ static void backward_linear(const describing *d, const te_unit *unit)
     double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
     double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
     double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
-    if (dy_role != TE_ROLE_COUNT && !is_emitted(d, unit->result)) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true);
+    if (dy_role != TE_ROLE_COUNT) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true, way_of(d, unit->result));
     te_described_product p = product_of(d, unit);
     char kernel[160];
     if (want_dx)
@@ -201,14 +220,18 @@ static void forward_unit(const describing *d, const te_unit *unit)
     if (unit->kind == TE_UNIT_PROGRAM) {
         if (!unit->n_results) return;
         for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].part.half);
-        char kernel[192], detail[96] = "";
-        for (int i = 0; i < unit->n_results; i++)
-            written += is_emitted(d, unit->results[i]) ? emitted_bytes(d, unit->results[i], detail, sizeof detail)
-                                                       : value_bytes(d, unit->results[i], 0);
+        char kernel[256], detail[160] = "";
+        bool twice = false;
+        for (int i = 0; i < unit->n_results; i++) {
+            te_emit_way way = way_of(d, unit->results[i]);
+            twice |= way == TE_EMIT_TWICE;
+            written += way ? emitted_bytes(d, unit->results[i], detail, sizeof detail) : value_bytes(d, unit->results[i], 0);
+        }
         written += unit->gradient.n_rows * row_bytes(d, unit);
         const te_program *program = unit->gradient.forward;
         snprintf(kernel, sizeof kernel, "%s%s", program->name, detail);
-        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read, written, program_flops(d, unit, program), false);
+        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, true, twice), written,
+            program_flops(d, unit, program) + measuring_flops(d, unit, true, twice), false);
         return;
     }
     if (unit->kind == TE_UNIT_LINEAR) {
@@ -242,8 +265,8 @@ static void backward_program(const describing *d, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
     double read = 0, written = 0;
-    bool computes = false;
-    char kernel[192], detail[96] = "";
+    bool computes = false, twice = false;
+    char kernel[256], detail[160] = "";
     if (!g->backward) return;
     for (int i = 0; i < g->n_sources; i++) read += source_bytes(d, unit, &g->sources[i]);
     for (int k = 0; k < unit->n_grads; k++) {
@@ -251,8 +274,9 @@ static void backward_program(const describing *d, const te_unit *unit)
         if (grad->alias >= 0) continue;
         computes = true;
         int value = unit->slots[grad->slot].value;
-        bool product = d->plan->values[value].unit >= 0 && d->plan->units[d->plan->values[value].unit].kind == TE_UNIT_LINEAR;
-        if (grad->bias == TE_NO_VALUE && product && is_emitted(d, value)) {
+        te_emit_way way = te_emitted_by(d->plan, unit, false, k) == TE_NO_VALUE ? TE_EMIT_APART : way_of(d, value);
+        if (way != TE_EMIT_APART) {
+            twice |= way == TE_EMIT_TWICE;
             if (unit->slots[grad->slot].part.half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
             continue;
         }
@@ -262,7 +286,8 @@ static void backward_program(const describing *d, const te_unit *unit)
     for (int i = 0; i < unit->n_again; i++) written += value_bytes(d, unit->again[i], 0);
     snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, unit->n_again ? ", operand again" : "", detail);
     if (computes || unit->n_again)
-        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read, written, program_flops(d, unit, g->backward), true);
+        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, false, twice), written,
+            program_flops(d, unit, g->backward) + measuring_flops(d, unit, false, twice), true);
     for (int i = 0; i < unit->n_again; i++) waiting_products(d, unit->again[i]);
 }
 
@@ -287,26 +312,27 @@ static void backward_unit(const describing *d, const te_unit *unit)
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
 /* How a product's operand gets into the form that it is multiplied in. */
-static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, char *text, size_t size)
+static const char *why_stored(const describing *d, const te_unit *product, char *text, size_t size)
 {
+    static const char *const quantized[] = {
+        [TE_EMIT_APART] = "by a kernel of its own: others read it too, or the run is too small for another way",
+        [TE_EMIT_AT_ONCE] = "by the program that makes it",
+        [TE_EMIT_TWICE] = "by the program that makes it: to run that once more for the amax costs less than to store",
+        [TE_EMIT_STORED] = "by a kernel of its own: to run the program once more for the amax costs more than to store"};
     char format[64];
     if (!product->recipe) return "a matrix product reads its operand from memory";
     if (!product->recipe->quantized[TE_ROLE_INPUT])
         return "a matrix product reads its operand from memory, which the recipe leaves in high precision";
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
     format_text(q, format, sizeof format);
-    if (plan->values[product->x].emitted)
-        snprintf(text, size,
-                 "a matrix product reads its operand from memory, quantized to %s by the program that makes it, or in a run too "
-                 "small for that by a kernel of its own", format);
-    else
-        snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s",
-                 format, te_quantizer_is_local(q) ? "others read it too" : "its factor is known when it is whole");
+    snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s %s", format,
+             quantized[way_of(d, product->x)]);
     return text;
 }
 
-static const char *why_split(const te_fuse_plan *plan, int from, int to, char *text, size_t size)
+static const char *why_split(const describing *d, int from, int to, char *text, size_t size)
 {
+    const te_fuse_plan *plan = d->plan;
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
@@ -314,19 +340,20 @@ static const char *why_split(const te_fuse_plan *plan, int from, int to, char *t
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
-    if (b->kind == TE_UNIT_LINEAR) return why_stored(plan, b, text, size);
+    if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
     return "a matrix product lies between them on another path";
 }
 
-static void say_splits(const te_fuse_plan *plan, void (*split)(void *, const te_split_description *), void *user)
+static void say_splits(const describing *d, void (*split)(void *, const te_split_description *), void *user)
 {
+    const te_fuse_plan *plan = d->plan;
     for (int n = 0; n < plan->n_nodes; n++) {
         for (int i = 0; i < plan->nodes[n].call.op->n_inputs; i++) {
             int value = plan->nodes[n].in[i], from = value == TE_NO_VALUE ? -1 : plan->values[value].node;
             if (from < 0 || plan->values[value].unit == plan->values[plan->nodes[n].out].unit) continue;
             char text[256];
-            te_split_description s = {from, n, why_split(plan, from, n, text, sizeof text)};
+            te_split_description s = {from, n, why_split(d, from, n, text, sizeof text)};
             split(user, &s);
         }
     }
@@ -348,7 +375,7 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     describing d = {.plan = plan, .device = x->storage->device, .frames = state->frames, .step = step, .user = user};
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
     for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
-    say_splits(plan, split, user);
+    say_splits(&d, split, user);
     te_group_state_free(state);
     return TE_OK;
 }

@@ -9,19 +9,29 @@ enum { TE_EMIT_TILES = 2 };
 
 enum { TE_EMIT_OUTPUTS = TE_UNIT_RESULTS + 2 * TE_UNIT_SLOTS + TE_GRAD_MAX_SOURCES };
 
+/* How a value between a program and a product gets quantized. */
+typedef enum te_emit_way {
+    TE_EMIT_APART,   /* stored, then by a kernel of its own */
+    TE_EMIT_AT_ONCE, /* by the program, where it is made */
+    TE_EMIT_TWICE,   /* the same in a second run; a first one has measured it */
+    TE_EMIT_STORED   /* stored, measured on the way, quantized when it is whole */
+} te_emit_way;
+
 /* A value that a program leaves quantized. */
 typedef struct te_emission {
     int output, second; /* of the program; second: the other half of a gated operation's gradient, -1: none */
     int value;
     te_recipe_state *state;
     te_role role;
+    te_emit_way way; /* TWICE, STORED: that of all which are measured */
     te_dtype dtype; /* that it is rounded to first */
     int64_t width, block; /* block: as in te_part, of a gated operation's gradient */
     bool want[2];
     te_quantized *target;
     te_tensor *factor; /* NULL: the quantizer's own */
-    void *stripe;
-    float amax;
+    void *stripe; /* STORED: all of it */
+    float amaxes[2]; /* on the host */
+    te_tensor *measured; /* on devices: the same */
 } te_emission;
 
 /* Those of one run. */
@@ -34,12 +44,16 @@ typedef struct te_emitting {
 /* Whether rows can be quantized before the others are known. */
 bool te_quantizer_is_local(const te_quantizer *q);
 
-/* Finds the values between one program and one product. */
-void te_plan_mark_emissions(te_fuse_plan *plan);
+/* Finds the values between one program and one product, and what measuring them would cost. */
+te_status te_plan_mark_emissions(te_fuse_plan *plan);
+/* The product that reads a marked value, or in backward its gradient, and as what. */
+const te_unit *te_emitted_product(const te_fuse_plan *plan, int value, te_role *role);
+/* The marked value that an output of a unit's program is, or in backward its gradient; TE_NO_VALUE: none. */
+int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, int output);
 
-/* Whether a value that is marked will be left quantized by a run over so many rows: on the cpu in stripes, on other devices by the
- * kernel of the program. */
-bool te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
+/* How a value that is marked gets quantized by a run over so many rows: on the cpu in stripes, on other devices by the kernel of the
+ * program. */
+te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
 
 /* What a unit's program will emit; false when it runs as a whole. `inputs` are its operands. */
 bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
@@ -50,5 +64,9 @@ te_emission *te_emission_of(te_emitting *e, int value); /* NULL: none */
 
 /* Runs the program; outputs that are emitted may be bound to anything. */
 te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run);
+int64_t te_emit_stripe(const te_emitting *e); /* rows of one */
+int64_t te_emit_rows(const te_group_state *state);
+/* Operands over {rows, width}: false when the rows of one are not evenly spaced. */
+bool te_emit_flatten(int ndim, const int64_t *shape, te_operand *operands, int n);
 
 #endif

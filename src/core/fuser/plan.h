@@ -97,6 +97,13 @@ typedef struct te_unit_grad {
     int            bias;  /* a column sum for this parameter of the matrix product that made the slot's value; TE_NO_VALUE: no */
 } te_unit_grad;
 
+/* Of the results of a program that are measured before they are quantized, per row; see emit.c. */
+typedef struct te_emit_cost {
+    int64_t stored, read; /* bytes of them, bytes that they follow from */
+    int64_t flops, work;  /* to compute them; what that takes, in bytes (emit.c) */
+    bool    reduces, stochastic;
+} te_emit_cost;
+
 typedef struct te_unit {
     te_unit_kind kind;
     int          n_nodes, *nodes; /* ascending; memory of the plan */
@@ -109,6 +116,7 @@ typedef struct te_unit {
     int          n_again, again[TE_UNIT_RESULTS]; /* values; the gradient program's last outputs */
     int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
+    te_emit_cost emit_cost[2];    /* forward, backward */
     int          n_rngs;
     int          first_row, first_rng; /* in the run's arrays */
     int          space;

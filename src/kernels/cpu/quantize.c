@@ -1,8 +1,10 @@
 /* quantize.c - quantizing panel by panel.
  *
- * One pass makes both sides. Where a factor of the whole tensor is wanted, an earlier pass takes the amaxes.
+ * One pass makes both sides. Where a factor of the whole tensor is wanted, an earlier pass takes the amaxes, or the job has them.
  */
 #include "quantize_panel.h"
+
+#include <string.h>
 
 /* Amaxes of the source and of what side 1 sees. */
 static void measure(const te_panel_job *p, te_panel_lane *l, te_panel x)
@@ -59,6 +61,21 @@ static void put_amaxes(te_exec *exec, te_panel_job *p, const float amax[2])
     }
 }
 
+/* What the source is multiplied by follows from it: its amaxes, taken here or given. */
+static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
+{
+    const te_quantize_job *job = &p->job;
+    bool panels = job->side[1].data && job->quantizer->hadamard;
+    if (job->step == TE_QUANTIZE_CONVERT) {
+        memcpy(amax, job->amaxes, 2 * sizeof *amax);
+        return TE_OK;
+    }
+    te_status status = te_panels_visit(exec, p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
+                                       panels ? TE_PANEL_COLS : TE_FLAT_COLS, measure, amax);
+    for (int i = 0; i < 2 && job->step == TE_QUANTIZE_MEASURE; i++) job->amaxes[i] = te_amax(job->amaxes[i], amax[i]);
+    return status;
+}
+
 te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
@@ -66,11 +83,9 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     float amax[2] = {0, 0};
     bool whole = !q->block_rows, columns = job->side[1].data != NULL;
     te_panel_job_open(exec, job, &p);
-    if ((whole && !q->needs_history) || q->scale == TE_SCALE_E4M3) {
-        bool panels = columns && q->hadamard;
-        te_status status = te_panels_visit(exec, &p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
-                                           panels ? TE_PANEL_COLS : TE_FLAT_COLS, measure, amax);
-        if (status != TE_OK) return status;
+    if (te_quantizer_measures(q)) {
+        te_status status = look(exec, &p, amax);
+        if (status != TE_OK || job->step == TE_QUANTIZE_MEASURE) return status;
         put_amaxes(exec, &p, amax);
     }
     if (whole && !q->needs_history)

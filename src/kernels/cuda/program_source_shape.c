@@ -305,8 +305,7 @@ static te_status check_quantized(te_exec *exec, const te_program *program, const
     int64_t rows = 1;
     for (int d = 0; d + 1 < run->ndim; d++) rows *= run->shape[d];
     bool fits = program->outputs[o].kind == TE_OUT_ELEM && !run->outputs[o].data && !run->compute_f64 && rows == job->rows &&
-                run->shape[run->ndim - 1] == job->cols && (job->quantizer->needs_history || job->quantizer->block_rows) &&
-                job->quantizer->scale != TE_SCALE_E4M3;
+                run->shape[run->ndim - 1] == job->cols && (job->step != TE_QUANTIZE_BOTH || !te_quantizer_measures(job->quantizer));
     return fits ? TE_OK
                 : te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: output %d cannot be left quantized: rows of %lld, %lld",
                                program->name, o, (long long)job->rows, (long long)job->cols);

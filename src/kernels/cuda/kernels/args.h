@@ -83,6 +83,8 @@ typedef struct te_quantize_args {
     double            epsilon, scale_max, factor, overflow;
     const float      *given; /* instead of `factor`; NULL: that */
     float            *seen;
+    float            *amaxes;   /* of the whole; NULL: those in scratch */
+    int64_t           measures; /* tiles are measured and forgotten */
 } te_quantize_args;
 
 /* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the

@@ -46,7 +46,9 @@ te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)
                               .factor = (double)job->scale,
                               .overflow = overflow,
                               .given = job->given,
-                              .seen = job->seen};
+                              .seen = job->seen,
+                              .amaxes = job->step == TE_QUANTIZE_BOTH ? NULL : job->amaxes,
+                              .measures = job->step == TE_QUANTIZE_MEASURE};
 }
 
 static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job *job, const te_quantize_args *args,
@@ -78,10 +80,9 @@ te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
     size_t shared = shared_bytes(job);
     te_cuda_plan_open(plan);
     plan->scratch_bytes = 64;
-    add_call(plan, "te_quantize_clear", job, &args, 0);
-    if ((!q->block_rows && !q->needs_history) || q->scale == TE_SCALE_E4M3)
-        add_call(plan, "te_quantize_measure", job, &args, shared);
-    add_call(plan, "te_quantize", job, &args, shared);
+    if (job->step == TE_QUANTIZE_BOTH) add_call(plan, "te_quantize_clear", job, &args, 0);
+    if (job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q)) add_call(plan, "te_quantize_measure", job, &args, shared);
+    if (job->step != TE_QUANTIZE_MEASURE) add_call(plan, "te_quantize", job, &args, shared);
     return TE_OK;
 }
 

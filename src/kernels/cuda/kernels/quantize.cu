@@ -16,16 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) te_quantize_measure(const __gr
     for (int64_t t = blockIdx.x; t < te_tile_count(a); t += gridDim.x) {
         te_tile x = te_tile_of(a, shared, t);
         te_tile_load(a, x);
-        te_raise_all(&te_amaxes(a)[0], te_tile_amax(x));
-        if (a.row_scaled && a.side[0].amax && threadIdx.x < TE_SQUARE && x.row + threadIdx.x < a.rows) {
-            float amax = 0;
-            for (int k = 0; k < TE_SQUARE; k++) amax = te_amax(amax, te_tile_at(x, 0, threadIdx.x, k));
-            te_raise(&a.side[0].amax[x.row + threadIdx.x], amax);
-        }
-        __syncthreads();
-        if (!a.side[1].data || !a.hadamard) continue;
-        te_tile_transform(x);
-        te_raise_all(&te_amaxes(a)[1], te_tile_amax(x));
+        te_measure_tile(a, x);
     }
 }
 

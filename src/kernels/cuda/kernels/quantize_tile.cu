@@ -63,7 +63,7 @@ static __device__ void te_tile_transform(const te_tile &x)
 /* --- amaxes ------------------------------------------------------------------------------------------------------ */
 
 /* Those of the whole tensor: of the source, of what side 1 sees. */
-static __device__ float *te_amaxes(const te_quantize_args &a) { return (float *)a.bound.scratch; }
+static __device__ float *te_amaxes(const te_quantize_args &a) { return a.amaxes ? a.amaxes : (float *)a.bound.scratch; }
 
 /* The bits of magnitudes are in the order of the magnitudes. */
 static __device__ void te_raise(float *amax, float x) { atomicMax((int *)amax, (int)te_f32_bits(x)); }
@@ -86,6 +86,21 @@ static __device__ void te_raise_all(float *amax, float x)
     __syncthreads();
     if (threadIdx.x == 0) te_raise(amax, most);
     __syncthreads();
+}
+
+/* What of a tile goes into the amaxes of the whole; the tile is used up. */
+static __device__ void te_measure_tile(const te_quantize_args &a, const te_tile &x)
+{
+    te_raise_all(&te_amaxes(a)[0], te_tile_amax(x));
+    if (a.row_scaled && a.side[0].amax && threadIdx.x < TE_SQUARE && x.row + threadIdx.x < a.rows) {
+        float amax = 0;
+        for (int k = 0; k < TE_SQUARE; k++) amax = te_amax(amax, te_tile_at(x, 0, threadIdx.x, k));
+        te_raise(&a.side[0].amax[x.row + threadIdx.x], amax);
+    }
+    __syncthreads();
+    if (!a.side[1].data || !a.hadamard) return;
+    te_tile_transform(x);
+    te_raise_all(&te_amaxes(a)[1], te_tile_amax(x));
 }
 
 /* --- factors ----------------------------------------------------------------------------------------------------- */
@@ -275,9 +290,13 @@ static __device__ void te_quantize_side(const te_quantize_args &a, const te_tile
     te_store_codes(a, x, b);
 }
 
-/* A tile to both sides; the amax of a tensor with a history is raised. */
+/* A tile to both sides, or to the amaxes alone; the amax of a tensor with a history is raised. */
 static __device__ void te_quantize_tile(const te_quantize_args &a, const te_tile &x)
 {
+    if (a.measures) {
+        te_measure_tile(a, x);
+        return;
+    }
     float amax = a.needs_history ? te_tile_amax(x) : 0.0f;
     if (a.seen) te_raise_all(a.seen, amax);
     for (int s = 0; s < 2; s++)
@@ -292,6 +311,7 @@ static __device__ void te_quantize_tile(const te_quantize_args &a, const te_tile
 static __device__ void te_put_whole(const te_quantize_args &a, int side)
 {
     const te_quantize_place &p = a.side[side];
+    if (a.measures) return;
     if (!a.block_rows && p.scale_inv) *(float *)p.scale_inv = 1.0f / te_whole_scale(a);
     if (p.amax && !a.needs_history && !(side == 0 && a.row_scaled)) *p.amax = te_amaxes(a)[side && a.hadamard];
 }

@@ -51,24 +51,24 @@ end
 
 local function format(default) return { "string", default, choices = { "E4M3", "HYBRID" } } end
 local backward_override = { "string", choices = { "high_precision", "dequantized" } }
-local attention = { "boolean", false }
+-- fp8_dpa: forward of attention multiplies E4M3, by `attention` below. fp8_mha: and hands its result on quantized for the
+-- projection; it asks for the former, too.
+local fp8_attention = { "boolean", false }
 -- Products whose sums tensor cores may take in fewer bits than float32 has, where that is faster: of forward, whose result is
 -- rounded anyway; all; none.
 local fast_accumulation = { "string", "forward", choices = { "forward", "all", "none" } }
 local dimension = { "integer", 1, min = 1, max = 2 }
 
--- Attention computes in high precision; an option that asks for more would be silently ignored.
-local function check_attention(recipe, name)
-    for _, option in ipairs { "fp8_dpa", "fp8_mha" } do
-        if recipe[option] then
-            fail("te.recipe.%s: option %s: attention computes in high precision only", name, option)
-        end
-    end
+-- One factor for all of q, k and v, or of each where they are separate. Scores are sums over a head's columns and values are
+-- summed over positions: blocks would have to lie along both, so recipes of blocks scale attention by the tensor's own amax.
+local function current_attention(recipe)
+    return { element = "float8_e4m3", power_of_two = recipe.use_power_2_scales, epsilon = recipe.amax_epsilon }
 end
 
 -- The recipes -----------------------------------------------------------------------------------------------------
 
--- Per recipe: its options, the quantizer of a role, and `check`, what options must be to each other.
+-- Per recipe: its options, the quantizer of a role, that of attention's operands where the recipe has the options for it,
+-- and `check`, what options must be to each other.
 local recipes = {}
 
 recipes.DelayedScaling = {
@@ -80,11 +80,10 @@ recipes.DelayedScaling = {
         scaling_factor_compute_algo = { "callable" },
         reduce_amax = { "boolean", true },
         fast_accumulation = fast_accumulation,
-        fp8_dpa = attention,
-        fp8_mha = attention,
+        fp8_dpa = fp8_attention,
+        fp8_mha = fp8_attention,
     },
     check = function(recipe, name)
-        check_attention(recipe, name)
         local algo = recipe.amax_compute_algo
         if algo ~= "max" and algo ~= "most_recent" and options.reason({ "callable" }, algo) then
             fail("te.recipe.%s: option amax_compute_algo: expected max, most_recent or a function, got %s", name,
@@ -92,6 +91,7 @@ recipes.DelayedScaling = {
         end
     end,
     quantizer = function(recipe, role) return { element = element_of(recipe, role), needs_history = true } end,
+    attention = function() return { element = "float8_e4m3", needs_history = true } end,
 }
 
 recipes.Float8CurrentScaling = {
@@ -100,16 +100,16 @@ recipes.Float8CurrentScaling = {
         use_power_2_scales = { "boolean", false },
         amax_epsilon = { "number", 0, min = 0 },
         fast_accumulation = fast_accumulation,
-        fp8_dpa = attention,
-        fp8_mha = attention,
+        fp8_dpa = fp8_attention,
+        fp8_mha = fp8_attention,
         backward_override = backward_override,
     },
-    check = check_attention,
     quantizer = function(recipe, role)
         return {
             element = element_of(recipe, role), power_of_two = recipe.use_power_2_scales, epsilon = recipe.amax_epsilon,
         }
     end,
+    attention = current_attention,
 }
 
 recipes.Float8BlockScaling = {
@@ -143,11 +143,10 @@ recipes.MXFP8BlockScaling = {
     options = {
         fp8_format = format "E4M3",
         enable_2d_quantization = { "boolean", false },
-        fp8_dpa = attention,
-        fp8_mha = attention,
+        fp8_dpa = fp8_attention,
+        fp8_mha = fp8_attention,
         backward_override = backward_override,
     },
-    check = check_attention,
     quantizer = function(recipe, role)
         local rows, cols = blocks(32, recipe.enable_2d_quantization and role == "weight")
         return {
@@ -155,6 +154,7 @@ recipes.MXFP8BlockScaling = {
             replicated = rows > 1, transposed = false,
         }
     end,
+    attention = current_attention,
 }
 
 local CHOICE = { "none", "weights", "activations", "all" }
@@ -245,11 +245,19 @@ end
 -- What Custom's function may also give: the role stays in high precision.
 local HighPrecision = setmetatable({}, { __tostring = function() return "HighPrecision" end })
 
+-- What quantizes q, k and v, which have no other operands beside them.
+local function resolve_attention(self, role)
+    local declared = recipes[self._name].attention
+    if not declared or role ~= "input" or not (self.fp8_dpa or self.fp8_mha) then return nil, nil end
+    return quantizer(declared(self._options)), self
+end
+
 --- The quantizer of an operand, nil where it stays in high precision, and the recipe of this library that made it, nil when
 --- it came from elsewhere. role: see quantizer.
 function methods:resolve(role)
     local asked = check_role(role or "input")
     local declared = recipes[self._name]
+    if asked.module_type == "attention" then return resolve_attention(self, asked.tensor_type) end
     if declared.quantizer then return quantizer(declared.quantizer(self._options, asked.tensor_type)), self end
     local made = self.qfactory(asked)
     if made == HighPrecision then return nil, nil end

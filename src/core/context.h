@@ -49,7 +49,7 @@ struct te_context {
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
     bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
     te_scale_tape recorded_scales, replayed_scales;
-    struct te_recipe_state *product_state; /* of the quantized_linear that is called; borrowed */
+    struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
     uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t next_storage_id, next_node;

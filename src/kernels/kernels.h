@@ -125,7 +125,16 @@ typedef struct te_gemm {
  * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others any.
  * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv.
  * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
- * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0. */
+ * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
+ *
+ * In the forward pass q, k and v may be quantized together: E4M3 with one float32 factor each, out then being f32, bf16 or
+ * f16. Products are those of the values that the bytes stand for, sums are float32, and probabilities are rounded to E4M3, too:
+ *
+ *      t = E4M3(448 softmax(scale q k^T + bias))        out = dropout(t) v / 448
+ *
+ * A probability lies in [0, 1], so its factor needs neither an amax nor a history: 448 makes of 1 the largest number of the
+ * format, which is what delayed scaling finds wherever some row sees one key only. Below 2^-6 / 448 precision is lost, below
+ * 2^-10 / 448, two in a million, a probability counts as 0. */
 typedef struct te_attention {
     te_view        q, k, v, out;
     te_view        lse;  /* f32 (f64 is fine too) [batch, heads, seq_q]: log of the softmax denominator, -inf for a masked row; may be absent */

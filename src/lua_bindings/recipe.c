@@ -220,6 +220,18 @@ static int quantized_linear(lua_State *L)
     return 1;
 }
 
+/* with_product(state, fn, ...): what fn(...) returns, an operation whose operands belong to the state. */
+static int with_product(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "attention");
+    te_lua_enter(rt, L, "attention");
+    rt->ctx->product_state = state;
+    int failed = lua_pcall(L, lua_gettop(L) - 2, 1, 0);
+    rt->ctx->product_state = NULL;
+    return failed ? lua_error(L) : 1;
+}
+
 static int quantize_values(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -430,6 +442,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_state_set", recipe_state_set},
     {"set_recipe_mode", set_recipe_mode},
     {"quantized_linear", quantized_linear},
+    {"with_product", with_product},
     {"quantize_values", quantize_values},
     {"record_scales", record_scales},
     {"recorded_scales", recorded_scales},

@@ -73,7 +73,9 @@ local function run_singly(part, env)
         end
         args[n + 1] = step.attributes
         local apply = type(step.name) == "string" and te[step.name] or step.name
-        if mode.on and step.product then
+        if mode.on and step.product and step.product.attends then
+            env[step.result] = core.with_product(step.product.state, apply, unpack(args, 1, n + 1))
+        elseif mode.on and step.product then
             env[step.result] = core.quantized_linear(step.product.state, args[1], args[2], args[3] or nil)
         else
             if step.attributes then n = n + 1 end

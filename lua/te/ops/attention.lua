@@ -7,6 +7,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local mode = require "te.recipe.mode"
 local options = require "te.options"
 local operation = require "te.operation"
 local BasicOperation = operation.BasicOperation
@@ -36,6 +37,12 @@ local function set_fields(self, opts)
     self.dropout = opts.dropout
 end
 
+-- fn(...), an attention, under the recipe in force.
+local function attend(self, fn, ...)
+    if mode.on then return mode.attention(self, fn, ...) end
+    return fn(...)
+end
+
 -- The fields as options of the functions; probabilities are dropped while training only.
 local function attributes(self, more)
     local values = more or {}
@@ -48,6 +55,10 @@ local SelfAttention = BasicOperation:extend("SelfAttention")
 
 SelfAttention.takes_seq_lens = true
 SelfAttention.plan_fields = { "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training" }
+
+-- What delayed scaling remembers of Q, K and V, which lie in one tensor, stands beside the two projections' own.
+SelfAttention.attention_key = "attention"
+function SelfAttention:product_keys() return { self.attention_key } end
 
 local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     local who = "te." .. self.__name
@@ -76,10 +87,10 @@ end
 
 function SelfAttention:forward(x, seq_lens)
     local qkv = self.qkv(x)
-    local attended = te.self_attention(qkv, seq_lens, packed_attributes(self))
-    if self.qkv.pure then qkv:release() end -- a replacement may keep what it returns or reads
+    local attended = attend(self, te.self_attention, qkv, seq_lens, packed_attributes(self))
+    if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
-    if self.proj.pure then attended:release() end
+    if self.proj.pure and y ~= attended then attended:release() end
     return y
 end
 
@@ -87,7 +98,8 @@ function SelfAttention:lower(g, x)
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
     local attended, y
-    attended, reason = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self))
+    attended, reason = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self),
+        g:product(self, self.attention_key))
     if not attended then return nil, reason end
     y, reason = operation.lower_child(self.proj, g, attended)
     if not y then return nil, "proj: " .. reason end
@@ -126,6 +138,9 @@ DotProductAttention.plan_fields = {
     "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training",
 }
 
+DotProductAttention.attention_key = "attention"
+DotProductAttention.product_keys = SelfAttention.product_keys
+
 local DOT_PRODUCT = {
     causal = { "boolean", false },
     scale = { "number" },
@@ -147,7 +162,7 @@ end
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
 function DotProductAttention:op_forward(_, q, k, v, bias)
-    return te.scaled_dot_product_attention(q, k, v, bias, separate_attributes(self))
+    return attend(self, te.scaled_dot_product_attention, q, k, v, bias, separate_attributes(self))
 end
 
 function DotProductAttention:lower(g, q, k, v, bias)

@@ -32,7 +32,8 @@ function mode.set(new)
     return before
 end
 
---- The state of a product: what `module` keeps for the parameter named `key`. Made when first asked for.
+--- The state of a product: what `module` keeps for the parameter named `key`, or where that is the module's `attention_key`,
+--- for the operands of its attention. Made when first asked for.
 function mode.product(module, key)
     local products = rawget(module, "_products")
     if not products then
@@ -40,7 +41,8 @@ function mode.product(module, key)
         rawset(module, "_products", products)
     end
     if not products[key] then
-        products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module }
+        products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module,
+            attends = module.attention_key == key }
     end
     return products[key]
 end
@@ -61,6 +63,13 @@ function mode.linear(module, key, x, weight, bias)
     local product = mode.product(module, key)
     mode.prepare({ product }, x)
     return core.quantized_linear(product.state, x, weight, bias)
+end
+
+--- fn(...), an attention, with operands quantized as the recipe in force says.
+function mode.attention(module, fn, ...)
+    local product = mode.product(module, module.attention_key)
+    mode.prepare { product }
+    return core.with_product(product.state, fn, ...)
 end
 
 return mode

@@ -1,6 +1,7 @@
 --- Products under recipes: quantizers for their operands, and the updates of delayed scaling.
 --
--- A product is one matrix that an operation multiplies with, its weight (te.recipe.mode.product). It gets its quantizers when
+-- A product is one matrix that an operation multiplies with, its weight (te.recipe.mode.product), or an attention, whose
+-- q, k and v are its input. It gets its quantizers when
 -- it first runs under a recipe, and others when the recipe or one of its options has changed. Scales change at the end of a
 -- step: those of inputs and weights where the outermost te.autocast ends, those of gradients where backward has ended; of
 -- all products, whether they ran or not: an amax of 0 says that they did not, and changes nothing.
@@ -21,7 +22,8 @@ local known = setmetatable({}, { __mode = "k" })
 local function make(recipe, product)
     local quantizers, rules, length = {}, {}, 1
     for i, role in ipairs(ROLES) do
-        local quantizer, owner = recipe:resolve { module_type = "linear", tensor_type = role, name = product.name }
+        local quantizer, owner = recipe:resolve { module_type = product.attends and "attention" or "linear",
+            tensor_type = role, name = product.name }
         quantizers[i] = quantizer or false
         if quantizer and quantizer.needs_history then
             if not owner then
@@ -35,13 +37,13 @@ local function make(recipe, product)
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 
--- Recipes that look at the role alone have one form for all products.
+-- Recipes that look at the role alone have one form for all products, and one for all attentions.
 local function form(recipe, product)
-    local kept = recipe:is_uniform() and recipe or product
-    local forms = rawget(kept, "_forms")
+    local kept, name = recipe:is_uniform() and recipe or product, product.attends and "_attentions" or "_forms"
+    local forms = rawget(kept, name)
     if not forms then
         forms = setmetatable({}, { __mode = "k" })
-        rawset(kept, "_forms", forms)
+        rawset(kept, name, forms)
     end
     local found = forms[recipe]
     if not found or found.options ~= recipe:options() then

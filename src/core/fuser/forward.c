@@ -200,7 +200,9 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     call.in[0] = leaf;
     for (int i = 1; i < call.op->n_inputs; i++)
         call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
+    ctx->product_state = node->recipe_state;
     te_status status = te_call_run_op(&call);
+    ctx->product_state = NULL;
     te_tensor *y = call.out[0];
     if (status == TE_OK && wanted) {
         state->aux[unit->first_aux] = te_tensor_retain(leaf);

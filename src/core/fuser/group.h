@@ -42,7 +42,7 @@ typedef struct te_group_call {
     const te_arg *args;
     int           n_args, label;
     bool          cache_quantized; /* backward gets its first input as E4M3 with one factor holds it: a byte for a value */
-    te_recipe_state *recipe_state; /* of a linear operation, which then runs under the recipe that is active; or NULL */
+    te_recipe_state *recipe_state; /* of a product or an attention, which then runs under the recipe that is active; or NULL */
 } te_group_call;
 
 /* Whether a group may hold the operation; the reason is recorded otherwise. */

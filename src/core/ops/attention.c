@@ -3,10 +3,14 @@
  * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are
  * never stored. The packed form exists because a projection's gradient is then written once, where three views would
  * each need their own pass over it.
+ *
+ * Under a recipe with FP8 attention (te_recipe_state of ctx->product_state) the operands are quantized, forward multiplies
+ * them, and they are what is kept; backward reads their values in high precision.
  */
 #include "ops.h"
 
 #include "../autograd.h"
+#include "../recipe.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +19,9 @@
 typedef struct attention_state {
     te_mem mem;
     te_attention a;
+    te_quantized operands[3]; /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
+    te_quant quants[3];
+    int n_operands;
     int n_offsets;
     int32_t offsets[]; /* cu_seqlens, n_offsets of them */
 } attention_state;
@@ -23,6 +30,7 @@ static void release_state(te_call *call)
 {
     attention_state *s = (attention_state *)(uintptr_t)call->pointer;
     te_mem mem = s->mem;
+    for (int i = 0; i < s->n_operands; i++) te_quantized_close(&s->operands[i]);
     te_mem_free(&mem, s, sizeof *s + (size_t)s->n_offsets * sizeof *s->offsets);
     call->pointer = NULL;
 }
@@ -63,14 +71,67 @@ static te_status read_options(te_call *call, te_attention *a)
     return TE_OK;
 }
 
+/* --- quantized operands ------------------------------------------------------------------------------------------- */
+
+/* What quantizes the operands; NULL: nothing does. */
+static te_recipe_state *active_state(const te_call *call, te_dtype dtype)
+{
+    te_recipe_state *state = call->ctx->product_state;
+    const te_product_recipe *recipe = te_recipe_active(state);
+    return recipe && recipe->quantized[TE_ROLE_INPUT] && dtype != TE_F64 ? state : NULL;
+}
+
+/* Copies that somebody else made, with another quantizer, are not what the kernels read. */
+static bool has_other_copies(const te_recipe_state *state, const te_tensor *t)
+{
+    const struct te_quantized_values *attached = t->storage->attached;
+    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_INPUT];
+    return attached && (attached->copies.quantizer.element != q->element || attached->copies.quantizer.scale != q->scale ||
+                        attached->copies.quantizer.block_rows);
+}
+
+static te_status quantize_operand(te_call *call, attention_state *s, te_recipe_state *state, te_tensor *t)
+{
+    te_tensor *own = has_other_copies(state, t) ? te_tensor_clone_data(t) : te_tensor_retain(t);
+    if (!own) return call->ctx->status;
+    te_status status = te_role_quantize(state, TE_ROLE_INPUT, own, t->dtype, true, false, &s->operands[s->n_operands]);
+    te_tensor_release(own);
+    if (status == TE_OK) s->n_operands++;
+    return status;
+}
+
+/* n tensors, in the state's operands where a recipe quantizes them. */
+static te_status quantize_operands(te_call *call, attention_state *s, te_tensor *const *t, int n)
+{
+    te_recipe_state *own = call->ctx->product_state, *state = active_state(call, t[0]->dtype);
+    te_status status = TE_OK;
+    for (int i = 0; i < n && status == TE_OK; i++) {
+        if (state)
+            status = quantize_operand(call, s, state, t[i]);
+        else if (own && own->recipe && call->ctx->calibrating)
+            status = te_role_observe(own, TE_ROLE_INPUT, t[i], t[i]->dtype);
+    }
+    return status;
+}
+
+/* The bytes of operand i, or of a part of it, seen as `view`. */
+static void mark_quantized(attention_state *s, int i, te_view *view)
+{
+    te_quantized_operand(&s->operands[i], 0, false, &s->quants[i]);
+    view->quant = &s->quants[i];
+}
+
+/* --- both ops ----------------------------------------------------------------------------------------------------- */
+
 /* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
-static te_status run_forward(te_call *call, attention_state *s, te_device *device, te_tensor **out, te_tensor **lse)
+static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,
+                             te_tensor **lse)
 {
     te_attention *a = &s->a;
     int64_t rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
     int64_t statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
-    *out = te_tensor_new(call->ctx, device, a->q.dtype, 4, rows);
-    *lse = *out ? te_tensor_new(call->ctx, device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
+    *out = te_tensor_new(call->ctx, device, dtype, 4, rows);
+    *lse = *out ? te_tensor_new(call->ctx, device, dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
     if (!*lse) return call->ctx->status;
     a->out = te_tensor_view(*out);
     a->out.shape[1] = rows[2];
@@ -127,6 +188,16 @@ static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
     return TE_OK;
 }
 
+/* q, k and v of tensors, or of the operands made of them. */
+static void separate_views(attention_state *s, te_tensor *const *qkv)
+{
+    te_view *views[3] = {&s->a.q, &s->a.k, &s->a.v};
+    for (int i = 0; i < 3; i++) {
+        *views[i] = te_tensor_view(s->n_operands ? s->operands[i].side[0].data : qkv[i]);
+        if (s->n_operands) mark_quantized(s, i, views[i]);
+    }
+}
+
 static te_status sdpa_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
@@ -137,19 +208,19 @@ static te_status sdpa_forward(te_call *call)
     if (!s) return ctx->status;
     for (int i = 0; i < 3; i++)
         if (!(qkv[i] = unit_stride(call->in[i]))) status = ctx->status;
+    if (status == TE_OK) status = quantize_operands(call, s, qkv, 3);
     if (status == TE_OK) {
-        s->a.q = te_tensor_view(qkv[0]);
-        s->a.k = te_tensor_view(qkv[1]);
-        s->a.v = te_tensor_view(qkv[2]);
+        separate_views(s, qkv);
         status = read_options(call, &s->a);
     }
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
-    if (status == TE_OK) status = run_forward(call, s, qkv[0]->storage->device, &out, &lse);
+    if (status == TE_OK) status = run_forward(call, s, qkv[0]->dtype, qkv[0]->storage->device, &out, &lse);
     if (status == TE_OK) {
         call->out[0] = te_tensor_alias(out, 4, s->a.out.shape, s->a.out.stride, 0);
         if (!call->out[0]) status = ctx->status;
     }
-    te_tensor *keep[] = {qkv[0], qkv[1], qkv[2], out, lse, bias};
+    bool plain = !s->n_operands;
+    te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL, out, lse, bias};
     for (int i = 0; i < 6 && status == TE_OK && call->record; i++)
         if (te_call_save(call, keep[i]) < 0) status = ctx->status;
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
@@ -165,16 +236,20 @@ static te_status sdpa_forward(te_call *call)
 static te_status sdpa_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
-    te_exec *exec = te_call_exec(call, call->saved[0]);
+    te_exec *exec = te_call_exec(call, call->saved[3]);
     te_attention_grad g = {.forward = s->a};
-    te_tensor *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
-    te_view *views[3] = {&g.dq, &g.dk, &g.dv};
+    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
+    te_view *views[3] = {&g.dq, &g.dk, &g.dv}, *operands[3] = {&g.forward.q, &g.forward.k, &g.forward.v};
     te_status status = dout ? TE_OK : call->ctx->status;
     for (int i = 0; i < 3 && status == TE_OK; i++) {
-        if (!(grads[i] = te_tensor_new_like(call->saved[i])))
+        values[i] = s->n_operands ? te_dequantize(call->ctx, &s->operands[i], 0) : te_tensor_retain(call->saved[i]);
+        grads[i] = values[i] ? te_tensor_new_like(values[i]) : NULL;
+        if (!grads[i]) {
             status = call->ctx->status;
-        else
+        } else {
+            *operands[i] = te_tensor_view(values[i]);
             *views[i] = te_tensor_view(grads[i]);
+        }
     }
     if (status == TE_OK) {
         g.dout = te_tensor_view(dout);
@@ -182,6 +257,7 @@ static te_status sdpa_backward(te_call *call)
     }
     te_tensor_release(dout);
     for (int i = 0; i < 3; i++) {
+        te_tensor_release(values[i]);
         if (status == TE_OK && te_grad_wanted(call, i))
             status = te_grad_give(call, i, grads[i]);
         else
@@ -278,10 +354,15 @@ static te_status self_attention_forward(te_call *call)
         te_tensor_release(qkv);
         return ctx->status;
     }
-    packed_views(qkv, heads, kv_heads, &s->a.q, &s->a.k, &s->a.v);
-    status = read_options(call, &s->a);
+    status = quantize_operands(call, s, &qkv, 1);
+    if (status == TE_OK) {
+        packed_views(s->n_operands ? s->operands[0].side[0].data : qkv, heads, kv_heads, &s->a.q, &s->a.k, &s->a.v);
+        te_view *views[3] = {&s->a.q, &s->a.k, &s->a.v};
+        for (int i = 0; i < 3 && s->n_operands; i++) mark_quantized(s, 0, views[i]);
+        status = read_options(call, &s->a);
+    }
     if (status == TE_OK && lens) status = read_lengths(call, s, lens);
-    if (status == TE_OK) status = run_forward(call, s, qkv->storage->device, &out, &lse);
+    if (status == TE_OK) status = run_forward(call, s, qkv->dtype, qkv->storage->device, &out, &lse);
     if (status == TE_OK) {
         int64_t shape[3];
         memcpy(shape, qkv->shape, (size_t)qkv->ndim * sizeof *shape);
@@ -289,7 +370,7 @@ static te_status self_attention_forward(te_call *call)
         call->out[0] = te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
         if (!call->out[0]) status = ctx->status;
     }
-    te_tensor *keep[] = {qkv, out, lse};
+    te_tensor *keep[] = {s->n_operands ? NULL : qkv, out, lse};
     for (int i = 0; i < 3 && status == TE_OK && call->record; i++)
         if (te_call_save(call, keep[i]) < 0) status = ctx->status;
     call->memo[0] = heads;
@@ -308,17 +389,20 @@ static te_status self_attention_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
     const te_grad_meta *meta = te_grad_input(call, 0);
-    te_exec *exec = te_call_exec(call, call->saved[0]);
-    te_tensor *dqkv = te_tensor_new(call->ctx, meta->device, s->a.q.dtype, meta->ndim, meta->shape);
+    te_exec *exec = te_call_exec(call, call->saved[1]);
+    te_tensor *qkv = s->n_operands ? te_dequantize(call->ctx, &s->operands[0], 0) : te_tensor_retain(call->saved[0]);
+    te_tensor *dqkv = qkv ? te_tensor_new(call->ctx, meta->device, qkv->dtype, meta->ndim, meta->shape) : NULL;
     te_tensor *dout = dqkv ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
     te_status status = dout ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_attention_grad g = {.forward = s->a, .dout = s->a.out};
         g.dout.data = te_tensor_pointer(dout);
+        packed_views(qkv, call->memo[0], call->memo[1], &g.forward.q, &g.forward.k, &g.forward.v);
         packed_views(dqkv, call->memo[0], call->memo[1], &g.dq, &g.dk, &g.dv);
         status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
     }
     te_tensor_release(dout);
+    te_tensor_release(qkv);
     if (status == TE_OK) return te_grad_give(call, 0, dqkv);
     te_tensor_release(dqkv);
     return status;

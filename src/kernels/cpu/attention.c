@@ -168,11 +168,10 @@ static int64_t list_blocks(const te_attention *a, int64_t size, query_block *blo
     return n;
 }
 
-te_status te_cpu_attention(te_exec *exec, const te_attention *a)
+te_status te_attention_run(te_exec *exec, const te_attention *a, const float *times)
 {
-    te_status status = te_attention_check(exec, "attention", a);
     int64_t heads = a->q.shape[1];
-    if (status != TE_OK || a->q.shape[0] * a->q.shape[2] * heads == 0) return status;
+    if (a->q.shape[0] * a->q.shape[2] * heads == 0) return TE_OK;
     const te_attention_blocks *blocks = te_attention_blocks_of(exec, a->q.dtype);
     int threads = te_attention_work(a) < SERIAL_WORK ? 1 : exec->threads;
     int64_t size = TE_ATTENTION_QUERIES;
@@ -191,9 +190,19 @@ te_status te_cpu_attention(te_exec *exec, const te_attention *a)
         const query_block *block = &list[task / heads];
         te_attention_seq seq = te_attention_seq_at(a, block->seq);
         seq.exec = exec;
-        blocks->forward(a, &seq, task % heads, block->first, block->end,
-                        scratch + list_bytes + (size_t)omp_get_thread_num() * task_bytes);
+        void *own = scratch + list_bytes + (size_t)omp_get_thread_num() * task_bytes;
+        if (times)
+            blocks->forward_rounded(a, &seq, task % heads, block->first, block->end, *times, own);
+        else
+            blocks->forward(a, &seq, task % heads, block->first, block->end, own);
     }
     exec->scratch_free(exec, scratch);
     return te_cpu_finish(exec, TE_OK);
+}
+
+te_status te_cpu_attention(te_exec *exec, const te_attention *a)
+{
+    if (a->q.quant) return te_cpu_attention_quantized(exec, a);
+    te_status status = te_attention_check(exec, "attention", a);
+    return status == TE_OK ? te_attention_run(exec, a, NULL) : status;
 }

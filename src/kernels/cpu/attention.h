@@ -33,7 +33,8 @@ enum {
     TE_ATTENTION_QUERIES = 256,     /* most queries of a forward task */
     TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores in a block that is partly masked */
     TE_ATTENTION_LANES = 16,        /* columns are padded to this */
-    TE_ATTENTION_MAX_DIM = 512
+    TE_ATTENTION_MAX_DIM = 512,
+    TE_ATTENTION_ONE = 448          /* what a probability of 1 is rounded as: the largest E4M3 */
 };
 
 /* One sequence: a batch entry, or a part of the packed extents. */
@@ -61,6 +62,10 @@ typedef struct te_attention_blocks {
                              bool whole); /* whole: dq_part NULL */
     void (*forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
                     void *scratch);
+    /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over the values.
+     * Dropout leaves entries out and scales nothing. NULL in float64. */
+    void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
+                            float times, void *scratch);
     void (*backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch);
     /* dq of rows first … end of a head from its parts, `part_stride` elements apart, each for `chunk` keys. */
     void (*sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
@@ -78,6 +83,10 @@ int64_t          te_attention_seq_count(const te_attention *a);
 te_attention_seq te_attention_seq_at(const te_attention *a, int64_t index);
 double           te_attention_work(const te_attention *a); /* multiply-adds of one forward pass, masks not considered */
 const te_attention_blocks *te_attention_blocks_of(te_exec *exec, te_dtype dtype);
+/* The forward pass of what was checked; times: see forward_rounded, NULL: nothing is rounded. */
+te_status te_attention_run(te_exec *exec, const te_attention *a, const float *times);
+/* The forward pass on quantized operands (te_attention). */
+te_status te_cpu_attention_quantized(te_exec *exec, const te_attention *a);
 
 static inline int64_t te_attention_clamp(int64_t x, int64_t low, int64_t high)
 {

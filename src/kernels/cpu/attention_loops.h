@@ -7,6 +7,7 @@
  *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it; V_DOT is the step of products
  *      PAIRS                       defined: products are of pairs of bfloat16
  *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
+ *      ROUNDED                     defined: also forward with probabilities rounded to E4M3
  *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
  */
 #ifdef PAIRS
@@ -23,6 +24,10 @@ typedef uint16_t half_in_pair __attribute__((may_alias));
 
 #include "attention_forward.h"
 
+#ifdef ROUNDED
+#include "attention_rounded.h"
+#endif
+
 #include "attention_backward.h"
 
 const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
@@ -30,6 +35,9 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
     .forward_bytes = T(forward_bytes),
     .backward_bytes = T(backward_bytes),
     .forward = T(forward),
+#ifdef ROUNDED
+    .forward_rounded = T(forward_rounded),
+#endif
     .backward = T(backward),
     .sum_dq = T(sum_dq),
 };
@@ -46,6 +54,7 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_STORE
 #undef V_DOT
 #undef PAIRS
+#undef ROUNDED
 #undef V_MAX
 #undef V_TOP
 #undef V_SUM

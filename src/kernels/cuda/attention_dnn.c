@@ -155,6 +155,7 @@ static const char *decline_packed(const te_attention *a)
 static const char *decline(const te_attention *a, const te_attention_grad *g)
 {
     int64_t sq = a->q.shape[2], skv = a->k.shape[2], d = a->q.shape[3], dv = a->v.shape[3];
+    if (a->q.quant) return "quantized operands";
     if (a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
     if (a->dropout > 0) return "dropout would draw other bits";
     if (te_view_present(&a->bias)) return "a bias";

@@ -75,6 +75,7 @@ static inline float exp_of_score(float x)
 #define REAL              float
 #define T(name)           name##_bf16
 #define PAIRS             1
+#define ROUNDED           1
 #define REAL_EXP          exp_of_score
 #define REAL_LOG          te_log
 #define REAL_NAME         te_attention_bf16
@@ -99,6 +100,7 @@ static inline float exp_of_score(float x)
 #define REAL_EXP  exp_of_score
 #define REAL_LOG  te_log
 #define REAL_NAME te_attention_f32
+#define ROUNDED   1
 #if defined(TE_ISA_avx512)
 #define VECTOR            __m512
 #define VLEN              16

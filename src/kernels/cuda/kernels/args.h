@@ -59,6 +59,7 @@ typedef struct te_attention_args {
     double         scale, kept_scale; /* kept_scale: 1 / (1 - dropout) */
     int64_t        dropout;           /* whether there is any */
     uint64_t       threshold, rng[4];
+    const float   *factor[3];         /* of q, k and v where they are quantized */
 } te_attention_args;
 
 /* A te_quantized_side. */

@@ -6,7 +6,7 @@
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[],
-    te_cuda_hand_quantize[]; /* made by the build */
+    te_cuda_hand_attention_rounded[], te_cuda_hand_quantize[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
@@ -117,6 +117,8 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     if (kernel->file == TE_CUDA_FILE_ATTENTION) {
         const char *kernels = kernel->dim[0] ? te_cuda_hand_attention_mma : te_cuda_hand_attention;
         te_text_write(out, kernels, strlen(kernels));
+        if (kernel->dtype[0] == TE_F8E4M3)
+            te_text_write(out, te_cuda_hand_attention_rounded, strlen(te_cuda_hand_attention_rounded));
     }
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

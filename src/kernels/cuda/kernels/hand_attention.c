@@ -156,9 +156,48 @@ static void add_call(te_cuda_plan *plan, const char *name, const char *mma_name,
     if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
 }
 
+/* --- quantized operands ------------------------------------------------------------------------------------------ */
+
+static te_status check_quantized(te_exec *exec, const te_attention *a)
+{
+    te_attention   plain = *a;
+    te_dtype       t = a->out.dtype;
+    const te_view *views[3] = {&a->q, &a->k, &a->v};
+    plain.q.dtype = plain.k.dtype = plain.v.dtype = t;
+    te_status status = check_operands(exec, "attention", &plain);
+    for (int i = 0; i < 3 && status == TE_OK; i++) {
+        const te_quant *q = views[i]->quant;
+        bool            fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
+        if (!fits || (t != TE_F32 && t != TE_BF16 && t != TE_F16))
+            return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                                "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16 or float16");
+    }
+    return status;
+}
+
+static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_attention *a)
+{
+    te_status status = check_quantized(exec, a);
+    if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
+    te_attention_args args = args_for(a);
+    const te_view    *views[3] = {&a->q, &a->k, &a->v};
+    int               tile = tile_rows(a, false);
+    for (int i = 0; i < 3; i++) args.factor[i] = views[i]->quant->scale_inv;
+    args.tiles = (a->q.shape[2] + tile - 1) / tile;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded",
+                                          args.tiles * a->q.shape[1] * sequences(a), THREADS, &args, sizeof args);
+    call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
+                                    .vector = (uint16_t)tile};
+    call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);
+    return TE_OK;
+}
+
+/* --- plans ------------------------------------------------------------------------------------------------------- */
+
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *a)
 {
     te_cuda_plan_open(plan);
+    if (a->q.quant) return plan_quantized(exec, plan, a);
     te_status status = check_operands(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);

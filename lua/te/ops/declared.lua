@@ -8,7 +8,7 @@ local PARALLEL = "this build has no communication between processes"
 
 local REFUSED = {
     tensor_parallel = PARALLEL, tensor_parallel_mode = PARALLEL, tensor_parallel_group = PARALLEL,
-    sequence_parallel = PARALLEL, userbuffers_options = PARALLEL, rng_state_tracker_function = PARALLEL,
+    sequence_parallel = PARALLEL, group = PARALLEL, userbuffers_options = PARALLEL, rng_state_tracker_function = PARALLEL,
     accumulate_into_main_grad = "weight gradients accumulate in the parameter's grad",
     delay_wgrad_compute = "weight gradients are computed in backward",
     sm_margin = "kernels leave no multiprocessors aside",
@@ -44,6 +44,9 @@ function declared.join(first, second)
 end
 
 --- Where and in which dtype parameters are made.
-declared.PLACE = { params_dtype = { "string", "float32" }, device = { "string" } }
+declared.PLACE = {
+    params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" } },
+    device = { "string" },
+}
 
 return declared

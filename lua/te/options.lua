@@ -1,6 +1,7 @@
 --- Declared options: one table says name, type, default and range; checks, messages and --help follow from it.
 --
--- A declaration is { type, default, min =, max =, choices =, help = }. Types are Lua's own, "integer", "size" (an
+-- A declaration is { type, default, min =, max =, choices =, wrong =, help = }; wrong(value) says what is wrong with a value of
+-- the right type, or nothing. Types are Lua's own, "integer", "size" (an
 -- integer above 0), and "any". An option without a default may stay nil.
 
 local fail = require "te.fail"
@@ -9,6 +10,16 @@ local options = {}
 
 --- The name in the list `known` closest to `name`, nil when none is similar.
 options.nearest = require("te")._core.nearest
+
+--- Makes a library say which of its names is nearest to one that it lacks; returns it.
+---@param who string
+---@param library table
+function options.library(who, library)
+    return setmetatable(library, { __index = function(_, name)
+        local near = options.nearest(tostring(name), options.names(library))
+        fail("%s has no %q%s", who, tostring(name), near and ("; did you mean %q?"):format(near) or "")
+    end })
+end
 
 --- Sorted keys of a table, as strings.
 function options.names(t)
@@ -76,6 +87,8 @@ function options.check(who, given, declared)
         end
         local reason = options.reason(declaration, value)
         if reason then fail("%s: option %s: %s", who, name, reason) end
+        local wrong = declaration.wrong and declaration.wrong(value)
+        if wrong then fail("%s: option %s", who, wrong) end
         complete[name] = value
     end
     for name, declaration in pairs(declared) do

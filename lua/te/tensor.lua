@@ -17,9 +17,10 @@ local function define(name, fn)
     methods[name] = fn
 end
 
-local dtypes = {}
-for _, name in ipairs { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3",
-    "float8_e5m2" } do dtypes[name] = true end
+local dtypes, dtype_names = {}, {
+    "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2",
+}
+for _, name in ipairs(dtype_names) do dtypes[name] = true end
 
 --- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}.
 define("to", function(x, where, device)
@@ -27,17 +28,20 @@ define("to", function(x, where, device)
     local dtype
     if type(where) == "table" then
         for key in pairs(where) do
-            if key ~= "dtype" and key ~= "device" then fail(2, "to", "unknown option %q", tostring(key)) end
+            local near = core.nearest(tostring(key), { "dtype", "device" })
+            if key ~= "dtype" and key ~= "device" then
+                fail(2, "to", "unknown option %q%s", tostring(key), near and (", did you mean %q?"):format(near) or "")
+            end
         end
         dtype, device = where.dtype, where.device
     elseif dtypes[where] then
         dtype = where
     elseif type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
         device = where
-    elseif where == nil and device == nil then
-        fail(2, "to", "where: expected a dtype or a device, got nothing")
-    else
-        dtype = where -- cast says what is wrong with it
+    elseif where ~= nil or device == nil then
+        local near = type(where) == "string" and core.nearest(where, dtype_names)
+        fail(2, "to", "where: expected a dtype or a device, got %s%s", type(where) == "string" and ("%q"):format(where)
+            or type(where) == "userdata" and "a tensor" or tostring(where), near and ("; did you mean %q?"):format(near) or "")
     end
     if device then x = te.to_device(x, device) end
     if dtype == nil then return x:dim() and x end -- raises when it was released
@@ -131,6 +135,9 @@ if core.safetensors_write then
             end
             table.sort(names)
             for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
+        end
+        if metadata ~= nil and type(metadata) ~= "table" then
+            fail(2, "save", "metadata: expected a table of texts, got %s", type(metadata))
         end
         core.safetensors_write(path, entries, metadata)
     end

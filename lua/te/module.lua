@@ -82,6 +82,7 @@ end
 
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor)
+    options.argument(self.__name .. ":register_parameter", "name", name, { "string" })
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
@@ -93,6 +94,7 @@ end
 
 --- Makes `tensor` a buffer: saved and moved with the module, never optimized.
 function Module:register_buffer(name, tensor)
+    options.argument(self.__name .. ":register_buffer", "name", name, { "string" })
     self._registered[name] = "buffer"
     self[name] = tensor
     return tensor
@@ -303,11 +305,14 @@ function Module:load_state_dict(state, opts)
 end
 
 --- Calls fn(module) for every module of the tree, children first.
-function Module:apply(fn, depth)
+function Module:apply(fn)
     options.argument(self.__name .. ":apply", "fn", fn, { "callable" })
-    depth = inside(self, depth)
-    for _, child in ipairs(self:children()) do child.module:apply(fn, depth) end
-    fn(self)
+    local function visit(module, depth)
+        depth = inside(module, depth)
+        for _, child in ipairs(module:children()) do visit(child.module, depth) end
+        fn(module)
+    end
+    visit(self)
     return self
 end
 

@@ -36,8 +36,8 @@ local function type_matches(kind, value)
             and (kind == "integer" or value >= 1)
     end
     if kind == "callable" then
-        local mt = getmetatable(value)
-        return type(value) == "function" or type(mt) == "table" and mt.__call ~= nil
+        local mt = getmetatable(value) -- false of an operation (te._core.define)
+        return type(value) == "function" or mt == false or type(mt) == "table" and mt.__call ~= nil
     end
     return type(value) == kind and value == value
 end
@@ -52,8 +52,10 @@ function options.describe(declared)
     return text
 end
 
-local function quoted(value)
-    return type(value) == "string" and ("%q"):format(value) or tostring(value)
+--- A value as messages show it: texts in quotes, long ones cut off.
+function options.shown(value)
+    if type(value) ~= "string" then return type(value) == "userdata" and "userdata" or tostring(value) end
+    return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
 --- nil when `value` is allowed, else what is expected and what came.
@@ -65,7 +67,7 @@ function options.reason(declared, value)
     end
     if ok and declared.min then ok = value >= declared.min end
     if ok and declared.max then ok = value <= declared.max end
-    if not ok then return ("expected %s, got %s"):format(options.describe(declared), quoted(value)) end
+    if not ok then return ("expected %s, got %s"):format(options.describe(declared), options.shown(value)) end
 end
 
 --- Checks an options table against its declarations and fills in the defaults.
@@ -82,7 +84,7 @@ function options.check(who, given, declared)
         local declaration = declared[name]
         if not declaration then
             local near = options.nearest(tostring(name), options.names(declared))
-            fail("%s: unknown option %s%s", who, quoted(name),
+            fail("%s: unknown option %s%s", who, options.shown(name),
                 near and (", did you mean %q?"):format(near) or "")
         end
         local reason = options.reason(declaration, value)

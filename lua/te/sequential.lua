@@ -28,6 +28,9 @@ local function check_member(self, value)
     if type(value) ~= "function" and not (type(mt) == "table" and mt.__call) then
         fail("%s: expected a module or something callable, got %s", self.__name, type(value))
     end
+    if type(value) == "table" and rawget(value, "__index") and value.is_module then
+        fail("%s: %s is a class; %s(…) makes a module of it", self.__name, value.__name, value.__name)
+    end
     return value
 end
 

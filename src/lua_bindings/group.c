@@ -44,11 +44,7 @@ static int group_new(lua_State *L)
     te_lua_enter(rt, L, "group");
     lua_group *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_group){.tag = group_tag};
-    lua_createtable(L, 0, 1);
-    te_lua_push_anchor(L);
-    lua_pushcclosure(L, collect, 1);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, -2);
+    te_lua_set_collector(L, collect);
     u->group = te_group_new(rt->ctx);
     if (!u->group) return te_lua_raise(rt, L, "group", rt->ctx->status);
     return 1;

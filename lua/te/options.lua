@@ -78,7 +78,7 @@ end
 function options.check(who, given, declared)
     local complete = {}
     if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
-        fail("%s: options: expected a table, got %s", who, type(given))
+        fail("%s: options: expected a table, got %s", who, type(given) == "table" and "one with a metatable" or type(given))
     end
     for name, value in pairs(given or {}) do
         local declaration = declared[name]

@@ -2,9 +2,13 @@
 
 local te = require "te"
 local mode = require "te.recipe.mode"
-local options = require "te.options"
 local core = te._core
 local methods = core.tensor_methods
+
+-- Loads when it is needed: it asks for `te` itself.
+local function options() return require "te.options" end
+
+local function shown(value) return options().shown(value) end
 
 local function fail(level, name, message, ...) error(("te.%s: "):format(name) .. message:format(...), level + 1) end
 
@@ -41,7 +45,7 @@ define("to", function(x, where, device)
         device = where
     elseif where ~= nil or device == nil then
         local near = type(where) == "string" and core.nearest(where, dtype_names)
-        fail(2, "to", "where: expected a dtype or a device, got %s%s", options.shown(where),
+        fail(2, "to", "where: expected a dtype or a device, got %s%s", shown(where),
             near and ("; did you mean %q?"):format(near) or "")
     end
     if device then x = te.to_device(x, device) end
@@ -61,7 +65,7 @@ local function dimension(name, x, dim)
     dim = dim or 1
     local n = x:dim()
     if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n or dim % 1 ~= 0 then
-        fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", options.shown(dim), n)
+        fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", shown(dim), n)
     end
     return dim > 0 and dim or dim + n + 1
 end
@@ -72,7 +76,7 @@ define("split", function(x, size, dim)
     dim = dimension("split", x, dim)
     local extent, sizes = x:size(dim), size
     if type(size) == "number" then
-        if size < 1 or size % 1 ~= 0 then fail(2, "split", "size: %s is no positive whole number", options.shown(size)) end
+        if size < 1 or size % 1 ~= 0 then fail(2, "split", "size: %s is no positive whole number", shown(size)) end
         sizes = {}
         for start = 1, extent, size do sizes[#sizes + 1] = math.min(size, extent - start + 1) end
         if extent == 0 then sizes[1] = 0 end
@@ -94,7 +98,7 @@ end)
 --- At most n pieces of equal size (the last may be smaller): a list of views.
 define("chunk", function(x, n, dim)
     check_tensor("chunk", x)
-    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", options.shown(n)) end
+    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", shown(n)) end
     dim = dimension("chunk", x, dim)
     return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
 end)
@@ -198,12 +202,12 @@ local GRADCHECK = {
 ---@param opts table|nil  eps (1e-6), atol (1e-5), rtol (1e-4)
 ---@return boolean true
 function te.gradcheck(fn, inputs, opts)
-    options.argument("te.gradcheck", "fn", fn, { "callable" })
-    opts = options.check("te.gradcheck", opts, GRADCHECK)
+    options().argument("te.gradcheck", "fn", fn, { "callable" })
+    opts = options().check("te.gradcheck", opts, GRADCHECK)
     if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end
     local rng, n, some = te.rng_state(), 0, false
     for i, x in pairs(inputs) do
-        options.argument("te.gradcheck", "position of an input", i, { "size" })
+        options().argument("te.gradcheck", "position of an input", i, { "size" })
         n = math.max(n, i)
         some = some or te.is_tensor(x) and x.requires_grad
     end

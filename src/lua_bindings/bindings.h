@@ -104,6 +104,8 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library
 
 enum { TE_LUA_MAX_ARGS = TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS };
 
+/* A string without zero bytes, which would end it early for the engine and the system; raises otherwise. */
+const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument);
 /* Dtype by its name; raises naming the nearest. */
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
 /* Whole number within 2^53; raises otherwise. */

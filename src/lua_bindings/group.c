@@ -145,7 +145,7 @@ static te_tensor **check_inputs(te_lua *rt, lua_State *L, const lua_group *u, co
     lua_settop(L, n + 1);
     luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
     te_tensor **in = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *in);
-    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "sequential", "x");
+    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "Sequential", "x");
     return in;
 }
 
@@ -236,7 +236,7 @@ static int group_run(lua_State *L)
     te_status status = te_group_run(u->group, in, out);
     for (int i = 0; i < n_in; i++) te_tensor_release(in[i]);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
-    if (status != TE_OK) return te_lua_raise(rt, L, "sequential", status);
+    if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);
     for (int i = 0; i < n_out; i++) results[i]->t = out[i];
     te_lua_charge(rt, L);
     return n_out;

@@ -24,7 +24,7 @@ local declared = {}
 ---@param refused string[]|nil  names of options that the operation has elsewhere
 ---@return table
 function declared.check(who, given, declarations, refused)
-    if type(given) ~= "table" or not refused then return options.check(who, given, declarations) end
+    if type(given) ~= "table" or getmetatable(given) or not refused then return options.check(who, given, declarations) end
     local own = {}
     for name, value in pairs(given) do own[name] = value end
     for _, name in ipairs(refused) do

@@ -28,6 +28,29 @@ describe("te.Module", function()
         m = M(3)
     end)
 
+    it("says that a module contains itself", function()
+        local loop = te.Sequential(te.ReLU())
+        loop:append(loop)
+        m.parent = m
+        for _, module in ipairs { loop, m } do
+            for _, method in ipairs { "parameters", "state_dict", "train", "num_parameters", "__tostring" } do
+                assert.error_matches(function() return module[method](module) end, "one of them contains itself")
+            end
+        end
+        assert.error_matches(function() return loop(te.ones { 2 }) end, "one of them contains itself")
+    end)
+
+    it("converts floating parameters and buffers, leaves whole numbers and takes dtype and device together", function()
+        m:register_buffer("ids", te.zeros({ 2 }, { dtype = "int64" }))
+        m:to { dtype = "bfloat16", device = "cpu" }
+        assert.equal("bfloat16", m.up.weight.dtype)
+        assert.equal("bfloat16", m.count.dtype)
+        assert.equal("int64", m.ids.dtype)
+        assert.error_matches(function() m:to { dtyp = "float32" } end, 'unknown option "dtyp", did you mean "dtype"')
+        assert.error_matches(function() m:to("int64") end, 'TwoLayers:to: where: expected a dtype that has gradients')
+        assert.equal("bfloat16", m.scale.dtype)
+    end)
+
     it("iterates over modules by path, a shared one once", function()
         local shared = te.Linear(2, 2)
         local model = te.Sequential(shared, te.Sequential(te.GELU(), shared))

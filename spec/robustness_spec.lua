@@ -44,7 +44,8 @@ end
 
 -- Functions that change what other specs rely on, or whose effect lies outside.
 local spared = { manual_seed = true, rng_state = true, set_num_threads = true, save = true, load = true, from_file = true,
-    no_grad = true, enable_grad = true, autocast = true, checkpoint = true, gradcheck = true, empty_cache = true }
+    no_grad = true, enable_grad = true, autocast = true, checkpoint = true, gradcheck = true, empty_cache = true,
+    set_fusion = true, set_recompute = true }
 
 local function names_of(t, accept)
     local names = {}
@@ -61,6 +62,13 @@ local function call(fn)
     local ok, problem = pcall(fn, unpack(args, 1, random(6)))
     assert.is_true(ok or problem ~= nil)
 end
+
+describe("handles of the engine", function()
+    it("have no metatable that a script could reach", function()
+        assert.is_false(getmetatable(te._core.group_new()))
+        assert.is_string(getmetatable(te.ones { 1 }))
+    end)
+end)
 
 describe("random arguments", function()
     local ROUNDS = tonumber(os.getenv("TE_FUZZ_ROUNDS")) or 60
@@ -90,7 +98,7 @@ describe("random arguments", function()
     it("for the inside of the library", function()
         local quiet = { clock = true, sleep = true, mkdir = true, list_dir = true, stat = true, safetensors_write = true, safetensors_read = true,
             set_grad_enabled = true, set_compute_dtype = true, set_recipe_mode = true, record_scales = true, replay_scales = true,
-            interrupt_flag = true }
+            set_recompute_width = true, interrupt_flag = true }
         for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do
             for _ = 1, ROUNDS do call(te._core[name]) end
         end

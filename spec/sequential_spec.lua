@@ -33,8 +33,9 @@ describe("te.Sequential", function()
 
     it("refuses what cannot be called", function()
         assert.error_matches(function() te.Sequential(3) end, "Sequential: expected a module")
+        assert.error_matches(function() te.Sequential(te.ReLU) end, "Sequential: ReLU is a class; ReLU%(…%) makes a module")
         assert.error_matches(function() te.Sequential():insert(3, adder(1)) end, "position 3 of 0 modules")
-        assert.error_matches(function() te.Sequential():pop() end, "position 0 of 0 modules")
+        assert.error_matches(function() te.Sequential():pop() end, "position %-1 of 0 modules")
     end)
 
     it("passes extra inputs and outputs in the order of the operations", function()

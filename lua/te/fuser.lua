@@ -10,6 +10,7 @@ local record = require "te.fuser.record"
 local rewrite = require "te.fuser.rewrite"
 local rules = require "te.fuser.rules"
 local run = require "te.fuser.run"
+local options = require "te.options"
 
 local fuser = { enabled = true }
 
@@ -78,6 +79,7 @@ local function explain(program, env) return require("te.fuser.plan").of(program,
 
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
 function fuser.explain(module, x, ...)
+    if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
     if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
     return explain(fuser.program(module, takes, lens, x, ...), { x, ... })
@@ -92,9 +94,11 @@ function fuser.run_chain(module, x) return run.program(fuser.program(module, 0, 
 flatten.forward = fuser.forward
 
 --- Switches fusion off (every basic operation runs by itself) or on; returns the setting before.
+---@param on boolean
 function fuser.set_fusion(on)
+    options.argument("te.set_fusion", "on", on, { "boolean" })
     local before = fuser.enabled
-    fuser.enabled = on ~= false
+    fuser.enabled = on
     return before
 end
 

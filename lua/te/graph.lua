@@ -237,6 +237,8 @@ end
 function graphs.make_graphed_callables(callable, sample_inputs, opts)
     local who = "te.make_graphed_callables"
     local o = options.check(who, opts, OPTIONS)
+    options.argument(who, "callable", callable, { "callable" })
+    options.argument(who, "sample_inputs", sample_inputs, { "table" })
     local device = o.device or device_of(sample_inputs)
     local parameters = is_module(callable, Module) and callable:parameters() or {}
     local inputs = place(sample_inputs, device)

@@ -11,6 +11,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local inside = require "te.depth"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
 local core = te._core
@@ -81,6 +82,7 @@ end
 
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor)
+    options.argument(self.__name .. ":register_parameter", "name", name, { "string" })
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
@@ -92,6 +94,7 @@ end
 
 --- Makes `tensor` a buffer: saved and moved with the module, never optimized.
 function Module:register_buffer(name, tensor)
+    options.argument(self.__name .. ":register_buffer", "name", name, { "string" })
     self._registered[name] = "buffer"
     self[name] = tensor
     return tensor
@@ -122,10 +125,11 @@ end
 
 -- Calls visit(name, tensor, kind, holder, key, module) for every tensor in the tree, under its full name. A module that
 -- stands in several places is entered every time, so a visitor sees all the names of a shared tensor.
-local function walk(self, prefix, visit)
+local function walk(self, prefix, visit, depth)
+    depth = inside(self, depth)
     each(self, function(kind, name, value, holder, key)
         if kind == "module" then
-            walk(value, prefix .. name .. ".", visit)
+            walk(value, prefix .. name .. ".", visit, depth)
         else
             visit(prefix .. name, value, kind, holder, key, self)
         end
@@ -133,10 +137,11 @@ local function walk(self, prefix, visit)
 end
 
 -- Calls visit(prefix, module) for every module of the tree, as often as it stands there.
-local function walk_modules(self, prefix, visit)
+local function walk_modules(self, prefix, visit, depth)
+    depth = inside(self, depth)
     visit(prefix, self)
     each(self, function(kind, name, value)
-        if kind == "module" then walk_modules(value, prefix .. name .. ".", visit) end
+        if kind == "module" then walk_modules(value, prefix .. name .. ".", visit, depth) end
     end)
 end
 
@@ -301,8 +306,13 @@ end
 
 --- Calls fn(module) for every module of the tree, children first.
 function Module:apply(fn)
-    for _, child in ipairs(self:children()) do child.module:apply(fn) end
-    fn(self)
+    options.argument(self.__name .. ":apply", "fn", fn, { "callable" })
+    local function visit(module, depth)
+        depth = inside(module, depth)
+        for _, child in ipairs(module:children()) do visit(child.module, depth) end
+        fn(module)
+    end
+    visit(self)
     return self
 end
 
@@ -322,15 +332,37 @@ local function convert_quantized(tensor, where)
     return new
 end
 
---- Converts parameters and buffers to a dtype or moves them to a device. They become new tensors, so optimizers are made
---- after.
----@param where string
+local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
+
+-- The dtype or the device that `where` names, the other one nil.
+local function place(who, where)
+    options.argument(who, "where", where, { "string" })
+    if FLOATING[where] then return where end
+    if where:find("^cpu") or where:find("^cuda") then return nil, where end
+    local near = options.nearest(where, options.names(FLOATING))
+    fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
+        near and ("; did you mean %q?"):format(near) or "")
+end
+
+--- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
+--- device = }. Buffers of whole numbers keep their dtype. They become new tensors, so optimizers are made after.
+---@param where string|table
 function Module:to(where)
-    local moved = {}
+    local who = self.__name .. ":to"
+    if type(where) == "table" then
+        where = options.check(who, where, { dtype = { "string" }, device = { "string" } })
+        if where.device then self:to(where.device) end
+        return where.dtype and self:to(where.dtype) or self
+    end
+    local dtype, moved = place(who, where), {}
     walk(self, "", function(_, tensor, _, holder, key)
         local new = moved[tensor]
         if not new then
-            new = core.is_quantized(tensor) and convert_quantized(tensor, where) or tensor:detach():to(where)
+            if core.is_quantized(tensor) then
+                new = convert_quantized(tensor, where)
+            else
+                new = dtype and not FLOATING[tensor.dtype] and tensor or tensor:detach():to(where)
+            end
             new.requires_grad = tensor.requires_grad
             moved[tensor], moved[new] = new, new
         end
@@ -353,15 +385,16 @@ end
 --- What stands between the parentheses when the module prints; classes override it.
 function Module:describe() return "" end
 
-local function print_tree(self, indent)
+local function print_tree(self, indent, depth)
     local lines = {}
+    depth = inside(self, depth)
     local children = self:children()
     if self[1] ~= nil then -- a container: also what is callable without being a module
         children = {}
         for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
     end
     for _, child in ipairs(children) do
-        local text = is_module(child.module) and print_tree(child.module, indent .. "  ") or tostring(child.module)
+        local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth) or tostring(child.module)
         lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)
     end
     local head = ("%s(%s"):format(self.__name, self:describe())

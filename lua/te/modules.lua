@@ -59,6 +59,7 @@ local operations = {
     },
     ["te.ops.basic"] = {
         "Identity", "Reshape", "ConstantScale", "Dropout", "StochasticDepth", "MakeExtraOutput", "AddExtraInput",
+        "AllReduce", "AllGather", "ReduceScatter",
     },
     ["te.ops.pointwise"] = { "Pointwise" },
     ["te.ops.embedding"] = { "Embedding" },

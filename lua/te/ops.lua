@@ -11,6 +11,11 @@ return setmetatable({}, {
             ops[name] = te[name]
             return ops[name]
         end
-        fail("te.ops: no operation named %s", tostring(name))
+        local known = {}
+        for other, from in pairs(modules) do
+            if from:find("^te%.ops%.") then known[#known + 1] = other end
+        end
+        local near = te._core.nearest(tostring(name), known)
+        fail("te.ops: no operation named %s%s", tostring(name), near and ("; did you mean %q?"):format(near) or "")
     end,
 })

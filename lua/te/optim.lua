@@ -1,10 +1,10 @@
 --- te.optim: optimizers, gradient clipping and learning rate schedules.
 
-return {
+return require("te.options").library("te.optim", {
     AdamW = require "te.optim.adamw",
     SGD = require "te.optim.sgd",
     grad_norm = require("te.optim.clip").grad_norm,
     grad_clip = require("te.optim.clip").grad_clip,
     clip_grad_norm = require("te.optim.clip").clip_grad_norm,
     cosine = require("te.optim.schedule").cosine,
-}
+})

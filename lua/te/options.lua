@@ -1,6 +1,7 @@
 --- Declared options: one table says name, type, default and range; checks, messages and --help follow from it.
 --
--- A declaration is { type, default, min =, max =, choices =, help = }. Types are Lua's own, "integer", "size" (an
+-- A declaration is { type, default, min =, max =, choices =, wrong =, help = }; wrong(value) says what is wrong with a value of
+-- the right type, or nothing. Types are Lua's own, "integer", "size" (an
 -- integer above 0), and "any". An option without a default may stay nil.
 
 local fail = require "te.fail"
@@ -9,6 +10,16 @@ local options = {}
 
 --- The name in the list `known` closest to `name`, nil when none is similar.
 options.nearest = require("te")._core.nearest
+
+--- Makes a library say which of its names is nearest to one that it lacks; returns it.
+---@param who string
+---@param library table
+function options.library(who, library)
+    return setmetatable(library, { __index = function(_, name)
+        local near = options.nearest(tostring(name), options.names(library))
+        fail("%s has no %q%s", who, tostring(name), near and ("; did you mean %q?"):format(near) or "")
+    end })
+end
 
 --- Sorted keys of a table, as strings.
 function options.names(t)
@@ -25,8 +36,8 @@ local function type_matches(kind, value)
             and (kind == "integer" or value >= 1)
     end
     if kind == "callable" then
-        local mt = getmetatable(value)
-        return type(value) == "function" or type(mt) == "table" and mt.__call ~= nil
+        local mt = getmetatable(value) -- false of an operation (te._core.define)
+        return type(value) == "function" or mt == false or type(mt) == "table" and mt.__call ~= nil
     end
     return type(value) == kind and value == value
 end
@@ -41,8 +52,10 @@ function options.describe(declared)
     return text
 end
 
-local function quoted(value)
-    return type(value) == "string" and ("%q"):format(value) or tostring(value)
+--- A value as messages show it: texts in quotes, long ones cut off.
+function options.shown(value)
+    if type(value) ~= "string" then return type(value) == "userdata" and "userdata" or tostring(value) end
+    return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
 --- nil when `value` is allowed, else what is expected and what came.
@@ -54,7 +67,7 @@ function options.reason(declared, value)
     end
     if ok and declared.min then ok = value >= declared.min end
     if ok and declared.max then ok = value <= declared.max end
-    if not ok then return ("expected %s, got %s"):format(options.describe(declared), quoted(value)) end
+    if not ok then return ("expected %s, got %s"):format(options.describe(declared), options.shown(value)) end
 end
 
 --- Checks an options table against its declarations and fills in the defaults.
@@ -65,17 +78,19 @@ end
 function options.check(who, given, declared)
     local complete = {}
     if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
-        fail("%s: options: expected a table, got %s", who, type(given))
+        fail("%s: options: expected a table, got %s", who, type(given) == "table" and "one with a metatable" or type(given))
     end
     for name, value in pairs(given or {}) do
         local declaration = declared[name]
         if not declaration then
             local near = options.nearest(tostring(name), options.names(declared))
-            fail("%s: unknown option %s%s", who, quoted(name),
+            fail("%s: unknown option %s%s", who, options.shown(name),
                 near and (", did you mean %q?"):format(near) or "")
         end
         local reason = options.reason(declaration, value)
         if reason then fail("%s: option %s: %s", who, name, reason) end
+        local wrong = declaration.wrong and declaration.wrong(value)
+        if wrong then fail("%s: option %s", who, wrong) end
         complete[name] = value
     end
     for name, declaration in pairs(declared) do

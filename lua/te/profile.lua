@@ -10,6 +10,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local rates = require "te.rates"
 local core = te._core
 
@@ -59,6 +60,7 @@ end
 
 --- Writes the events as Chrome trace JSON, times in microseconds.
 function Profile:save_trace(path)
+    options.argument("profile:save_trace", "path", path, { "string" })
     local file, message = io.open(path, "w")
     if not file then fail("profile:save_trace: %s", message) end
     local parts = {}
@@ -67,8 +69,9 @@ function Profile:save_trace(path)
             .. '"args": {"bytes": %.0f, "flops": %.0f}}'):format(event.name:gsub('[\\"]', "\\%0"), event.kind, event.device,
             event.start * 1e6, event.seconds * 1e6, event.bytes, event.flops)
     end
-    file:write('{"traceEvents": [\n', table.concat(parts, ",\n"), "\n]}\n")
-    file:close()
+    local written, why = file:write('{"traceEvents": [\n', table.concat(parts, ",\n"), "\n]}\n")
+    local closed, late = file:close()
+    if not (written and closed) then fail("profile:save_trace: %s: %s", path, why or late) end
 end
 
 return function(fn)

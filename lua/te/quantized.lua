@@ -1,6 +1,6 @@
 --- Quantized tensors.
 --
---     local q = te.quantize(x, recipe, "input", { columnwise = true })
+--     local q = te.quantize(x, recipe, "input")
 --     q.rowwise_data, q.rowwise_scale_inv, q.columnwise_data, q.columnwise_scale_inv, q.amax
 --     q:dequantize()                                   in the shape and dtype of x
 --     te.save(path, q:state_dict())                    its parts are plain tensors
@@ -104,8 +104,9 @@ end
 --- t in low precision.
 ---@param how table         a recipe or a quantizer
 ---@param role string|nil   "input" (default), "weight" or "grad_output": which of the recipe's quantizers
----@param opts table|nil    rowwise (true), columnwise (false); scale, what delayed scaling multiplies by (1); seed of
----                         stochastic rounding (the library's generator otherwise)
+---@param opts table|nil    rowwise, columnwise: whether to make that copy (both, where the quantizer has both); scale,
+---                         what delayed scaling multiplies by (1); seed of stochastic rounding (the library's generator
+---                         otherwise)
 local function quantize(t, how, role, opts)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
     if recipes.is_recipe(how) then how = how:quantizer(role) end

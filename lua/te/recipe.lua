@@ -1,7 +1,7 @@
 --- Low-precision recipes: values that say how each operand of a matrix product is quantized.
 --
 --     local recipe = te.recipe.MXFP8BlockScaling{ fp8_format = "HYBRID" }
---     local q = te.quantize(x, recipe, "input", { columnwise = true })
+--     local q = te.quantize(x, recipe, "input")
 --     local own = te.recipe.Custom{ qfactory = function(role)
 --         return role.tensor_type == "weight" and te.recipe.Quantizer{ element = "float8_e4m3" } or recipe
 --     end }
@@ -308,4 +308,4 @@ local library = {
 }
 for name in pairs(recipes) do library[name] = define(name) end
 
-return library
+return options.library("te.recipe", library)

@@ -12,6 +12,7 @@
 local fail = require "te.fail"
 local fuser = require "te.fuser"
 local Module = require "te.module"
+local options = require "te.options"
 
 local Sequential = Module:extend("Sequential")
 
@@ -27,7 +28,18 @@ local function check_member(self, value)
     if type(value) ~= "function" and not (type(mt) == "table" and mt.__call) then
         fail("%s: expected a module or something callable, got %s", self.__name, type(value))
     end
+    if type(value) == "table" and rawget(value, "__index") and value.is_module then
+        fail("%s: %s is a class; %s(…) makes a module of it", self.__name, value.__name, value.__name)
+    end
     return value
+end
+
+-- A position from 1 to `last`; negative ones count from the end.
+local function check_position(self, method, i, last)
+    options.argument(("%s:%s"):format(self.__name, method), "i", i, { "integer" })
+    local position = i < 0 and last + 1 + i or i
+    if position < 1 or position > last then fail("%s:%s: position %d of %d modules", self.__name, method, i, #self) end
+    return position
 end
 
 function Sequential:init(...)
@@ -54,19 +66,14 @@ end
 --- Inserts a module before position i (negative: from the end).
 function Sequential:insert(i, m)
     local n = #self
-    if i < 0 then i = n + 1 + i end
-    if i < 1 or i > n + 1 then fail("%s:insert: position %d of %d modules", self.__name, i, n) end
-    table.insert(self, i, check_member(self, m))
+    if i == n + 1 then return self:append(m) end
+    table.insert(self, check_position(self, "insert", i, n), check_member(self, m))
     return self
 end
 
 --- Removes and returns the module at i (the last one; negative: from the end).
 function Sequential:pop(i)
-    local n = #self
-    i = i or n
-    if i < 0 then i = n + 1 + i end
-    if i < 1 or i > n then fail("%s:pop: position %d of %d modules", self.__name, i, n) end
-    return table.remove(self, i)
+    return table.remove(self, check_position(self, "pop", i or -1, #self))
 end
 
 return Sequential

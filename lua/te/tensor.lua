@@ -5,6 +5,11 @@ local mode = require "te.recipe.mode"
 local core = te._core
 local methods = core.tensor_methods
 
+-- Loads when it is needed: it asks for `te` itself.
+local function options() return require "te.options" end
+
+local function shown(value) return options().shown(value) end
+
 local function fail(level, name, message, ...) error(("te.%s: "):format(name) .. message:format(...), level + 1) end
 
 local function check_tensor(name, x)
@@ -17,9 +22,10 @@ local function define(name, fn)
     methods[name] = fn
 end
 
-local dtypes = {}
-for _, name in ipairs { "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3",
-    "float8_e5m2" } do dtypes[name] = true end
+local dtypes, dtype_names = {}, {
+    "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2",
+}
+for _, name in ipairs(dtype_names) do dtypes[name] = true end
 
 --- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}.
 define("to", function(x, where, device)
@@ -27,17 +33,20 @@ define("to", function(x, where, device)
     local dtype
     if type(where) == "table" then
         for key in pairs(where) do
-            if key ~= "dtype" and key ~= "device" then fail(2, "to", "unknown option %q", tostring(key)) end
+            local near = core.nearest(tostring(key), { "dtype", "device" })
+            if key ~= "dtype" and key ~= "device" then
+                fail(2, "to", "unknown option %q%s", tostring(key), near and (", did you mean %q?"):format(near) or "")
+            end
         end
         dtype, device = where.dtype, where.device
     elseif dtypes[where] then
         dtype = where
     elseif type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
         device = where
-    elseif where == nil and device == nil then
-        fail(2, "to", "where: expected a dtype or a device, got nothing")
-    else
-        dtype = where -- cast says what is wrong with it
+    elseif where ~= nil or device == nil then
+        local near = type(where) == "string" and core.nearest(where, dtype_names)
+        fail(2, "to", "where: expected a dtype or a device, got %s%s", shown(where),
+            near and ("; did you mean %q?"):format(near) or "")
     end
     if device then x = te.to_device(x, device) end
     if dtype == nil then return x:dim() and x end -- raises when it was released
@@ -56,7 +65,7 @@ local function dimension(name, x, dim)
     dim = dim or 1
     local n = x:dim()
     if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n or dim % 1 ~= 0 then
-        fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", tostring(dim), n)
+        fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", shown(dim), n)
     end
     return dim > 0 and dim or dim + n + 1
 end
@@ -67,7 +76,7 @@ define("split", function(x, size, dim)
     dim = dimension("split", x, dim)
     local extent, sizes = x:size(dim), size
     if type(size) == "number" then
-        if size < 1 or size % 1 ~= 0 then fail(2, "split", "size: %s is no positive whole number", tostring(size)) end
+        if size < 1 or size % 1 ~= 0 then fail(2, "split", "size: %s is no positive whole number", shown(size)) end
         sizes = {}
         for start = 1, extent, size do sizes[#sizes + 1] = math.min(size, extent - start + 1) end
         if extent == 0 then sizes[1] = 0 end
@@ -89,7 +98,7 @@ end)
 --- At most n pieces of equal size (the last may be smaller): a list of views.
 define("chunk", function(x, n, dim)
     check_tensor("chunk", x)
-    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", tostring(n)) end
+    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", shown(n)) end
     dim = dimension("chunk", x, dim)
     return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
 end)
@@ -131,6 +140,9 @@ if core.safetensors_write then
             end
             table.sort(names)
             for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
+        end
+        if metadata ~= nil and type(metadata) ~= "table" then
+            fail(2, "save", "metadata: expected a table of texts, got %s", type(metadata))
         end
         core.safetensors_write(path, entries, metadata)
     end
@@ -181,19 +193,21 @@ local function compare(position, element, analytic, numeric, opts)
         numeric)
 end
 
+local GRADCHECK = {
+    eps = { "number", 1e-6, min = 0 }, atol = { "number", 1e-5, min = 0 }, rtol = { "number", 1e-4, min = 0 },
+}
+
 --- Compares the gradients of fn(inputs…) with central differences; raises naming input, element and both values where
 --- they differ. Inputs that require a gradient are checked, or all floating ones when none does; use float64.
 ---@param opts table|nil  eps (1e-6), atol (1e-5), rtol (1e-4)
 ---@return boolean true
 function te.gradcheck(fn, inputs, opts)
-    opts = opts or {}
-    for key in pairs(opts) do
-        if key ~= "eps" and key ~= "atol" and key ~= "rtol" then fail(2, "gradcheck", "unknown option %q", tostring(key)) end
-    end
-    opts = { eps = opts.eps or 1e-6, atol = opts.atol or 1e-5, rtol = opts.rtol or 1e-4 }
+    options().argument("te.gradcheck", "fn", fn, { "callable" })
+    opts = options().check("te.gradcheck", opts, GRADCHECK)
     if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end
     local rng, n, some = te.rng_state(), 0, false
     for i, x in pairs(inputs) do
+        options().argument("te.gradcheck", "position of an input", i, { "size" })
         n = math.max(n, i)
         some = some or te.is_tensor(x) and x.requires_grad
     end

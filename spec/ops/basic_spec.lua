@@ -5,6 +5,21 @@ describe("small operations", function()
 
     it("Identity returns its input", function() assert.equal(x, te.Identity()(x)) end)
 
+    it("collectives stand for a group of one process", function()
+        local p = te.ones({ 2, 3 }, { requires_grad = true })
+        for _, name in ipairs { "AllReduce", "AllGather", "ReduceScatter" } do
+            p.grad = nil
+            local y = te.Sequential(te.ConstantScale(2), te.ops[name](), te.ConstantScale(3))(p)
+            assert.same({ { 6, 6, 6 }, { 6, 6, 6 } }, y:totable())
+            y:sum():backward()
+            assert.same({ { 6, 6, 6 }, { 6, 6, 6 } }, p.grad:totable())
+            assert.equal(name .. "()", tostring(te[name]()))
+            assert.error_matches(function() te[name] { group = {} } end,
+                "te%." .. name .. ": option group: this build has no communication between processes")
+        end
+        assert.equal(p, te.AllReduce { reduce_in_backward = false }(p))
+    end)
+
     it("Reshape reshapes and sends the gradient back", function()
         local p = te.ones({ 1, 4 }, { requires_grad = true })
         local y = te.Reshape({ 2, -1 })(p)

@@ -128,19 +128,21 @@ describe("te.quantize", function()
         raises("expected a tensor, got number", te.quantize, 1, recipe)
         raises("expected a recipe or a quantizer", te.quantize, x, {})
         raises("float64; convert to float32", te.quantize, x:to("float64"), recipe)
-        raises("neither rowwise nor columnwise", te.quantize, x, recipe, "input", { rowwise = false })
+        raises("neither rowwise nor columnwise", te.quantize, x, recipe, "input", { rowwise = false, columnwise = false })
         local row_only = te.recipe.Quantizer { has_columnwise = false }
         raises("no column-wise form", te.quantize, x, row_only, nil, { columnwise = true })
         raises("scale: 0; a factor must be", te.quantize, x, te.recipe.DelayedScaling {}, "input", { scale = 0 })
         raises("columnwis", te.quantize, x, recipe, "input", { columnwis = true })
-        raises("no columnwise data", te.quantize(x, recipe).dequantize, te.quantize(x, recipe), "columnwise")
+        local row = te.quantize(x, recipe, "input", { columnwise = false })
+        raises("no columnwise data", row.dequantize, row, "columnwise")
+        assert.is_nil(te.quantize(x, row_only).columnwise_data)
     end)
 
     it("prints what it is", function()
         assert.equal("quantized tensor {6, 40} of float32: float8_e4m3, e8m0 factors of 1 x 32, rowwise and columnwise",
-            tostring(te.quantize(x, te.recipe.MXFP8BlockScaling {}, "input", { columnwise = true })))
+            tostring(te.quantize(x, te.recipe.MXFP8BlockScaling {}, "input")))
         assert.equal("quantized tensor {6, 40} of float32: float8_e5m2, one factor, rowwise",
-            tostring(te.quantize(x, te.recipe.Float8CurrentScaling {}, "grad_output")))
+            tostring(te.quantize(x, te.recipe.Float8CurrentScaling {}, "grad_output", { columnwise = false })))
     end)
 
     it("gives factors their logical shapes", function()

@@ -148,9 +148,9 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
     }
     if (!block && device->exec.message[0])
         te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
-    else if (!block)
-        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, limit %zu", bytes,
-                device->name, device->allocator.current, device->allocator.limit);
+    else if (!block) /* a 0 with precision 0 prints nothing */
+        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, %s%.0zu", bytes, device->name,
+                device->allocator.current, device->allocator.limit ? "limit " : "no limit", device->allocator.limit);
     return block;
 }
 

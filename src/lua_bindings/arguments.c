@@ -21,13 +21,23 @@ int64_t te_lua_check_int(lua_State *L, int index, const char *function, const ch
     return (int64_t)value;
 }
 
+const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument)
+{
+    char text[256];
+    if (lua_type(L, index) != LUA_TSTRING)
+        te_lua_fail(L, function, "%s: expected a string, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+    const char *value = lua_tostring(L, index);
+    if (strlen(value) != lua_objlen(L, index)) te_lua_fail(L, function, "%s: \"%.200s\" goes on after a zero byte", argument, value);
+    return value;
+}
+
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument)
 {
     const char *names[TE_DTYPE_COUNT];
     char        text[256];
     if (lua_type(L, index) != LUA_TSTRING)
         te_lua_fail(L, function, "%s: expected the name of a dtype, got %s", argument, te_lua_describe(L, index, text, sizeof text));
-    const char *name = lua_tostring(L, index);
+    const char *name = te_lua_check_text(L, index, function, argument);
     for (int i = 0; i < TE_DTYPE_COUNT; i++) {
         names[i] = te_dtype_name((te_dtype)i);
         if (strcmp(names[i], name) == 0) return (te_dtype)i;

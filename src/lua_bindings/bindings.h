@@ -104,6 +104,8 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library
 
 enum { TE_LUA_MAX_ARGS = TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS };
 
+/* A string without zero bytes, which would end it early for the engine and the system; raises otherwise. */
+const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument);
 /* Dtype by its name; raises naming the nearest. */
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
 /* Whole number within 2^53; raises otherwise. */
@@ -166,6 +168,8 @@ void te_lua_keep_copy(lua_State *L, const void *key);
 extern const char te_lua_tensor_metatable[], te_lua_tensor_methods[]; /* keys */
 /* Pushes the userdata that every function of the library has as upvalue 1. */
 void te_lua_push_anchor(lua_State *L);
+/* Gives the userdata on top a metatable that scripts cannot reach, with `collect` as __gc: it is called with nothing else. */
+void te_lua_set_collector(lua_State *L, lua_CFunction collect);
 /* Registers functions with the runtime as upvalue in the table on top. */
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
 

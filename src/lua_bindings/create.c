@@ -20,14 +20,17 @@ typedef struct creation {
     bool        requires_grad;
 } creation;
 
-static creation read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype)
+/* What the options at `index`, the last argument, say; `known` are the names that it may hold. */
+static creation read_options(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, const char *const *known)
 {
     creation    c = {.function = function, .dtype = dtype};
     const char *device = rt->device;
     char        text[256];
     te_lua_enter(rt, L, function);
+    if (lua_gettop(L) > index && !lua_isnil(L, index + 1))
+        te_lua_fail(L, function, "argument %d, %s, is too much", index + 1, te_lua_describe(L, index + 1, text, sizeof text));
     if (!lua_isnoneornil(L, index)) {
-        te_lua_check_options(L, index, function, creation_options);
+        te_lua_check_options(L, index, function, known);
         lua_getfield(L, index, "dtype");
         if (!lua_isnil(L, -1)) c.dtype = te_lua_check_dtype(L, -1, function, "dtype");
         lua_getfield(L, index, "requires_grad");
@@ -36,15 +39,18 @@ static creation read_creation(te_lua *rt, lua_State *L, int index, const char *f
         c.requires_grad = lua_toboolean(L, -1);
         lua_getfield(L, index, "device");
         if (!lua_isnil(L, -1)) {
-            if (lua_type(L, -1) != LUA_TSTRING)
-                te_lua_fail(L, function, "device: expected a name, got %s", te_lua_describe(L, -1, text, sizeof text));
-            device = lua_tostring(L, -1);
+            device = te_lua_check_text(L, -1, function, "device");
         }
         lua_pop(L, 3);
     }
     c.device = te_context_device(rt->ctx, device);
     if (!c.device) te_lua_raise(rt, L, function, rt->ctx->status);
     return c;
+}
+
+static creation read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype)
+{
+    return read_options(rt, L, index, function, dtype, creation_options);
 }
 
 /* The shape at `index` and the options behind it. */
@@ -246,11 +252,11 @@ static int create_tensor(lua_State *L)
         return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got %s", te_lua_describe(L, 1, text, sizeof text));
     if (type == LUA_TTABLE && te_lua_is_options(L, 1, false))
         return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got a table with names");
-    lua_settop(L, 2);
+    int top = lua_gettop(L);
     nested v = {.L = L};
     luaL_checkstack(L, 2 * TE_MAX_DIMS + 8, "te.tensor");
     measure_nested(&v, 1);
-    lua_settop(L, 2);
+    lua_settop(L, top);
     creation c = read_creation(rt, L, 2, "tensor", v.booleans ? TE_BOOL : TE_F32);
     int64_t  numel;
     v.values = push_buffer(rt, L, "tensor", TE_F64, v.ndim, v.shape, &numel);
@@ -317,23 +323,20 @@ void te_lua_file_deleter(void *user)
     te_mem_free(&mem, block, block->size);
 }
 
-/* te.from_file(path, dtype, {offset=, count=}): the elements of a file, one dimension. Read whole, not mapped: a mapped
+/* te.from_file(path, dtype, {offset=, count=, device=, requires_grad=}): the elements of a file, one dimension. Read whole, not mapped: a mapped
  * file that somebody cuts short takes the process down. */
 static int create_from_file(lua_State *L)
 {
-    static const char *const options[] = {"offset", "count", NULL};
+    static const char *const options[] = {"offset", "count", "device", "requires_grad", NULL};
     te_lua     *rt = te_lua_runtime(L);
     te_mem      mem = rt->ctx->mem;
     te_io_error error;
     int         fd;
     int64_t     size, offset = 0;
-    char        text[256];
-    if (lua_type(L, 1) != LUA_TSTRING)
-        return te_lua_fail(L, "from_file", "path: expected a string, got %s", te_lua_describe(L, 1, text, sizeof text));
-    const char *path = lua_tostring(L, 1);
+    const char *path = te_lua_check_text(L, 1, "from_file", "path");
     te_dtype    dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
     int64_t     element = (int64_t)te_dtype_size(dtype), count = -1;
-    te_lua_check_options(L, 3, "from_file", options);
+    creation    c = read_options(rt, L, 3, "from_file", dtype, options);
     if (lua_istable(L, 3)) {
         lua_getfield(L, 3, "offset");
         if (!lua_isnil(L, -1)) offset = te_lua_check_int(L, -1, "from_file", "offset");
@@ -364,7 +367,8 @@ static int create_from_file(lua_State *L)
         if (!result->t) status = rt->ctx->status;
     }
     if (status != TE_OK) te_mem_free(&mem, block, bytes);
-    return status == TE_OK ? 1 : te_lua_raise(rt, L, "from_file", status);
+    if (status == TE_OK && !c.device->exec.backend->host_memory) status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &count), result->t);
+    return finish(rt, L, &c, status);
 }
 
 const luaL_Reg te_lua_create_functions[] = {

@@ -1,6 +1,7 @@
 /* errors.c - messages: where, what, what was given instead, and what was probably meant. */
 #include "bindings.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -77,6 +78,7 @@ static int distance(const char *a, const char *b)
 const char *te_lua_nearest(const char *name, const char *const *names, int n)
 {
     const char *best = NULL;
+    if (strlen(name) > LONGEST_NAME) return NULL;
     int         limit = 1 + (int)strlen(name) / 3, least = limit + 1;
     for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++) {
         bool beginning = strlen(name) > 2 && strncmp(name, names[i], strlen(name)) == 0;
@@ -100,7 +102,7 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
     else if (u)
         snprintf(text, size, "a released tensor");
     else if (type == LUA_TNUMBER)
-        snprintf(text, size, "number %.14g", lua_tonumber(L, index));
+        snprintf(text, size, "number %.14g", isnan(lua_tonumber(L, index)) ? (double)NAN : lua_tonumber(L, index));
     else if (type == LUA_TSTRING)
         snprintf(text, size, "string \"%.40s\"", lua_tostring(L, index));
     else if (type == LUA_TBOOLEAN)

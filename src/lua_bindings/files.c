@@ -10,10 +10,7 @@
 
 static const char *check_path(lua_State *L, int index, const char *function)
 {
-    char text[256];
-    if (lua_type(L, index) != LUA_TSTRING)
-        te_lua_fail(L, function, "path: expected a string, got %s", te_lua_describe(L, index, text, sizeof text));
-    return lua_tostring(L, index);
+    return te_lua_check_text(L, index, function, "path");
 }
 
 static int raise_io(lua_State *L, const char *function, const te_io_error *error)

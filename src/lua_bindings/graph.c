@@ -48,11 +48,7 @@ static int graph_begin(lua_State *L)
     te_lua_enter(rt, L, "graph");
     lua_graph *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_graph){.tag = graph_tag};
-    lua_createtable(L, 0, 1);
-    te_lua_push_anchor(L);
-    lua_pushcclosure(L, collect, 1);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, -2);
+    te_lua_set_collector(L, collect);
     te_device *device = te_context_device(rt->ctx, name);
     if (!device) return te_lua_raise(rt, L, "graph", rt->ctx->status);
     if (!device->exec.backend->capture_begin) {

@@ -45,11 +45,7 @@ static int group_new(lua_State *L)
     te_lua_enter(rt, L, "group");
     lua_group *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_group){.tag = group_tag};
-    lua_createtable(L, 0, 1);
-    te_lua_push_anchor(L);
-    lua_pushcclosure(L, collect, 1);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, -2);
+    te_lua_set_collector(L, collect);
     u->group = te_group_new(rt->ctx);
     if (!u->group) return te_lua_raise(rt, L, "group", rt->ctx->status);
     return 1;
@@ -156,7 +152,7 @@ static te_tensor **check_inputs(te_lua *rt, lua_State *L, const lua_group *u, co
     lua_settop(L, n + 1);
     luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
     te_tensor **in = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *in);
-    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "sequential", "x");
+    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "Sequential", "x");
     return in;
 }
 
@@ -247,7 +243,7 @@ static int group_run(lua_State *L)
     te_status status = te_group_run(u->group, in, out);
     for (int i = 0; i < n_in; i++) te_tensor_release(in[i]);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
-    if (status != TE_OK) return te_lua_raise(rt, L, "sequential", status);
+    if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);
     for (int i = 0; i < n_out; i++) results[i]->t = out[i];
     te_lua_charge(rt, L);
     return n_out;

@@ -49,6 +49,17 @@ void te_lua_keep_copy(lua_State *L, const void *key)
 
 void te_lua_push_anchor(lua_State *L) { lua_getfield(L, LUA_REGISTRYINDEX, registry_key); }
 
+void te_lua_set_collector(lua_State *L, lua_CFunction collect)
+{
+    lua_createtable(L, 0, 2);
+    te_lua_push_anchor(L);
+    lua_pushcclosure(L, collect, 1);
+    lua_setfield(L, -2, "__gc");
+    lua_pushboolean(L, 0);
+    lua_setfield(L, -2, "__metatable");
+    lua_setmetatable(L, -2);
+}
+
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions)
 {
     (void)rt;

@@ -45,11 +45,7 @@ static int profile(lua_State *L)
     te_lua_enter(rt, L, "profile");
     recording *r = lua_newuserdata(L, sizeof *r);
     *r = (recording){.ctx = rt->ctx};
-    lua_createtable(L, 0, 1);
-    te_lua_push_anchor(L);
-    lua_pushcclosure(L, release_recording, 1);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, -2);
+    te_lua_set_collector(L, release_recording);
     lua_pushcfunction(L, te_lua_remember);
     te_status status = te_profile_start(rt->ctx);
     if (status != TE_OK) return te_lua_raise(rt, L, "profile", status);

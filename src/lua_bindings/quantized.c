@@ -94,14 +94,15 @@ static int check_quantizer(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
-static te_quantize_options read_options(lua_State *L, int index, uint64_t *seed)
+/* Both directions, where the quantizer has both, unless the options leave one out. */
+static te_quantize_options read_options(lua_State *L, int index, const te_quantizer *q, uint64_t *seed)
 {
     static const char *const known[] = {"rowwise", "columnwise", "scale", "seed", NULL};
     te_lua_check_options(L, index, "quantize", known);
-    te_quantize_options o = {.want = {true, false}, .scale = 1};
+    te_quantize_options o = {.want = {true, q->has_columnwise}, .scale = 1};
     if (!lua_istable(L, index)) return o;
     o.want[0] = read_bool(L, index, "quantize", "rowwise", true);
-    o.want[1] = read_bool(L, index, "quantize", "columnwise", false);
+    o.want[1] = read_bool(L, index, "quantize", "columnwise", o.want[1]);
     o.scale = (float)read_number(L, index, "quantize", "scale", 1);
     lua_getfield(L, index, "seed");
     if (!lua_isnil(L, -1)) {
@@ -121,7 +122,7 @@ static int quantize(lua_State *L)
     uint64_t seed = 0;
     lua_settop(L, 3);
     te_quantizer q = te_lua_read_quantizer(L, 2, "quantize");
-    te_quantize_options options = read_options(L, 3, &seed);
+    te_quantize_options options = read_options(L, 3, &q, &seed);
     te_quantized result;
     te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);

@@ -68,11 +68,7 @@ static holder *push_holder(lua_State *L, const char *tag)
 {
     holder *h = lua_newuserdata(L, sizeof *h);
     *h = (holder){.tag = tag};
-    lua_createtable(L, 0, 1);
-    te_lua_push_anchor(L);
-    lua_pushcclosure(L, collect, 1);
-    lua_setfield(L, -2, "__gc");
-    lua_setmetatable(L, -2);
+    te_lua_set_collector(L, collect);
     return h;
 }
 

@@ -121,8 +121,9 @@ static int devices(lua_State *L)
 static int synchronize(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
+    if (!lua_isnoneornil(L, 1) && !lua_isstring(L, 1)) return te_lua_fail(L, "synchronize", "device: expected the name of one");
     te_lua_enter(rt, L, "synchronize");
-    te_status status = te_context_synchronize(rt->ctx, luaL_optstring(L, 1, NULL));
+    te_status status = te_context_synchronize(rt->ctx, lua_tostring(L, 1));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "synchronize", status);
 }
 
@@ -130,7 +131,7 @@ static int synchronize(lua_State *L)
 static int set_float32_matmul_precision(lua_State *L)
 {
     te_lua     *rt = te_lua_runtime(L);
-    const char *precision = luaL_optstring(L, 1, "");
+    const char *precision = lua_isstring(L, 1) ? lua_tostring(L, 1) : "";
     bool        high = strcmp(precision, "high") == 0;
     if (!high && strcmp(precision, "highest") != 0)
         return te_lua_fail(L, "set_float32_matmul_precision", "expected \"highest\" or \"high\", got \"%.40s\"", precision);

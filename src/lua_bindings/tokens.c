@@ -210,8 +210,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     const char **paths = lua_newuserdata(L, (n + 1) * sizeof *paths);
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, list, (int)i + 1);
-        if (lua_type(L, -1) != LUA_TSTRING) te_lua_fail(L, "tokens_open", "paths: expected strings");
-        paths[i] = lua_tostring(L, -1);
+        paths[i] = te_lua_check_text(L, -1, "tokens_open", "paths");
         lua_pop(L, 1);
     }
     token_stream *s = push_stream(rt, L);

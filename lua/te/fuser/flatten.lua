@@ -11,8 +11,12 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local inside = require "te.depth"
+local options = require "te.options"
 
 local flatten = {}
+
+local CALLABLE = { "callable" }
 
 --- The modules of a container in order: its array part, or what its method chain() lists. nil for anything else: a container
 --- runs fuser.forward and nothing of its own.
@@ -22,12 +26,13 @@ local function members(m)
 end
 
 --- How many extra inputs a module takes from the caller; containers count their own.
-local function count_extra_inputs(m)
+local function count_extra_inputs(m, depth)
     if type(m) ~= "table" then return 0 end
     local list = members(m)
     if not list then return m.channel and 0 or m.num_extra_inputs or 0 end
     local n = 0
-    for i = 1, #list do n = n + count_extra_inputs(list[i]) end
+    depth = inside(m, depth)
+    for i = 1, #list do n = n + count_extra_inputs(list[i], depth) end
     return n
 end
 flatten.count_extra_inputs = count_extra_inputs
@@ -81,7 +86,11 @@ end
 
 function Walk:chain(container, list, x)
     local channels = {}
-    for i = 1, #list do x = self:module(list[i], x, channels, container) end
+    for i = 1, #list do
+        local reason = options.reason(CALLABLE, list[i])
+        if reason then fail("%s: module %d: %s", container.__name, i, reason) end
+        x = self:module(list[i], x, channels, container)
+    end
     return x
 end
 

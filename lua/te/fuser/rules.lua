@@ -79,7 +79,9 @@ function rules.register_backward_fusion(fn, opts) return register("backward", fn
 function rules.unregister_forward_fusion(fn) return unregister("forward", fn) end
 function rules.unregister_backward_fusion(fn) return unregister("backward", fn) end
 
+--- Removes a rule wherever it is registered; returns whether it was.
 function rules.unregister_fusion(fn)
+    options.argument("te.unregister_fusion", "rule", fn, { "callable" })
     local forward, backward = unregister("forward", fn), unregister("backward", fn)
     return forward or backward
 end

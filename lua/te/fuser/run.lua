@@ -4,6 +4,7 @@
 -- `pure` of what is called: it keeps neither its input nor its result, and returns a fresh tensor or its input.
 
 local te = require "te"
+local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local joined = require "te.fuser.joined"
 local core = te._core
@@ -129,6 +130,9 @@ local function run_call(part, env, owned)
         store(env, part.results, op(env[part.x], unpack(extras, 1, n)))
     end
     local y = env[part.results[1]]
+    if y == nil then
+        fail("te.Sequential: %s returned nothing", type(op) == "table" and op.__name or "a function in it")
+    end
     local fresh = is_pure(part) and te.is_tensor(y) and not rawequal(y, env[part.x])
     for _, extra in ipairs(extras) do fresh = fresh and not rawequal(y, extra) end
     owned[part.results[1]] = fresh

@@ -49,7 +49,7 @@ local cache_recipe
 local function run_cached(run, x, values)
     cache_recipe = cache_recipe or te.recipe.Float8CurrentScaling { fp8_format = "E4M3" }
     return te._core.custom(function(ctx, input)
-        ctx:save_for_backward(te.quantize(input, cache_recipe))
+        ctx:save_for_backward(te.quantize(input, cache_recipe, "input", { columnwise = false }))
         return run(input, values)
     end, function(ctx, dy)
         local input = ctx:saved_tensors():dequantize()

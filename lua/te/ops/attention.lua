@@ -9,6 +9,7 @@ local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local operation = require "te.operation"
 local BasicOperation = operation.BasicOperation
 
@@ -21,7 +22,7 @@ local SELF_ATTENTION = {
     bias = { "boolean", true },
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
-    params_dtype = { "string", "float32" },
+    params_dtype = declared.PLACE.params_dtype,
     device = { "string" },
 }
 

@@ -1,12 +1,18 @@
---- The small operations: Identity, Reshape, ConstantScale, Dropout, StochasticDepth, MakeExtraOutput, AddExtraInput.
+--- The small operations: Identity, Reshape, ConstantScale, Dropout, StochasticDepth, MakeExtraOutput, AddExtraInput,
+--- AllReduce, AllGather, ReduceScatter.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local BasicOperation = require("te.operation").BasicOperation
+
+local NONE = {} -- options of operations that have none
 
 local Identity = BasicOperation:extend("Identity")
 Identity.pure = true
+
+function Identity:init(opts) options.check("te.Identity", opts, NONE) end
 
 function Identity:op_forward(_, x) return x end
 
@@ -18,7 +24,8 @@ Reshape.is_view = true -- moves nothing, as tensors usually lie
 Reshape.plan_fields = { "shape" }
 
 --- One size may be -1: whatever is left.
-function Reshape:init(shape)
+function Reshape:init(shape, opts)
+    options.check("te.Reshape", opts, NONE)
     options.argument("te.Reshape", "shape", shape, { "table" })
     local unknown = 0
     for i, size in ipairs(shape) do
@@ -29,7 +36,7 @@ function Reshape:init(shape)
     self.shape = shape
 end
 
-function Reshape:op_forward(_, x) return x:reshape(self.shape) end
+function Reshape:op_forward(_, x) return te.reshape(x, self.shape) end
 
 function Reshape:lower(g, x)
     local width = self.shape[#self.shape] or -1
@@ -43,11 +50,12 @@ local ConstantScale = BasicOperation:extend("ConstantScale")
 ConstantScale.pure = true
 ConstantScale.plan_fields = { "scale" }
 
-function ConstantScale:init(scale)
+function ConstantScale:init(scale, opts)
+    options.check("te.ConstantScale", opts, NONE)
     self.scale = options.argument("te.ConstantScale", "scale", scale, { "number" })
 end
 
-function ConstantScale:op_forward(_, x) return x * self.scale end
+function ConstantScale:op_forward(_, x) return te.mul(x, self.scale) end
 
 function ConstantScale:lower(g, x) return g:op("mul", { x, self.scale }) end
 
@@ -58,7 +66,8 @@ Dropout.pure = true
 Dropout.plan_fields = { "p", "training" }
 
 --- Zeroes elements with probability p while training and scales the others by 1 / (1 - p).
-function Dropout:init(p)
+function Dropout:init(p, opts)
+    options.check("te.Dropout", opts, NONE)
     self.p = options.argument("te.Dropout", "p", p, { "number", min = 0, max = 1 })
 end
 
@@ -82,7 +91,8 @@ StochasticDepth.plan_fields = { "p", "training" }
 --- Zeroes whole samples with probability p while training and scales the others by 1 / (1 - p): the sequences of
 --- {batch, …}, those of packed {tokens, hidden} with seq_lens, or all of {tokens, hidden}, one sequence. At the end of
 --- a residual branch it leaves the branch out (Huang et al. 2016).
-function StochasticDepth:init(p)
+function StochasticDepth:init(p, opts)
+    options.check("te.StochasticDepth", opts, NONE)
     self.p = options.argument("te.StochasticDepth", "p", p, { "number", min = 0, max = 1 })
 end
 
@@ -145,7 +155,19 @@ function AddExtraInput:op_forward(_, x, extra) return te.add(x, extra) end
 
 function AddExtraInput:lower(g, x, extra) return g:op("add", { x, extra }) end
 
+-- Between processes ---------------------------------------------------------------------------------------------------
+
+-- A process is a group of one, where reducing, gathering and scattering change nothing: models written for more run here.
+local function define_collective(name, declarations)
+    local class = Identity:extend(name)
+    class.pure = true
+    function class:init(opts) declared.check("te." .. name, opts, declarations, { "group" }) end
+    return class
+end
+
 return {
+    AllReduce = define_collective("AllReduce", { reduce_in_backward = { "boolean", true } }),
+    AllGather = define_collective("AllGather", NONE), ReduceScatter = define_collective("ReduceScatter", NONE),
     Identity = Identity, Reshape = Reshape, ConstantScale = ConstantScale, Dropout = Dropout,
     StochasticDepth = StochasticDepth, MakeExtraOutput = MakeExtraOutput, AddExtraInput = AddExtraInput,
 }

@@ -2,6 +2,7 @@
 
 local te = require "te"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
@@ -10,7 +11,7 @@ Embedding.pure = true
 
 local EMBEDDING = {
     init_method = { "callable" },
-    params_dtype = { "string", "float32" },
+    params_dtype = declared.PLACE.params_dtype,
     device = { "string" },
 }
 

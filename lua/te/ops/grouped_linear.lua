@@ -37,12 +37,18 @@ end
 
 -- The sizes as a list of numbers that fit the rows of x.
 local function read_sizes(self, x, split_sizes)
+    if not te.is_tensor(x) or x:dim() == 0 then
+        fail("te.GroupedLinear: x: expected a tensor of rows, got %s", te.is_tensor(x) and "a number" or type(x))
+    end
     local sizes = te.is_tensor(split_sizes) and split_sizes:totable() or split_sizes
-    if type(sizes) ~= "table" then
+    if type(sizes) ~= "table" or getmetatable(sizes) then
         fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups,
             type(sizes))
     end
     local total, least = 0, 0
+    for i, size in ipairs(sizes) do
+        options.argument("te.GroupedLinear", ("split_sizes[%d]"):format(i), size, { "integer" })
+    end
     for _, size in ipairs(sizes) do total, least = total + size, math.min(least, size) end
     if #sizes ~= self.num_groups or total ~= x:size(1) or least < 0 then
         fail("te.GroupedLinear: split_sizes {%s} for %d groups and %d rows", table.concat(sizes, ", "),

@@ -3,9 +3,20 @@
 local te = require "te"
 local Optimizer = require "te.optim.optimizer"
 
+-- What is wrong with a pair of decay rates.
+local function wrong_betas(betas)
+    for i = 1, 2 do
+        local beta = betas[i]
+        if type(beta) ~= "number" or not (beta >= 0 and beta < 1) then
+            return ("betas[%d]: expected a number from 0 to below 1, got %s"):format(i, tostring(beta))
+        end
+    end
+    if #betas > 2 then return ("betas: expected two numbers, got %d"):format(#betas) end
+end
+
 local AdamW = Optimizer.define("AdamW", {
     lr = { "number", 1e-3, min = 0 },
-    betas = { "table", { 0.9, 0.999 } },
+    betas = { "table", { 0.9, 0.999 }, wrong = wrong_betas },
     eps = { "number", 1e-8, min = 0 },
     weight_decay = { "number", 0.01, min = 0 },
     master_weights = { "boolean", false },

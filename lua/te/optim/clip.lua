@@ -7,10 +7,16 @@ local options = require "te.options"
 
 local clip = {}
 
-local function gradients(params)
+local function gradients(who, params)
     if Module.is(params, Module) then params = params:parameters() end
+    if type(params) ~= "table" or getmetatable(params) then
+        fail("%s: params: expected a list of tensors or a module, got %s", who, type(params))
+    end
     local list, owners = {}, {}
-    for _, parameter in ipairs(params) do
+    for i, parameter in ipairs(params) do
+        if not te.is_tensor(parameter) then
+            fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))
+        end
         local grad = parameter.grad
         if grad then
             list[#list + 1] = grad
@@ -25,7 +31,7 @@ end
 ---@return number norm  NaN or infinite when a gradient is
 ---@return table|nil broken  then: the list of parameters whose gradients are not finite
 function clip.grad_norm(params)
-    local grads, owners = gradients(params)
+    local grads, owners = gradients("te.optim.grad_norm", params)
     if #grads == 0 then return 0 end
     local squares, total = te._core.sum_squares(grads)
     for i = 1, #grads do grads[i]:release() end -- these handles, not the gradients
@@ -45,7 +51,7 @@ end
 function clip.grad_clip(params, opts)
     local o = options.check("te.optim.grad_clip", opts,
         { max = { "number", 0, min = 0 }, scale = { "number", 1 }, loss = { "any" } })
-    local grads = gradients(params)
+    local grads = gradients("te.optim.grad_clip", params)
     local result = te._core.grad_clip(grads, o.loss, o.scale, o.max)
     for i = 1, #grads do grads[i]:release() end
     return result
@@ -62,7 +68,7 @@ function clip.clip_grad_norm(params, max)
     local norm, broken = clip.grad_norm(params)
     if norm > max and not broken then
         te.no_grad(function()
-            for _, grad in ipairs((gradients(params))) do grad:mul_(max / norm) end
+            for _, grad in ipairs((gradients("te.optim.clip_grad_norm", params))) do grad:mul_(max / norm) end
         end)
     end
     return norm

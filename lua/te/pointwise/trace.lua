@@ -116,8 +116,8 @@ function special.gelu(tracing, x, opts)
     return apply(tracing, core.operation(bound.approximate == "none" and "gelu_erf" or "gelu_tanh"), "gelu", x)
 end
 
-function special.dropout(tracing, x, opts)
-    local bound = bind(tracing, "dropout", core.operation("dropout").params, x, opts)
+function special.dropout(tracing, ...)
+    local x, bound = (...), bind(tracing, "dropout", core.operation("dropout").params, ...)
     local p = bound.p or 0.5
     if bound.training == false or p == 0 then return x end
     return apply(tracing, core.operation("dropout_apply"), "dropout", x, { p = p, scale = p < 1 and 1 / (1 - p) or 0 })

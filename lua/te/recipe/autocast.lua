@@ -80,19 +80,16 @@ local autocast = {}
 --- Runs fn(...) with the dtype and the recipe that operations compute under; returns what it returns.
 function autocast.autocast(opts, fn, ...) return run("te.autocast", opts, fn, ...) end
 
-local OLDER = {
-    enabled = { "boolean", true },
-    calibrating = { "boolean", false },
-    fp8_recipe = { "any" },
-    fp8_group = { "any" },
-}
+local OLDER = { fp8_recipe = { "any" }, fp8_group = { "any" } }
+for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 
 --- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
 function autocast.fp8_autocast(opts, fn, ...)
     opts = options.check("te.fp8_autocast", opts, OLDER)
-    local recipe = opts.fp8_recipe or opts.enabled and require("te.recipe").DelayedScaling {} or nil
-    return run("te.fp8_autocast", { enabled = opts.enabled, calibrating = opts.calibrating, recipe = recipe,
-        group = opts.fp8_group, dtype = core.compute_dtype() }, fn, ...)
+    opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and require("te.recipe").DelayedScaling {} or nil
+    opts.group, opts.dtype = opts.group or opts.fp8_group, opts.dtype or core.compute_dtype()
+    opts.fp8_recipe, opts.fp8_group = nil, nil
+    return run("te.fp8_autocast", opts, fn, ...)
 end
 
 return autocast

@@ -342,7 +342,7 @@ static te_status group_backward(te_call *call)
 }
 
 static const te_op_def group_def = {.signature = "sequential(x)", .doc = "A group of operations.", .backward = group_backward};
-static const te_op group_op = {.def = &group_def, .name = "sequential", .n_outputs = TE_GROUP_MAX_OUTPUTS};
+static const te_op group_op = {.def = &group_def, .name = "Sequential", .n_outputs = TE_GROUP_MAX_OUTPUTS};
 
 /* The caller gets tensors of its own: what the state keeps stays outside the graph, so that node and result do not keep
  * each other alive. */

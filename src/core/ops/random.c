@@ -106,7 +106,7 @@ static te_status stochastic_depth_forward(te_call *call)
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)
 
 const te_op_def te_ops_random[] = {
-    {.signature = "dropout(x; p: number = 0.5, training: bool = true)",
+    {.signature = "dropout(x, p: number = 0.5, training: bool = true)",
      .doc = "Zeroes each element with probability p (exact to 2^-32) and divides the others by 1 - p; the mask is "
             "recomputed in backward, not stored.",
      .flags = TE_OP_METHOD,

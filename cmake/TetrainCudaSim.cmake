@@ -57,5 +57,10 @@ file(GLOB TE_CUDA_SIM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda_sim/*.c)
 add_library(te_cuda_sim STATIC ${TE_CUDA_SIM_SOURCES} ${CMAKE_BINARY_DIR}/te_cuda_sim_prelude.c)
 target_include_directories(te_cuda_sim PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(te_cuda_sim PUBLIC te_flags Threads::Threads ${CMAKE_DL_LIBS})
+# What stands in for a GPU runs where it was built and is slow enough.
+include(CheckCCompilerFlag)
+check_c_compiler_flag(-march=native TE_COMPILER_HAS_NATIVE)
+set(TE_CUDA_SIM_FLAGS -O3 $<$<BOOL:${TE_COMPILER_HAS_NATIVE}>:-march=native>)
+target_compile_options(te_cuda_sim PRIVATE ${TE_CUDA_SIM_FLAGS})
 
 include(TetrainCudaKernels)

@@ -1,11 +1,12 @@
-/* memory.c - memory of the fake devices: one arena, protected while no work runs. */
+/* memory.c - memory of the fake devices: one arena, protected while no work runs. Its protection changes twice per wait,
+ * which takes a time that grows with the number of pages, so they are large ones where the system has them. */
 #include "fake.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { BORDER = 256, FILL_BORDER = 0xA5, FILL_NEW = 0xFF };
+enum { BORDER = 256, FILL_BORDER = 0xA5, FILL_NEW = 0xFF, LARGE_PAGE = 2 << 20 };
 static const size_t arena_size = (size_t)64 << 30;
 
 typedef struct region {
@@ -37,19 +38,28 @@ static bool grow(void)
     return true;
 }
 
+static bool make_arena(void)
+{
+    if (arena) return true;
+    char *made = mmap(NULL, arena_size + LARGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED) return false;
+    arena = made + (LARGE_PAGE - (uintptr_t)made % LARGE_PAGE) % LARGE_PAGE;
+    madvise(arena, arena_size, MADV_HUGEPAGE); /* slower without */
+    return true;
+}
+
 /* First gap that is large enough. */
 CUdeviceptr te_fake_allocate(size_t bytes)
 {
     size_t size = (bytes + BORDER - 1) / BORDER * BORDER + BORDER, at = BORDER, i = 0;
-    if (!arena) arena = mmap(NULL, arena_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena == MAP_FAILED || bytes > limit || used > limit - bytes || !grow()) return 0;
+    if (!make_arena() || bytes > limit || used > limit - bytes || !grow()) return 0;
     for (; i < n_regions && regions[i].start - at < size; i++) at = regions[i].start + regions[i].size;
     if (at + size > arena_size) return 0;
     memmove(&regions[i + 1], &regions[i], (n_regions - i) * sizeof *regions);
     regions[i] = (region){at, size, bytes};
     n_regions++;
     used += bytes;
-    size_t end = (at + size + 4095) / 4096 * 4096;
+    size_t end = (at + size + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     if (end > high) high = end;
     te_fake_open_memory(true);
     memset(arena + at, FILL_NEW, bytes);

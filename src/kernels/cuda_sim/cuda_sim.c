@@ -30,9 +30,10 @@ struct te_cuda_sim {
     pthread_mutex_t lock; /* kernels keep their state in the library's variables */
 };
 
+/* Without standard libraries, which take the linker a while: the process has libc and libm. */
 static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=native", "-ffp-contract=off",
                                                "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing",
-                                               "-fvisibility=hidden", "-fPIC", "-shared", "-w",
+                                               "-fvisibility=hidden", "-fPIC", "-shared", "-w", "-nostdlib",
 #ifdef __SANITIZE_ADDRESS__ /* then kernels are watched as the host is */
                                                "-fsanitize=address",
 #endif
@@ -117,7 +118,7 @@ static bool write_source(const char *path, const char *source, char *message, si
 
 static int run_compiler(const char *source, const char *object, const char *log)
 {
-    const char                *args[N_OPTIONS + 7] = {compiler()};
+    const char                *args[N_OPTIONS + 8] = {compiler()};
     posix_spawn_file_actions_t actions;
     int                        n = 1, status = -1;
     pid_t                      pid;
@@ -125,6 +126,7 @@ static int run_compiler(const char *source, const char *object, const char *log)
     args[n++] = "-x";
     args[n++] = "c++";
     args[n++] = source;
+    args[n++] = "-lgcc";
     args[n++] = "-o";
     args[n] = object;
     if (posix_spawn_file_actions_init(&actions) != 0) return -1;

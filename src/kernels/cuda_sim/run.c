@@ -2,20 +2,23 @@
  *
  * The threads of a warp run until each of them waits or has returned; lanes that wait for each other go on as soon as
  * all of their mask are there. When every thread of the block waits at the barrier or has returned, the barrier opens.
- * A thread that never waits borrows a stack and gives it back, so most kernels need one stack.
+ * A thread that never waits borrows a stack and gives it back, so most kernels need one stack. The memory of the stacks
+ * is kept for the next launch: most launches are of a few elements, and would spend their time on fresh pages.
  */
 #include "run.h"
 
 #include "abi.h"
 #include "fiber.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = 256 << 10 };
+/* Stacks are a few cache lines apart beyond a power of two, or their tops would all lie in the same sets of the cache. */
+enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = (256 << 10) + 9 * 64 };
 
 typedef enum thread_status { THREAD_NEW, THREAD_READY, THREAD_AT_BARRIER, THREAD_IN_WARP, THREAD_DONE } thread_status;
 
@@ -25,6 +28,7 @@ typedef struct thread {
     int           stack; /* -1: none */
     unsigned      mask;  /* of the exchange it waits for */
     unsigned      round; /* exchanges it took part in */
+    unsigned      place[3];
 } thread;
 
 typedef struct warp {
@@ -50,13 +54,9 @@ static _Thread_local launch *starting;
 
 static void place(launch *l, int index)
 {
-    const unsigned *dim = l->state.block_dim;
-    unsigned        i = (unsigned)index;
     l->current = index;
-    l->state.thread[0] = i % dim[0];
-    l->state.thread[1] = i / dim[0] % dim[1];
-    l->state.thread[2] = i / dim[0] / dim[1];
-    l->state.lane = i % WARP;
+    memcpy(l->state.thread, l->threads[index].place, sizeof l->state.thread);
+    l->state.lane = (unsigned)index % WARP;
 }
 
 static void wait_as(launch *l, thread_status status)
@@ -173,6 +173,22 @@ static int run_block(launch *l, char *message, size_t size)
 
 /* --- launches ---------------------------------------------------------------------------------------------------- */
 
+static _Atomic(char *) spare_stacks; /* of a launch that has ended, or NULL */
+
+static char *take_stacks(void)
+{
+    char *stacks = atomic_exchange(&spare_stacks, NULL);
+    if (stacks) return stacks;
+    return mmap(NULL, (size_t)MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+static void leave_stacks(char *stacks)
+{
+    stacks = atomic_exchange(&spare_stacks, stacks);
+    if (stacks) munmap(stacks, (size_t)MAX_THREADS * STACK_BYTES);
+}
+
 static bool open_launch(launch *l, uint32_t shared)
 {
     size_t n = (size_t)l->n_threads;
@@ -180,14 +196,14 @@ static bool open_launch(launch *l, uint32_t shared)
     l->warps = calloc(n / WARP + 1, sizeof *l->warps);
     l->free_stacks = calloc(n, sizeof *l->free_stacks);
     l->state.shared = NULL;
-    l->stacks = mmap(NULL, n * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    l->stacks = take_stacks();
     return posix_memalign(&l->state.shared, 1024, shared ? shared : 1) == 0 && l->threads && l->warps &&
            l->free_stacks && l->stacks != MAP_FAILED;
 }
 
 static void close_launch(launch *l)
 {
-    if (l->stacks != MAP_FAILED) munmap(l->stacks, (size_t)l->n_threads * STACK_BYTES);
+    if (l->stacks != MAP_FAILED) leave_stacks(l->stacks);
     free(l->state.shared);
     free(l->free_stacks);
     free(l->warps);
@@ -214,6 +230,10 @@ int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const u
     if (open_launch(&l, shared)) {
         memcpy(l.state.grid_dim, grid, sizeof l.state.grid_dim);
         memcpy(l.state.block_dim, block, sizeof l.state.block_dim);
+        for (unsigned i = 0; i < (unsigned)l.n_threads; i++) {
+            unsigned *at = l.threads[i].place;
+            at[0] = i % block[0], at[1] = i / block[0] % block[1], at[2] = i / block[0] / block[1];
+        }
         l.state.barrier = barrier;
         l.state.exchange = exchange;
         kernel->attach(&l.state);

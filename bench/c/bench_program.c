@@ -1,7 +1,7 @@
 /* bench_program.c - row programs on the CPU interpreter against what bounds them: the bandwidth of memory, and the same
  * formula with the same elementary functions compiled as one loop by hand.
  *
- *      bench_program [threads [seconds per figure [case]]]
+ *      bench_program [threads [seconds per figure [case [rows columns]]]]
  *
  * Figures are the best of many repetitions. `stream` is the share of the bandwidth that an update in place (a += s * b)
  * reaches on this machine, counting each operand's bytes once; `hand` is the time of the loop by hand over ours. On
@@ -57,8 +57,8 @@ static void scratch_free(te_exec *exec, void *ptr)
 
 typedef struct bench {
     const char *name, *formula;
-    /* "x" is float32, "x:b" bfloat16, "x:c" a bfloat16 row for all rows; an output "y=" is in place of the input there
-     * */
+    /* "x" is float32, "x:b" bfloat16, "x:w" a float32 and "x:c" a bfloat16 row for all rows, "x:r" one float32 per row; an
+     * output "y=" is in place of the input there, "y:s" the sum of all rows */
     const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS];
     const char *params[MAX_OPERANDS];
     double      values[MAX_OPERANDS];
@@ -123,8 +123,15 @@ WIDEST static void hand_adamw(void *const *out, void *const *in, int64_t begin, 
     }
 }
 
-static void hand_layer_norm(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
-static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns);
+#define HAND(name) static void name(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+HAND(hand_layer_norm);
+HAND(hand_layer_norm_f32);
+HAND(hand_layer_norm_backward);
+HAND(hand_rms_norm);
+HAND(hand_softmax);
+HAND(hand_softmax_backward);
+HAND(hand_column_sum);
+HAND(hand_cross_entropy);
 
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
@@ -141,7 +148,24 @@ static const bench cases[] = {
     {"layer_norm bf16",
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
      {"x:b", "gamma:c", "beta:c"}, {"y:b"}, {NULL}, {0}, hand_layer_norm},
-    {"softmax f32", "e = exp(x - rowmax(x)); y = e * (1 / rowsum(e))", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
+    {"layer_norm f32",
+     "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
+     {"x", "gamma:w", "beta:w"}, {"y"}, {NULL}, {0}, hand_layer_norm_f32},
+    {"layer_norm back f32",
+     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); dgamma = dy * h; dbeta = dy",
+     {"x", "dy", "gamma:w", "mean:r", "rstd:r"}, {"dx", "dgamma:s", "dbeta:s"}, {NULL}, {0}, hand_layer_norm_backward},
+    {"layer_norm back bf16",
+     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); dgamma = dy * h; dbeta = dy",
+     {"x:b", "dy:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "dgamma:s", "dbeta:s"}, {NULL}, {0}, NULL},
+    {"rms_norm f32", "rstd = rsqrt(rowmean(x * x) + 1e-5); y = x * rstd * gamma", {"x", "gamma:w"}, {"y"}, {NULL}, {0},
+     hand_rms_norm},
+    {"softmax f32", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
+    {"softmax bf16", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x:b"}, {"y:b"}, {NULL}, {0}, NULL},
+    {"softmax back f32", "dx = y * (dy - rowsum(dy * y))", {"y", "dy"}, {"dx"}, {NULL}, {0}, hand_softmax_backward},
+    {"column sum f32", "y = x", {"x"}, {"y:s"}, {NULL}, {0}, hand_column_sum},
+    {"column sum bf16", "y = x", {"x:b"}, {"y:s"}, {NULL}, {0}, NULL},
+    {"cross entropy f32", "m = rowmax(x); y = m + log(rowsum(exp(x - m)))", {"x"}, {"y:r"}, {NULL}, {0}, hand_cross_entropy},
+    {"cross entropy bf16", "m = rowmax(x); y = m + log(rowsum(exp(x - m)))", {"x:b"}, {"y:r"}, {NULL}, {0}, NULL},
 };
 
 /* Row by row, vectorized passes over a row that stays in L1. */
@@ -168,7 +192,59 @@ WIDEST static void hand_layer_norm(void *const *out, void *const *in, int64_t be
     free(row);
 }
 
-WIDEST static void hand_softmax(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+WIDEST HAND(hand_layer_norm_f32)
+{
+    const float *gamma = in[1], *beta = in[2];
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns;
+        float       *y = (float *)out[0] + r * columns, sum = 0, squares = 0;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += x[i];
+        float mean = sum / (float)columns;
+        _Pragma("omp simd reduction(+ : squares)") for (int64_t i = 0; i < columns; i++)
+            squares += (x[i] - mean) * (x[i] - mean);
+        float rstd = 1.0f / __builtin_sqrtf(squares / (float)columns + 1e-5f);
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    }
+}
+
+WIDEST HAND(hand_layer_norm_backward)
+{
+    const float *gamma = in[2], *mean = in[3], *rstd = in[4];
+    float       *dgamma = calloc((size_t)columns, sizeof *dgamma), *dbeta = calloc((size_t)columns, sizeof *dbeta);
+    for (int64_t r = begin; dgamma && dbeta && r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns, *dy = (const float *)in[1] + r * columns;
+        float       *dx = (float *)out[0] + r * columns, m = mean[r], s = rstd[r], first = 0, second = 0;
+        _Pragma("omp simd reduction(+ : first, second)") for (int64_t i = 0; i < columns; i++)
+        {
+            float h = (x[i] - m) * s, g = dy[i] * gamma[i];
+            first += g, second += g * h;
+            dgamma[i] += dy[i] * h, dbeta[i] += dy[i];
+        }
+        first /= (float)columns, second /= (float)columns;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++)
+            dx[i] = s * (dy[i] * gamma[i] - first - (x[i] - m) * s * second);
+    }
+#pragma omp critical
+    for (int64_t i = 0; dgamma && dbeta && i < columns; i++) {
+        ((float *)out[1])[i] += dgamma[i];
+        ((float *)out[2])[i] += dbeta[i];
+    }
+    free(dgamma), free(dbeta);
+}
+
+WIDEST HAND(hand_rms_norm)
+{
+    const float *gamma = in[1];
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns;
+        float       *y = (float *)out[0] + r * columns, squares = 0;
+        _Pragma("omp simd reduction(+ : squares)") for (int64_t i = 0; i < columns; i++) squares += x[i] * x[i];
+        float rstd = 1.0f / __builtin_sqrtf(squares / (float)columns + 1e-5f);
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) y[i] = x[i] * rstd * gamma[i];
+    }
+}
+
+WIDEST HAND(hand_softmax)
 {
     for (int64_t r = begin; r < end; r++) {
         const float *x = (const float *)in[0] + r * columns;
@@ -180,20 +256,55 @@ WIDEST static void hand_softmax(void *const *out, void *const *in, int64_t begin
     }
 }
 
+WIDEST HAND(hand_softmax_backward)
+{
+    for (int64_t r = begin; r < end; r++) {
+        const float *y = (const float *)in[0] + r * columns, *dy = (const float *)in[1] + r * columns;
+        float       *dx = (float *)out[0] + r * columns, sum = 0;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += y[i] * dy[i];
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) dx[i] = y[i] * (dy[i] - sum);
+    }
+}
+
+WIDEST HAND(hand_column_sum)
+{
+    float *sums = calloc((size_t)columns, sizeof *sums);
+    for (int64_t r = begin; sums && r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) sums[i] += x[i];
+    }
+#pragma omp critical
+    for (int64_t i = 0; sums && i < columns; i++) ((float *)out[0])[i] += sums[i];
+    free(sums);
+}
+
+WIDEST HAND(hand_cross_entropy)
+{
+    for (int64_t r = begin; r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns;
+        float        top = -1e30f, sum = 0;
+        _Pragma("omp simd reduction(max : top)") for (int64_t i = 0; i < columns; i++) top = x[i] > top ? x[i] : top;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += te_exp(x[i] - top);
+        ((float *)out[0])[r] = top + te_log(sum);
+    }
+}
+
 /* --- measuring -------------------------------------------------------------------------------------------------- */
 
 static size_t operand_bytes(const te_operand *operand, int64_t rows, int64_t columns)
 {
-    return (size_t)(operand->stride[0] ? rows * columns : columns) * te_dtype_size(operand->dtype);
+    return (size_t)((operand->stride[0] ? rows : 1) * (operand->stride[1] ? columns : 1)) * te_dtype_size(operand->dtype);
 }
 
 static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, int64_t rows, int64_t columns,
                           double *bytes)
 {
     char    kind = strchr(spec, ':') ? strchr(spec, ':')[1] : 'f';
-    int64_t count = kind == 'c' ? columns : rows * columns;
-    *operand = (te_operand){.dtype = kind == 'f' ? TE_F32 : TE_BF16, .stride = {kind == 'c' ? 0 : columns, 1}};
-    size_t size = operand_bytes(operand, rows, columns);
+    bool    one_row = kind == 'c' || kind == 'w' || kind == 's', one_column = kind == 'r';
+    *operand = (te_operand){.dtype = kind == 'b' || kind == 'c' ? TE_BF16 : TE_F32,
+                            .stride = {one_row ? 0 : one_column ? 1 : columns, one_column ? 0 : 1}};
+    size_t  size = operand_bytes(operand, rows, columns);
+    int64_t count = (int64_t)(size / te_dtype_size(operand->dtype));
     *bytes += (double)size;
     operand->data = te_cpu_memory_alloc(exec, size);
     for (int64_t i = 0; operand->data && i < count; i++)
@@ -205,9 +316,12 @@ static te_program *compile(const bench *b, int *n_in, int *n_out, int *n_params,
 {
     char        names[2 * MAX_OPERANDS][16];
     const char *in[MAX_OPERANDS], *out[MAX_OPERANDS];
-    te_formula  formula = {.text = b->formula, .input_names = in, .output_names = out, .param_names = b->params};
+    te_rate     rates[MAX_OPERANDS];
+    te_formula  formula = {.text = b->formula, .input_names = in, .input_rates = rates, .output_names = out,
+                           .param_names = b->params};
     for (int i = 0; i < MAX_OPERANDS && b->inputs[i]; i++) {
         snprintf(names[i], sizeof names[i], "%.*s", (int)strcspn(b->inputs[i], ":="), b->inputs[i]);
+        rates[i] = strstr(b->inputs[i], ":r") ? TE_RATE_ROW : TE_RATE_ELEM;
         in[formula.n_inputs++] = names[i];
     }
     for (int i = 0; i < MAX_OPERANDS && b->outputs[i]; i++) {
@@ -222,6 +336,8 @@ static te_program *compile(const bench *b, int *n_in, int *n_out, int *n_params,
     te_build_error error;
     te_program    *program = te_formula_compile(&te_mem_libc, b->name, &formula, &error);
     if (!program) fprintf(stderr, "%s: %s\n", b->name, error.message);
+    for (int i = 0; program && i < formula.n_outputs; i++)
+        if (strstr(b->outputs[i], ":s")) program->outputs[i].kind = TE_OUT_COLSUM;
     return program;
 }
 
@@ -254,14 +370,16 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
         double t0 = now();
         if (te_cpu_program_run(exec, program, &run, 1) != TE_OK) fprintf(stderr, "%s\n", exec->message);
         double t1 = now();
-        run_hand(b, out_data, in_data, rows, columns, rows * columns < 32768 ? 1 : exec->threads);
+        if (b->hand) run_hand(b, out_data, in_data, rows, columns, rows * columns < 32768 ? 1 : exec->threads);
         double t2 = now();
         if (t1 - t0 < best) best = t1 - t0;
         if (t2 - t1 < best_hand) best_hand = t2 - t1;
     }
-    printf("%-16s %7lld x %-7lld %10.2f us %8.3f G elements/s  %7.2f GB/s  stream %5.2f  hand %5.2f\n", b->name,
-           (long long)rows, (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9,
-           bytes / best / bandwidth, best_hand / best);
+    printf("%-20s %7lld x %-7lld %10.2f us %8.3f G elements/s  %7.2f GB/s  stream %5.2f", b->name, (long long)rows,
+           (long long)columns, best * 1e6, (double)(rows * columns) / best * 1e-9, bytes / best * 1e-9,
+           bytes / best / bandwidth);
+    if (b->hand) printf("  hand %5.2f", best_hand / best);
+    printf("\n");
     for (int i = 0; i < n_out; i++)
         if (!strchr(b->outputs[i], '=')) te_cpu_memory_free(exec, out[i].data, operand_bytes(&out[i], rows, columns));
     for (int i = 0; i < n_in; i++) te_cpu_memory_free(exec, in[i].data, operand_bytes(&in[i], rows, columns));
@@ -297,7 +415,13 @@ int main(int argc, char **argv)
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
     static const int64_t shapes[][2] = {{1, 16},    {64, 16},    {1024, 16},  {100, 64},   {8, 768},
-                                        {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}};
+                                        {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}, {8192, 3072}};
+    if (argc > 5) {
+        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
+            if (strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], atoll(argv[4]), atoll(argv[5]), bandwidth);
+        te_backend_cpu.device_close(&exec);
+        return 0;
+    }
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
             if (argc < 4 || strstr(cases[c].name, argv[3]))

@@ -52,6 +52,46 @@ static void check_factor(const te_quantize_blocks *blocks, te_element_kind kind,
     }
 }
 
+/* Codes and amax at once, of stretches with NaNs and of those without, of any length. */
+static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, int source, float m)
+{
+    static const struct {
+        int first, n;
+    } parts[] = {{0, N}, {0x3f00, 1000}, {0x3f00, 63}, {0x7f00, 0x80}, {0xbe01, 0x2ff}, {0, 0}};
+    size_t size = source == 0 ? sizeof *floats : sizeof *halves;
+    for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
+        int first = parts[p].first, n = parts[p].n;
+        float amax = 0;
+        memset(codes, 0xa5, N);
+        memset(want, 0xa5, N);
+        for (int i = 0; i < n; i++) {
+            float value = source == 0   ? floats[first + i]
+                          : source == 1 ? te_bf16_to_f32(halves[first + i])
+                                        : te_f16_to_f32(halves[first + i]);
+            want[i] = code_of(kind, value * m);
+            amax = te_amax(amax, value);
+        }
+        const void *x = (source == 0 ? (const char *)floats : (const char *)halves) + (size_t)first * size;
+        float got = blocks->of[source].encode_whole[kind](codes, x, m, n);
+        check("whole", kind, source, m, codes);
+        CHECK_MSG(got == amax, "whole, source %d, %d from %d: amax %g, not %g", source, n, first, (double)got, (double)amax);
+    }
+}
+
+static void check_turn(const te_quantize_blocks *blocks)
+{
+    for (int i = 0; i < N && blocks->turn; i++) want[i] = (uint8_t)test_random(&state);
+    for (int rows = 1; rows < 200 && blocks->turn; rows += 21)
+        for (int cols = 3; cols < 200; cols += cols < 60 ? 61 : 37) {
+            int wrong = 0;
+            memset(codes, 0, N);
+            blocks->turn(codes, 210, want, 201, rows, cols);
+            for (int j = 0; j < rows; j++)
+                for (int i = 0; i < 210; i++) wrong += codes[j * 210 + i] != (i < cols ? want[i * 201 + j] : 0);
+            CHECK_MSG(wrong == 0, "turn, %d x %d: %d wrong", rows, cols, wrong);
+        }
+}
+
 int main(void)
 {
     te_exec exec = test_exec_open(1);
@@ -66,9 +106,11 @@ int main(void)
                 check_factor(blocks, (te_element_kind)kind, source, ldexpf(1, k));
             for (int i = 0; i < 8; i++)
                 check_factor(blocks, (te_element_kind)kind, source, (float)exp2(test_uniform(&state, -20, 20)));
+            for (int k = -120; k <= 120; k += 24) check_whole(blocks, (te_element_kind)kind, source, ldexpf(1.1f, k));
             check_factor(blocks, (te_element_kind)kind, source, 0x1p-127f);
             check_factor(blocks, (te_element_kind)kind, source, TE_FLT_MAX);
         }
+    check_turn(blocks);
     test_exec_close(&exec);
     return TEST_END();
 }

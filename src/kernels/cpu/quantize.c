@@ -24,7 +24,9 @@ static void measure(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 static void convert(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
-    for (int i = 0; i < x.rows && p->job.quantizer->needs_history; i++) {
+    const te_quantizer *q = p->job.quantizer;
+    bool along = p->job.side[0].data && q->element != TE_E2M1; /* the amax is taken along with the codes */
+    for (int i = 0; i < x.rows && q->needs_history && !along; i++) {
         p->loops->amax_along(l->amaxes, te_panel_source(p, x.row + i, x.col), x.cols, x.cols);
         l->amax[0] = te_amax(l->amax[0], l->amaxes[0]);
     }
@@ -91,7 +93,8 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     if (whole && !q->needs_history)
         p.job.scale = te_scale_from_amax(amax[0], te_element_max(q->element), q->power_of_two, q->epsilon, TE_FLT_MAX);
     int rows = columns || q->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
-    te_status status = te_panels_visit(exec, &p, rows, TE_PANEL_COLS, convert, amax);
+    int cols = whole && !columns && q->element != TE_E2M1 ? TE_FLAT_COLS : TE_PANEL_COLS;
+    te_status status = te_panels_visit(exec, &p, rows, cols, convert, amax);
     if (status != TE_OK || !whole) return status;
     for (int s = 0; s < 2; s++)
         if (p.job.side[s].scale_inv) *(float *)p.job.side[s].scale_inv = 1.0f / p.job.scale;

@@ -23,6 +23,8 @@ typedef struct te_quantize_loops {
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
+    /* n elements under one factor, and their largest magnitude. */
+    float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n);
     /* A row of E2M1 by random bytes, one per element. */
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
                        int64_t n);
@@ -62,6 +64,8 @@ typedef struct te_quantize_blocks {
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
+    /* As te_transpose_fn, of bytes; NULL: that of copy.h is as good. */
+    void (*turn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
 

@@ -52,6 +52,17 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     p->blocks->pack_along(row + x.col / 2, codes, x.cols + x.cols % 2);
 }
 
+/* The same under the factor of the whole tensor, whose amax this may be the occasion to take. */
+static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    const te_quantized_side *side = &p->job.side[0];
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
+    const void *source = te_panel_source(p, x.row + i, x.col);
+    if (x.rows > TE_FLAT_ROWS) foresee(p, x, i);
+    float amax = p->loops->encode_whole[p->job.quantizer->element](to, source, p->job.scale, x.cols);
+    if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
+}
+
 /* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be
  * short. */
 static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
@@ -97,7 +108,11 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;
     if (!q->block_rows) {
-        for (int i = 0; i < x.rows; i++) encode_row(p, l, x, i, &p->job.scale, x.cols);
+        for (int i = 0; i < x.rows; i++)
+            if (q->element == TE_E2M1)
+                encode_row(p, l, x, i, &p->job.scale, x.cols);
+            else
+                encode_whole_row(p, l, x, i);
         return;
     }
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;

@@ -12,7 +12,7 @@
 #ifndef TE_KERNELS_CPU_QUANTIZE_AMAX_H
 #define TE_KERNELS_CPU_QUANTIZE_AMAX_H
 
-#include "quantize_codes.h"
+#include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
 

@@ -3,10 +3,11 @@
 
 #include "kernels/philox.h"
 #include "quantize_amax.h"
-#include "quantize_codes.h"
+#include "quantize_encode.h"
 #include "quantize_errors.h"
 #include "quantize_random.h"
 #include "quantize_transform.h"
+#include "quantize_turn.h"
 
 #include <string.h>
 
@@ -108,7 +109,7 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         for (int64_t j = i; j < end; j++) codes[j] = BODY;                           \
     }
 
-/* Thirty-twos by vector code where there is some, the rest one by one. */
+/* Sixty-fours by vector code where there is some, the rest one by one. */
 #define DEFINE_ENCODE(dtype, type, LOAD, format, ...)                                                                  \
     static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
                                          int64_t n, int64_t block)                                                     \
@@ -118,6 +119,15 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
         multipliers += done / block;                                                                                   \
         codes += done, x += done, n -= done;                                                                           \
         ALONG(te_code(LOAD(x[j]) * m, __VA_ARGS__))                                                                    \
+    }                                                                                                                  \
+    static float whole_##dtype##_##format(uint8_t *codes, const void *data, float multiplier, int64_t n)               \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        float amax = 0;                                                                                                \
+        int64_t done = te_codes_whole_##dtype(codes, x, multiplier, n, &amax, __VA_ARGS__);                            \
+        if (!done) amax = 0;                                                                                           \
+        if (done < n) along_##dtype##_##format(codes + done, x + done, &multiplier, n - done, n);                      \
+        return te_amax(amax, amax_of_##dtype(x + done, n - done));                                                     \
     }                                                                                                                  \
     static void down_##dtype##_##format(uint8_t *codes, int64_t codes_stride, const void *data, int64_t stride,        \
                                         int rows, const float *multipliers, int64_t n)                                 \
@@ -332,6 +342,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
     {                                                                                                                  \
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
         .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
+        .encode_whole = FORMATS(whole_##dtype),                                                                        \
         .stochastic = stochastic_##dtype,                                                                              \
         .load = load_##dtype, .transform = transform_##dtype, .transform_amax = transform_amax_##dtype                 \
     }
@@ -343,6 +354,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .errors_across = errors_across,
     .random_down = random_down,
     .random_along = random_along,
+    .turn = turn_codes,
     .pack_along = pack_along,
     .pack_down = pack_down,
     .unpack_along = unpack_along,

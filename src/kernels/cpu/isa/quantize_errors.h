@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/quantize_blocks.h"
 #include "kernels/cpu/transpose.h"
-#include "quantize_codes.h"
+#include "quantize_vectors.h"
 
 /* The value of the code of x: the same sum as in te_code, and the power of two taken away again. */
 TE_INLINE float te_round_to_e2m1(float x)
@@ -44,9 +44,9 @@ TE_INLINE __m512 te_errors_16(__m512 x, __m512 multiplier, __m512 table, bool sq
 {
     __m512i bits = _mm512_castps_si512(_mm512_mul_ps(x, multiplier));
     __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
-    __m512i code = te_places(_mm512_castsi512_ps(size), 1, 0x3f800000u, 0x40c00000u);
+    __m512i code = te_sums(_mm512_castsi512_ps(size), te_wide_form_of(TE_E2M1_CODE));
     __mmask16 numbers = _mm512_cmple_epu32_mask(size, _mm512_set1_epi32(0x7f800000));
-    code = _mm512_and_si512(_mm512_sub_epi32(code, _mm512_set1_epi32(0x3f800000 >> 22)), _mm512_set1_epi32(7));
+    code = _mm512_and_si512(code, _mm512_set1_epi32(7));
     code = _mm512_mask_or_epi32(code, numbers, code, _mm512_and_si512(_mm512_srli_epi32(bits, 28), _mm512_set1_epi32(8)));
     __m512 error = _mm512_sub_ps(_mm512_permutexvar_ps(code, table), x);
     return squared ? _mm512_mul_ps(error, error) : _mm512_abs_ps(error);

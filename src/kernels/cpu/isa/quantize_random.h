@@ -7,7 +7,7 @@
 #define TE_KERNELS_CPU_QUANTIZE_RANDOM_H
 
 #include "kernels/philox.h"
-#include "quantize_codes.h"
+#include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
 

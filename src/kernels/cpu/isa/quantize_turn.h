@@ -1,0 +1,62 @@
+/* quantize_turn.h - transposing codes, for quantize_blocks.c.
+ *
+ * A square of 64 x 64 is copied to where its rows follow one another, since rows that are a large power of two apart throw each
+ * other out of the cache. Then 64 rows of sixteen columns become sixteen whole cache lines: a vector takes sixteen bytes of
+ * rows r, r + 16, r + 32 and r + 48 in its quarters, four rounds of interleaving vector k with vector k + 8 turn all quarters,
+ * and each vector is one column.
+ */
+#ifndef TE_KERNELS_CPU_QUANTIZE_TURN_H
+#define TE_KERNELS_CPU_QUANTIZE_TURN_H
+
+#include "quantize_vectors.h"
+
+#if defined(TE_ISA_avx512)
+enum { TE_SQUARE = 64 };
+
+TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes)
+{
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; k++) {
+        const uint8_t *row = codes + k * TE_SQUARE;
+        a[k] = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)row));
+#pragma GCC unroll 3
+        for (int quarter = 1; quarter < 4; quarter++)
+            a[k] = _mm512_mask_broadcast_i32x4(a[k], (__mmask16)(0xf << 4 * quarter),
+                                               _mm_load_si128((const __m128i *)(row + 16 * quarter * TE_SQUARE)));
+    }
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            b[2 * k] = _mm512_unpacklo_epi8(a[k], a[k + 8]);
+            b[2 * k + 1] = _mm512_unpackhi_epi8(a[k], a[k + 8]);
+        }
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) a[k] = b[k];
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; k++) _mm512_storeu_si512(to + k * to_stride, a[k]);
+}
+
+/* As te_transpose_fn, of bytes. */
+static void turn_codes(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols)
+{
+    uint8_t *to = dst;
+    const uint8_t *codes = src;
+    int64_t full_rows = rows - rows % TE_SQUARE, full_cols = cols - cols % TE_SQUARE;
+    for (int64_t i = 0; i < full_cols; i += TE_SQUARE)
+        for (int64_t j = 0; j < full_rows; j += TE_SQUARE) {
+            _Alignas(64) uint8_t square[TE_SQUARE * TE_SQUARE];
+            for (int k = 0; k < TE_SQUARE; k++)
+                _mm512_store_si512(square + k * TE_SQUARE, _mm512_loadu_si512(codes + (i + k) * src_stride + j));
+            for (int k = 0; k < TE_SQUARE; k += 16) te_turn_16(to + (j + k) * dst_stride + i, dst_stride, square + k);
+        }
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t i = j < full_rows ? full_cols : 0; i < cols; i++) to[j * dst_stride + i] = codes[i * src_stride + j];
+}
+#else
+#define turn_codes NULL
+#endif
+
+#endif

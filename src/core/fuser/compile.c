@@ -361,8 +361,10 @@ te_status te_plan_compile(te_fuse_plan *plan)
         unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
         unit->first_aux = plan->n_aux;
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
-        if (unit->kind != TE_UNIT_CALL) continue;
-        plan->n_aux += 2; /* its input and its result, as its own tape sees them */
+        if (unit->kind == TE_UNIT_GROUPED) unit->compute = plan->values[node->out].dtype;
+        for (int i = 0; i < node->n_list; i++) plan->values[node->list[i]].saved |= plan->values[unit->x].wanted;
+        if (unit->kind != TE_UNIT_CALL && unit->kind != TE_UNIT_GROUPED) continue;
+        plan->n_aux += 2; /* its input and its result, as its own tape sees them; of products its input and the sizes of groups */
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];

@@ -284,6 +284,8 @@ static bool read_elsewhere(const te_fuse_plan *plan, int value)
             const te_group_node *node = &plan->nodes[unit->nodes[k]];
             for (int i = 0; i < node->call.op->n_inputs; i++)
                 if (node->in[i] == value && (unit->kind != TE_UNIT_LINEAR || i != 1)) return true;
+            for (int i = 0; i < node->n_list; i++)
+                if (node->list[i] == value) return true;
         }
     }
     return false;
@@ -318,6 +320,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
         case TE_UNIT_CALL: status = run_call(state, unit); break;
         case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
+        case TE_UNIT_GROUPED: status = te_grouped_forward(state, unit); break;
         case TE_UNIT_VIEW: status = run_view(state, unit); break;
         }
         if (status == TE_OK) status = release_read(state, u);

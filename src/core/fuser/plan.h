@@ -5,7 +5,7 @@
  *             -- cluster.c   which nodes share a unit, and the order of the units
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
- *      plan   -- forward.c, backward.c, gather.c
+ *      plan   -- forward.c, backward.c, gather.c, grouped.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
  * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
@@ -28,6 +28,7 @@ typedef struct te_group_node {
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
     int     frame; /* a reshape: which of the group's, from 1 */
+    int    *list, n_list; /* grouped_linear: its weights, then its biases; owned */
     te_recipe_state *recipe_state; /* NULL: its product is never quantized */
     bool    cache_quantized;
 } te_group_node;
@@ -76,6 +77,7 @@ typedef struct te_plan_value {
 typedef enum te_unit_kind {
     TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
     TE_UNIT_GATHER, /* rows of a table by id */
+    TE_UNIT_GROUPED, /* ranges of rows times weights of their own */
     TE_UNIT_VIEW    /* memory read in rows of another width */
 } te_unit_kind;
 
@@ -236,7 +238,10 @@ te_status te_state_open_frames(te_group_state *state, te_tensor *const *inputs);
 te_tensor *te_state_stored(const te_group_state *state, const te_plan_value *value, te_tensor *t);
 te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value, te_tensor *t, int frame);
 
-/* gather.c: units that look rows up. */
+/* gather.c: units that look rows up. grouped.c: those of ranges of rows. */
 te_status te_gather_forward(te_group_state *state, const te_unit *unit);
+te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
+te_status te_grouped_forward(te_group_state *state, const te_unit *unit);
+int       te_grouped_count(const te_fuse_plan *plan, const te_group_node *node); /* of groups */
 
 #endif

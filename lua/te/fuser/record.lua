@@ -67,9 +67,9 @@ function Recorder:param(module, name)
     return symbol(self, known)
 end
 
---- Whether no recipe quantizes products now; the description holds as long as that does.
+--- Whether no recipe quantizes products now. Both answers hold as long as that stays so.
 function Recorder:while_recipes_are_off()
-    self.checks[#self.checks + 1] = { mode, "on", mode.on }
+    self.lasting = { mode, "on", mode.on }
     return not mode.on
 end
 
@@ -270,6 +270,7 @@ function record.parts(walk, fuse)
         g.reasons[i] = reason
         if not described then call(g, item, values) end
     end
+    g.checks[#g.checks + 1] = g.lasting
     local outputs = { values[walk.y] }
     for i, v in ipairs(walk.outputs) do outputs[1 + i] = values[v] end
 

@@ -187,6 +187,7 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
     te_mem_free(mem, plan->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     te_mem_free(mem, plan->recipes, (size_t)plan->n_nodes * sizeof *plan->recipes);
+    te_mem_free(mem, plan->draws, (size_t)plan->n_rngs * sizeof *plan->draws);
     te_mem_free(mem, plan->frames, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
     te_mem_free(mem, plan->outputs, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
     te_mem_free(mem, plan->refusal, sizeof ctx->message);

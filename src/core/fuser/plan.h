@@ -112,7 +112,8 @@ typedef struct te_unit {
     int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
     int          n_rngs;
-    int          first_row, first_rng; /* in the run's arrays */
+    int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
+    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL: where its own numbers begin */
     int          space;
     int64_t      width;
     bool         compute_f64;
@@ -126,6 +127,11 @@ typedef struct te_unit {
     int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
                                      weight gradient waits for x, the gradient of the result as well */
 } te_unit;
+
+/* Random numbers that a run draws. */
+typedef struct te_plan_draw {
+    int node, unit, rng;
+} te_plan_draw;
 
 /* What tells plans apart: one per input, and the settings of the context. */
 typedef struct te_plan_key {
@@ -152,6 +158,7 @@ typedef struct te_fuse_plan {
     te_group_node *nodes; /* copies of the group's */
     te_product_recipe **recipes; /* per node: what its product runs under, NULL: high precision */
     int           *outputs, *output_frames;
+    te_plan_draw  *draws; /* n_rngs, in the order of their nodes */
     int            n_rows, n_rngs, n_aux, n_products, n_packs; /* sizes of a run's arrays */
     char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
     struct te_fuse_plan *next; /* of the same group */
@@ -237,6 +244,11 @@ te_status te_state_open_frames(te_group_state *state, te_tensor *const *inputs);
 /* t, a value's memory or gradient, as it is stored, or as it is seen in `frame`. A new reference, NULL on failure. */
 te_tensor *te_state_stored(const te_group_state *state, const te_plan_value *value, te_tensor *t);
 te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value, te_tensor *t, int frame);
+
+/* draw.c: random numbers, drawn in the order in which single operations draw them. */
+bool      te_plan_draws(const te_group_node *node); /* a called operation: by itself */
+te_status te_plan_order_draws(te_fuse_plan *plan);
+void      te_state_draw(te_group_state *state);
 
 /* gather.c: units that look rows up. grouped.c: those of ranges of rows. */
 te_status te_gather_forward(te_group_state *state, const te_unit *unit);

@@ -32,6 +32,8 @@
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
 --     g:join(sizes)                    the operation that follows takes the last dimensions, of these sizes, for one
+--     g:grouped_linear(self, x, sizes, convert)   the products of a GroupedLinear
+--     g:while_recipes_are_off()        whether no recipe quantizes products; described anew when that changes
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
 --     g:ahead(name, fn, x)             what fn(x, lengths or nothing) makes, without gradient, of the shape of x alone: it
 --                                      is called ahead of what is planned together, with another tensor whose shape

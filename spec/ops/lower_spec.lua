@@ -36,6 +36,8 @@ local CASES = {
         function() return { te.randn({ 6, 8 }), te.randn({ 6, 8 }, { requires_grad = true }) } end },
     Embedding = { function() return te.Embedding(5, 3) end,
         function() return { te.randint(0, 4, { 2, 7 }, { dtype = "int32" }) } end },
+    GroupedLinear = { function() return te.GroupedLinear(3, 8, 5) end,
+        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.tensor({ 2, 0, 4 }, { dtype = "int32" }) } end },
     MultiHeadedSelfAttention = { function() return te.MultiHeadedSelfAttention(8, 2, { dropout = 0.3 }) end },
     GroupedQueryAttention = { function() return te.GroupedQueryAttention(8, 4, 2, { causal = false }) end,
         function() return { te.randn({ 2, 6, 8 }, { requires_grad = true }) } end },
@@ -113,18 +115,18 @@ describe("lower", function()
     end
 
     it("gives a reason when there is no description", function()
-        local lower = operation.lowering(te.GroupedLinear(2, 4, 4))
-        local y, reason = lower(te.GroupedLinear(2, 4, 4), executor(), te.ones({ 2, 4 }))
+        local scaled = te.GroupedLinear(2, 4, 4, { scale_bias = true })
+        local y, reason = scaled:lower(executor(), te.ones({ 2, 4 }), { 1, 1 }, te.ones({ 2 }))
         assert.is_nil(y)
-        assert.equal("its groups are known only when it runs", reason)
+        assert.equal("its biases are scaled row by row", reason)
         y, reason = te.Reshape({ 2, -1 }):lower(executor(), te.ones({ 2, 4 }))
         assert.is_nil(y)
         assert.equal("its rows have no length that is known before it runs", reason)
         local attention = te.MultiHeadedSelfAttention(8, 2)
-        attention.proj = te.GroupedLinear(1, 8, 8)
+        attention.proj = te.Reshape({ 8, -1 })
         y, reason = attention:lower(executor(), te.ones({ 3, 8 }))
         assert.is_nil(y)
-        assert.equal("proj: its groups are known only when it runs", reason)
+        assert.equal("proj: its rows have no length that is known before it runs", reason)
         local unjoined = setmetatable({ join = function() return nil, "rows of one dimension" end }, { __index = executor() })
         y, reason = te.LayerNorm({ 2, 4 }):lower(unjoined, te.ones({ 3, 2, 4 }))
         assert.same({ nil, "rows of one dimension" }, { y, reason })

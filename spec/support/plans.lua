@@ -40,7 +40,7 @@ local function run(fused, seq, inputs)
     te.manual_seed(7)
     seq:zero_grad()
     for _, t in ipairs(inputs) do
-        if t.requires_grad then t.grad = nil end
+        if te.is_tensor(t) and t.requires_grad then t.grad = nil end
     end
     local ok, y = pcall(function()
         local result = seq(unpack(inputs))
@@ -51,7 +51,7 @@ local function run(fused, seq, inputs)
     if not ok then return { y = tostring(y):gsub("^[^:]+:%d+: ", "") } end
     local found = { y = y:totable(), shape = y.shape }
     for name, p in seq:named_parameters() do found[name] = p.grad and p.grad:totable() end
-    for i, t in ipairs(inputs) do found[i] = t.grad and t.grad:totable() end
+    for i, t in ipairs(inputs) do found[i] = te.is_tensor(t) and t.grad and t.grad:totable() end
     return found
 end
 

@@ -163,6 +163,14 @@ local PIECES = {
         return w
     end,
     function(m, list, w)
+        local out, sizes, left = m:width(), {}, m.lead[1]
+        for i = 1, m.random(3) do sizes[i] = m.random(left + 1) - 1 left = left - sizes[i] end
+        sizes[#sizes + 1] = left
+        m.extras[#m.extras + 1] = { sizes = sizes }
+        list[#list + 1] = te.GroupedLinear(#sizes, w, out, { bias = m.random(2) == 1, params_dtype = m.dtype, init_method = m.init })
+        return out
+    end,
+    function(m, list, w)
         list[#list + 1] = te.MakeExtraOutput({ channel = "c" .. #list })
         local name = "c" .. (#list - 1)
         list[#list + 1] = te.GELU()
@@ -228,6 +236,8 @@ return function(seed)
     end
     local inputs = { embeds and te.randint(0, 4, lead, { dtype = "int32" }) or activation { lead[1], lead[2] or w, lead[2] and w } }
     if lens then inputs[2] = lens end
-    for _, shape in ipairs(mix.extras) do inputs[#inputs + 1] = activation(shape) end
+    for _, extra in ipairs(mix.extras) do
+        inputs[#inputs + 1] = extra.sizes and te.tensor(extra.sizes, { dtype = "int32" }) or activation(extra)
+    end
     return { module = module, inputs = inputs, dtype = mix.dtype, autocast = autocast, random = random }
 end

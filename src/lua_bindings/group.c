@@ -3,11 +3,12 @@
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
  *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
- *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized)
+ *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list)
  *                                                   the value of an operation's result; false in `values`: absent, or the
  *                                                   number at the same place in `numbers`; the state of a linear
  *                                                   operation that recipes quantize, or nil; whether
- *                                                   backward gets the first input in a byte a value
+ *                                                   backward gets the first input in a byte a value; values of
+ *                                                   weights and biases of a grouped linear operation
  *     group_output(g, value)
  *     group_plans(g)                                how many plans there are so far
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
@@ -101,7 +102,7 @@ static int group_op(lua_State *L)
     te_lua_reader r = {.L = L};
     te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
     int           result;
-    lua_settop(L, 8);
+    lua_settop(L, 9);
     call.cache_quantized = lua_toboolean(L, 8);
     if (!lua_isnil(L, 7)) call.recipe_state = te_lua_check_recipe_state(L, 7, "group_op");
     call.op = r.op = check_op(rt, L, 3);
@@ -113,6 +114,16 @@ static int group_op(lua_State *L)
         lua_rawgeti(L, 4, i + 1);
         call.values[i] = lua_isnumber(L, -1) ? (int)lua_tointeger(L, -1) : TE_NO_VALUE;
         lua_pop(L, 1);
+    }
+    if (lua_istable(L, 9)) { /* numbers of values in memory that is the collector's */
+        call.n_list = (int)lua_objlen(L, 9);
+        int *list = lua_newuserdata(L, (size_t)(call.n_list + 1) * sizeof *list);
+        for (int i = 0; i < call.n_list; i++) {
+            lua_rawgeti(L, 9, i + 1);
+            list[i] = (int)lua_tointeger(L, -1);
+            lua_pop(L, 1);
+        }
+        call.list = list;
     }
     call.args = r.args;
     call.n_args = r.op->n_params;

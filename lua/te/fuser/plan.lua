@@ -160,6 +160,7 @@ function Plan.of(program, env, step)
     local items, backward = program.walk.items, {}
     for i, part in ipairs(program.parts) do
         if part.group then
+            for v, convert in pairs(part.convert or {}) do env[v] = convert(env[v], env[part.inputs[1]].device) end
             if mode.on and part.products then
                 mode.prepare(part.products, env[part.inputs[1]])
                 add_choices(plan, part.products)

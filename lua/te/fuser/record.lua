@@ -67,6 +67,28 @@ function Recorder:param(module, name)
     return symbol(self, known)
 end
 
+--- Whether no recipe quantizes products now. Both answers hold as long as that stays so.
+function Recorder:while_recipes_are_off()
+    self.lasting = { mode, "on", mode.on }
+    return not mode.on
+end
+
+--- The products of a GroupedLinear. convert(module, sizes, device) makes a tensor of what the caller
+--- gives as sizes.
+function Recorder:grouped_linear(module, x, sizes, convert)
+    local list, biases = {}, {}
+    for i = 1, module.num_groups do
+        list[i] = self:param(module, "weight." .. i)
+        biases[i] = module.bias and self:param(module, "bias." .. i) or nil
+    end
+    for _, bias in ipairs(biases) do list[#list + 1] = bias end
+    local y = self:op("grouped_linear", { x, sizes })
+    local step = self.steps[#self.steps]
+    step.list, step.convert = list, function(given, device) return convert(module, given, device) end
+    step.instead = function(rows, given) return module(rows, given) end
+    return y
+end
+
 --- The operation that is described next takes the last dimensions, of these sizes, for one.
 function Recorder:join(sizes)
     self.joined = sizes
@@ -164,6 +186,14 @@ local function last_readers(g, outputs)
     return last
 end
 
+-- Numbers in the group of a step's weights and biases, nil of other steps.
+local function list_of(step, numbers)
+    if not step.list then return nil end
+    local list = {}
+    for i, parameter in ipairs(step.list) do list[i] = numbers[parameter.value] end
+    return list
+end
+
 -- Steps first … last as a group of the engine.
 local function make_group(g, first, last, readers)
     local part = { group = core.group_new(), inputs = {}, params = {}, outputs = {}, steps = {}, sources = g.sources }
@@ -179,6 +209,7 @@ local function make_group(g, first, last, readers)
     end
     for i = first, last do
         for _, v in ipairs(g.steps[i].inputs) do if v and g.sources[v] then enter(v) end end
+        for _, parameter in ipairs(g.steps[i].list or {}) do enter(parameter.value) end
     end
     for _, v in ipairs(entries) do
         local source = g.sources[v]
@@ -190,8 +221,12 @@ local function make_group(g, first, last, readers)
         local step, inputs = g.steps[i], {}
         part.steps[#part.steps + 1] = step
         for k, v in ipairs(step.inputs) do inputs[k] = v and numbers[v] end
+        if step.convert then
+            part.convert = part.convert or {}
+            part.convert[step.inputs[2]] = step.convert
+        end
         numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers,
-            step.product and step.product.state, step.cached)
+            step.product and step.product.state, step.cached, list_of(step, numbers))
         if step.product then
             part.products = part.products or {}
             part.products[#part.products + 1] = step.product
@@ -235,6 +270,7 @@ function record.parts(walk, fuse)
         g.reasons[i] = reason
         if not described then call(g, item, values) end
     end
+    g.checks[#g.checks + 1] = g.lasting
     local outputs = { values[walk.y] }
     for i, v in ipairs(walk.outputs) do outputs[1 + i] = values[v] end
 

@@ -40,7 +40,7 @@ end
 -- Whether a program is one group that takes the caller's inputs and gives the caller's outputs, in order.
 local function is_single(program)
     local part = program.parts[1]
-    if #program.parts ~= 1 or not part.group or part.joined then return false end
+    if #program.parts ~= 1 or not part.group or part.joined or part.convert then return false end
     if #part.outputs ~= #program.outputs or #part.inputs ~= program.n_inputs then return false end
     for i, v in ipairs(part.outputs) do
         if program.outputs[i] ~= v then return false end
@@ -74,7 +74,9 @@ local function run_singly(part, env)
         end
         args[n + 1] = step.attributes
         local apply = type(step.name) == "string" and te[step.name] or step.name
-        if mode.on and step.product and step.product.attends then
+        if step.instead then
+            env[step.result] = step.instead(unpack(args, 1, n))
+        elseif mode.on and step.product and step.product.attends then
             env[step.result] = core.with_product(step.product.state, apply, unpack(args, 1, n + 1))
         elseif mode.on and step.product then
             env[step.result] = core.quantized_linear(step.product.state, args[1], args[2], args[3] or nil)
@@ -110,7 +112,13 @@ local function run_joined(part, env, owned)
     for i = 1, #part.inputs do args[i]:release() end
 end
 
+-- Inputs that callers may give as lists, as tensors.
+local function convert_inputs(part, env)
+    for v, convert in pairs(part.convert) do env[v] = convert(env[v], env[part.inputs[1]].device) end
+end
+
 local function run_group(part, env, owned)
+    if part.convert then convert_inputs(part, env) end
     if part.joined then return run_joined(part, env, owned) end
     if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]]) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs

@@ -35,16 +35,21 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
     end
 end
 
--- The sizes as a list of numbers that fit the rows of x.
-local function read_sizes(self, x, split_sizes)
-    if not te.is_tensor(x) or x:dim() == 0 then
-        fail("te.GroupedLinear: x: expected a tensor of rows, got %s", te.is_tensor(x) and "a number" or type(x))
-    end
+local function list_of_sizes(self, split_sizes)
     local sizes = te.is_tensor(split_sizes) and split_sizes:totable() or split_sizes
     if type(sizes) ~= "table" or getmetatable(sizes) then
         fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups,
             type(sizes))
     end
+    return sizes
+end
+
+-- The sizes as a list of numbers that fit the rows of x.
+local function read_sizes(self, x, split_sizes)
+    if not te.is_tensor(x) or x:dim() == 0 then
+        fail("te.GroupedLinear: x: expected a tensor of rows, got %s", te.is_tensor(x) and "a number" or type(x))
+    end
+    local sizes = list_of_sizes(self, split_sizes)
     local total, least = 0, 0
     for i, size in ipairs(sizes) do
         options.argument("te.GroupedLinear", ("split_sizes[%d]"):format(i), size, { "integer" })
@@ -84,7 +89,18 @@ function GroupedLinear:op_forward(_, x, split_sizes, scales)
     return te.cat(results, 1)
 end
 
-function GroupedLinear:lower() return nil, "its groups are known only when it runs" end
+-- What the engine reads: a tensor of integers on the device.
+local function integers(self, split_sizes, device)
+    local is_integer = te.is_tensor(split_sizes) and (split_sizes.dtype == "int64" or split_sizes.dtype == "int32")
+    if not is_integer then split_sizes = te.tensor(list_of_sizes(self, split_sizes), { dtype = "int64" }) end
+    return split_sizes:to(device)
+end
+
+function GroupedLinear:lower(g, x, split_sizes, scales)
+    if scales then return nil, "its biases are scaled row by row" end
+    if g:while_recipes_are_off() then return g:grouped_linear(self, x, split_sizes, integers) end
+    return nil, "its groups are quantized one by one"
+end
 
 function GroupedLinear:describe()
     return ("num_groups=%d, in_features=%d, out_features=%d, bias=%s%s"):format(self.num_groups, self.in_features,

@@ -44,5 +44,9 @@ te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad);
 te_status te_backward_linear(te_group_backward *b, const te_unit *unit);
 te_status te_backward_finish(te_group_backward *b, const te_unit *unit);
 te_status te_backward_gather(te_group_backward *b, const te_unit *unit); /* gather.c */
+te_status te_backward_grouped(te_group_backward *b, const te_unit *unit); /* grouped.c */
+
+/* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
+te_tensor *te_backward_target(te_group_backward *b, int value, bool *accumulate);
 
 #endif

@@ -11,8 +11,7 @@
 
 static bool exclusive(const te_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && t->storage->block; }
 
-/* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
-static te_tensor *activation_target(te_group_backward *b, int value, bool *accumulate)
+te_tensor *te_backward_target(te_group_backward *b, int value, bool *accumulate)
 {
     te_tensor **grad = &b->state->grads[value];
     *accumulate = *grad != NULL;
@@ -33,7 +32,7 @@ te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad)
         b->state->grads[value] = grad;
         return TE_OK;
     }
-    te_tensor *target = activation_target(b, value, &accumulate);
+    te_tensor *target = te_backward_target(b, value, &accumulate);
     te_status status = target ? te_add_to(target, grad) : b->ctx->status;
     te_tensor_release(grad);
     return status;
@@ -63,7 +62,7 @@ static te_status input_gradient(te_group_backward *b, const te_unit *unit, const
     const te_plan_value *x = &b->plan->values[unit->x];
     bool accumulate = false;
     if (te_product_fits(x->dtype, unit->compute)) {
-        te_tensor *target = activation_target(b, unit->x, &accumulate);
+        te_tensor *target = te_backward_target(b, unit->x, &accumulate);
         return target ? dgrad(p, target, accumulate) : b->ctx->status;
     }
     te_plan_value narrow = *x;

@@ -142,6 +142,7 @@ static te_unit_kind kind_of(const te_op *op)
     if (op->def->formula) return TE_UNIT_PROGRAM;
     if (strcmp(op->name, "linear") == 0) return TE_UNIT_LINEAR;
     if (strcmp(op->name, "embedding") == 0) return TE_UNIT_GATHER;
+    if (strcmp(op->name, "grouped_linear") == 0) return TE_UNIT_GROUPED;
     return strcmp(op->name, "reshape") == 0 ? TE_UNIT_VIEW : TE_UNIT_CALL;
 }
 
@@ -197,19 +198,22 @@ static te_status order_units(clustering *c)
     return status;
 }
 
+static void add_reader(te_plan_value *v, int unit)
+{
+    if (v->unit == unit) return;
+    if (v->first_reader < 0) v->first_reader = unit;
+    v->last_reader = unit;
+}
+
 static te_status find_readers(te_fuse_plan *plan)
 {
     for (int v = 0; v < plan->n_values; v++) plan->values[v].first_reader = plan->values[v].last_reader = -1;
     for (int u = 0; u < plan->n_units; u++) {
         for (int k = 0; k < plan->units[u].n_nodes; k++) {
             const te_group_node *node = &plan->nodes[plan->units[u].nodes[k]];
-            for (int i = 0; i < node->call.op->n_inputs; i++) {
-                if (node->in[i] == TE_NO_VALUE) continue;
-                te_plan_value *v = &plan->values[node->in[i]];
-                if (v->unit == u) continue;
-                if (v->first_reader < 0) v->first_reader = u;
-                v->last_reader = u;
-            }
+            for (int i = 0; i < node->call.op->n_inputs; i++)
+                if (node->in[i] != TE_NO_VALUE) add_reader(&plan->values[node->in[i]], u);
+            for (int i = 0; i < node->n_list; i++) add_reader(&plan->values[node->list[i]], u);
         }
     }
     for (int n = 0; n < plan->n_nodes; n++) {

@@ -107,7 +107,7 @@ static te_status append_node(joining *j, const te_group_node *node)
     te_status status = te_program_append(j->program, bound, inputs, 0, j->unit->n_rngs, result);
     te_program_free(bound);
     if (status != TE_OK) return out_of_memory(plan);
-    j->unit->n_rngs += source->n_rngs;
+    if (source->n_rngs) j->unit->rng_nodes[j->unit->n_rngs++] = (int)(node - plan->nodes);
     j->mapped[node->out] = result[0];
     return TE_OK;
 }
@@ -361,8 +361,14 @@ te_status te_plan_compile(te_fuse_plan *plan)
         unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
         unit->first_aux = plan->n_aux;
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
-        if (unit->kind != TE_UNIT_CALL) continue;
-        plan->n_aux += 2; /* its input and its result, as its own tape sees them */
+        if (unit->kind == TE_UNIT_GROUPED) unit->compute = plan->values[node->out].dtype;
+        for (int i = 0; i < node->n_list; i++) plan->values[node->list[i]].saved |= plan->values[unit->x].wanted;
+        if (unit->kind != TE_UNIT_CALL && unit->kind != TE_UNIT_GROUPED) continue;
+        unit->first_rng = plan->n_rngs;
+        unit->rng_nodes[0] = unit->nodes[0];
+        unit->n_rngs = unit->kind == TE_UNIT_CALL && te_plan_draws(node);
+        plan->n_rngs += unit->n_rngs;
+        plan->n_aux += 2; /* its input and its result, as its own tape sees them; of products its input and the sizes of groups */
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];
@@ -376,6 +382,7 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rows += unit->gradient.n_rows;
         plan->n_rngs += unit->n_rngs;
     }
+    if (status == TE_OK) status = te_plan_order_draws(plan);
     if (plan->record) pack_values(plan);
     return te_plan_mark_emissions(plan);
 }

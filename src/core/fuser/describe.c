@@ -211,6 +211,29 @@ static double id_bytes(const describing *d, const te_unit *unit)
     return rows_of(d, unit->space) * (double)te_dtype_size(d->plan->values[unit->x].dtype);
 }
 
+static double grouped_flops(const describing *d, const te_unit *unit)
+{
+    return 2 * rows_of(d, unit->space) * (double)d->plan->values[unit->x].width * (double)d->plan->values[unit->result].width;
+}
+
+/* All groups together, taking every weight to be read. */
+static void backward_grouped(const describing *d, const te_unit *unit)
+{
+    const te_fuse_plan *plan = d->plan;
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0), weights = 0, dweights = 0, dbiases = 0;
+    int groups = te_grouped_count(plan, node);
+    for (int i = 0; i < node->n_list; i++) {
+        double bytes = value_bytes(d, node->list[i], 0);
+        if (i < groups) weights += bytes;
+        if (plan->values[node->list[i]].wanted) *(i < groups ? &dweights : &dbiases) += bytes;
+    }
+    double flops = grouped_flops(d, unit);
+    if (plan->values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "grouped dgrad", y + weights, x, flops, true);
+    if (dweights > 0) say(d, unit, TE_STEP_PRODUCT, "grouped wgrad", x + y, dweights, flops, true);
+    if (dbiases > 0) say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradients", y, dbiases, 0, true);
+}
+
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 static void forward_unit(const describing *d, const te_unit *unit)
@@ -239,7 +262,11 @@ static void forward_unit(const describing *d, const te_unit *unit)
         return;
     }
     double y = value_bytes(d, unit->result, 0);
-    if (unit->kind == TE_UNIT_GATHER)
+    if (unit->kind == TE_UNIT_GROUPED) {
+        const te_group_node *node = &plan->nodes[unit->nodes[0]];
+        for (int i = 0; i < node->n_list; i++) read += value_bytes(d, node->list[i], 0);
+        say(d, unit, TE_STEP_PRODUCT, "grouped_linear", read + value_bytes(d, unit->x, 0), y, grouped_flops(d, unit), false);
+    } else if (unit->kind == TE_UNIT_GATHER)
         say(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
     else if (unit->kind == TE_UNIT_CALL)
         say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0), y,
@@ -306,6 +333,7 @@ static void backward_unit(const describing *d, const te_unit *unit)
         return;
     }
     if (unit->kind == TE_UNIT_GATHER) say(d, unit, TE_STEP_GATHER, "embedding_backward", 2 * y + id_bytes(d, unit), y, 0, true);
+    if (unit->kind == TE_UNIT_GROUPED) backward_grouped(d, unit);
     if (unit->kind == TE_UNIT_LINEAR) backward_linear(d, unit);
 }
 
@@ -337,6 +365,7 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
+    if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED) return "products of ranges of rows read and write memory";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";

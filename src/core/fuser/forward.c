@@ -90,14 +90,6 @@ te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value)
 
 /* --- programs ----------------------------------------------------------------------------------------------------- */
 
-static void draw(te_group_state *state, const te_unit *unit, const te_space *s)
-{
-    uint64_t words = 1;
-    for (int i = 0; i < s->ndim; i++) words *= (uint64_t)s->shape[i];
-    for (int i = 0; i < unit->n_rngs; i++)
-        state->rngs[unit->first_rng + i] = te_context_draw(state->plan->ctx, words);
-}
-
 static te_status run_program(te_group_state *state, const te_unit *unit)
 {
     te_fuse_plan *plan = state->plan;
@@ -126,7 +118,6 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
         if (!t) return ctx->status;
         outputs[n] = te_space_operand(t, &s, (te_part){0}, TE_RATE_ROW);
     }
-    draw(state, unit, &s);
     te_run_start(&run, &s);
     run.inputs = inputs;
     run.outputs = outputs;
@@ -200,9 +191,12 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     call.in[0] = leaf;
     for (int i = 1; i < call.op->n_inputs; i++)
         call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
+    uint64_t offset = ctx->rng_offset;
+    if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
     ctx->product_state = node->recipe_state;
     te_status status = te_call_run_op(&call);
     ctx->product_state = NULL;
+    if (unit->n_rngs) ctx->rng_offset = offset;
     te_tensor *y = call.out[0];
     if (status == TE_OK && wanted) {
         state->aux[unit->first_aux] = te_tensor_retain(leaf);
@@ -286,6 +280,8 @@ static bool read_elsewhere(const te_fuse_plan *plan, int value)
             const te_group_node *node = &plan->nodes[unit->nodes[k]];
             for (int i = 0; i < node->call.op->n_inputs; i++)
                 if (node->in[i] == value && (unit->kind != TE_UNIT_LINEAR || i != 1)) return true;
+            for (int i = 0; i < node->n_list; i++)
+                if (node->list[i] == value) return true;
         }
     }
     return false;
@@ -311,6 +307,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
 {
     te_fuse_plan *plan = state->plan;
     te_status status = take_inputs(state, inputs);
+    te_state_draw(state);
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         const te_unit *unit = &plan->units[u];
         status = te_context_poll(plan->ctx);
@@ -320,6 +317,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
         case TE_UNIT_CALL: status = run_call(state, unit); break;
         case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
+        case TE_UNIT_GROUPED: status = te_grouped_forward(state, unit); break;
         case TE_UNIT_VIEW: status = run_view(state, unit); break;
         }
         if (status == TE_OK) status = release_read(state, u);

@@ -30,6 +30,7 @@ void te_group_release(te_group *group)
     for (int i = 0; i < group->n_nodes; i++) {
         te_op_release(group->nodes[i].call.op);
         te_recipe_state_release(group->nodes[i].recipe_state);
+        te_mem_free(&ctx->mem, group->nodes[i].list, (size_t)group->nodes[i].n_list * sizeof(int));
     }
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->values, group->value_capacity * sizeof *group->values);
@@ -82,13 +83,26 @@ static te_status resolve(te_group *group, te_group_node *node)
 bool te_group_accepts(te_context *ctx, const te_op *op)
 {
     const te_op_def *def = op->def;
-    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding"};
+    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear"};
     bool known = def->formula || def->resolve;
     for (size_t i = 0; i < sizeof structured / sizeof *structured; i++) known |= strcmp(op->name, structured[i]) == 0;
     if (known && op->n_outputs == 1 && !op->takes_list) return true;
     te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.%s %s", op->name,
             known ? "has several results" : "is no row program, matrix product, self attention, reshape or embedding");
     return false;
+}
+
+/* A copy that is the node's own; false when memory is exhausted. */
+static bool own_list(const te_mem *mem, te_group_node *node, const int *list, int n)
+{
+    node->list = NULL;
+    node->n_list = 0;
+    if (!n) return true;
+    node->list = te_mem_alloc(mem, (size_t)n * sizeof *list);
+    if (!node->list) return false;
+    memcpy(node->list, list, (size_t)n * sizeof *list);
+    node->n_list = n;
+    return true;
 }
 
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
@@ -112,9 +126,16 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     if (!te_mem_grow(&ctx->mem, &nodes, &group->node_capacity, (size_t)group->n_nodes + 1, sizeof *group->nodes))
         return te_fail_memory(ctx, "fuser");
     group->nodes = nodes;
+    for (int i = 0; i < call->n_list; i++)
+        if (call->list[i] < 0 || call->list[i] >= group->n_values || !group->values[call->list[i]].parameter)
+            return te_call_fail(&node.call, TE_ERROR_ARGUMENT, "value %d is no parameter of the group", call->list[i]);
+    if (!own_list(&ctx->mem, &node, call->list, call->n_list)) return te_fail_memory(ctx, "fuser");
     int frame = te_group_enter_frame(group, &node);
     *result = node.out = add_value(group, (te_group_value){group->n_nodes, frame, false});
-    if (node.out == TE_NO_VALUE) return ctx->status;
+    if (node.out == TE_NO_VALUE) {
+        te_mem_free(&ctx->mem, node.list, (size_t)node.n_list * sizeof *node.list);
+        return ctx->status;
+    }
     if (strcmp(node.call.op->name, "reshape") == 0) node.frame = frame;
     te_op_retain(node.call.op);
     te_recipe_state_retain(node.recipe_state);
@@ -158,6 +179,7 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     for (int i = 0; plan->nodes && i < plan->n_nodes; i++) {
         if (plan->nodes[i].call.op) te_op_release(plan->nodes[i].call.op);
         te_recipe_state_release(plan->nodes[i].recipe_state);
+        te_mem_free(mem, plan->nodes[i].list, (size_t)plan->nodes[i].n_list * sizeof(int));
     }
     for (int i = 0; plan->recipes && i < plan->n_nodes; i++) te_product_recipe_release(plan->recipes[i]);
     te_mem_free(mem, plan->keys, (size_t)plan->n_inputs * sizeof *plan->keys);
@@ -165,6 +187,7 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
     te_mem_free(mem, plan->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     te_mem_free(mem, plan->recipes, (size_t)plan->n_nodes * sizeof *plan->recipes);
+    te_mem_free(mem, plan->draws, (size_t)plan->n_rngs * sizeof *plan->draws);
     te_mem_free(mem, plan->frames, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
     te_mem_free(mem, plan->outputs, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
     te_mem_free(mem, plan->refusal, sizeof ctx->message);
@@ -223,7 +246,9 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     }
     memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
     memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
+    bool owned = true;
     for (int i = 0; i < plan->n_nodes; i++) {
+        owned = own_list(&ctx->mem, &plan->nodes[i], group->nodes[i].list, group->nodes[i].n_list) && owned;
         te_op_retain(plan->nodes[i].call.op);
         te_recipe_state_retain(plan->nodes[i].recipe_state);
         plan->recipes[i] = te_product_recipe_retain(te_recipe_active(plan->nodes[i].recipe_state));
@@ -235,7 +260,7 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     plan->n_frames = 1;
     plan->frames[0] = (te_plan_frame){.ndim = x_ndim, .rows = 1, .per = 1};
     describe_values(plan, group);
-    te_status status = te_plan_infer(plan);
+    te_status status = owned ? te_plan_infer(plan) : te_fail_memory(ctx, "fuser");
     if (status == TE_OK) te_plan_wire(plan);
     if (status == TE_OK) status = te_plan_cluster(plan);
     if (status == TE_OK) status = te_plan_compile(plan);

@@ -41,6 +41,8 @@ typedef struct te_group_call {
     int           values[TE_OP_MAX_INPUTS];
     const te_arg *args;
     int           n_args, label;
+    const int    *list; /* grouped_linear: values of its weights, then of its biases, if any */
+    int           n_list;
     bool          cache_quantized; /* backward gets its first input as E4M3 with one factor holds it: a byte for a value */
     te_recipe_state *recipe_state; /* of a product or an attention, which then runs under the recipe that is active; or NULL */
 } te_group_call;

@@ -184,6 +184,8 @@ te_status te_plan_infer(te_fuse_plan *plan)
             status = infer_self_attention(plan, node, out);
         else if (strcmp(op->name, "reshape") == 0)
             status = te_plan_infer_reshape(plan, node, out);
+        else if (strcmp(op->name, "grouped_linear") == 0)
+            status = te_plan_infer_grouped(plan, node, out);
         else if (strcmp(op->name, "embedding") == 0)
             status = infer_embedding(plan, node, out);
         else
@@ -194,6 +196,7 @@ te_status te_plan_infer(te_fuse_plan *plan)
             const te_plan_value *v = input_of(plan, node, i);
             out->wanted |= v && v->wanted && !(op->def->flags & TE_OP_NOGRAD);
         }
+        for (int i = 0; i < node->n_list; i++) out->wanted |= plan->values[node->list[i]].wanted;
     }
     return TE_OK;
 }

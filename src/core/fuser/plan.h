@@ -5,7 +5,7 @@
  *             -- cluster.c   which nodes share a unit, and the order of the units
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
- *      plan   -- forward.c, backward.c, gather.c
+ *      plan   -- forward.c, backward.c, gather.c, grouped.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
  * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
@@ -28,6 +28,7 @@ typedef struct te_group_node {
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
     int     frame; /* a reshape: which of the group's, from 1 */
+    int    *list, n_list; /* grouped_linear: its weights, then its biases; owned */
     te_recipe_state *recipe_state; /* NULL: its product is never quantized */
     bool    cache_quantized;
 } te_group_node;
@@ -76,6 +77,7 @@ typedef struct te_plan_value {
 typedef enum te_unit_kind {
     TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
     TE_UNIT_GATHER, /* rows of a table by id */
+    TE_UNIT_GROUPED, /* ranges of rows times weights of their own */
     TE_UNIT_VIEW    /* memory read in rows of another width */
 } te_unit_kind;
 
@@ -118,7 +120,8 @@ typedef struct te_unit {
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
     te_emit_cost emit_cost[2];    /* forward, backward */
     int          n_rngs;
-    int          first_row, first_rng; /* in the run's arrays */
+    int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
+    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL: where its own numbers begin */
     int          space;
     int64_t      width;
     bool         compute_f64;
@@ -132,6 +135,11 @@ typedef struct te_unit {
     int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
                                      weight gradient waits for x, the gradient of the result as well */
 } te_unit;
+
+/* Random numbers that a run draws. */
+typedef struct te_plan_draw {
+    int node, unit, rng;
+} te_plan_draw;
 
 /* What tells plans apart: one per input, and the settings of the context. */
 typedef struct te_plan_key {
@@ -158,6 +166,7 @@ typedef struct te_fuse_plan {
     te_group_node *nodes; /* copies of the group's */
     te_product_recipe **recipes; /* per node: what its product runs under, NULL: high precision */
     int           *outputs, *output_frames;
+    te_plan_draw  *draws; /* n_rngs, in the order of their nodes */
     int            n_rows, n_rngs, n_aux, n_products, n_packs; /* sizes of a run's arrays */
     char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
     struct te_fuse_plan *next; /* of the same group */
@@ -244,7 +253,15 @@ te_status te_state_open_frames(te_group_state *state, te_tensor *const *inputs);
 te_tensor *te_state_stored(const te_group_state *state, const te_plan_value *value, te_tensor *t);
 te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value, te_tensor *t, int frame);
 
-/* gather.c: units that look rows up. */
+/* draw.c: random numbers, drawn in the order in which single operations draw them. */
+bool      te_plan_draws(const te_group_node *node); /* a called operation: by itself */
+te_status te_plan_order_draws(te_fuse_plan *plan);
+void      te_state_draw(te_group_state *state);
+
+/* gather.c: units that look rows up. grouped.c: those of ranges of rows. */
 te_status te_gather_forward(te_group_state *state, const te_unit *unit);
+te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
+te_status te_grouped_forward(te_group_state *state, const te_unit *unit);
+int       te_grouped_count(const te_fuse_plan *plan, const te_group_node *node); /* of groups */
 
 #endif

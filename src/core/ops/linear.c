@@ -218,12 +218,18 @@ static te_status matmul_forward(te_call *call)
     return te_call_result(call, y);
 }
 
+static te_status grouped_linear_forward(te_call *call) { return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no weights"); }
+
 const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
      .doc = "x W^T + b for x {..., in}, weight {out, in}, bias {out}. In the compute dtype of te.autocast, otherwise "
             "the operands'; float32 accumulation.",
      .forward = linear_forward,
      .backward = linear_backward},
+    {.signature = "grouped_linear(x, sizes)",
+     .doc = "Rows of x in contiguous groups of so many, each times a weight of its own. Stands in plans alone, where it has weights.",
+     .flags = TE_OP_HIDDEN,
+     .forward = grouped_linear_forward},
     {.signature = "matmul(a, b)",
      .doc = "Matrix product over the last two dimensions; leading ones are batches and broadcast; a vector counts as a "
             "row (a) or a column (b).",

@@ -1,0 +1,93 @@
+local te = require "te"
+local plans = require "spec.support.plans"
+
+local input, steps, reason = plans.input, plans.steps, plans.reason
+
+local function sizes(list) return te.tensor(list, { dtype = "int32" }) end
+
+local function experts(groups, bias) return te.GroupedLinear(groups, 8, 16, { bias = bias }) end
+
+describe("a grouped linear operation in a group", function()
+    before_each(function() te.manual_seed(4) end)
+
+    it("is products of ranges of rows, with programs around them", function()
+        local seq = te.Sequential(te.LayerNorm(8), experts(3), te.SwiGLU(), te.Dropout(0.1), te.GroupedLinear(3, 8, 8, { bias = false }),
+            te.AddExtraInput())
+        local x, extra = input { 6, 8 }, input { 6, 8 }
+        local plan = seq:explain(x, sizes { 1, 0, 5 }, sizes { 3, 2, 1 }, extra)
+        assert.same({ "LayerNorm:layer_norm", "GroupedLinear:grouped_linear", "SwiGLU + Dropout:swiglu+dropout_apply",
+            "GroupedLinear:grouped_linear", "AddExtraInput:add" }, steps(plan.forward))
+        assert.same({ "GroupedLinear:grouped dgrad", "GroupedLinear:grouped wgrad", "SwiGLU + Dropout:swiglu+dropout_apply.backward",
+            "GroupedLinear:grouped dgrad", "GroupedLinear:grouped wgrad", "GroupedLinear:bias gradients", "LayerNorm:layer_norm.backward" },
+            steps(plan.backward))
+        assert.equal(2 * 6 * 8 * 16, plan.forward[2].flops)
+        assert.equal(4 * (48 + 3 * (8 * 16 + 16)), plan.forward[2].reads)
+        assert.matches("products of ranges of rows", reason(plan, "LayerNorm", "GroupedLinear"))
+        for _, split in ipairs { { 1, 0, 5 }, { 2, 2, 2 }, { 0, 0, 6 } } do
+            plans.assert_unchanged(seq, x, sizes(split), sizes { 3, 2, 1 }, extra)
+        end
+    end)
+
+    it("takes sizes as a list, as floats, and counts the first dimension", function()
+        local seq = te.Sequential(experts(2), te.SwiGLU())
+        local x = input { 3, 2, 8 }
+        plans.assert_unchanged(seq, x, { 2, 1 })
+        plans.assert_unchanged(seq, x, te.tensor { 0, 3 })
+        assert.same(seq(x, { 2, 1 }):totable(), seq(x, sizes { 2, 1 }):totable())
+        local reshaped = te.Sequential(te.Reshape { -1, 8 }, experts(2), te.ReLU())
+        plans.assert_unchanged(reshaped, x, { 5, 1 })
+    end)
+
+    it("is planned once for any sizes and numbers of rows", function()
+        local seq = te.Sequential(experts(2), te.SwiGLU())
+        for _, split in ipairs { { 2, 1 }, { 0, 3 }, { 40, 2 }, { 0, 0 } } do seq(input { split[1] + split[2], 8 }, sizes(split)) end
+        assert.equal(1, plans.count(seq, input { 3, 8 }, sizes { 2, 1 }))
+    end)
+
+    it("adds to the gradients that are there, in bfloat16 under te.autocast as well", function()
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            local seq, x = te.Sequential(experts(2), te.GELU()), input { 5, 8 }
+            local function run() te.autocast({ dtype = dtype }, seq, x, sizes { 3, 2 }):to("float32"):sum():backward() end
+            run()
+            local once = seq[1].weight[2].grad:clone()
+            run()
+            assert.is_true((seq[1].weight[2].grad - once * 2):abs():max():item() <= 2e-2 * once:abs():max():item())
+            assert.equal("float32", seq[1].bias[1].grad.dtype)
+        end
+    end)
+
+    it("raises what the operation raises", function()
+        local seq = te.Sequential(te.ReLU(), experts(3), te.ReLU())
+        assert.matches("split_sizes {2, 2, 2} for 3 groups and 5 rows", plans.assert_unchanged(seq, input { 5, 8 }, sizes { 2, 2, 2 }).y)
+        assert.matches("split_sizes {7, %-2, 0}", plans.assert_unchanged(seq, input { 5, 8 }, sizes { 7, -2, 0 }).y)
+        assert.matches("for 3 groups", plans.assert_unchanged(seq, input { 5, 8 }, sizes { 5 }).y)
+        assert.matches("a list of 3 sizes, got number", plans.assert_unchanged(seq, input { 5, 8 }, 3).y)
+    end)
+
+    it("shares a weight with another operation", function()
+        local first, second = experts(2, false), te.Linear(8, 16, { bias = false })
+        second.weight = first.weight[1]
+        local seq = te.Sequential(te.Residual(te.Sequential(second, te.SwiGLU()), te.Sequential(first, te.SwiGLU()), { parallel = true }))
+        plans.assert_unchanged(seq, input { 4, 8 }, sizes { 3, 1 })
+        te.no_grad(function() assert.same({ 4, 8 }, seq(input { 4, 8 }, sizes { 3, 1 }).shape) end)
+    end)
+
+    it("notices a weight that was changed in place since", function()
+        local seq = te.Sequential(experts(2), te.GELU())
+        local y = seq(input { 4, 8 }, sizes { 3, 1 })
+        te.no_grad(function() seq[1].weight[2]:mul_(2) end)
+        assert.error_matches(function() y:sum():backward() end, "changed in place")
+    end)
+
+    it("is called by itself under a recipe, and where its biases are scaled", function()
+        local x = input { 32, 32 }
+        local seq = te.Sequential(te.ReLU(), te.GroupedLinear(2, 32, 32), te.ReLU())
+        te.autocast({ recipe = te.recipe.Float8CurrentScaling {} }, function()
+            assert.matches("quantized one by one", reason(seq:explain(x, sizes { 16, 16 }), "GroupedLinear", "GroupedLinear"))
+        end)
+        assert.equal("grouped_linear", seq:explain(x, sizes { 16, 16 }).forward[2].kernels[1])
+        local scaled = te.Sequential(te.ReLU(), te.GroupedLinear(2, 8, 8, { scale_bias = true }))
+        assert.matches("scaled row by row", reason(scaled:explain(input { 4, 8 }, sizes { 3, 1 }, te.ones { 4 }), "GroupedLinear",
+            "GroupedLinear"))
+    end)
+end)

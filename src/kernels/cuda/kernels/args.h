@@ -128,4 +128,12 @@ typedef struct te_arrange_args {
     int64_t       lines, blocks, stride[2], padded_lines, padded_blocks, layout, bytes;
 } te_arrange_args;
 
+/* Lines of bytes to lines of 16's multiples, and further lines, of zeros. */
+typedef struct te_pad_args {
+    te_cuda_bound  bound;
+    const uint8_t *from;
+    uint8_t       *to;
+    int64_t        lines, bytes, stride, padded_lines, padded_bytes;
+} te_pad_args;
+
 #endif

@@ -156,6 +156,17 @@ te_status te_cuda_plan_arrange(te_cuda_plan *plan, const te_arrange_args *args)
     return TE_OK;
 }
 
+te_status te_cuda_plan_pad(te_cuda_plan *plan, const te_pad_args *args)
+{
+    enum { FULL = 16384 };
+    te_cuda_plan_open(plan);
+    int64_t blocks = (args->padded_lines * args->padded_bytes / 16 + THREADS - 1) / THREADS;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_pad_lines", blocks < FULL ? blocks : FULL, THREADS, args,
+                                          sizeof *args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}
+
 te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, int64_t n, uint64_t *skipped)
 {
     te_delayed_args args = {.tensors = tensors, .n = n, .skipped = skipped};

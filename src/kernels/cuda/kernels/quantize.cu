@@ -140,6 +140,24 @@ extern "C" __global__ void __launch_bounds__(256) te_arrange_factors(const __gri
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256) te_pad_lines(const __grid_constant__ te_pad_args a)
+{
+    struct alignas(16) te_sixteen {
+        uint8_t byte[16];
+    };
+    int64_t across = a.padded_bytes / 16;
+    for (int64_t i = TE_FIRST; i < a.padded_lines * across; i += TE_STEP) {
+        int64_t        line = i / across, at = i % across * 16;
+        const uint8_t *from = a.from + line * a.stride + at;
+        te_sixteen     x = {};
+        if (line < a.lines && at + 16 <= a.bytes && (uint64_t)from % 16 == 0)
+            x = *(const te_sixteen *)from;
+        else
+            for (int k = 0; k < 16 && line < a.lines && at + k < a.bytes; k++) x.byte[k] = from[k];
+        *(te_sixteen *)(a.to + line * a.padded_bytes + at) = x;
+    }
+}
+
 /* --- delayed scaling --------------------------------------------------------------------------------------------- */
 
 /* The largest of the earlier amaxes, in every thread. */

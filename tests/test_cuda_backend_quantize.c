@@ -307,6 +307,41 @@ static void check_delayed_updates(te_context *ctx)
     }
 }
 
+/* Copies are made again only where the factor that lies on the device is another one; their amax counts all the same. */
+static void check_kept(te_context *ctx)
+{
+    const te_quantizer *q = &quantizer_recipes[0].q[1];
+    te_device *gpu = te_context_device(ctx, "cuda");
+    te_tensor *x[2];
+    te_quantized z[2], fresh;
+    float more, factor = 7;
+    make_pair(ctx, TE_BF16, 40, 50, x);
+    te_tensor *given = floats_on(ctx, "cuda", 1, &factor), *seen = floats_on(ctx, "cuda", 2, (float[]){0, 0});
+    te_quantize_options options = {.want = {true, true}, .factor = given, .seen = seen};
+    options.kept = floats_on(ctx, "cuda", 2, (float[]){7, 0});
+    CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK);
+    te_quantize_options plain = {.want = {true, true}, .scale = 7};
+    CHECK(te_quantize(x[0], q, &plain, &z[0]) == TE_OK);
+    CHECK(same_bytes(z[0].side[0].data, z[1].side[0].data)); /* the first time they are made whatever was kept */
+    options.again = true;
+    for (int i = 0; i < 3; i++) {
+        float now[2], word = i < 2 ? 7.0f : 5.0f;
+        CHECK(te_tensor_write(given, TE_F32, &word) == TE_OK && te_tensor_write(seen, TE_F32, (float[]){0, 0}) == TE_OK);
+        CHECK(te_tensor_fill(z[1].side[0].data, 1) == TE_OK && te_tensor_fill(z[0].side[0].data, 1) == TE_OK);
+        CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK && te_tensor_read(seen, TE_F32, now) == TE_OK);
+        CHECK(te_tensor_read(z[0].side[0].amax, TE_F32, &more) == TE_OK && now[0] == more && more > 0);
+        plain.scale = word;
+        CHECK(te_quantize(x[0], q, &plain, &fresh) == TE_OK);
+        CHECK(same_bytes(i < 2 ? z[0].side[0].data : fresh.side[0].data, z[1].side[0].data));
+        CHECK(same_bytes(fresh.side[1].data, z[1].side[1].data) && same_bytes(fresh.side[0].scale_inv, z[1].side[0].scale_inv));
+        te_quantized_close(&fresh);
+    }
+    CHECK(gpu->exec.message[0] == 0);
+    te_tensor *const all[] = {x[0], x[1], given, seen, options.kept};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
+    close_pair(z);
+}
+
 /* Products by blocks promote their sums whatever is allowed. */
 static void check_fast_sums(void)
 {
@@ -346,6 +381,7 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
     check_delayed_updates(ctx);
+    check_kept(ctx);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
     check_narrow_cases(90, &quantizer_recipes[1]);

@@ -14,7 +14,8 @@ local recipes = {
     nvfp4 = function() return te.recipe.NVFP4BlockScaling {} end,
 }
 
--- By kernels of their own: the gradient that comes from outside; under delayed scaling the weights, whose factors were written; where
+-- By kernels of their own: the gradient that comes from outside; under delayed scaling the weights, whose factors were
+-- written, by kernels that find them unchanged; where
 -- the amax of a whole tensor is needed the LayerNorm, whose rows and input would be read once more each; and where random bits are
 -- numbered along rows the gradient of SwiGLU, which two outputs make.
 local kernels = { delayed = 4, mxfp8 = 1, blocks = 1, current = 2, nvfp4 = 3 }

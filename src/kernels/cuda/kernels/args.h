@@ -85,6 +85,9 @@ typedef struct te_quantize_args {
     float            *seen;
     float            *amaxes;   /* of the whole; NULL: those in scratch */
     int64_t           measures; /* tiles are measured and forgotten */
+    float            *kept;     /* and what follows: see te_quantize_job */
+    const float      *stale;
+    int64_t           force;
 } te_quantize_args;
 
 /* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the

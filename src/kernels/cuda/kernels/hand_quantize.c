@@ -48,7 +48,10 @@ te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)
                               .given = job->given,
                               .seen = job->seen,
                               .amaxes = job->step == TE_QUANTIZE_BOTH ? NULL : job->amaxes,
-                              .measures = job->step == TE_QUANTIZE_MEASURE};
+                              .measures = job->step == TE_QUANTIZE_MEASURE,
+                              .kept = job->kept,
+                              .stale = job->stale,
+                              .force = job->force};
 }
 
 static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job *job, const te_quantize_args *args,

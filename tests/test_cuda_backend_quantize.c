@@ -100,7 +100,7 @@ static void close_pair(te_quantized z[2])
     te_quantized_close(&z[1]);
 }
 
-/* The products of a linear layer whose sizes suit tensor cores; how many were of bytes. */
+/* The products of a linear layer; how many were of bytes. */
 static int count_narrow(te_context *ctx, const struct quantizer_recipe *r, int64_t tokens, int64_t in, int64_t out)
 {
     te_quantized x[2], w[2], dy[2];
@@ -121,18 +121,20 @@ static int count_narrow(te_context *ctx, const struct quantizer_recipe *r, int64
 static const char *const narrow_kinds[] = {"delayed", "current", "mxfp8", "mxfp8, square weight", "blocks", "nvfp4",
                                            "nvfp4, amax per row"};
 
-/* Of four products each, how many a device of this compute capability takes as bytes: of 128 tokens, and of 160, which no
- * block of 128 divides. Where the sum must lie together MXFP8's column-wise copies do not go. */
+/* Of four products each, how many a device of this compute capability takes as bytes, whatever the sizes are. Where the sum must lie together MXFP8's column-wise copies do not go. */
 static const struct narrow_device {
     int capability;
-    int taken[2][sizeof narrow_kinds / sizeof *narrow_kinds];
+    int taken[sizeof narrow_kinds / sizeof *narrow_kinds];
 } narrow_devices[] = {
-    {80, {{0}, {0}}},
-    {89, {{4, 4}, {4, 4}}},
-    {90, {{4, 4, 0, 0, 4}, {4, 4, 0, 0, 2}}},
-    {100, {{4, 4, 4, 4, 0, 4, 2}, {4, 4, 4, 4, 0, 4, 2}}},
-    {120, {{4, 4, 2, 2, 0, 4, 2}, {4, 4, 2, 2, 0, 4, 2}}},
+    {80, {0}},
+    {89, {4, 4}},
+    {90, {4, 4, 0, 0, 4}},
+    {100, {4, 4, 4, 4, 0, 4, 2}},
+    {120, {4, 4, 2, 2, 0, 4, 2}},
 };
+
+/* Tokens, inputs and outputs: of blocks of 128, of 16 and of nothing. */
+static const int64_t narrow_sizes[][3] = {{128, 128, 128}, {144, 128, 96}, {37, 50, 21}, {3, 130, 67}, {16, 33, 1}};
 
 static void check_device(const struct narrow_device *device)
 {
@@ -141,11 +143,12 @@ static void check_device(const struct narrow_device *device)
     for (size_t k = 0; k < sizeof narrow_kinds / sizeof *narrow_kinds; k++)
         for (int r = 0; r < QUANTIZER_RECIPES; r++) {
             if (strcmp(quantizer_recipes[r].name, narrow_kinds[k]) != 0) continue;
-            int even = count_narrow(ctx, &quantizer_recipes[r], 128, 128, 128);
-            int odd = count_narrow(ctx, &quantizer_recipes[r], 160, 256, 96);
-            CHECK_MSG(even == device->taken[0][k] && odd == device->taken[1][k],
-                      "%s on %d: %d and %d products of bytes, expected %d and %d", narrow_kinds[k], device->capability,
-                      even, odd, device->taken[0][k], device->taken[1][k]);
+            for (size_t s = 0; s < sizeof narrow_sizes / sizeof *narrow_sizes; s++) {
+                const int64_t *size = narrow_sizes[s];
+                int taken = count_narrow(ctx, &quantizer_recipes[r], size[0], size[1], size[2]);
+                CHECK_MSG(taken == device->taken[k], "%s on %d, %lld tokens: %d products of bytes, expected %d", narrow_kinds[k],
+                          device->capability, (long long)size[0], taken, device->taken[k]);
+            }
         }
     te_context_release(ctx);
 }
@@ -304,6 +307,41 @@ static void check_delayed_updates(te_context *ctx)
     }
 }
 
+/* Copies are made again only where the factor that lies on the device is another one; their amax counts all the same. */
+static void check_kept(te_context *ctx)
+{
+    const te_quantizer *q = &quantizer_recipes[0].q[1];
+    te_device *gpu = te_context_device(ctx, "cuda");
+    te_tensor *x[2];
+    te_quantized z[2], fresh;
+    float more, factor = 7;
+    make_pair(ctx, TE_BF16, 40, 50, x);
+    te_tensor *given = floats_on(ctx, "cuda", 1, &factor), *seen = floats_on(ctx, "cuda", 2, (float[]){0, 0});
+    te_quantize_options options = {.want = {true, true}, .factor = given, .seen = seen};
+    options.kept = floats_on(ctx, "cuda", 2, (float[]){7, 0});
+    CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK);
+    te_quantize_options plain = {.want = {true, true}, .scale = 7};
+    CHECK(te_quantize(x[0], q, &plain, &z[0]) == TE_OK);
+    CHECK(same_bytes(z[0].side[0].data, z[1].side[0].data)); /* the first time they are made whatever was kept */
+    options.again = true;
+    for (int i = 0; i < 3; i++) {
+        float now[2], word = i < 2 ? 7.0f : 5.0f;
+        CHECK(te_tensor_write(given, TE_F32, &word) == TE_OK && te_tensor_write(seen, TE_F32, (float[]){0, 0}) == TE_OK);
+        CHECK(te_tensor_fill(z[1].side[0].data, 1) == TE_OK && te_tensor_fill(z[0].side[0].data, 1) == TE_OK);
+        CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK && te_tensor_read(seen, TE_F32, now) == TE_OK);
+        CHECK(te_tensor_read(z[0].side[0].amax, TE_F32, &more) == TE_OK && now[0] == more && more > 0);
+        plain.scale = word;
+        CHECK(te_quantize(x[0], q, &plain, &fresh) == TE_OK);
+        CHECK(same_bytes(i < 2 ? z[0].side[0].data : fresh.side[0].data, z[1].side[0].data));
+        CHECK(same_bytes(fresh.side[1].data, z[1].side[1].data) && same_bytes(fresh.side[0].scale_inv, z[1].side[0].scale_inv));
+        te_quantized_close(&fresh);
+    }
+    CHECK(gpu->exec.message[0] == 0);
+    te_tensor *const all[] = {x[0], x[1], given, seen, options.kept};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
+    close_pair(z);
+}
+
 /* Products by blocks promote their sums whatever is allowed. */
 static void check_fast_sums(void)
 {
@@ -343,6 +381,7 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     for (int r = 0; r < QUANTIZER_RECIPES; r++) check_recipe(ctx, &quantizer_recipes[r], r);
     check_delayed_updates(ctx);
+    check_kept(ctx);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
     check_narrow_cases(90, &quantizer_recipes[1]);

@@ -636,6 +636,8 @@ describe("programs that leave results quantized", function()
             assert.truthy(plan:find("to run that once more for the amax costs less than to store", 1, true))
             assert.truthy(plan:find("gelu_tanh, amax of input, in stripes", 1, true))
             assert.truthy(plan:find("by that amax", 1, true))
+            -- column sums come from the same passes; only the gradient from outside has none
+            assert.equal(1, select(2, plan:gsub("bias gradient", "")))
             run() -- copies of weights
             local count = {}
             for _, event in ipairs(te.profile(run).events) do count[event.name] = (count[event.name] or 0) + 1 end

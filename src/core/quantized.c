@@ -143,6 +143,9 @@ static void bind_history(te_quantize_job *job, const te_quantize_options *option
     if (host_memory) return;
     if (options->factor) job->given = te_tensor_pointer(options->factor);
     if (options->seen) job->seen = te_tensor_pointer(options->seen);
+    if (options->kept) job->kept = te_tensor_pointer(options->kept);
+    job->stale = options->stale;
+    job->force = !options->again && !options->stale;
 }
 
 static te_tensor *amax_of(const te_quantized *z) { return z->side[0].amax ? z->side[0].amax : z->side[1].amax; }
@@ -172,7 +175,7 @@ te_status te_quantized_count(const te_quantized *z, te_tensor *seen)
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result)
 {
-    memset(result, 0, sizeof *result);
+    if (!options->again) memset(result, 0, sizeof *result);
     te_status status = check_source(source, q, options);
     if (status != TE_OK) return status;
     te_device *device = source->storage->device;
@@ -180,7 +183,7 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     matrix_of(source->ndim, source->shape, &rows, &cols);
     te_tensor *read = row_step(source, &step) ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
     if (!read) return source->ctx->status;
-    status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
+    if (!options->again) status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
     if (status == TE_OK) {
         te_quantize_job job = bind(result);
         job.source = te_tensor_pointer(read);

@@ -29,6 +29,9 @@ typedef struct te_quantize_options {
     const uint64_t *seed; /* stochastic rounding: NULL draws from the context */
     te_tensor *factor;    /* float32 {1} on the source's device */
     te_tensor *seen;      /* likewise, any length: its first element is raised to the source's amax. NULL: none */
+    te_tensor *kept;      /* float32 {2} of a device, for te_quantize_job; not with an amax per row. NULL: none */
+    const float *stale;   /* likewise; NULL: the copies are there for the first time */
+    bool again;           /* the result holds copies of the same source already, with what was kept of them */
 } te_quantize_options;
 
 static inline bool te_quantized_is_there(const te_quantized *z) { return z->side[0].data || z->side[1].data; }

@@ -79,6 +79,7 @@ void te_recipe_state_release(te_recipe_state *state)
     te_product_recipe_release(state->recipe);
     te_quantized_close(&state->weight);
     te_tensor_release(state->weight_scale);
+    te_tensor_release(state->weight_kept);
     te_numerics_unwatch(state);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         te_tensor_release(state->scale[r]);

@@ -93,7 +93,7 @@ static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, 
 static float number(const te_tensor *factor) { return *(const float *)te_tensor_data((te_tensor *)factor); }
 
 /* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there the
- * factor counts as another one once it was written. */
+ * factor counts as another one once it was written, and the kernel compares (te_quantize_job.kept). */
 static bool factor_is_current(const te_recipe_state *state)
 {
     const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
@@ -214,6 +214,27 @@ static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dt
     return status == TE_OK ? te_numerics_count(state, role, t, compute, scale) : status;
 }
 
+/* Whether nobody but the state holds the weight's copies. */
+static bool holds_alone(const te_recipe_state *state)
+{
+    bool alone = true;
+    for (int s = 0; s < 2; s++) {
+        const te_tensor *data = state->weight.side[s].data;
+        alone &= !data || (data->refs == 1 && data->storage->refs == 1);
+    }
+    return alone;
+}
+
+/* Room for what the kernels keep of copies, where the host cannot compare factors; NULL: nowhere, or failed. */
+static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_tensor **kept)
+{
+    te_device *device = t->storage->device;
+    *kept = NULL;
+    if (device->exec.backend->host_memory || !q->needs_history) return TE_OK;
+    *kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
+    return *kept ? TE_OK : t->ctx->status;
+}
+
 /* Keeps another holder of the weight's copies, and what they were made with. */
 static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor,
                         bool collected)
@@ -229,6 +250,34 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     state->weight_collected = collected;
 }
 
+/* The weight, where what is there will not do; `same`: it may be that nothing but the factor was written, and maybe not changed. */
+static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype compute, bool same,
+                                 te_quantize_options *options, te_quantized *result)
+{
+    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_quantized copies;
+    te_status status = TE_OK;
+    options->again = same && state->weight_kept && holds_alone(state);
+    if (options->again) {
+        te_quantized_share(&state->weight, true, true, &copies);
+        options->kept = te_tensor_retain(state->weight_kept);
+        for (int s = 0; s < 2; s++)
+            if (copies.side[s].data) copies.side[s].data->storage->version++;
+    } else {
+        status = open_kept(t, q, &options->kept);
+    }
+    if (status == TE_OK) status = quantize(t, compute, q, options, &copies);
+    if (status == TE_OK) {
+        keep_weight(state, t, &copies, options->factor, options->seen != NULL);
+        te_tensor_release(state->weight_kept);
+        state->weight_kept = te_tensor_retain(options->kept);
+        te_quantized_share(&copies, options->want[0], options->want[1], result);
+        te_quantized_close(&copies);
+    }
+    te_tensor_release(options->kept);
+    return status;
+}
+
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result)
 {
@@ -238,8 +287,8 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         te_quantized_share(&t->storage->attached->copies, rowwise, columnwise, result);
         return TE_OK;
     }
-    bool current = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise) &&
-                   factor_is_current(state);
+    bool same = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
+    bool current = same && factor_is_current(state);
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1};
     te_status status =
         q->needs_history ? take_factor(state, role, t->storage->device, current, &options.factor) : TE_OK;
@@ -250,9 +299,10 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
     } else if (status == TE_OK) {
         options.seen = counts(state, role) ? state->history[role] : NULL;
-        status = quantize(t, compute, q, &options, result);
-        if (status == TE_OK && role == TE_ROLE_WEIGHT)
-            keep_weight(state, t, result, options.factor, options.seen != NULL);
+        if (role == TE_ROLE_WEIGHT)
+            status = quantize_weight(state, t, compute, same, &options, result);
+        else
+            status = quantize(t, compute, q, &options, result);
     }
     te_tensor_release(options.factor);
     return status;

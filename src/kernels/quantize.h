@@ -67,6 +67,12 @@ struct te_quantize_job {
     float *seen;                       /* likewise: raised to the amax of the source; NULL: not wanted */
     te_quantize_step step;
     float *amaxes; /* of MEASURE and CONVERT, two, in device memory */
+    /* On devices, so that nobody waits to learn that nothing has changed: {the factor that the bytes were made with, whether this
+     * job makes them}. A job whose factor is that one leaves its sides as they are, unless `force`, or *stale is not 0. NULL: every
+     * job makes them. */
+    float *kept;
+    const float *stale;
+    bool force;
     te_quantized_side side[2];
 };
 

@@ -342,11 +342,6 @@ static void backward_unit(const describing *d, const te_unit *unit)
 /* How a product's operand gets into the form that it is multiplied in. */
 static const char *why_stored(const describing *d, const te_unit *product, char *text, size_t size)
 {
-    static const char *const quantized[] = {
-        [TE_EMIT_APART] = "by a kernel of its own: others read it too, or the run is too small for another way",
-        [TE_EMIT_AT_ONCE] = "by the program that makes it",
-        [TE_EMIT_TWICE] = "by the program that makes it: to run that once more for the amax costs less than to store",
-        [TE_EMIT_STORED] = "by a kernel of its own: to run the program once more for the amax costs more than to store"};
     char format[64];
     if (!product->recipe) return "a matrix product reads its operand from memory";
     if (!product->recipe->quantized[TE_ROLE_INPUT])
@@ -354,7 +349,7 @@ static const char *why_stored(const describing *d, const te_unit *product, char 
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
     format_text(q, format, sizeof format);
     snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s %s", format,
-             quantized[way_of(d, product->x)]);
+             te_emit_reason(d->plan, d->device, product->x, (int64_t)d->tokens));
     return text;
 }
 

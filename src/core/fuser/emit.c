@@ -237,15 +237,14 @@ static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, con
     return twice_pays(&maker->emit_cost[!forward], exec) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 
-te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
+/* Whether there is anything to gain from stripes, or room for tiles: for all that the same program emits in the same pass. */
+static bool fits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
     int64_t bytes = 0;
     int tiles = 0;
-    bool enough;
-    if (!v->emitted) return TE_EMIT_APART;
     bool forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
-    for (int i = 0; i < plan->n_values; i++) { /* all that the same program emits in the same pass */
+    for (int i = 0; i < plan->n_values; i++) {
         const te_plan_value *w = &plan->values[i];
         bool together = w->emitted && (forward ? w->unit == v->unit
                                                : w->unit >= 0 && plan->units[w->unit].kind == TE_UNIT_LINEAR &&
@@ -254,11 +253,32 @@ te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int
         bytes += w->width * (int64_t)te_dtype_size(w->dtype);
         tiles += tiles_of(plan, i, forward);
     }
-    if (device->exec.backend->emits)
-        enough = tiles <= TE_EMIT_TILES;
-    else
-        enough = device->exec.backend->host_memory && stripe_of(rows, bytes) < rows;
-    return enough ? way_of(plan, value, forward, &device->exec) : TE_EMIT_APART;
+    if (device->exec.backend->emits) return tiles <= TE_EMIT_TILES;
+    return device->exec.backend->host_memory && stripe_of(rows, bytes) < rows;
+}
+
+te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
+{
+    const te_plan_value *v = &plan->values[value];
+    if (!v->emitted || !fits(plan, device, value, rows)) return TE_EMIT_APART;
+    return way_of(plan, value, plan->units[v->unit].kind == TE_UNIT_PROGRAM, &device->exec);
+}
+
+const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
+{
+    static const char *const dear = "by a kernel of its own: to run the program once more for the amax costs more than to store";
+    bool tiles = device->exec.backend->emits, marked = plan->values[value].emitted, fitting = marked && fits(plan, device, value, rows);
+    switch (te_plan_emits(plan, device, value, rows)) {
+    case TE_EMIT_AT_ONCE: return "by the program that makes it";
+    case TE_EMIT_TWICE: return "by the program that makes it: to run that once more for the amax costs less than to store";
+    case TE_EMIT_STORED:
+        return quantizer_of(plan, value)->stochastic ? "by a kernel of its own: random bits are numbered down whole columns" : dear;
+    default: break;
+    }
+    if (!marked) return "by a kernel of its own: it is not between one program and one product alone";
+    if (fitting) return dear;
+    return tiles ? "by a kernel of its own: the program's has no room for tiles of it"
+                 : "by a kernel of its own: a run too small for another way";
 }
 
 /* Whether somebody counts what quantizing does, for which a result has to be whole. */

@@ -55,6 +55,9 @@ int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, i
  * program. */
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
 
+/* Why so: "by the program that makes it". */
+const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
+
 /* What a unit's program will emit; false when it runs as a whole. `inputs` are its operands. */
 bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
                          te_emitting *e);

@@ -50,8 +50,8 @@ static void decode_square(const target *t, int64_t row, int64_t col)
 te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
     te_quant quant;
-    bool across, turned;
-    te_view view = te_quantized_view(job->quantizer, &job->side[side], false, &quant);
+    bool across, turned = side == 1 && job->quantizer->transposed;
+    te_view view = te_quantized_view(job->quantizer, &job->side[side], side == 1 && !turned, &quant); /* rows as they lie */
     const te_copy_blocks *copy = te_copy_blocks_of(exec);
     if (job->rows == 0 || job->cols == 0) return TE_OK;
     target t = {.job = job,
@@ -60,7 +60,6 @@ te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
                 .store = copy->store[TE_CLASS_F32][job->dtype],
                 .transpose = copy->transpose[2]};
     t.decode.times = te_decode_tensor_factor(&view);
-    turned = side == 1 && job->quantizer->transposed;
     int threads = exec->threads < 1 || job->rows * job->cols < PARALLEL_FROM ? 1 : exec->threads;
     int64_t over = (job->cols + SQUARE - 1) / SQUARE, squares = (job->rows + SQUARE - 1) / SQUARE * over;
     int64_t parts = turned ? squares : job->rows;

@@ -73,6 +73,9 @@ te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scal
 /* The factors of an operand's blocks in a cuBLASLt layout: see te_arrange_args. */
 struct te_arrange_args;
 te_status te_cuda_arrange_factors(te_exec *exec, const struct te_arrange_args *args);
+/* An operand with zeros beyond it: see te_pad_args. */
+struct te_pad_args;
+te_status te_cuda_pad_lines(te_exec *exec, const struct te_pad_args *args);
 
 /* c = act(product + bias) + beta c, aux = product + bias, for a dense product of the shape of c. */
 te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *gemm, const te_view *product);

@@ -8,8 +8,9 @@
  *                       float32, blocks of 128 x 128    blocks of K follow one another, lines padded to 4
  *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged (kernels/quantize.cu)
  *
- * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Sizes and lines are
- * multiples of 16 bytes. Before 10.0, on 12.x, and of fp4 always, the elements that are added up lie together, which is how
+ * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Sizes and lines have to be
+ * multiples of 16 bytes: operands that have others are copied with zeros beyond them, a byte read and written an element, where
+ * to decode would write two or four; what the zeros add to the result is left out when its end is written (gemm_finish.c). Before 10.0, on 12.x, and of fp4 always, the elements that are added up lie together, which is how
  * side 0 and the transposed side 1 are stored. fp4's factors of whole tensors go to alpha.
  */
 #include "gemm.h"
@@ -50,33 +51,21 @@ static bool is_float32_block(int mode)
 
 /* --- what is declined --------------------------------------------------------------------------------------------- */
 
-static const char *decline_shape(const te_gemm *g, const narrow_operand o[2], int mode)
+static const char *decline_shape(const te_gemm *g)
 {
-    int64_t sums = mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F ? 16 : is_float32_block(mode) ? 128 : 32;
     int64_t rows = g->c.shape[g->c.ndim - 2], columns = g->c.shape[g->c.ndim - 1], inner = g->a.shape[g->a.ndim - 1];
     for (int i = 0; i < g->c.ndim - 2; i++)
         if (g->c.shape[i] != 1) return "it is a batch of products";
-    if (rows % 16 || columns % 16 || rows == 0 || columns == 0)
-        return "rows and columns of the result are not multiples of 16";
-    if (inner % sums || inner == 0)
-        return sums == 16   ? "the sum's length is no multiple of 16"
-               : sums == 32 ? "the sum's length is no multiple of 32"
-                            : "the sum's length is no multiple of 128";
-    for (int i = 0; i < 2; i++)
-        if ((uintptr_t)o[i].view->data % 16) return "an operand does not begin at a multiple of 16 bytes";
-    return NULL;
+    return rows == 0 || columns == 0 || inner == 0 ? "there is nothing to multiply" : NULL;
 }
 
-/* Lines of 16 bytes' multiples; `together`: the dimension that is summed over has to be adjacent. */
+/* `together`: the dimension that is summed over has to be adjacent. */
 static const char *decline_layout(const narrow_operand *o, bool together)
 {
     const te_view *v = o->view;
-    int64_t per_16_bytes = v->quant->element == TE_E2M1 ? 32 : 16;
     int64_t along = v->stride[o->sum], across = v->stride[o->line];
     if (together && along != 1) return "the elements that are added up do not lie together";
-    if (along != 1 && across != 1) return "an operand has no unit stride";
-    if ((along == 1 ? across : along) % per_16_bytes) return "lines do not begin at multiples of 16 bytes";
-    return NULL;
+    return along != 1 && across != 1 ? "an operand has no unit stride" : NULL;
 }
 
 static const char *decline_device(int capability, int mode)
@@ -119,14 +108,45 @@ const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *g)
     bool together = capability < 100 || capability >= 120 || g->a.quant->element == TE_E2M1;
     const char *reason = decline_formats(g->a.quant, g->b.quant, mode[0], mode[1]);
     for (int i = 0; i < 2 && !reason; i++) reason = decline_device(capability, mode[i]);
-    if (!reason) reason = decline_shape(g, o, mode[0]);
+    if (!reason) reason = decline_shape(g);
     for (int i = 0; i < 2 && !reason; i++) reason = decline_layout(&o[i], together);
     return reason;
 }
 
-/* --- factors ------------------------------------------------------------------------------------------------------ */
+/* --- sizes -------------------------------------------------------------------------------------------------------- */
 
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/* What the sum's length has to be a multiple of. */
+static int64_t step_of(int mode)
+{
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F ? 16 : is_float32_block(mode) ? 128 : 32;
+}
+
+/* An operand of whole multiples: as it is, or a copy with zeros beyond it, whose memory is in *lent. */
+static te_status pad(te_exec *exec, const narrow_operand *o, int mode, te_view *padded, void **lent)
+{
+    const te_view *v = o->view;
+    int64_t elements = v->quant->element == TE_E2M1 ? 2 : 1; /* to a byte */
+    int unit = v->stride[o->sum] == 1 ? o->sum : o->line, other = unit == o->sum ? o->line : o->sum;
+    *padded = *v;
+    padded->shape[o->line] = round_up(v->shape[o->line], 16);
+    padded->shape[o->sum] = round_up(v->shape[o->sum], step_of(mode));
+    bool whole = padded->shape[o->line] == v->shape[o->line] && padded->shape[o->sum] == v->shape[o->sum];
+    if (whole && v->stride[other] % (16 * elements) == 0 && (uintptr_t)v->data % 16 == 0) return TE_OK;
+    padded->stride[unit] = 1;
+    padded->stride[other] = padded->shape[unit];
+    te_pad_args args = {.from = v->data,
+                        .lines = v->shape[other],
+                        .bytes = (v->shape[unit] + elements - 1) / elements,
+                        .stride = v->stride[other] / elements,
+                        .padded_lines = padded->shape[other],
+                        .padded_bytes = padded->shape[unit] / elements};
+    padded->data = args.to = *lent = exec->scratch(exec, (size_t)(args.padded_lines * args.padded_bytes));
+    return *lent ? te_cuda_pad_lines(exec, &args) : TE_ERROR_MEMORY;
+}
+
+/* --- factors ------------------------------------------------------------------------------------------------------ */
 
 /* The factors of blocks in the order in which cuBLASLt reads them; memory that is lent is in *lent. */
 static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const void **factors, void **lent)
@@ -146,7 +166,7 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
                                                                                             : TE_ARRANGE_TILES,
                             .bytes = is_float32_block(mode) ? 4 : 1};
     args.padded_lines = args.layout == TE_ARRANGE_TILES       ? round_up(args.lines, 128)
-                        : args.layout == TE_ARRANGE_BY_BLOCKS ? round_up(args.lines, 4)
+                        : args.layout == TE_ARRANGE_BY_BLOCKS ? round_up(args.lines, 16)
                                                               : args.lines;
     args.padded_blocks = args.layout == TE_ARRANGE_BY_BLOCKS ? args.blocks : round_up(args.blocks, 4);
     *factors = args.to = *lent = exec->scratch(exec, (size_t)(args.padded_lines * args.padded_blocks * args.bytes));
@@ -155,26 +175,51 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
 
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
+/* c of whole multiples; in float32 and dense, for gemm_finish.c, where c itself is not. */
+static te_status run_padded(te_exec *exec, const te_gemm *gemm, te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
+{
+    int d = gemm->c.ndim;
+    int64_t rows = g->a.shape[d - 2], columns = g->b.shape[d - 1];
+    if (rows == gemm->c.shape[d - 2] && columns == gemm->c.shape[d - 1]) return te_cuda_gemm_scaled(exec, g, scales, narrow);
+    void *room = exec->scratch(exec, (size_t)(rows * columns) * sizeof(float));
+    if (!room) return TE_ERROR_MEMORY;
+    te_cuda_trace(exec, "dispatch: a product of bytes is padded from %lld x %lld to %lld x %lld\n", (long long)gemm->c.shape[d - 2],
+                  (long long)gemm->c.shape[d - 1], (long long)rows, (long long)columns);
+    te_gemm whole = {.a = g->a, .b = g->b, .c = g->c, .alpha = g->alpha, .fast_sums = g->fast_sums};
+    whole.c.data = room;
+    whole.c.dtype = TE_F32;
+    for (int i = 0; i < d; i++) whole.c.stride[i] = 1;
+    whole.c.shape[d - 2] = rows;
+    whole.c.shape[d - 1] = columns;
+    whole.c.stride[d - 2] = columns;
+    te_status status = te_cuda_gemm_scaled(exec, &whole, scales, narrow);
+    if (status == TE_OK) status = te_cuda_gemm_finish(exec, gemm, &whole.c);
+    exec->scratch_free(exec, room);
+    return status;
+}
+
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
 {
     narrow_operand o[2];
     te_cuda_narrow narrow = {{NULL, NULL}, {0, 0}};
     te_gemm g = *gemm;
-    void *lent[3] = {NULL, NULL, NULL};
+    te_view *padded[2] = {&g.a, &g.b};
+    void *lent[5] = {NULL, NULL, NULL, NULL, NULL};
     te_status status = te_cuda_enter(exec);
     operands_of(gemm, o);
     for (int i = 0; i < 2 && status == TE_OK; i++) {
         narrow.mode[i] = mode_of(&o[i]);
         status = arrange(exec, &o[i], narrow.mode[i], &narrow.factors[i], &lent[i]);
+        if (status == TE_OK) status = pad(exec, &o[i], narrow.mode[i], padded[i], &lent[2 + i]);
     }
     if (is_float32_block(narrow.mode[0])) g.fast_sums = false; /* their sums are always promoted, block by block */
     if (status == TE_OK && gemm->a.quant->element == TE_E2M1) {
-        lent[2] = exec->scratch(exec, 3 * sizeof(float));
-        status = lent[2] ? te_cuda_product_scales(exec, gemm, lent[2]) : TE_ERROR_MEMORY;
+        lent[4] = exec->scratch(exec, 3 * sizeof(float));
+        status = lent[4] ? te_cuda_product_scales(exec, gemm, lent[4]) : TE_ERROR_MEMORY;
     }
     g.a.quant = g.b.quant = NULL;
-    if (status == TE_OK) status = te_cuda_gemm_scaled(exec, &g, lent[2], &narrow);
-    for (int i = 2; i >= 0; i--)
+    if (status == TE_OK) status = run_padded(exec, gemm, &g, lent[4], &narrow);
+    for (int i = 4; i >= 0; i--)
         if (lent[i]) exec->scratch_free(exec, lent[i]);
     return status;
 }

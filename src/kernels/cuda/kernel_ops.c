@@ -168,6 +168,11 @@ te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
     RUN("matrix product", te_cuda_plan_arrange(&plan, args));
 }
 
+te_status te_cuda_pad_lines(te_exec *exec, const te_pad_args *args)
+{
+    RUN("matrix product", te_cuda_plan_pad(&plan, args));
+}
+
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)
 {
     RUN("matrix product", te_cuda_plan_scales(&plan, gemm, scales));

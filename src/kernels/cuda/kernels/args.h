@@ -86,6 +86,9 @@ typedef struct te_quantize_args {
     float            *seen;
     float            *amaxes;   /* of the whole; NULL: those in scratch */
     int64_t           measures; /* tiles are measured and forgotten */
+    float            *kept;     /* and what follows: see te_quantize_job */
+    const float      *stale;
+    int64_t           force;
 } te_quantize_args;
 
 /* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the
@@ -128,5 +131,13 @@ typedef struct te_arrange_args {
     void         *to;
     int64_t       lines, blocks, stride[2], padded_lines, padded_blocks, layout, bytes;
 } te_arrange_args;
+
+/* Lines of bytes to lines of 16's multiples, and further lines, of zeros. */
+typedef struct te_pad_args {
+    te_cuda_bound  bound;
+    const uint8_t *from;
+    uint8_t       *to;
+    int64_t        lines, bytes, stride, padded_lines, padded_bytes;
+} te_pad_args;
 
 #endif

@@ -106,6 +106,8 @@ te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, in
 /* Factors of blocks in another order: te_arrange_args (args.h). */
 struct te_arrange_args;
 te_status te_cuda_plan_arrange(te_cuda_plan *plan, const struct te_arrange_args *args);
+/* Lines of bytes with zeros beyond them. */
+te_status te_cuda_plan_pad(te_cuda_plan *plan, const struct te_pad_args *args);
 
 void      te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault);
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out);

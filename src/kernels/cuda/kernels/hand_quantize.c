@@ -48,7 +48,10 @@ te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)
                               .given = job->given,
                               .seen = job->seen,
                               .amaxes = job->step == TE_QUANTIZE_BOTH ? NULL : job->amaxes,
-                              .measures = job->step == TE_QUANTIZE_MEASURE};
+                              .measures = job->step == TE_QUANTIZE_MEASURE,
+                              .kept = job->kept,
+                              .stale = job->stale,
+                              .force = job->force};
 }
 
 static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job *job, const te_quantize_args *args,
@@ -152,6 +155,17 @@ te_status te_cuda_plan_arrange(te_cuda_plan *plan, const te_arrange_args *args)
     te_cuda_plan_open(plan);
     int64_t blocks = (args->padded_lines * args->padded_blocks + THREADS - 1) / THREADS;
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_arrange_factors", blocks, THREADS, args, sizeof *args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_pad(te_cuda_plan *plan, const te_pad_args *args)
+{
+    enum { FULL = 16384 };
+    te_cuda_plan_open(plan);
+    int64_t blocks = (args->padded_lines * args->padded_bytes / 16 + THREADS - 1) / THREADS;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_pad_lines", blocks < FULL ? blocks : FULL, THREADS, args,
+                                          sizeof *args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }

@@ -89,6 +89,28 @@ static void both_ways(cudnnBackendDescriptor_t device, te_dnn_attention a, const
     accepts(device, &a, what);
 }
 
+static void accepts_quantized(cudnnBackendDescriptor_t device, te_dnn_attention a, const char *what)
+{
+    a.type = CUDNN_DATA_FP8_E4M3;
+    accepts(device, &a, what);
+}
+
+static void forward_quantized(cudnnBackendDescriptor_t device)
+{
+    te_dnn_attention a = attention(32, 12, 12, 1024, 64);
+    accepts_quantized(device, a, "fp8, causal");
+    a = attention(2, 12, 12, 1024, 64);
+    a.causal = 0;
+    accepts_quantized(device, a, "fp8, not causal");
+    accepts_quantized(device, attention(1, 32, 8, 4096, 128), "fp8, grouped query");
+    accepts_quantized(device, attention(2, 12, 12, 1000, 64), "fp8, a length that is no multiple of anything");
+    a = attention(2, 12, 12, 1024, 64);
+    a.window = 128;
+    accepts_quantized(device, a, "fp8, a window");
+    accepts_quantized(device, packed(attention(8, 12, 12, 512, 64)), "fp8, packed");
+    accepts_quantized(device, attention(2, 12, 12, 1024, 32), "fp8, narrow heads");
+}
+
 int main(void)
 {
     char reason[TE_DNN_REASON];
@@ -116,6 +138,7 @@ int main(void)
     both_ways(device, a, "a window");
     both_ways(device, packed(attention(8, 12, 12, 512, 64)), "packed");
     both_ways(device, packed(attention(8, 32, 8, 512, 128)), "packed, grouped query");
+    forward_quantized(device);
     dnn.cudnnBackendDestroyDescriptor(device);
     return TEST_END();
 }

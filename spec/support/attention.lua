@@ -8,9 +8,8 @@ local attention = {}
 
 local function f64(t) return t:detach():to("cpu"):to("float64") end
 
---- The values that the bytes of E4M3 under current scaling stand for, in float64.
-function attention.values(t)
-    return f64(te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input"):dequantize())
+local function factor(t)
+    return te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input").rowwise_scale_inv:to("cpu"):item()
 end
 
 local function repeat_heads(t, heads)
@@ -46,22 +45,37 @@ local function probabilities(q, k, opts)
     return te.softmax(scores + mask(q:size(3), k:size(3), opts), -1), scores:abs():max():item()
 end
 
---- The result and how far rounding may be off: where float32 cannot tell on which side of the middle between two numbers of
---- the format a probability lies, it may become either. keep: what dropout multiplies by.
-function attention.rounded(q, k, v, opts, keep)
-    local format = book.formats.float8_e4m3
-    local p, score = probabilities(q, k, opts)
-    local shape, flat, slack, unsure = p.shape, p:flatten():totable(), {}, 2e-6 * (1 + score)
-    for i, x in ipairs(flat) do
-        local low, high = book.encode(format, 448 * x * (1 - unsure)), book.encode(format, 448 * x * (1 + unsure))
-        flat[i] = book.decode(format, book.encode(format, 448 * x)) / 448
-        slack[i] = (book.decode(format, high) - book.decode(format, low)) / 448
+-- Elements of t as multiples of `unit` in E4M3, and how far they may be off: what lies within `unsure` of the middle between
+-- two numbers of the format may become either.
+local function round_all(t, unit, unsure)
+    local format, options = book.formats.float8_e4m3, { dtype = "float64", device = "cpu" }
+    local rounded, slack, shape = t:flatten():totable(), {}, t.shape
+    unsure = unsure:flatten():totable()
+    local function round(x) return book.decode(format, book.encode(format, x / unit)) * unit end
+    for i, x in ipairs(rounded) do
+        rounded[i] = round(x)
+        slack[i] = math.max(round(x + unsure[i]) - rounded[i], rounded[i] - round(x - unsure[i]))
     end
-    local options = { dtype = "float64", device = "cpu" }
-    p, slack = te.tensor(flat, options):view(shape), te.tensor(slack, options):view(shape)
+    return te.tensor(rounded, options):view(shape), te.tensor(slack, options):view(shape)
+end
+
+--- The values that the bytes of E4M3 under current scaling stand for, in float64. whole: the tensor that t is a part of.
+function attention.values(t, whole)
+    if whole then return (round_all(f64(t), factor(whole), te.zeros(t.shape, { dtype = "float64", device = "cpu" }))) end
+    return f64(te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input"):dequantize())
+end
+
+--- The result for tensors q, k and v, which may be parts of one that is quantized as a whole, and how far it may be off with
+--- sums in float32. keep: what dropout multiplies by.
+function attention.rounded(q, k, v, opts, keep, whole)
+    local unit = factor(whole or v)
+    v = repeat_heads(attention.values(v, whole), q:size(2))
+    local exact, score = probabilities(attention.values(q, whole), attention.values(k, whole), opts)
+    local p, slack = round_all(exact, 1 / 448, exact * (2e-6 * (1 + score)))
     if keep then p, slack = p * keep, slack * keep end
-    v = repeat_heads(v, q:size(2))
-    return te.matmul(p, v), te.matmul(slack, v:abs()) + 2e-6 * te.matmul(p, v:abs())
+    local out, off = te.matmul(p, v), te.matmul(slack, v:abs()) + 2e-6 * te.matmul(p, v:abs())
+    if keep then return out, off end
+    return round_all(out, unit, off)
 end
 
 -- The sum over the query heads that share one of `heads`.
@@ -70,9 +84,12 @@ local function fold_heads(t, heads)
     return t:reshape({ shape[1], heads, shape[2] / heads, shape[3], shape[4] }):sum(3)
 end
 
---- Gradients of attention without roundings, {q =, k =, v =}, and bounds for what it does to them that rows of dout * out have
---- rounded probabilities in them: 2^-4 of each at most.
+--- Gradients of attention of the bytes of tensors q, k and v without further rounding, {q =, k =, v =}, and bounds for what it
+--- does to them that backward's sums of rows of dout * out read a result whose probabilities were rounded, and which was rounded
+--- itself: by 2^-4 of each at most, or half of the smallest number of the format.
 function attention.gradients(q, k, v, dout, opts, keep)
+    local unit = factor(v)
+    q, k, v = attention.values(q), attention.values(k), attention.values(v)
     local heads, kv_heads, scale = q:size(2), k:size(2), scale_of(q, opts)
     local p, kk, vv = probabilities(q, k, opts), repeat_heads(k, heads), repeat_heads(v, heads)
     local dropped, dp = keep and p * keep or p, te.matmul(dout, vv:transpose(3, 4))
@@ -81,7 +98,10 @@ function attention.gradients(q, k, v, dout, opts, keep)
         return te.matmul(ds, kk) * scale, fold_heads(te.matmul(ds:transpose(3, 4), q), kv_heads) * scale
     end
     local dq, dk = through(p * (dp - (p * dp):sum(-1, true)))
-    local off = p * (p * dp:abs()):sum(-1, true) * 2 ^ -4
+    local out = te.matmul(dropped, vv)
+    local sums = (p * dp:abs()):sum(-1, true) * 2 ^ -4
+    if not keep then sums = sums + (dout:abs() * (out:abs() * 2 ^ -4 * 1.1 + unit * 2 ^ -10)):sum(-1, true) end
+    local off = p * sums
     local bound_q = te.matmul(off, kk:abs()) * scale
     local bound_k = fold_heads(te.matmul(off:transpose(3, 4), q:abs()), kv_heads) * scale
     return { q = dq, k = dk, v = fold_heads(te.matmul(dropped:transpose(3, 4), dout), kv_heads) },

@@ -235,7 +235,8 @@ static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_tensor 
     return *kept ? TE_OK : t->ctx->status;
 }
 
-/* Keeps another holder of the weight's copies, and what they were made with. */
+/* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a factor of its
+ * first run, which need not be the one of now. */
 static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor,
                         bool collected)
 {
@@ -246,7 +247,8 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     state->weight_graph = te_graph_id(state->ctx->capture);
     te_tensor_release(state->weight_scale);
     state->weight_scale = factor ? te_tensor_retain(factor) : NULL;
-    state->weight_scale_version = factor ? state->scale[TE_ROLE_WEIGHT]->storage->version : 0;
+    bool of_now = !state->ctx->replayed_scales.on;
+    state->weight_scale_version = !factor ? 0 : of_now ? state->scale[TE_ROLE_WEIGHT]->storage->version : UINT64_MAX;
     state->weight_collected = collected;
 }
 

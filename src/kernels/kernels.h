@@ -127,10 +127,13 @@ typedef struct te_gemm {
  * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
  * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
  *
- * In the forward pass q, k and v may be quantized together: E4M3 with one float32 factor each, out then being f32, bf16 or
- * f16. Products are those of the values that the bytes stand for, sums are float32, and probabilities are rounded to E4M3, too:
+ * In the forward pass q, k and v may be quantized together: E4M3 with one float32 factor each. Products are those of the
+ * values that the bytes stand for, sums are float32, and probabilities are rounded to E4M3, too:
  *
  *      t = E4M3(448 softmax(scale q k^T + bias))        out = dropout(t) v / 448
+ *
+ * out then is f32, bf16 or f16, or float8_e4m3: bytes with v's factor. Without dropout out is an average of rows of v, so it
+ * cannot leave the range of that factor; with dropout it would be cut off there.
  *
  * A probability lies in [0, 1], so its factor needs neither an amax nor a history: 448 makes of 1 the largest number of the
  * format, which is what delayed scaling finds wherever some row sees one key only. Below 2^-6 / 448 precision is lost, below

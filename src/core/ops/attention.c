@@ -5,7 +5,8 @@
  * each need their own pass over it.
  *
  * Under a recipe with FP8 attention (te_recipe_state of ctx->product_state) the operands are quantized, forward multiplies
- * them, and they are what is kept; backward reads their values in high precision.
+ * them and, unless there is dropout, leaves E4M3 with v's factor; bytes are what is kept, and backward reads their values in
+ * high precision.
  */
 #include "ops.h"
 
@@ -22,6 +23,7 @@ typedef struct attention_state {
     te_quantized operands[3]; /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
     te_quant quants[3];
     int n_operands;
+    te_quantized result; /* what forward left, where that is quantized */
     int n_offsets;
     int32_t offsets[]; /* cu_seqlens, n_offsets of them */
 } attention_state;
@@ -31,6 +33,7 @@ static void release_state(te_call *call)
     attention_state *s = (attention_state *)(uintptr_t)call->pointer;
     te_mem mem = s->mem;
     for (int i = 0; i < s->n_operands; i++) te_quantized_close(&s->operands[i]);
+    te_quantized_close(&s->result);
     te_mem_free(&mem, s, sizeof *s + (size_t)s->n_offsets * sizeof *s->offsets);
     call->pointer = NULL;
 }
@@ -123,6 +126,29 @@ static void mark_quantized(attention_state *s, int i, te_view *view)
 
 /* --- both ops ----------------------------------------------------------------------------------------------------- */
 
+/* Room for the result: in E4M3 with v's factor where a recipe quantized the operands. */
+static te_tensor *new_result(te_call *call, attention_state *s, te_dtype dtype, te_device *device, const int64_t rows[4])
+{
+    const te_quantized *v = s->n_operands ? &s->operands[s->n_operands - 1] : NULL;
+    const bool want[2] = {true, false};
+    if (!v || s->a.dropout > 0) return te_tensor_new(call->ctx, device, dtype, 4, rows);
+    if (te_quantized_open(device, &v->quantizer, dtype, 4, rows, want, &s->result) != TE_OK) return NULL;
+    te_tensor_release(s->result.side[0].scale_inv);
+    s->result.side[0].scale_inv = te_tensor_retain(v->side[0].scale_inv);
+    return te_tensor_retain(s->result.side[0].data);
+}
+
+/* The values of a quantized result take the place of its bytes. */
+static te_status open_result(te_call *call, attention_state *s, te_tensor **out)
+{
+    if (!s->result.side[0].data) return TE_OK;
+    te_tensor *values = te_dequantize(call->ctx, &s->result, 0);
+    if (!values) return call->ctx->status;
+    te_tensor_release(*out);
+    *out = values;
+    return TE_OK;
+}
+
 /* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
 static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,
                              te_tensor **lse)
@@ -130,16 +156,30 @@ static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, 
     te_attention *a = &s->a;
     int64_t rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
     int64_t statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
-    *out = te_tensor_new(call->ctx, device, dtype, 4, rows);
+    *out = new_result(call, s, dtype, device, rows);
     *lse = *out ? te_tensor_new(call->ctx, device, dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
     if (!*lse) return call->ctx->status;
     a->out = te_tensor_view(*out);
+    if (s->result.side[0].data) a->out.dtype = TE_F8E4M3;
     a->out.shape[1] = rows[2];
     a->out.shape[2] = rows[1];
     a->out.stride[1] = (*out)->stride[2];
     a->out.stride[2] = (*out)->stride[1];
     a->lse = te_tensor_view(*lse);
-    return te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
+    te_status status = te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
+    return status == TE_OK ? open_result(call, s, out) : status;
+}
+
+/* The result as backward reads it: the tensor that was saved, or the values of the bytes. */
+static te_tensor *result_of(te_call *call, const attention_state *s, te_tensor *saved)
+{
+    return s->result.side[0].data ? te_dequantize(call->ctx, &s->result, 0) : te_tensor_retain(saved);
+}
+
+static void point_to_result(te_attention *a, const te_tensor *out)
+{
+    a->out.data = te_tensor_pointer(out);
+    a->out.dtype = out->dtype;
 }
 
 /* --- separate projections ----------------------------------------------------------------------------------------- */
@@ -220,7 +260,8 @@ static te_status sdpa_forward(te_call *call)
         if (!call->out[0]) status = ctx->status;
     }
     bool plain = !s->n_operands;
-    te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL, out, lse, bias};
+    te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL,
+                         s->result.side[0].data ? NULL : out, lse, bias};
     for (int i = 0; i < 6 && status == TE_OK && call->record; i++)
         if (te_call_save(call, keep[i]) < 0) status = ctx->status;
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
@@ -236,9 +277,10 @@ static te_status sdpa_forward(te_call *call)
 static te_status sdpa_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
-    te_exec *exec = te_call_exec(call, call->saved[3]);
+    te_exec *exec = te_call_exec(call, call->saved[4]);
     te_attention_grad g = {.forward = s->a};
-    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *dout = unit_stride(call->dout[0]);
+    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *out = result_of(call, s, call->saved[3]);
+    te_tensor *dout = out ? unit_stride(call->dout[0]) : NULL;
     te_view *views[3] = {&g.dq, &g.dk, &g.dv}, *operands[3] = {&g.forward.q, &g.forward.k, &g.forward.v};
     te_status status = dout ? TE_OK : call->ctx->status;
     for (int i = 0; i < 3 && status == TE_OK; i++) {
@@ -253,8 +295,10 @@ static te_status sdpa_backward(te_call *call)
     }
     if (status == TE_OK) {
         g.dout = te_tensor_view(dout);
+        point_to_result(&g.forward, out);
         status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
     }
+    te_tensor_release(out);
     te_tensor_release(dout);
     for (int i = 0; i < 3; i++) {
         te_tensor_release(values[i]);
@@ -370,7 +414,7 @@ static te_status self_attention_forward(te_call *call)
         call->out[0] = te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
         if (!call->out[0]) status = ctx->status;
     }
-    te_tensor *keep[] = {s->n_operands ? NULL : qkv, out, lse};
+    te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};
     for (int i = 0; i < 3 && status == TE_OK && call->record; i++)
         if (te_call_save(call, keep[i]) < 0) status = ctx->status;
     call->memo[0] = heads;
@@ -389,19 +433,23 @@ static te_status self_attention_backward(te_call *call)
 {
     const attention_state *s = call->pointer;
     const te_grad_meta *meta = te_grad_input(call, 0);
-    te_exec *exec = te_call_exec(call, call->saved[1]);
+    te_exec *exec = te_call_exec(call, call->saved[2]);
     te_tensor *qkv = s->n_operands ? te_dequantize(call->ctx, &s->operands[0], 0) : te_tensor_retain(call->saved[0]);
     te_tensor *dqkv = qkv ? te_tensor_new(call->ctx, meta->device, qkv->dtype, meta->ndim, meta->shape) : NULL;
-    te_tensor *dout = dqkv ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
+    te_tensor *out = dqkv ? result_of(call, s, call->saved[1]) : NULL;
+    te_tensor *dout = out ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
     te_status status = dout ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
-        te_attention_grad g = {.forward = s->a, .dout = s->a.out};
+        te_attention_grad g = {.forward = s->a};
+        point_to_result(&g.forward, out);
+        g.dout = g.forward.out;
         g.dout.data = te_tensor_pointer(dout);
         packed_views(qkv, call->memo[0], call->memo[1], &g.forward.q, &g.forward.k, &g.forward.v);
         packed_views(dqkv, call->memo[0], call->memo[1], &g.dq, &g.dk, &g.dv);
         status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
     }
     te_tensor_release(dout);
+    te_tensor_release(out);
     te_tensor_release(qkv);
     if (status == TE_OK) return te_grad_give(call, 0, dqkv);
     te_tensor_release(dqkv);

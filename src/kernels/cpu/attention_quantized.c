@@ -2,7 +2,7 @@
  *
  * Every E4M3 number is exact in bfloat16, and so is a product of two of them in float32. So the bytes are decoded to
  * bfloat16 as they are, and the loops of bfloat16 multiply them; the factors of q and k go to the scale of scores, that of v
- * to the result.
+ * to the result, unless that is to be bytes with the same factor.
  */
 #include "attention.h"
 #include "decode.h"
@@ -23,8 +23,9 @@ static te_status check(te_exec *exec, const te_attention *a)
     te_status status = check_operand(exec, "q", &a->q);
     if (status == TE_OK) status = check_operand(exec, "k", &a->k);
     if (status == TE_OK) status = check_operand(exec, "v", &a->v);
-    if (status == TE_OK && t != TE_F32 && t != TE_BF16 && t != TE_F16)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "attention: out of quantized operands is float32, bfloat16 or float16");
+    if (status == TE_OK && t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F8E4M3)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                            "attention: out of quantized operands is float32, bfloat16, float16 or float8_e4m3");
     return status;
 }
 
@@ -66,7 +67,8 @@ te_status te_cpu_attention_quantized(te_exec *exec, const te_attention *a)
     plain.out = a->out;
     plain.scale *= (double)te_decode_tensor_factor(&a->q) * (double)te_decode_tensor_factor(&a->k);
     double kept = a->dropout < 1 ? 1 / (1 - a->dropout) : 0;
-    float times = (float)((double)te_decode_tensor_factor(&a->v) / TE_ATTENTION_ONE * kept);
+    double factor = a->out.dtype == TE_F8E4M3 ? 1 : (double)te_decode_tensor_factor(&a->v);
+    float times = (float)(factor / TE_ATTENTION_ONE * kept);
     status = te_attention_run(exec, &plain, &times);
     exec->scratch_free(exec, room);
     return status;

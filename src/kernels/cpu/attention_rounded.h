@@ -104,6 +104,18 @@ static void T(close_sums)(const T(forward_state) *s, int64_t first, int64_t end)
     }
 }
 
+/* Rows first … end of the result as E4M3. */
+static void T(store_codes)(const T(forward_state) *s, int64_t first, int64_t end, float times)
+{
+    const te_view *v = &s->a->out;
+    for (int64_t i = 0; i < end - first; i++) {
+        uint8_t *row = (uint8_t *)v->data + s->seq->batch * v->stride[0] + s->head * v->stride[1] +
+                       (s->seq->q_start + first + i) * v->stride[2];
+        const REAL *sum = s->out + i * s->dim_v;
+        for (int64_t d = 0; d < v->shape[3]; d++) row[d] = te_f32_to_f8e4m3((float)sum[d] * times);
+    }
+}
+
 static void T(forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first,
                                int64_t end, float times, void *scratch)
 {
@@ -118,5 +130,9 @@ static void T(forward_rounded)(const te_attention *a, const te_attention_seq *se
     T(walk_rounded)(&s, first, end, false);
     T(close_sums)(&s, first, end);
     T(walk_rounded)(&s, first, end, true);
-    T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, times);
+    if (a->out.dtype == TE_F8E4M3)
+        T(store_codes)(&s, first, end, times);
+    else
+        T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v,
+                      times);
 }

@@ -7,6 +7,8 @@
  * Declined is what would have other bits than elsewhere (dropout draws from Philox by position), what has no form there
  * (a bias, float32) and what the library refuses; own kernels do it then. TE_TRACE=dispatch says which and why.
  *
+ * E4M3 operands are multiplied from Hopper on, where the result is E4M3, too: with 16-bit results Hopper has no engine.
+ *
  * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024: where a plan
  * wants more than TETRAIN_CUDNN_WORKSPACE its batch is split.
  */
@@ -44,9 +46,9 @@ typedef struct call {
     int64_t uids[MAX_TENSORS];
     void *pointers[MAX_TENSORS];
     int n;
-    float numbers[TE_DNN_WINDOW + 1];
+    float numbers[TE_DNN_DESCALE_P + 1];
     te_view rows;  /* packed: lse as cuDNN lays it out */
-    void *lent[4]; /* scratch */
+    void *lent[5]; /* scratch */
     int n_lent;
 } call;
 
@@ -127,8 +129,8 @@ static const te_view *view_of(const te_attention *a, const te_attention_grad *g,
 /* Sixteen bytes at a time. */
 static bool aligned(const te_view *v)
 {
-    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3];
-    return (uintptr_t)v->data % 16 == 0 && steps % 8 == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
+    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3], step = 16 / (int64_t)te_dtype_size(v->dtype);
+    return (uintptr_t)v->data % 16 == 0 && steps % step == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
 }
 
 static bool repeats_itself(const te_view *v)
@@ -151,12 +153,26 @@ static const char *decline_packed(const te_attention *a)
     return NULL;
 }
 
+static const char *decline_quantized(te_exec *exec, const te_attention *a)
+{
+    const te_view *views[] = {&a->q, &a->k, &a->v};
+    if (te_cuda(exec)->capability < 90) return "fp8 needs compute capability 9.0";
+    if (a->out.dtype != TE_F8E4M3) return "fp8 operands whose result is not fp8";
+    if (!te_view_present(&a->lse)) return "fp8 without lse";
+    for (int i = 0; i < 3; i++) {
+        const te_quant *q = views[i]->quant;
+        if (!q || q->element != TE_E4M3 || q->scale != TE_SCALE_F32 || q->block[0]) return "quantized, but not E4M3 with one factor";
+    }
+    return a->q.shape[3] % 16 || a->v.shape[3] % 16 ? "fp8 with heads that are no multiple of 16" : NULL;
+}
+
 /* NULL: it is taken. */
-static const char *decline(const te_attention *a, const te_attention_grad *g)
+static const char *decline(te_exec *exec, const te_attention *a, const te_attention_grad *g)
 {
     int64_t sq = a->q.shape[2], skv = a->k.shape[2], d = a->q.shape[3], dv = a->v.shape[3];
-    if (a->q.quant) return "quantized operands";
-    if (a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
+    const char *reason = a->q.quant ? decline_quantized(exec, a) : NULL;
+    if (reason) return reason;
+    if (!a->q.quant && a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
     if (a->dropout > 0) return "dropout would draw other bits";
     if (te_view_present(&a->bias)) return "a bias";
     if (te_view_numel(&a->q) == 0 || te_view_numel(&a->k) == 0 || dv == 0 || (sq == 1 && skv == 1)) return "too small";
@@ -167,7 +183,7 @@ static const char *decline(const te_attention *a, const te_attention_grad *g)
     if (te_view_present(&a->lse) ? a->lse.dtype != TE_F32 : g != NULL) return "lse is not float32";
     for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
         const te_view *v = view_of(a, g, uid);
-        if (v->ndim != 4 || v->dtype != a->q.dtype || !aligned(v) || repeats_itself(v))
+        if (v->ndim != 4 || te_dtype_size(v->dtype) != te_dtype_size(a->q.dtype) || !aligned(v) || repeats_itself(v))
             return "operands that are not aligned to 16 bytes";
     }
     return decline_packed(a);
@@ -200,7 +216,7 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
     key->seq_kv = key->packed ? key->seq_q : a->k.shape[2];
     key->dim = a->q.shape[3];
     key->dim_v = a->v.shape[3];
-    key->type = a->q.dtype == TE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
+    key->type = a->q.quant ? CUDNN_DATA_FP8_E4M3 : a->q.dtype == TE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
     key->causal = a->window_right == 0;
     key->window = a->window_left < 0 || a->window_left >= key->seq_q ? -1 : a->window_left;
     key->backward = g != NULL;
@@ -276,7 +292,7 @@ static void bind_numbers(call *c)
     c->numbers[TE_DNN_WINDOW] = (float)(key->window + 1);
     bind(c, TE_DNN_SCALE, &c->numbers[TE_DNN_SCALE]);
     if (key->packed || key->causal || key->window >= 0) bind(c, TE_DNN_MASKED, &c->numbers[TE_DNN_MASKED]);
-    if (key->backward) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
+    if (key->backward || c->a->q.quant) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
     if (key->window >= 0) bind(c, TE_DNN_WINDOW, &c->numbers[TE_DNN_WINDOW]);
 }
 
@@ -326,12 +342,28 @@ static te_status bind_rows(call *c)
     return c->key.packed && c->key.backward ? te_cuda_copy(c->exec, &c->rows, lse) : TE_OK;
 }
 
+/* Of fp8: what probabilities are rounded as, the operands' factors, and where amaxes go. */
+static te_status bind_factors(call *c)
+{
+    float *amaxes = lend(c, 32);
+    c->numbers[TE_DNN_SCALE_P] = 448;
+    c->numbers[TE_DNN_DESCALE_P] = 1.0f / 448;
+    bind(c, TE_DNN_SCALE_P, &c->numbers[TE_DNN_SCALE_P]);
+    bind(c, TE_DNN_DESCALE_P, &c->numbers[TE_DNN_DESCALE_P]);
+    bind(c, TE_DNN_DESCALE_Q, c->a->q.quant->scale_inv);
+    bind(c, TE_DNN_DESCALE_K, c->a->k.quant->scale_inv);
+    bind(c, TE_DNN_AMAX_P, amaxes);
+    bind(c, TE_DNN_AMAX_OUT, amaxes + 4);
+    return amaxes ? TE_OK : TE_ERROR_MEMORY;
+}
+
 static te_status bind_tensors(call *c)
 {
     for (int uid = TE_DNN_Q; uid <= (c->grad ? TE_DNN_DV : TE_DNN_OUT); uid++)
         bind(c, uid, view_of(c->a, c->grad, uid)->data);
     te_status status = bind_rows(c);
     if (status == TE_OK && c->key.packed) status = bind_offsets(c);
+    if (status == TE_OK && c->a->q.quant) status = bind_factors(c);
     if (status != TE_OK || !c->key.backward) return status;
     void *sums = lend(c, (size_t)(c->a->q.shape[0] * c->key.heads * c->a->q.shape[2]) * sizeof(float));
     bind(c, TE_DNN_SUMS, sums);
@@ -385,7 +417,7 @@ static bool in_halves(te_exec *exec, const te_attention *a, const te_attention_g
 
 bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attention_grad *grad, te_status *status)
 {
-    const char *operation = grad ? "attention.backward" : "attention", *reason = decline(a, grad);
+    const char *operation = grad ? "attention.backward" : "attention", *reason = decline(exec, a, grad);
     struct te_cuda_dnn *dnn = reason ? NULL : open_dnn(exec);
     const known_plan *known = NULL;
     call c = {.exec = exec, .a = a, .grad = grad};

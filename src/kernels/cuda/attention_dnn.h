@@ -20,6 +20,12 @@ typedef enum te_dnn_uid {
     TE_DNN_MASKED,
     TE_DNN_ONE,
     TE_DNN_WINDOW,
+    TE_DNN_SCALE_P,   /* quantized: likewise, of probabilities, and its inverse */
+    TE_DNN_DESCALE_P,
+    TE_DNN_DESCALE_Q, /* one f32 each, on the device: the factors of q and k; the result has that of v */
+    TE_DNN_DESCALE_K,
+    TE_DNN_AMAX_P,    /* likewise, written and read by nobody: amaxes of probabilities and of the result */
+    TE_DNN_AMAX_OUT,
     TE_DNN_LENGTHS, /* packed: i32 [batch], and offsets in elements, i32 [batch + 1], of every tensor that is packed */
     TE_DNN_OFFSETS  /* of tensor X: TE_DNN_OFFSETS + X; lse and its sums share theirs */
 } te_dnn_uid;
@@ -29,7 +35,7 @@ typedef struct te_dnn_attention {
     int64_t         batch, heads, kv_heads, seq_q, seq_kv, dim, dim_v;
     int64_t         stride[TE_DNN_LSE + 1][3]; /* by uid: of batch, head and position */
     int64_t         window;                    /* positions before its own that a row sees; -1: all */
-    cudnnDataType_t type;
+    cudnnDataType_t type; /* fp8: of quantized operands */
     int32_t         causal, backward, packed, lse; /* lse: forward writes it */
 } te_dnn_attention;
 

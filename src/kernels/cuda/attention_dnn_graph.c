@@ -6,6 +6,13 @@
  *   out = softmax(s) v             dv = p^T dout                 ds = scale p (dout v^T - d)
  *   lse = log of the sum           dk = ds^T q                   dq = ds k
  *
+ On E4M3, with fq and fk the factors of q and k and the numbers of v and out their bytes,
+ *
+ *   s = scale fq fk q k^T, masked         p = E4M3(448 softmax(s))       out = E4M3(p v / 448)
+ *
+ * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and out, which nobody
+ * needs.
+ *
  * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
  * the same bits every time.
  */
@@ -150,13 +157,10 @@ static te_dnn_tensor scaled_scores(writer *w, te_dnn_tensor q, te_dnn_tensor k_t
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static void forward(writer *w)
+/* Probabilities of masked scores in a tensor of `type`; lse where it is wanted. */
+static te_dnn_tensor softmax(writer *w, te_dnn_tensor scores, cudnnDataType_t type)
 {
     const te_dnn_attention *a = w->a;
-    te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim);
-    te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, offsets_of(w, TE_DNN_K));
-    te_dnn_tensor masked = masked_number(w), scores = mask_padding(w, scaled_scores(w, q, k), masked);
-    scores = mask_band(w, scores, masked);
     te_dnn_tensor largest = new_rows(w), sum = new_rows(w);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_MAX, scores, largest);
     te_dnn_tensor shares =
@@ -167,10 +171,66 @@ static void forward(writer *w)
         te_dnn_pointwise(w->g, CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, largest, logarithm, TE_DNN_NONE,
                          row_numbers(w, TE_DNN_LSE, a->stride[TE_DNN_LSE]), 0);
     }
-    te_dnn_tensor p = new_scores(w, a->type);
+    te_dnn_tensor p = new_scores(w, type);
     te_dnn_pointwise(w->g, CUDNN_POINTWISE_DIV, CUDNN_DATA_FLOAT, shares, sum, TE_DNN_NONE, p, 0);
+    return p;
+}
+
+static te_dnn_tensor mask(writer *w, te_dnn_tensor scores)
+{
+    te_dnn_tensor masked = masked_number(w);
+    return mask_band(w, mask_padding(w, scores, masked), masked);
+}
+
+static void forward(writer *w)
+{
+    const te_dnn_attention *a = w->a;
+    te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim);
+    te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, offsets_of(w, TE_DNN_K));
+    te_dnn_tensor p = softmax(w, mask(w, scaled_scores(w, q, k)), a->type);
     te_dnn_tensor v = plain_operand(w, TE_DNN_V, a->kv_heads, a->seq_kv, a->dim_v);
     product(w, p, v, plain_operand(w, TE_DNN_OUT, a->heads, a->seq_q, a->dim_v), true, false, true);
+}
+
+/* --- forward on fp8 ----------------------------------------------------------------------------------------------- */
+
+static te_dnn_tensor device_number(writer *w, int uid)
+{
+    te_dnn_description one = {
+        .type = CUDNN_DATA_FLOAT, .dim = {1, 1, 1, 1}, .stride = {1, 1, 1, 1}, .ragged = TE_DNN_NONE};
+    return te_dnn_add(w->g, uid, &one);
+}
+
+static te_dnn_tensor new_result(writer *w)
+{
+    const te_dnn_attention *a = w->a;
+    return te_dnn_virtual(w->g, CUDNN_DATA_FLOAT, (int64_t[]){a->batch, a->heads, a->seq_q, a->dim_v});
+}
+
+static void multiply(writer *w, te_dnn_tensor x, te_dnn_tensor factor, te_dnn_tensor y)
+{
+    te_dnn_pointwise(w->g, CUDNN_POINTWISE_MUL, CUDNN_DATA_FLOAT, x, factor, TE_DNN_NONE, y, 0);
+}
+
+static void forward_quantized(writer *w)
+{
+    const te_dnn_attention *a = w->a;
+    te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim);
+    te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, offsets_of(w, TE_DNN_K));
+    te_dnn_tensor scores = on_scores(w, CUDNN_POINTWISE_MUL, scaled_scores(w, q, k), device_number(w, TE_DNN_DESCALE_Q));
+    scores = on_scores(w, CUDNN_POINTWISE_MUL, scores, device_number(w, TE_DNN_DESCALE_K));
+    te_dnn_tensor p = softmax(w, mask(w, scores), CUDNN_DATA_FLOAT), rounded = new_scores(w, a->type);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_AMAX, p, device_number(w, TE_DNN_AMAX_P));
+    multiply(w, p, te_dnn_number(w->g, TE_DNN_SCALE_P, CUDNN_DATA_FLOAT), rounded);
+    te_dnn_tensor v = plain_operand(w, TE_DNN_V, a->kv_heads, a->seq_kv, a->dim_v);
+    te_dnn_tensor one = te_dnn_number(w->g, TE_DNN_ONE, CUDNN_DATA_FLOAT);
+    te_dnn_tensor sums = new_result(w), once = new_result(w), twice = new_result(w);
+    product(w, rounded, v, sums, true, false, true);
+    multiply(w, sums, te_dnn_number(w->g, TE_DNN_DESCALE_P, CUDNN_DATA_FLOAT), once);
+    multiply(w, once, one, twice);
+    te_dnn_tensor out = plain_operand(w, TE_DNN_OUT, a->heads, a->seq_q, a->dim_v);
+    multiply(w, twice, one, out);
+    te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_AMAX, twice, device_number(w, TE_DNN_AMAX_OUT));
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -254,6 +314,8 @@ void te_dnn_attention_graph(te_dnn_graph *g, const te_dnn_attention *a)
     w.lse_offsets = a->lse || a->backward ? offsets_of(&w, TE_DNN_LSE) : TE_DNN_NONE;
     if (a->backward)
         backward(&w);
+    else if (a->type == CUDNN_DATA_FP8_E4M3)
+        forward_quantized(&w);
     else
         forward(&w);
 }

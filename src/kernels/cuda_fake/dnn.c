@@ -139,10 +139,37 @@ TE_FAKE cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle)
     return CUDNN_STATUS_SUCCESS;
 }
 
+static int32_t enumerator(const descriptor *d, int name) { return ((const int32_t *)te_fake_attribute(d, name)->values)[0]; }
+
+/* Of fp8 operands the real library knows on Hopper: attention with the amaxes of its probabilities and its result, which is
+ * fp8 as well, and with lse. */
+static bool is_known(const descriptor *graph)
+{
+    const attribute *operations = te_fake_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    bool fp8 = false;
+    int amaxes = 0, results = 0, rows = 0;
+    for (int64_t i = 0; i < operations->n; i++) {
+        const descriptor *d = ((descriptor **)operations->values)[i];
+        if (d->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
+            fp8 |= enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC), CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FP8_E4M3;
+        if (d->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+            amaxes += enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), CUDNN_ATTR_REDUCTION_OPERATOR) ==
+                      CUDNN_REDUCE_TENSOR_AMAX;
+        if (d->type != CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) continue;
+        const descriptor *y = te_fake_part(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+        if (((const bool *)te_fake_attribute(y, CUDNN_ATTR_TENSOR_IS_VIRTUAL)->values)[0]) continue;
+        results += enumerator(y, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FP8_E4M3;
+        rows += enumerator(y, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FLOAT;
+    }
+    return !fp8 || (amaxes == 2 && results == 1 && rows == 1);
+}
+
 static cudnnStatus_t offer_engines(const descriptor *heuristics, int64_t wanted, int64_t *n, descriptor **engines)
 {
-    for (*n = 0; *n < 2 && *n < wanted; ++*n) {
-        descriptor *engine = engines[*n], *graph = te_fake_part(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+    descriptor *graph = te_fake_part(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+    int64_t most = is_known(graph) ? 2 : 0;
+    for (*n = 0; *n < most && *n < wanted; ++*n) {
+        descriptor *engine = engines[*n];
         engine->choice = (int)*n;
         graph->refs++;
         descriptor **kept = malloc(sizeof *kept);

@@ -36,7 +36,11 @@ typedef struct machine {
     int n_bound;
 } machine;
 
-static int width_of(cudnnDataType_t type) { return type == CUDNN_DATA_BFLOAT16 || type == CUDNN_DATA_HALF ? 2 : 4; }
+static int width_of(cudnnDataType_t type)
+{
+    if (type == CUDNN_DATA_FP8_E4M3) return 1;
+    return type == CUDNN_DATA_BFLOAT16 || type == CUDNN_DATA_HALF ? 2 : 4;
+}
 
 static int64_t number(const descriptor *d, int name)
 {
@@ -105,6 +109,7 @@ static float get(const tensor *t, const int64_t at[RANK], int64_t group)
     if (t->type == CUDNN_DATA_INT32 || t->type == CUDNN_DATA_BOOLEAN)
         return (float)((const int32_t *)(const void *)t->memory)[i];
     if (width_of(t->type) == 4) return ((const float *)(const void *)t->memory)[i];
+    if (width_of(t->type) == 1) return te_f8e4m3_to_f32((uint8_t)t->memory[i]);
     memcpy(&half, t->memory + 2 * i, 2);
     return t->type == CUDNN_DATA_BFLOAT16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
@@ -117,6 +122,8 @@ static void put(const tensor *t, const int64_t at[RANK], float value)
         ((int32_t *)(void *)t->memory)[i] = (int32_t)value;
     else if (width_of(t->type) == 4)
         ((float *)(void *)t->memory)[i] = value;
+    else if (width_of(t->type) == 1)
+        t->memory[i] = (char)te_f32_to_f8e4m3(value);
     else {
         uint16_t half = t->type == CUDNN_DATA_BFLOAT16 ? te_f32_to_bf16(value) : te_f32_to_f16(value);
         memcpy(t->memory + 2 * i, &half, 2);
@@ -181,11 +188,11 @@ static void run_pointwise(machine *m, const descriptor *d)
     } while (next(at, y->dim));
 }
 
-/* Over every dimension that the result has fewer of: the last one, or groups of heads. */
+/* Over every dimension that the result has fewer of: the last one, groups of heads, or all. */
 static void run_reduction(machine *m, const descriptor *d)
 {
-    bool largest = number(te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), CUDNN_ATTR_REDUCTION_OPERATOR) ==
-                   CUDNN_REDUCE_TENSOR_MAX;
+    int64_t operator = number(te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), CUDNN_ATTR_REDUCTION_OPERATOR);
+    bool size = operator== CUDNN_REDUCE_TENSOR_AMAX, largest = size || operator== CUDNN_REDUCE_TENSOR_MAX;
     const tensor *x = tensor_of(m, te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC));
     const tensor *y = tensor_of(m, te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC));
     int64_t at[RANK] = {0}, group[RANK];
@@ -195,7 +202,7 @@ static void run_reduction(machine *m, const descriptor *d)
         float sum = largest ? -INFINITY : 0;
         do {
             for (int i = 0; i < RANK; i++) from[i] = at[i] * group[i] + inner[i];
-            float value = get(x, from, 1);
+            float value = size ? fabsf(get(x, from, 1)) : get(x, from, 1);
             sum = largest ? fmaxf(sum, value) : sum + value;
         } while (next(inner, group));
         put(y, at, sum);

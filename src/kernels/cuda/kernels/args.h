@@ -60,6 +60,7 @@ typedef struct te_attention_args {
     int64_t        dropout;           /* whether there is any */
     uint64_t       threshold, rng[4];
     const float   *factor[3];         /* of q, k and v where they are quantized */
+    int64_t        codes;             /* out is, too, with v's factor */
 } te_attention_args;
 
 /* A te_quantized_side. */

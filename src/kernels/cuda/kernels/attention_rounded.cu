@@ -1,5 +1,5 @@
 /* attention_rounded.cu - attention forward on E4M3 operands, with probabilities rounded to E4M3 (te_attention), for what cuDNN
- * declines. te_a: the operands' bytes, te_b: the result.
+ * declines. te_a: the operands' bytes, te_b: the result, or its bytes with v's factor.
  *
  * What is rounded is the probability, so its row's maximum and sum come first: one walk over the keys finds them, a second
  * weighs the values. Tiles are those of attention.cu, of whose functions this is made.
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     if (first >= s.n_q) return;
     int     rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_real scale = (te_real)(a.scale * (double)*a.factor[0] * (double)*a.factor[1]);
-    te_real times = (te_real)((double)*a.factor[2] / 448 * (a.dropout ? a.kept_scale : 1.0));
+    te_real times = (te_real)((a.codes ? 1.0 : (double)*a.factor[2]) / 448 * (a.dropout ? a.kept_scale : 1.0));
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
     te_clear(out, TE_TILE * dim_v);
     for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = TE_LOWEST, sum[i] = 0;

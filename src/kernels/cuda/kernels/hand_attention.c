@@ -162,15 +162,17 @@ static te_status check_quantized(te_exec *exec, const te_attention *a)
 {
     te_attention   plain = *a;
     te_dtype       t = a->out.dtype;
+    bool           known = t == TE_F32 || t == TE_BF16 || t == TE_F16 || t == TE_F8E4M3;
     const te_view *views[3] = {&a->q, &a->k, &a->v};
-    plain.q.dtype = plain.k.dtype = plain.v.dtype = t;
+    plain.q.dtype = plain.k.dtype = plain.v.dtype = plain.out.dtype = TE_F32; /* as if they were decoded */
     te_status status = check_operands(exec, "attention", &plain);
     for (int i = 0; i < 3 && status == TE_OK; i++) {
         const te_quant *q = views[i]->quant;
         bool            fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
-        if (!fits || (t != TE_F32 && t != TE_BF16 && t != TE_F16))
+        if (!fits || !known)
             return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
-                                "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16 or float16");
+                                "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16, "
+                                "float16 or float8_e4m3");
     }
     return status;
 }
@@ -183,6 +185,7 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     const te_view    *views[3] = {&a->q, &a->k, &a->v};
     int               tile = tile_rows(a, false);
     for (int i = 0; i < 3; i++) args.factor[i] = views[i]->quant->scale_inv;
+    args.codes = a->out.dtype == TE_F8E4M3;
     args.tiles = (a->q.shape[2] + tile - 1) / tile;
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded",
                                           args.tiles * a->q.shape[1] * sequences(a), THREADS, &args, sizeof args);

@@ -206,6 +206,8 @@ local wrong = {
         3, [[te.add: x: tensor was released]] },
     { [[te.gather(te.ones(2, 3), 2, te.tensor({{7}, {0}}, {dtype = "int64"}))]],
         3, [[te.gather: gather: index 7 at position 0 is outside 0 to 2]] },
+    { [[te.help(5)]],
+        3, [[te.help: no operation "5"]] },
     { [[te.help("sofmax")]],
         3, [[te.help: no operation "sofmax"; did you mean "softmax"?]] },
     { [[te.gradcheck(function(x) return x end, 3)]],

@@ -139,7 +139,7 @@ describe("tetrain", function()
         _, err = run [[-e 'error(setmetatable({}, {__tostring = function() return "odd" end}))']]
         assert.equal("tetrain: odd\n", err)
         _, err, status = run [[-e 'error()']]
-        assert.equal("tetrain: (error value of type nil)\n", err)
+        assert.equal("", err)
         assert.equal(1, status)
     end)
 

@@ -119,7 +119,7 @@ local wrong = {
     { [[te.Linear(2, 2):apply()]],
         3, [[Linear:apply: fn: expected callable, got nil]] },
     { [[te.optim.clip_grad_norm(te.ones(2), 1)]],
-        3, [[te.optim.grad_norm: params: expected a list of tensors or a module, got userdata]] },
+        3, [[te.optim.clip_grad_norm: params: expected a list of tensors or a module, got userdata]] },
     { [[te.gradcheck(nil, {})]],
         3, [[te.gradcheck: fn: expected callable, got nil]] },
     { [[te.ones(2):chunk(("x"):rep(1000))]],

@@ -62,7 +62,7 @@ install(FILES ${CMAKE_BINARY_DIR}/tetrain.d.lua DESTINATION ${CMAKE_INSTALL_DATA
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME tetrain)
 install(FILES LICENSE README.md ARCHITECTURE.md TYPE DOC)
-install(DIRECTORY docs examples TYPE DOC)
+install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE)
 
 # Pages of the Lua library: cmake --build BUILD --target api_docs
 find_program(LDOC ldoc)

@@ -37,7 +37,7 @@ local function main(words)
     te.manual_seed(o.seed)
     local model, tokenizer = load(o)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
-    if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. tostring(prompt)) end
+    if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
 
     for i = 1, o.samples do

@@ -74,6 +74,32 @@ local command_line = train.command_line {
     },
 }
 
+local function refuse(format, ...)
+    train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...))
+end
+
+-- Options that a model in a checkpoint has for good.
+local MODEL = { "tokenizer", "vocab-size", "n-layer", "n-head", "n-embd", "dropout", "bias", "fp8-params" }
+
+-- A run that goes on keeps its model: other options for it would have no effect.
+local function check_model(given, texts)
+    local wanted = command_line:texts(given)
+    for _, name in ipairs(MODEL) do
+        local key = "option." .. name:gsub("-", "_")
+        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then
+            refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, wanted[key], texts[key])
+        end
+    end
+end
+
+-- What options alone cannot check.
+local function check_together(o)
+    if o.fp8_params and o.recipe == "none" then refuse "--fp8-params needs a --recipe" end
+    if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
+    local there, problem = pcall(te.empty, { 1 }, { device = o.device })
+    if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
+end
+
 -- Everything that lives as long as the run, fresh or from a checkpoint.
 local function open_run(o, given, script)
     local saved
@@ -81,9 +107,10 @@ local function open_run(o, given, script)
         local path = train.checkpoint.latest(o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
         saved = train.io(train.checkpoint.load, path)
+        check_model(given, saved.metadata)
         command_line:restore(o, given, saved.metadata)
     end
-    if o.fp8_params and o.recipe == "none" then train.fail(train.exit.usage, "train_gpt.lua: --fp8-params needs a --recipe") end
+    check_together(o)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
@@ -273,6 +300,7 @@ local function main(words)
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
     progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
         te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
+    if run.first_step > o.steps then progress:print("nothing is left to do: %d steps are done", run.first_step - 1) end
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     local code = loop(run, progress)
     progress:finish()

@@ -58,6 +58,12 @@ local function as_function(op, args, wanted)
     end, leaves
 end
 
+describe("te.help", function()
+    it("knows what is no operation as well", function()
+        assert.equal("te.Linear(in_features, out_features, opts)", te.help("Linear"):match "^[^\n]*")
+    end)
+end)
+
 describe("every operation", function()
     for _, op in ipairs(te.ops_list()) do
         describe(op.name, function()

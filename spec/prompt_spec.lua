@@ -54,6 +54,8 @@ describe("the prompt, piped", function()
         assert.equal("1\n", out)
         assert.is_truthy(err:find("prompt:1: oops\nstack traceback:\n\tprompt:1: in function 'f'", 1, true), err)
         assert.is_nil(err:find("te/tools", 1, true))
+        _, err = piped "error('plain')\n"
+        assert.equal("plain\n", err)
         _, err = piped "nil + 1\n"
         assert.equal("prompt:1: attempt to perform arithmetic on a nil value\n", err)
     end)

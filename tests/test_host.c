@@ -71,6 +71,33 @@ static void test_arguments(void)
     tetrain_close(rt);
 }
 
+/* What a host does that does not look at what tetrain_open gave, or passes nothing where something is wanted. */
+static void test_null(void)
+{
+    int64_t         shape[] = {2};
+    float           numbers[2] = {1, 2};
+    te_tensor      *out[1];
+    tetrain_options forgotten = {.flags = TETRAIN_RESTRICTED};
+    tetrain        *rt = tetrain_open(&forgotten);
+    CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) && !tetrain_request_stop(rt));
+    CHECK(run(rt, "x = 1") == TETRAIN_ERROR_ARGUMENT && tetrain_run_file(rt, "x.lua", 0, NULL) == TETRAIN_ERROR_ARGUMENT);
+    CHECK(tetrain_call(rt, "f", NULL, 0, out, 1) == TETRAIN_ERROR_ARGUMENT && out[0] == NULL);
+    CHECK(tetrain_set_tensor(rt, "x", NULL) == TETRAIN_ERROR_ARGUMENT && tetrain_get_tensor(rt, "x") == NULL);
+    CHECK(te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, shape, NULL, NULL) == NULL && te_tensor_data(NULL) == NULL);
+    tetrain_interrupt(rt);
+    tetrain_close(rt);
+    rt = tetrain_open(NULL);
+    CHECK(tetrain_run_string(rt, NULL, 0, NULL) == TETRAIN_OK && tetrain_run_string(rt, NULL, 9, NULL) == TETRAIN_ERROR_ARGUMENT);
+    CHECK(tetrain_run_file(rt, "x.lua", 2, NULL) == TETRAIN_ERROR_ARGUMENT && says(rt, "2 arguments at NULL"));
+    CHECK(tetrain_call(rt, NULL, NULL, 0, NULL, 0) == TETRAIN_ERROR_ARGUMENT && says(rt, "function NULL"));
+    CHECK(tetrain_call(rt, "print", NULL, 1, NULL, 0) == TETRAIN_ERROR_ARGUMENT && says(rt, "1 tensors at NULL"));
+    CHECK(tetrain_set_tensor(rt, "a.b", NULL) == TETRAIN_ERROR_ARGUMENT && says(rt, "\"a.b\" is no name of a global"));
+    CHECK(tetrain_get_tensor(rt, NULL) == NULL && says(rt, "the name is NULL"));
+    CHECK(te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, NULL, NULL, NULL) == NULL);
+    CHECK(run(rt, "error()") == TETRAIN_ERROR_SCRIPT && says(rt, "error value of type nil"));
+    tetrain_close(rt);
+}
+
 /* --- interrupts --------------------------------------------------------------------------------------------------- */
 
 static void *interrupt_later(void *rt)
@@ -268,6 +295,7 @@ int main(int argc, char **argv)
 {
     test_no_copies();
     test_arguments();
+    test_null();
     test_interrupts();
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();

@@ -85,7 +85,7 @@ TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtyp
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
 TE_API void           te_tensor_release(te_tensor *t);
-TE_API void          *te_tensor_data(te_tensor *t); /* host pointer of a contiguous CPU tensor, else NULL */
+TE_API void          *te_tensor_data(te_tensor *t); /* host pointer of a contiguous CPU tensor, else NULL, also of NULL */
 TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
 TE_API int            te_tensor_ndim(const te_tensor *t);
 TE_API const int64_t *te_tensor_shape(const te_tensor *t);

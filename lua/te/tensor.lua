@@ -109,7 +109,7 @@ if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) en
 
 -- Help ------------------------------------------------------------------------------------------------------------
 
---- What an operation does: its signature and description, or a list of all without a name.
+--- What an operation, function or class of `te` is: its signature and description, or a list of all operations without a name.
 ---@param name string|nil
 ---@return string
 function te.help(name)
@@ -119,6 +119,8 @@ function te.help(name)
         names[#names + 1], lines[#lines + 1] = op.name, "te." .. op.signature
     end
     if name == nil then return table.concat(lines, "\n") end
+    local known, text = pcall(function() return require("te.tools.help").text(name) end)
+    if known and type(name) == "string" then return text end
     local nearest = core.nearest(tostring(name), names)
     fail(2, "help", "no operation %q%s", tostring(name), nearest and ("; did you mean %q?"):format(nearest) or "")
 end

@@ -29,7 +29,10 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
 
 te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op)
 {
-    return te_fail(ctx, status, "te.%s: %s", op, exec->message[0] ? exec->message : "the kernel failed");
+    const char *message = exec->message[0] ? exec->message : "the kernel failed";
+    size_t      n = strlen(op);
+    if (strncmp(message, op, n) == 0 && strncmp(message + n, ": ", 2) == 0) message += n + 2; /* a kernel named the operation */
+    return te_fail(ctx, status, "te.%s: %s", op, message);
 }
 
 te_status te_fail_memory(te_context *ctx, const char *what)

@@ -184,6 +184,10 @@ static bool check_shape(te_context *ctx, te_dtype dtype, int ndim, const int64_t
         te_fail(ctx, TE_ERROR_ARGUMENT, "a tensor has 0 to %d dimensions, not %d", TE_MAX_DIMS, ndim);
         return false;
     }
+    if (ndim && !shape) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "the shape of %d dimensions is NULL", ndim);
+        return false;
+    }
     if ((unsigned)dtype >= TE_DTYPE_COUNT) {
         te_fail(ctx, TE_ERROR_ARGUMENT, "unknown dtype %d", (int)dtype);
         return false;
@@ -267,7 +271,7 @@ te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, 
 te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
                                void (*deleter)(void *user), void *user)
 {
-    te_device *device = te_context_device(ctx, "cpu");
+    te_device *device = ctx ? te_context_device(ctx, "cpu") : NULL;
     if (!device || !check_shape(ctx, dtype, ndim, shape)) return NULL;
     int64_t n = te_shape_numel(ndim, shape, 1);
     if (!data && n) {
@@ -317,7 +321,7 @@ te_view te_tensor_view(const te_tensor *t)
 
 void *te_tensor_data(te_tensor *t)
 {
-    return t->storage->device->exec.backend->host_memory && te_tensor_contiguous(t) ? te_tensor_pointer(t) : NULL;
+    return t && t->storage->device->exec.backend->host_memory && te_tensor_contiguous(t) ? te_tensor_pointer(t) : NULL;
 }
 
 te_dtype te_tensor_dtype(const te_tensor *t) { return t->dtype; }

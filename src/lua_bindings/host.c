@@ -211,6 +211,7 @@ static int open_state(lua_State *L)
 tetrain *tetrain_open(const tetrain_options *options)
 {
     tetrain_options given = {0};
+    if (options && !options->struct_size) return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
     if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
     if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
@@ -247,9 +248,9 @@ void tetrain_close(tetrain *host)
     te_mem_free(&mem, host, sizeof *host);
 }
 
-struct lua_State *tetrain_lua_state(tetrain *host) { return host->L; }
-te_context       *tetrain_context(tetrain *host) { return host->ctx; }
-const char       *tetrain_error(const tetrain *host) { return host->error; }
+struct lua_State *tetrain_lua_state(tetrain *host) { return host ? host->L : NULL; }
+te_context       *tetrain_context(tetrain *host) { return host ? host->ctx : NULL; }
+const char       *tetrain_error(const tetrain *host) { return host ? host->error : "there is no runtime: tetrain_open gave NULL"; }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
@@ -301,7 +302,7 @@ static int describe_error(lua_State *L)
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (lua_type(L, -1) == LUA_TNIL) return tetrain_fail(host, status_of(host, failure, ""), "%s", ""); /* error(): silent on purpose */
+    if (lua_type(L, -1) == LUA_TNIL) return tetrain_fail(host, status_of(host, failure, ""), "(error value of type nil)");
     if (lua_type(L, -1) == LUA_TSTRING) {
         const char *message = lua_tostring(L, -1);
         return tetrain_fail(host, status_of(host, failure, message), "%s", message);
@@ -405,6 +406,8 @@ static int run_file(lua_State *L)
 tetrain_status tetrain_run_file(tetrain *host, const char *path, int argc, const char *const *argv)
 {
     run_job job = {.host = host, .path = path, .argc = argc, .argv = argv};
+    if (!host) return TETRAIN_ERROR_ARGUMENT;
+    if (argc < 0 || (argc && !argv)) return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_file: %d arguments at NULL", argc);
     return tetrain_protected(host, run_file, &job);
 }
 
@@ -419,5 +422,7 @@ static int run_string(lua_State *L)
 tetrain_status tetrain_run_string(tetrain *host, const char *code, size_t size, const char *chunk_name)
 {
     run_job job = {.host = host, .code = code, .size = size, .name = chunk_name ? chunk_name : "=(string)"};
+    if (!host) return TETRAIN_ERROR_ARGUMENT;
+    if (!code && size) return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_string: %zu bytes of code at NULL", size);
     return tetrain_protected(host, run_string, &job);
 }

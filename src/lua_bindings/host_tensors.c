@@ -62,7 +62,11 @@ static int call_function(lua_State *L)
 tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out, int n_out)
 {
     call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
-    for (int i = 0; i < n_out; i++) out[i] = NULL;
+    for (int i = 0; out && i < n_out; i++) out[i] = NULL;
+    if (!host) return TETRAIN_ERROR_ARGUMENT;
+    if (!function || n_in < 0 || n_out < 0 || (n_in && !in) || (n_out && !out))
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: function %s, %d tensors%s, %d results%s", function ? function : "NULL",
+                            n_in, in ? "" : " at NULL", n_out, out ? "" : " at NULL");
     for (int i = 0; i < n_in; i++)
         if (in[i] && te_tensor_context(in[i]) != host->ctx)
             return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context", i + 1);
@@ -81,6 +85,9 @@ static int set_tensor(lua_State *L)
 tetrain_status tetrain_set_tensor(tetrain *host, const char *global, te_tensor *tensor)
 {
     call_job job = {.host = host, .name = global, .tensor = tensor};
+    if (!host) return TETRAIN_ERROR_ARGUMENT;
+    if (!global || strchr(global, '.'))
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: \"%s\" is no name of a global", global ? global : "NULL");
     if (tensor && te_tensor_context(tensor) != host->ctx)
         return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: the tensor belongs to another context");
     return tetrain_protected(host, set_tensor, &job);
@@ -99,5 +106,7 @@ static int get_tensor(lua_State *L)
 te_tensor *tetrain_get_tensor(tetrain *host, const char *global)
 {
     call_job job = {.host = host, .name = global};
+    if (host && !global) tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_get_tensor: the name is NULL");
+    if (!host || !global) return NULL;
     return tetrain_protected(host, get_tensor, &job) == TETRAIN_OK ? job.tensor : NULL;
 }

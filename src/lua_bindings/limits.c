@@ -175,8 +175,9 @@ void tetrain_stop_limits(tetrain *host)
 
 void tetrain_interrupt(tetrain *host)
 {
+    if (!host) return;
     host->interrupted = 1;
     te_context_interrupt(host->ctx);
 }
 
-bool tetrain_request_stop(tetrain *host) { return !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop; }
+bool tetrain_request_stop(tetrain *host) { return host && !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop; }

@@ -44,7 +44,9 @@ static int report(tetrain_status status)
     if (status == TETRAIN_OK) return 0;
     const char *message = tetrain_error(running);
     lua_texts   hint;
-    if (*message) fprintf(stderr, "tetrain: %s\n", message);
+    /* error() without a value ends a script that has said all there is to say, as with other interpreters of Lua */
+    bool silent = !*message || strcmp(message, "(error value of type nil)") == 0;
+    if (!silent) fprintf(stderr, "tetrain: %s\n", message);
     if (status != TETRAIN_ERROR_INTERRUPTED && lua_call_text(running, "te.tools.hint", "text", message, strlen(message), &hint)) {
         if (hint.first) fprintf(stderr, "hint: %s\n", hint.first);
         lua_texts_free(&hint);

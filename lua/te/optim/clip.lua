@@ -65,10 +65,11 @@ function clip.clip_grad_norm(params, max)
     if type(max) ~= "number" or not (max > 0) then
         fail("te.optim.clip_grad_norm: max: expected a number above 0, got %s", tostring(max))
     end
+    local grads = gradients("te.optim.clip_grad_norm", params)
     local norm, broken = clip.grad_norm(params)
     if norm > max and not broken then
         te.no_grad(function()
-            for _, grad in ipairs((gradients("te.optim.clip_grad_norm", params))) do grad:mul_(max / norm) end
+            for _, grad in ipairs(grads) do grad:mul_(max / norm) end
         end)
     end
     return norm

@@ -65,6 +65,10 @@ local function add_group(self, who, group, defaults, seen)
     complete.params = as_parameters(who, group.params)
     complete.slots = self.slots(complete)
     for i, parameter in ipairs(complete.params) do
+        if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
+            fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
+                parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
+        end
         if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
         seen[parameter] = true
         self.order[#self.order + 1] = parameter

@@ -71,6 +71,19 @@ local function of_value(value)
     return require("te.tools.show")(value)
 end
 
+-- "kind: name name …" in lines that fit the terminal.
+local function wrapped(kind, names)
+    local lines, line = {}, kind .. ":"
+    for _, name in ipairs(names) do
+        if #line + #name + 1 > te._core.terminal_width() then
+            lines[#lines + 1], line = line, "   "
+        end
+        line = line .. " " .. name
+    end
+    lines[#lines + 1] = line
+    return table.concat(lines, "\n") .. "\n"
+end
+
 local overview = [[
 te.NAME: ?NAME explains each of them.
 ]]
@@ -82,7 +95,7 @@ local function all()
         table.insert(kinds[entry.kind], entry.name)
     end
     local lines = { overview }
-    for _, kind in ipairs(order) do lines[#lines + 1] = ("%s: %s\n"):format(kind, table.concat(kinds[kind] or {}, " ")) end
+    for _, kind in ipairs(order) do lines[#lines + 1] = wrapped(kind, kinds[kind] or {}) end
     return (table.concat(lines, "\n"):gsub("%s+$", ""))
 end
 

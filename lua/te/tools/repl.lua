@@ -126,7 +126,8 @@ end
 ---@return string
 function repl.problem(message)
     local text, traceback = message:match "^(.-)\nstack traceback:(.*)$"
-    local lines, frames = { text or message }, {}
+    text = (text or message):gsub("^te/tools/repl%.lua:%d+: ", "") -- where a chunk's tail call says that it stands
+    local lines, frames = { text }, {}
     for frame in (traceback or ""):gmatch "[^\n]+" do
         if not is_own(frame) then frames[#frames + 1] = frame end
     end

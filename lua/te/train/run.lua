@@ -19,6 +19,11 @@ function run.fail(code, message)
     error(setmetatable({ code = code, message = message }, Failure), 0)
 end
 
+--- The message of an error without the line and the function that it comes from, for who uses a script and did not write it.
+function run.plain(problem)
+    return (tostring(problem):gsub("^[^\n]-:%d+: te%.[%w_]+: ", ""))
+end
+
 --- Runs something that reads or writes files; what it raises ends the script with exit code 74.
 function run.io(fn, ...)
     local results = { n = 0 }
@@ -29,7 +34,7 @@ function run.io(fn, ...)
     if not keep(pcall(fn, ...)) then
         local problem = results[1]
         if getmetatable(problem) == Failure then error(problem, 0) end
-        run.fail(run.exit.io, tostring(problem))
+        run.fail(run.exit.io, run.plain(problem))
     end
     return unpack(results, 1, results.n)
 end

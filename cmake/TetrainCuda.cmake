@@ -25,6 +25,24 @@ endif()
 if(NOT TE_SANITIZE)
   target_link_options(tetrain_cuda PRIVATE -Wl,--no-undefined)
 endif()
+
+# Kernels that the module has in itself (src/kernels/cuda/ready.h), compiled where the toolkit has NVRTC. Sanitized
+# modules do without: it takes NVRTC half a minute for each target.
+if(TARGET CUDA::nvrtc AND NOT CMAKE_CROSSCOMPILING AND NOT TE_SANITIZE)
+  file(GLOB make_ready_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/ready/*.c ${CMAKE_SOURCE_DIR}/src/kernels/*.c)
+  add_executable(te_cuda_make_ready ${make_ready_sources} ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c
+    ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
+  target_link_libraries(te_cuda_make_ready PRIVATE te_cuda_program te_flags CUDA::nvrtc ${CMAKE_DL_LIBS} m)
+  foreach(target sm_80 sm_90a sm_100)
+    set(ready ${CMAKE_BINARY_DIR}/te_cuda_ready_${target})
+    add_custom_command(OUTPUT ${ready}.c ${ready}.bin COMMAND te_cuda_make_ready ${target} ${ready}
+      DEPENDS te_cuda_make_ready VERBATIM COMMENT "Compiling kernels for ${target}")
+    set_source_files_properties(${ready}.c PROPERTIES OBJECT_DEPENDS ${ready}.bin)
+    target_sources(tetrain_cuda PRIVATE ${ready}.c)
+    string(APPEND ready_targets " X(${target})")
+  endforeach()
+  target_compile_definitions(tetrain_cuda PRIVATE "TE_CUDA_READY_TARGETS=${ready_targets}")
+endif()
 install(TARGETS tetrain_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 if(TE_BUILD_TESTS)
@@ -39,6 +57,10 @@ if(TE_BUILD_TESTS)
   target_compile_options(te_cuda_fake PRIVATE ${TE_CUDA_SIM_FLAGS})
   set(fake ${CMAKE_BINARY_DIR}/cuda_fake)
   set_target_properties(te_cuda_fake PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${fake} OUTPUT_NAME te_cuda_fake)
+  # Hands what the specs made on it to the real NVRTC: scripts/test.sh
+  add_executable(cuda_compile ${CMAKE_SOURCE_DIR}/tests/cuda_compile.c)
+  target_include_directories(cuda_compile SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(cuda_compile PRIVATE te_flags ${CMAKE_DL_LIBS})
   set(faked libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13)
   if(TE_CUDNN_INCLUDE_DIR)
     list(APPEND faked libcudnn.so.9)

@@ -248,6 +248,32 @@ static void test_cache(void)
     setenv("TETRAIN_CACHE", cache_folder, 1);
 }
 
+#ifdef TE_CUDA_READY_BUILT
+/* Binaries that the module has in itself come first, on the cards that they are for. The made-up driver cannot run them, as
+ * an older driver could not, so that what is refused is compiled. */
+static void test_ready(void)
+{
+    static const int capabilities[] = {80, 89, 90, 100, 103, 123};
+    for (size_t i = 0; i < sizeof capabilities / sizeof *capabilities; i++) {
+        fake.set_devices(1, capabilities[i]);
+        each_cached(remove_entry);
+        te_context *ctx = te_context_open(NULL);
+        te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+        uint64_t found = fake.count("binary for a GPU"), compiled = fake.count("nvrtcCompileProgram");
+        te_tensor *y = t ? apply(ctx, "argmax", t) : NULL;
+        int64_t place = -1;
+        CHECK_MSG(y && te_tensor_read(y, TE_I64, &place) == TE_OK && place == 4, "%s", te_context_error(ctx));
+        bool wanted = capabilities[i] < 110;
+        CHECK_MSG(fake.count("binary for a GPU") - found == wanted, "sm_%d", capabilities[i]);
+        CHECK(fake.count("nvrtcCompileProgram") > compiled);
+        te_tensor_release(y);
+        te_tensor_release(t);
+        te_context_release(ctx);
+    }
+    fake.set_devices(2, 90);
+}
+#endif
+
 /* Several processes fill the cache at once: all of them work, and nothing half written stays. They are programs of their own:
  * a child of fork would inherit the pool of the parent's OpenMP threads without the threads, and wait for them. */
 static void test_processes(void)
@@ -335,6 +361,9 @@ int main(int argc, char **argv)
                  {"newer card", test_newer_card},
                  {"two devices", test_two_devices},
                  {"cache", test_cache},
+#ifdef TE_CUDA_READY_BUILT
+                 {"ready", test_ready},
+#endif
                  {"processes", test_processes},
                  {"host memory", test_host_memory}};
     if (argc > 1 && strcmp(argv[1], FILL_CACHE) == 0) return fill_cache();

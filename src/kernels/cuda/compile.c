@@ -1,9 +1,10 @@
-/* compile.c - source to kernels: NVRTC behind a cache in memory and one on disk.
+/* compile.c - source to kernels: NVRTC behind a cache in memory, what the build has compiled, and a cache on disk.
  *
  * The key on disk is everything the result depends on: source, target, options and NVRTC's version. Options are fixed
  * by the rule that each instruction of a program rounds once: no contraction, IEEE division and square root.
  */
 #include "cuda_backend.h"
+#include "ready.h"
 
 #include <stdio.h>
 
@@ -22,7 +23,7 @@ struct te_cuda_code {
 
 /* --- NVRTC -------------------------------------------------------------------------------------------------------- */
 
-static const char *const fixed_options[] = {"--fmad=false", "--std=c++17"};
+static const char *const fixed_options[] = {TE_CUDA_FIXED_OPTIONS};
 enum { N_FIXED = sizeof fixed_options / sizeof *fixed_options };
 
 typedef struct image {
@@ -91,11 +92,14 @@ static te_hash128 key_of(const te_cuda_device *d, const char *source, size_t len
     return key;
 }
 
-/* From disk where that works: an image that the driver refuses is compiled again. */
-static te_status load_module(te_exec *exec, const char *name, const char *source, te_hash128 key, CUmodule *module)
+/* From the build or from disk where that works: an image that the driver refuses is compiled again. */
+static te_status load_module(te_exec *exec, const char *name, const char *source, size_t length, te_hash128 key,
+                             CUmodule *module)
 {
     te_cuda_device *d = te_cuda(exec);
+    const void *ready = te_cuda_ready_find(d->capability, source, length);
     image im;
+    if (ready && d->driver.cuModuleLoadData(module, ready) == CUDA_SUCCESS) return TE_OK;
     im.bytes = te_disk_cache_read(&d->cache, key, ".cubin", &im.size);
     if (im.bytes) {
         CUresult r = d->driver.cuModuleLoadData(module, im.bytes);
@@ -146,7 +150,7 @@ te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, s
     if (!slot || !(code = te_mem_zalloc(exec->mem, sizeof *code)))
         return te_exec_fail(exec, TE_ERROR_MEMORY, "kernel %s: out of host memory", name);
     code->key = key;
-    te_status status = load_module(exec, name, source, key, &code->module);
+    te_status status = load_module(exec, name, source, length, key, &code->module);
     if (status != TE_OK) {
         te_mem_free(exec->mem, code, sizeof *code);
         return status;

@@ -1,0 +1,98 @@
+/* make_ready.c - run by the build: compiles the kernels of ready_list.c for one target with the toolkit's NVRTC, which
+ * takes them as the backend's would. `make_ready TARGET OUTPUT` writes OUTPUT.bin, the binaries one behind the other,
+ * and OUTPUT.c, which puts them into the module with their table (ready.h).
+ */
+#include "../ready.h"
+
+#include <nvrtc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64, MAX_LOG = 4000 };
+
+typedef struct output {
+    const char *target, *path;
+    FILE *bytes, *table;
+    size_t written;
+} output;
+
+static int complain(const output *o, const char *what, nvrtcProgram program)
+{
+    size_t size = 0;
+    char *log = program && nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS ? calloc(1, size + 1) : NULL;
+    if (log) nvrtcGetProgramLog(program, log);
+    fprintf(stderr, "%s: %s: %.*s\n", o->target, what, MAX_LOG, log ? log : "");
+    free(log);
+    return 1;
+}
+
+static int write_binary(output *o, const te_text *source, nvrtcProgram program)
+{
+    static const char padding[ALIGNMENT];
+    size_t size = 0;
+    if (nvrtcGetCUBINSize(program, &size) != NVRTC_SUCCESS) return complain(o, "no binary", program);
+    char *binary = malloc(size);
+    te_hash128 hash = te_cuda_ready_hash(source->data, source->length);
+    int failed = !binary || nvrtcGetCUBIN(program, binary) != NVRTC_SUCCESS;
+    size_t gap = (ALIGNMENT - size % ALIGNMENT) % ALIGNMENT;
+    failed = failed || fwrite(binary, 1, size, o->bytes) != size || fwrite(padding, 1, gap, o->bytes) != gap;
+    fprintf(o->table, "    {{UINT64_C(0x%016llx), UINT64_C(0x%016llx)}, %zu, %zu},\n", (unsigned long long)hash.a,
+            (unsigned long long)hash.b, o->written, size);
+    o->written += size + gap;
+    free(binary);
+    return failed ? complain(o, "its binary cannot be written", NULL) : 0;
+}
+
+static int compile_kernel(output *o, const te_cuda_kernel *kernel)
+{
+    char target[64];
+    const char *options[] = {TE_CUDA_FIXED_OPTIONS, target};
+    nvrtcProgram program = NULL;
+    te_text source;
+    te_text_open(&source, &te_mem_libc);
+    snprintf(target, sizeof target, "--gpu-architecture=%s", o->target);
+    int failed = te_cuda_kernel_source(kernel, &source) != TE_OK ||
+                 nvrtcCreateProgram(&program, source.data, "kernel", 0, NULL, NULL) != NVRTC_SUCCESS ||
+                 nvrtcCompileProgram(program, sizeof options / sizeof *options, options) != NVRTC_SUCCESS;
+    failed = failed ? complain(o, "a kernel does not compile", program) : write_binary(o, &source, program);
+    if (program) nvrtcDestroyProgram(&program);
+    te_text_close(&source);
+    return failed;
+}
+
+static FILE *create(const output *o, const char *suffix)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s%s", o->path, suffix);
+    FILE *file = fopen(path, "wb");
+    if (!file) fprintf(stderr, "cannot write %s\n", path);
+    return file;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        fprintf(stderr, "usage: make_ready TARGET OUTPUT\n");
+        return 2;
+    }
+    output o = {.target = argv[1], .path = argv[2]};
+    o.bytes = create(&o, ".bin");
+    o.table = create(&o, ".c");
+    if (!o.bytes || !o.table) return 1;
+    fprintf(o.table,
+            "/* Made by the build. */\n#include \"kernels/cuda/ready.h\"\n\n"
+            "__asm__(\".section .rodata\\n.balign %d\\nte_ready_image:\\n.incbin \\\"%s.bin\\\"\\n.previous\\n\");\n"
+            "extern const unsigned char te_ready_image[] __attribute__((visibility(\"hidden\")));\n"
+            "extern const te_cuda_ready te_cuda_ready_%s[];\n"
+            "extern const unsigned char *const te_cuda_ready_bytes_%s;\n"
+            "const unsigned char *const te_cuda_ready_bytes_%s = te_ready_image;\n"
+            "const te_cuda_ready te_cuda_ready_%s[] = {\n",
+            ALIGNMENT, o.path, o.target, o.target, o.target, o.target);
+    int failed = 0;
+    for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT && !failed; k++)
+        failed = compile_kernel(&o, k);
+    fprintf(o.table, "    {{0, 0}, 0, 0},\n};\n");
+    failed |= fclose(o.bytes) != 0;
+    return fclose(o.table) != 0 || failed;
+}

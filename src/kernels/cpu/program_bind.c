@@ -7,6 +7,8 @@
 
 #include "../dtype.h"
 
+#include <string.h>
+
 /* --- layout ----------------------------------------------------------------------------------------------------- */
 
 static size_t take(size_t *at, size_t bytes)
@@ -41,6 +43,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
     w->form = (uint8_t *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->form));
     w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
+    w->shares = (te_share *)(void *)(base + take(&at, (size_t)plan->n_turns * sizeof *w->shares));
     w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
     w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
     char *scalars = base + take(&at, (size_t)p->n_insns * sizeof(double));
@@ -189,6 +192,37 @@ static void settle_window(te_walker *w)
         w->window = most / strip * strip;
 }
 
+/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next one by
+ * itself, unless it is one short row after the other. So each step that goes over a row fetches its share of the next one,
+ * as long as both stay in the second-level cache: the first steps that of the first input, the last ones that of the last.
+ * Lines all at once would hold up what is at hand. */
+static void settle_shares(te_walker *w)
+{
+    enum { LEAST = 512, ALONE = 4 << 10, MOST = 384 << 10, INPUTS = 4 };
+    const te_job *job = w->job;
+    int64_t       bytes = 0;
+    int           inputs[INPUTS], n = 0, turns = w->plan->n_turns;
+    w->fetches = false;
+    memset(w->shares, 0, (size_t)turns * sizeof *w->shares);
+    if (!job->compiled->reduces_rows || job->kind == TE_PLAN_ROWS || job->rows < 2) return;
+    for (int i = 0; i < job->program->n_inputs && n < INPUTS; i++) {
+        const te_bound_operand *in = &w->operands[i];
+        if (!in->flat || in->constant || te_walker_row_stride(w, in) == 0 || job->columns * in->size < LEAST) continue;
+        bytes += job->columns * in->size;
+        inputs[n++] = i;
+    }
+    if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
+    w->fetches = true;
+    for (int t = 0; t < turns; t++) {
+        int                     which = t * n / turns, first = (which * turns + n - 1) / n;
+        size_t                  of = (size_t)(((which + 1) * turns + n - 1) / n - first), at = (size_t)(t - first);
+        const te_bound_operand *in = &w->operands[inputs[which]];
+        size_t                  lines = (size_t)(job->columns * in->size) / TE_LINE, line = lines * at / of;
+        w->shares[t] = (te_share){.input = inputs[which], .lines = lines * (at + 1) / of - line,
+                                  .offset = te_walker_row_stride(w, in) + (int64_t)line * TE_LINE};
+    }
+}
+
 void te_walker_uniform_value(te_walker *w, int v)
 {
     const te_run  *run = w->job->run;
@@ -225,4 +259,5 @@ void te_walker_bind(te_walker *w)
         settle_streams(w, o);
     }
     settle_window(w);
+    settle_shares(w);
 }

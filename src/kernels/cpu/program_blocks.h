@@ -62,6 +62,15 @@ typedef struct te_block_random {
     const void *p;         /* KEEP: drop probabilities, one per element */
 } te_block_random;
 
+/* Memory that will be wanted next, fetched while something else is computed: `each` lines per TE_FOLD_LANES elements of
+ * a fold, or per strip of a chain, as long as there are any. */
+typedef struct te_ahead {
+    const char *at;
+    size_t      lines, each;
+} te_ahead;
+
+enum { TE_LINE = 64 };
+
 struct te_link;
 
 typedef struct te_blocks {
@@ -77,15 +86,17 @@ typedef struct te_blocks {
 
     void (*fold_start)(te_fold *fold, te_fold_kind kind);
     /* Where `by` is not NULL, the products src[i] * by[i] are added: only to sums. */
-    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n);
+    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n, te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
-    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns);
+    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns,
+                      te_ahead ahead);
     void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
                          size_t columns); /* sums[j] += each row's [j] */
 
     size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
     /* n elements, a multiple of strip, of which registers hold a window; form[i]: te_slot_form of slot i. */
-    void (*chain)(const struct te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window);
+    void (*chain)(const struct te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window,
+                  te_ahead ahead);
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

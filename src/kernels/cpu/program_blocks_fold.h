@@ -40,6 +40,13 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 #define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
 #define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 
+/* To the second-level cache: the first one is full of the row at hand. */
+static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
+{
+    for (size_t i = 0; i < ahead->each && ahead->lines; i++, ahead->lines--, ahead->at += TE_LINE)
+        __builtin_prefetch(ahead->at, 0, 1);
+}
+
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
  * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
@@ -52,13 +59,15 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
         h = JOIN(h, TE_UPPER1(h));                                                                       \
         return h[0];                                                                                     \
     }                                                                                                    \
-    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n)        \
+    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n,        \
+                                  te_ahead ahead)                                                        \
     {                                                                                                    \
         te_vec *l = (te_vec *)lane;                                                                      \
         te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
         for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
             const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
             (void)u;                                                                                     \
+            fetch_ahead(&ahead);                                                                         \
             h0 = JOIN(h0, VALUE(v[0], u[0]));                                                            \
             h1 = JOIN(h1, VALUE(v[1], u[1]));                                                            \
             h2 = JOIN(h2, VALUE(v[2], u[2]));                                                            \
@@ -73,7 +82,7 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
         return tree_##name(&h);                                                                          \
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, \
-                            te_real neutral)                                                             \
+                            te_real neutral, te_ahead ahead)                                             \
     {                                                                                                    \
         for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
             te_real lane[TE_FOLD_LANES];                                                                 \
@@ -83,7 +92,7 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
                 d[r] = tree_##name((const te_vec *)lane);                                                \
             } else {                                                                                     \
                 for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
-                add_##name(lane, s, by, columns);                                                        \
+                add_##name(lane, s, by, columns, ahead);                                                 \
                 d[r] = join_##name(lane);                                                                \
             }                                                                                            \
         }                                                                                                \
@@ -121,17 +130,17 @@ static te_real join_lanes(te_fold *fold, te_fold_kind kind)
     }
 }
 
-static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n)
+static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n, te_ahead ahead)
 {
     te_real *lane = (te_real *)fold->lane;
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by) add_dot(lane, src, by, n);
-        else add_sum(lane, src, src, n);
+        if (by) add_dot(lane, src, by, n, ahead);
+        else add_sum(lane, src, src, n, ahead);
         break;
-    case TE_FOLD_MAX: add_max(lane, src, src, n); return;
-    case TE_FOLD_MIN: add_min(lane, src, src, n); return;
-    case TE_FOLD_AMAX: add_amax(lane, src, src, n); return;
+    case TE_FOLD_MAX: add_max(lane, src, src, n, ahead); return;
+    case TE_FOLD_MIN: add_min(lane, src, src, n, ahead); return;
+    case TE_FOLD_AMAX: add_amax(lane, src, src, n, ahead); return;
     }
     fold->held += n;
     if (fold->held < TE_FOLD_SPAN) return;
@@ -147,17 +156,18 @@ static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
     *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
 }
 
-static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns)
+static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns,
+                      te_ahead ahead)
 {
     te_real neutral = neutral_of(kind);
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by) rows_dot(dst, src, by, rows, columns, neutral);
-        else rows_sum(dst, src, src, rows, columns, neutral);
+        if (by) rows_dot(dst, src, by, rows, columns, neutral, ahead);
+        else rows_sum(dst, src, src, rows, columns, neutral, ahead);
         break;
-    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral); break;
-    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral); break;
-    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral); break;
+    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral, ahead); break;
+    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral, ahead); break;
+    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral, ahead); break;
     }
 }
 

@@ -141,6 +141,16 @@ static void find_halves(te_maker *m, const te_pass *pass)
     }
 }
 
+/* Folds and chains go over whole rows with time to spare for memory. */
+static void count_turns(te_maker *m, const te_pass *pass)
+{
+    te_plan *plan = m->plan;
+    for (int s = pass->body; s < pass->end; s++) {
+        te_step *step = &plan->steps[s];
+        step->turn = step->kind == TE_STEP_FOLD || step->chain_end ? plan->n_turns++ : -1;
+    }
+}
+
 void te_maker_link_steps(te_maker *m, const te_pass *pass)
 {
     const te_plan *plan = m->plan;
@@ -151,4 +161,5 @@ void te_maker_link_steps(te_maker *m, const te_pass *pass)
         s = end > s ? end : s + 1;
     }
     find_halves(m, pass);
+    count_turns(m, pass);
 }

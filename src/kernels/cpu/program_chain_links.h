@@ -377,7 +377,8 @@ static int find_moving(te_moving *moving, te_bound_link *bound, int count, size_
     return n;
 }
 
-static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window)
+static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window,
+                      te_ahead ahead)
 {
     te_bound_link bound[2 * TE_CHAIN_MAX];
     te_moving     moving[2 * 3 * TE_CHAIN_MAX];
@@ -388,7 +389,10 @@ static void run_chain(const te_link *links, char *const *slot, const uint8_t *fo
     if (window < n) n_moving = find_moving(moving, bound, count, window);
     for (;; n -= window) {
         size_t here = n < window ? n : window;
-        for (size_t i = 0; i < here; i += STRIP) bound->run(none, none, none, none, bound, i * sizeof(te_real));
+        for (size_t i = 0; i < here; i += STRIP) {
+            fetch_ahead(&ahead);
+            bound->run(none, none, none, none, bound, i * sizeof(te_real));
+        }
         if (n <= window) return;
         for (int i = 0; i < n_moving; i++) *moving[i].block += moving[i].step;
     }

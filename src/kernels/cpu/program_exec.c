@@ -16,7 +16,7 @@ static bool wants_chain(const te_walker *w, const te_step *step)
 bool te_walker_takes_chain(const te_walker *w, int first)
 {
     const te_step *step = &w->plan->steps[first];
-    return te_walker_chains(w) && step->chain_end && (step->chain_end > first + 1 || wants_chain(w, step));
+    return te_walker_chains(w) && step->chain_end && (step->chain_end > first + 1 || w->fetches || wants_chain(w, step));
 }
 
 static void run_steps(te_walker *w, int first, int last)

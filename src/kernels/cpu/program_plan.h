@@ -48,6 +48,7 @@ typedef struct te_step {
     int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products */
     int32_t last_use;    /* the last step of the pass that reads dst */
     bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
+    int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */
     int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
 } te_step;
 
@@ -80,7 +81,7 @@ typedef struct te_plan {
     te_link   *links;
     size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity, link_capacity;
     int        n_steps, n_slots, n_passes, n_links;
-    int        n_registers, n_kept, n_row_folds;
+    int        n_registers, n_kept, n_row_folds, n_turns;
 } te_plan;
 
 /* program_again.c: a small run, bound to be done again with other operands. */

@@ -148,20 +148,6 @@ static void step_spread(te_walker *w, const te_step *step)
     w->blocks->repeat(w->slot[step->dst], w->slot[step->arg[0]], rows, columns);
 }
 
-/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next one by
- * itself. More lines than this at once hold up what is at hand. Inlined, since GCC takes a call that but prefetches for
- * one without effect. */
-static inline __attribute__((always_inline)) void fetch_next_row(const te_walker *w, const te_bound_operand *in,
-                                                                const char *src)
-{
-    enum { LINE = 64, MOST = 2048 };
-    size_t bytes = w->tile_columns * (size_t)in->size;
-    if (!w->job->compiled->reduces_rows || w->job->kind != TE_PLAN_ROW || !in->flat || in->constant || bytes > MOST)
-        return;
-    const char *next = src + te_walker_row_stride(w, in);
-    for (size_t b = 0; b < bytes; b += LINE) __builtin_prefetch(next + b);
-}
-
 bool te_walker_point_load(te_walker *w, const te_step *step)
 {
     const te_bound_operand *in = &w->operands[step->operand];
@@ -176,7 +162,6 @@ bool te_walker_point_load(te_walker *w, const te_step *step)
 static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
-    fetch_next_row(w, in, te_walker_tile(w, in, step->operand));
     if (te_walker_point_load(w, step)) return;
     if (!in->constant || in->loaded < w->tile_rows) {
         load_tile(w, w->slot[step->dst], step->operand);
@@ -205,6 +190,21 @@ static void step_pick(te_walker *w, const te_step *step)
     }
 }
 
+/* The part of a step's share that a tile with `strips` to go has: all of it where the tile is the row. */
+static te_ahead ahead_of(const te_walker *w, const te_step *step, size_t strips)
+{
+    if (!w->fetches || strips == 0) return (te_ahead){0};
+    const te_share *share = &w->shares[step->turn];
+    size_t columns = (size_t)w->job->columns, first = 0, end = share->lines;
+    if (w->tile_columns < columns) {
+        first = share->lines * (size_t)w->column / columns;
+        end = share->lines * ((size_t)w->column + w->tile_columns) / columns;
+    }
+    const char *at = w->row[share->input] + share->offset + (int64_t)first * TE_LINE;
+    size_t      each = end - first <= strips ? 1 : end - first <= 2 * strips ? 2 : (end - first + strips - 1) / strips;
+    return (te_ahead){at, end - first, each};
+}
+
 /* The second factor of a sum of products. */
 static const char *factor(const te_walker *w, const te_step *step)
 {
@@ -214,9 +214,10 @@ static const char *factor(const te_walker *w, const te_step *step)
 static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
     const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
     if (w->job->kind <= TE_PLAN_ROWS)
-        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, w->tile_rows, w->tile_columns);
-    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n);
+        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, w->tile_rows, w->tile_columns, ahead);
+    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n, ahead);
 }
 
 static void step_column_sum(te_walker *w, const te_step *step)
@@ -252,8 +253,9 @@ void te_walker_chain(te_walker *w, int first)
 {
     const te_blocks *blocks = w->blocks;
     const te_step   *step = &w->plan->steps[first], *end = &w->plan->steps[step->chain_end];
-    size_t           n = w->tile_rows * w->tile_columns, left = n % blocks->strip, skip = n - left;
-    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip, w->window ? w->window : skip);
+    size_t           n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
+    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip, w->window ? w->window : skip,
+                  ahead_of(w, step, strips));
     for (; left && step < end; step++) {
         bool  half = w->form[step->dst] & TE_FORM_HALF;
         char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;
@@ -286,7 +288,8 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
     case TE_STEP_COLSUM: step_column_sum(w, step); break;
     case TE_STEP_SUM:
-        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n);
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n,
+                            (te_ahead){0});
         break;
     }
 }

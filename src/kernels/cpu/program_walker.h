@@ -7,6 +7,13 @@
 
 #include "../philox.h"
 
+/* What a step fetches of the next row while it goes over this one. */
+typedef struct te_share {
+    int32_t input;
+    int64_t offset; /* bytes from the row at hand */
+    size_t  lines;
+} te_share;
+
 typedef struct te_walker {
     const te_job     *job;
     const te_plan    *plan;
@@ -24,6 +31,8 @@ typedef struct te_walker {
     int64_t           at[TE_MAX_DIMS]; /* position in the outer dimensions */
     int64_t           row_number, column;
     size_t            tile_rows, tile_columns;
+    te_share         *shares;   /* per turn of the plan */
+    bool              fetches;  /* there are any */
     size_t            window;   /* elements of a register that serves a chain of any length, 0: tiles are as long as registers */
     int64_t           row_chunk;
     char             *parts;

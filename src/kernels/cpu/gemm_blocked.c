@@ -19,6 +19,7 @@
 #include "../dtype.h"
 #include "gemm.h"
 
+#include <math.h>
 #include <omp.h>
 #include <string.h>
 
@@ -26,12 +27,10 @@ enum {
     SLICE_WORDS = 128,       /* of 48 floats: 24 KiB, and a panel of a passes by */
     UNIT_ROWS = 256,         /* with a slice of them: 128 KiB … */
     UNIT_PANELS = 8,         /* … and their sums 384 KiB; where there is one slice no sums are kept, so both are doubled */
-    UNIT_PANELS_LEAST = 2,   /* 96 columns: whole cache lines, and rows of a come from the cache at least once */
-    UNITS_PER_THREAD = 4,
-    UNIT_MACS = 2 << 20,
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     STACK_BYTES = 32 << 10
 };
+static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 
 /* Byte strides of a matrix. */
 typedef struct gemm_source {
@@ -47,6 +46,7 @@ typedef struct gemm_plan {
     const void *bias;                       /* of the type of the sums, or NULL */
     int64_t words;
     int64_t unit_rows, blocks;              /* of a */
+    int64_t width;                          /* columns of a panel */
     int64_t panels, unit_panels, groups;    /* of b */
     int     threads;
     bool    direct_a;                       /* rows of a serve as they are */
@@ -102,24 +102,64 @@ static te_gemm_way way_out(const gemm_plan *plan)
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
 }
 
-/* Units as large as the caches allow, then halved until there are as many as are `wanted`. Rows of a that are packed
- * want many panels, panels of b many rows. */
-static void plan_units(gemm_plan *plan, int64_t wanted)
+/* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word a
+ * part of one, and so does reading a where it lies. Narrow panels read it more often. */
+static double cycles_of(const gemm_plan *plan, double multiply, double words_b, double words_a)
 {
-    int64_t m = plan->p->m, mr = plan->kernel->mr, nr = plan->kernel->nr, scale = plan->words > SLICE_WORDS ? 1 : 2;
-    plan->blocks = divide_up(m, scale * UNIT_ROWS);
-    plan->groups = divide_up(plan->panels, scale * UNIT_PANELS);
-    while (plan->blocks * plan->groups < wanted) {
-        int64_t panels = divide_up(plan->panels, plan->groups), rows = divide_up(m, plan->blocks);
-        bool narrower = plan->direct_a ? panels > UNIT_PANELS_LEAST : panels * nr > rows;
-        if (panels > 1 && (narrower || rows <= mr)) plan->groups = at_most(2 * plan->groups, plan->panels);
-        else if (rows > mr) plan->blocks = at_most(2 * plan->blocks, divide_up(m, mr));
-        else break;
+    double narrow = plan->width < plan->kernel->nr ? 1.03 : 1;
+    return narrow * multiply + 0.35 * words_b + (plan->direct_a ? 0.15 : 0.3) * words_a;
+}
+
+/* When the last thread is done, and a little for large units, since threads do not begin at one time. */
+static double plan_cycles(const gemm_plan *plan, int64_t rows, int64_t panels)
+{
+    const te_gemm_problem *p = plan->p;
+    int64_t lanes = plan->kernel->lanes, m = p->m, n = p->n, threads = plan->threads, cols = at_most(panels * plan->width, n);
+    int64_t blocks = divide_up(m, rows), groups = divide_up(plan->panels, panels), units = blocks * groups * p->batches;
+    int64_t whole = at_least(m / rows, 1) * at_least(n / cols, 1) * p->batches;
+    double unit = cycles_of(plan, (double)(rows * divide_up(cols, lanes)), (double)cols, (double)rows);
+    double all = cycles_of(plan, (double)(m * divide_up(n, lanes)), (double)(n * blocks), (double)(m * groups));
+    double mean = all / (double)(blocks * groups) * (double)divide_up(units, threads);
+    double most = unit * (double)divide_up(whole, threads);
+    return (mean > most ? mean : most) + (threads > 1 ? TAIL * unit : 0);
+}
+
+/* Tries the groups that the caches allow, each with as many blocks of rows as give every thread one unit, two or four;
+ * returns what the best takes. */
+static double plan_units(gemm_plan *plan)
+{
+    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > SLICE_WORDS ? 1 : 2, most = plan->threads > 1 ? 4 : 1;
+    int64_t least_blocks = divide_up(m, scale * UNIT_ROWS), groups = 0;
+    double best = INFINITY;
+    plan->panels = divide_up(plan->p->n, plan->width);
+    for (int64_t panels = at_most(plan->panels, scale * UNIT_PANELS); panels > 0; panels--) {
+        if (divide_up(plan->panels, panels) == groups) continue;
+        groups = divide_up(plan->panels, panels);
+        int64_t even = divide_up(plan->panels, groups), tried = 0;
+        for (int64_t each = 1; each <= most; each *= 2) {
+            int64_t blocks = at_least(each * plan->threads / (groups * plan->p->batches), least_blocks);
+            int64_t rows = divide_up(divide_up(m, blocks), mr) * mr;
+            if (rows == tried) continue;
+            tried = rows;
+            double cycles = plan_cycles(plan, rows, even);
+            if (cycles >= best) continue;
+            best = cycles;
+            plan->unit_rows = rows;
+            plan->unit_panels = even;
+        }
     }
-    plan->unit_panels = divide_up(plan->panels, plan->groups);
-    plan->unit_rows = divide_up(divide_up(m, plan->blocks), mr) * mr;
     plan->groups = divide_up(plan->panels, plan->unit_panels);
     plan->blocks = divide_up(m, plan->unit_rows);
+    return best;
+}
+
+/* Panels are full tiles wide, or one vector less where units are more even so. */
+static void plan_panels(gemm_plan *plan)
+{
+    gemm_plan narrow = *plan;
+    double wide = plan_units(plan);
+    narrow.width -= narrow.kernel->lanes;
+    if (narrow.width > narrow.kernel->lanes && plan_units(&narrow) < wide) *plan = narrow;
 }
 
 /* One thread needs one unit, if it is not too large; finding that out takes no time. */
@@ -147,15 +187,13 @@ static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_p
     double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
     plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
     plan_arithmetic(plan, state);
-    plan->panels = divide_up(p->n, plan->kernel->nr);
+    plan->width = plan->kernel->nr;
+    plan->panels = divide_up(p->n, plan->width);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
-    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) {
-        plan_one_unit(plan);
-    } else {
-        int64_t wanted = at_most((int64_t)(macs / UNIT_MACS), UNITS_PER_THREAD * plan->threads);
-        plan_units(plan, plan->threads == 1 ? 1 : divide_up(at_least(wanted, plan->threads), p->batches));
-    }
+    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) plan_one_unit(plan);
+    else if (plan->threads == 1) plan_units(plan);
+    else plan_panels(plan);
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }
@@ -177,8 +215,8 @@ typedef struct gemm_unit {
 
 static int columns_of(const gemm_unit *u, int64_t panel)
 {
-    int nr = u->plan->kernel->nr;
-    return (int)at_most(u->plan->p->n - panel * nr, nr);
+    int64_t width = u->plan->width;
+    return (int)at_most(u->plan->p->n - panel * width, width);
 }
 
 static int vectors_of(const gemm_unit *u, int64_t panel)
@@ -206,7 +244,7 @@ static void pack_a(const gemm_unit *u)
 static void pack_b(const gemm_unit *u, int64_t panel)
 {
     const te_gemm_kernel *kernel = u->plan->kernel;
-    te_gemm_pack pack = pack_of_slice(u, u->b.data + panel * kernel->nr * u->b.col, u->b.col, u->b.row);
+    te_gemm_pack pack = pack_of_slice(u, u->b.data + panel * u->plan->width * u->b.col, u->b.col, u->b.row);
     pack.extent = columns_of(u, panel);
     pack.width = kernel->nr;
     pack.filled = vectors_of(u, panel) * kernel->lanes;
@@ -237,7 +275,7 @@ static gemm_ahead after(const gemm_unit *u, int64_t panel)
     if (word >= u->plan->words) return (gemm_ahead){0};
     int64_t k0 = word * kernel->k_per_word, cols = columns_of(u, panel);
     int64_t k = at_most(u->plan->p->k - k0, SLICE_WORDS * kernel->k_per_word);
-    const char *data = u->b.data + k0 * u->b.row + panel * kernel->nr * u->b.col;
+    const char *data = u->b.data + k0 * u->b.row + panel * u->plan->width * u->b.col;
     if (u->b.row == size) return (gemm_ahead){data, cols, u->b.col, k * size};
     if (u->b.col == size) return (gemm_ahead){data, k, u->b.row, cols * size};
     return (gemm_ahead){0};
@@ -249,7 +287,7 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     const gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t mr = kernel->mr, word = kernel->word_bytes, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
-    int64_t col = panel * kernel->nr, row_panels = divide_up(u->rows, mr);
+    int64_t col = panel * plan->width, row_panels = divide_up(u->rows, mr);
     int64_t a_row = plan->direct_a ? u->a.row : word, a_step = plan->direct_a ? word : mr * word;
     int64_t a_panel = plan->direct_a ? mr * u->a.row : mr * u->words * word;
     const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;

@@ -28,6 +28,7 @@ enum {
     PIECES = 16,
     PIECE_ROWS = 128,       /* oneDNN rearranges b for each piece: with fewer rows that becomes noticeable */
     PIECE_COLS = 512,
+    PIECE_COLS_LEAST = 64,  /* where rows are few and do not halve evenly */
     LARGE_B = 8 << 20,      /* elements of b, with which it takes more rows … */
     LARGE_B_ROWS = 512,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
@@ -61,6 +62,7 @@ static grid grid_make(const te_gemm_problem *p)
         else if (rows >= 2 * least_rows) rows = (rows + 1) / 2;
         else if (cols >= 2 * PIECE_COLS) cols = (cols + 1) / 2;
         else if (pieces < 4 && p->k * cols >= LARGE_B && cols >= PIECE_COLS) cols = (cols + 1) / 2;
+        else if (pieces < 2 && rows < PIECE_ROWS && rows % 32 && cols >= 2 * PIECE_COLS_LEAST) cols = (cols + 1) / 2;
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;
         else break;
     }

@@ -163,12 +163,13 @@ enum { GROUP = 32 }; /* lines of 16 bits in a vector */
 static inline __attribute__((always_inline)) void load_group(const char *src, int64_t next, __mmask32 lines, bool pair,
                                                              __m512i out[2])
 {
-    const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    const __m512i steps = _mm512_set_epi32(0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008,
+                                           0x270007, 0x260006, 0x250005, 0x240004, 0x230003, 0x220002, 0x210001, 0x200000);
+    const __m512i front = steps, back = _mm512_add_epi16(steps, _mm512_set1_epi16(16));
     __m512i even = _mm512_maskz_loadu_epi16(lines, src), odd = _mm512_setzero_si512();
     if (pair) odd = _mm512_maskz_loadu_epi16(lines, src + next);
-    __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
-    out[0] = _mm512_permutex2var_epi64(low, front, high);
-    out[1] = _mm512_permutex2var_epi64(low, back, high);
+    out[0] = _mm512_permutex2var_epi16(even, front, odd);
+    out[1] = _mm512_permutex2var_epi16(even, back, odd);
 }
 
 static __mmask32 lines_from(const te_gemm_pack *p, int line)
@@ -186,9 +187,10 @@ static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
         uint32_t *dst = panel + line / 8 * each;
         __mmask32 mask = lines_from(p, line);
         int panels = (p->extent - line + 7) / 8;
-        for (int64_t w = 0; w < steps; w++, src += 2 * p->k_stride, dst += 8) {
+        int64_t stride = p->k_stride, k = p->k;
+        for (int64_t w = 0; w < steps; w++, src += 2 * stride, dst += 8) {
             __m512i v[2];
-            load_group(src, p->k_stride, mask, 2 * w + 1 < p->k, v);
+            load_group(src, stride, mask, 2 * w + 1 < k, v);
             _mm256_storeu_si256((__m256i *)dst, _mm512_castsi512_si256(v[0]));
             if (panels > 1) _mm256_storeu_si256((__m256i *)(dst + each), _mm512_extracti64x4_epi64(v[0], 1));
             if (panels > 2) _mm256_storeu_si256((__m256i *)(dst + 2 * each), _mm512_castsi512_si256(v[1]));
@@ -197,21 +199,39 @@ static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
     }
 }
 
-/* Pairs of lines side by side, as one panel, filled to a multiple of 16. */
+/* The same of 16 lines. */
+static inline __attribute__((always_inline)) __m512i load_half_group(const char *src, int64_t next, __mmask16 lines, bool pair)
+{
+    __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lines, src)), odd = _mm512_setzero_si512();
+    if (pair) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lines, src + next));
+    return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+}
+
+/* `vectors` is a constant where this is inlined. All of a step at once: it is one or two cache lines. */
+static inline __attribute__((always_inline)) void pack_pairs_vectors(const int vectors, const te_gemm_pack *p, uint32_t *panel)
+{
+    const char *src = p->src;
+    int64_t next = p->k_stride, k = p->k, width = p->width;
+    __mmask32 front = lines_from(p, 0);
+    __mmask16 last = (__mmask16)lines_from(p, 16 * (vectors - 1));
+    for (int64_t i = 0; i < k; i += 2, src += 2 * next, panel += width) {
+        __m512i v[2];
+        bool pair = i + 1 < k;
+        if (vectors > 1) {
+            load_group(src, next, front, pair, v);
+            _mm512_storeu_si512(panel, v[0]);
+            _mm512_storeu_si512(panel + 16, v[1]);
+        }
+        if (vectors != 2) _mm512_storeu_si512(panel + 16 * (vectors - 1), load_half_group(src + 32 * (vectors - 1), next, last, pair));
+    }
+}
+
+/* Pairs of lines side by side, as one panel, filled to one to three vectors. */
 static void pack_pairs_wide(const te_gemm_pack *p, uint32_t *panel)
 {
-    enum { RUN = 16 };
-    for (int line = 0; line < p->filled; line += RUN) {
-        int n = p->extent - line;
-        __mmask16 mask = n >= RUN ? 0xffff : (__mmask16)((1u << n) - 1);
-        const char *src = p->src + 2 * line;
-        uint32_t *dst = panel + line;
-        for (int64_t k = 0; k < p->k; k += 2, src += 2 * p->k_stride, dst += p->width) {
-            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src)), odd = _mm512_setzero_si512();
-            if (k + 1 < p->k) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, src + p->k_stride));
-            _mm512_storeu_si512(dst, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
-        }
-    }
+    if (p->filled == 16) pack_pairs_vectors(1, p, panel);
+    else if (p->filled == 32) pack_pairs_vectors(2, p, panel);
+    else pack_pairs_vectors(3, p, panel);
 }
 #endif
 
@@ -265,7 +285,7 @@ void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *p, void *panels)
         pack_pairs_narrow(p, panels);
         return;
     }
-    if (side_by_side && p->filled % 16 == 0 && p->extent <= p->filled) {
+    if (side_by_side && p->filled % 16 == 0 && p->filled <= 48 && p->extent <= p->filled) {
         pack_pairs_wide(p, panels);
         return;
     }

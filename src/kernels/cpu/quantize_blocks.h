@@ -8,6 +8,7 @@
 #define TE_KERNELS_QUANTIZE_BLOCKS_H
 
 #include "../quantize.h"
+#include "copy.h"
 #include "cpu.h"
 
 enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a source */
@@ -64,8 +65,8 @@ typedef struct te_quantize_blocks {
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
-    /* As te_transpose_fn, of bytes; NULL: that of copy.h is as good. */
-    void (*turn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols);
+    /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
+    te_transpose_fn turn[2];
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
 

@@ -52,6 +52,46 @@ static void check_factor(const te_quantize_blocks *blocks, te_element_kind kind,
     }
 }
 
+/* FP8 straight to bfloat16 against the way through float32, codes in any order, factors in blocks or one each. What is refused
+ * must have a reason. */
+static void check_narrow(const te_quantize_blocks *blocks, te_element_kind kind)
+{
+    static const int64_t sizes[] = {1, 32, 128, 512};
+    static uint16_t straight[512], around[512];
+    float factors[512], values[512];
+    int refused = 0;
+    for (int turn = 0; turn < 4000 && blocks->narrow_along[kind]; turn++) {
+        int64_t block = sizes[turn % 4];
+        int n = turn % 3 ? 512 : 1 + (int)(test_random(&state) % 512), odd = turn % 50 == 7, wild = turn % 100 == 9;
+        bool special = false, wide = false;
+        for (int i = 0; i < n; i++) {
+            uint8_t size = (uint8_t)(test_random(&state) % 128);
+            if (!wild && size >= (kind == TE_E4M3 ? 0x7f : 0x7c)) size = 0;
+            codes[i] = (uint8_t)(size | (test_random(&state) % 2 << 7));
+            special |= size >= (kind == TE_E4M3 ? 0x7f : 0x7c);
+        }
+        for (int i = 0; i < 512; i++) {
+            int exponent = (int)(test_random(&state) % 250) - 125;
+            if (turn % 5) exponent /= 2;
+            factors[i] = ldexpf(odd ? 1.5f : 1, exponent);
+            int used = (n + (int)block - 1) / (int)block;
+            wide |= i < used && (exponent < (kind == TE_E4M3 ? -117 : -110) || exponent > (kind == TE_E4M3 ? 119 : 112));
+        }
+        bool good = blocks->narrow_along[kind](straight, codes, factors, n, block);
+        CHECK_MSG(good != (special || wide || odd), "turn %d, block %d: taken %d, special %d, wide %d", turn, (int)block, good,
+                  special, wide);
+        refused += !good;
+        if (!good) continue;
+        if (block == 1)
+            blocks->decode_down[kind](values, codes, factors, n);
+        else
+            blocks->decode_along[kind](values, codes, factors, n, block);
+        CHECK(blocks->narrow(around, values, n));
+        CHECK_MSG(memcmp(straight, around, (size_t)n * sizeof *around) == 0, "turn %d, block %d, %d", turn, (int)block, n);
+    }
+    CHECK(refused < 2000);
+}
+
 /* Codes and amax at once, of stretches with NaNs and of those without, of any length. */
 static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, int source, float m)
 {
@@ -78,17 +118,18 @@ static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, 
     }
 }
 
-static void check_turn(const te_quantize_blocks *blocks)
+static void check_turn(te_transpose_fn turn, int stride)
 {
-    for (int i = 0; i < N && blocks->turn; i++) want[i] = (uint8_t)test_random(&state);
-    for (int rows = 1; rows < 200 && blocks->turn; rows += 21)
+    static _Alignas(64) uint8_t turned[N];
+    for (int i = 0; i < N; i++) want[i] = (uint8_t)test_random(&state);
+    for (int rows = 1; rows < 200; rows += 21)
         for (int cols = 3; cols < 200; cols += cols < 60 ? 61 : 37) {
             int wrong = 0;
-            memset(codes, 0, N);
-            blocks->turn(codes, 210, want, 201, rows, cols);
+            memset(turned, 0, N);
+            turn(turned, stride, want, 201, rows, cols);
             for (int j = 0; j < rows; j++)
-                for (int i = 0; i < 210; i++) wrong += codes[j * 210 + i] != (i < cols ? want[i * 201 + j] : 0);
-            CHECK_MSG(wrong == 0, "turn, %d x %d: %d wrong", rows, cols, wrong);
+                for (int i = 0; i < stride; i++) wrong += turned[j * stride + i] != (i < cols ? want[i * 201 + j] : 0);
+            CHECK_MSG(wrong == 0, "turn, %d x %d, stride %d: %d wrong", rows, cols, stride, wrong);
         }
 }
 
@@ -110,7 +151,12 @@ int main(void)
             check_factor(blocks, (te_element_kind)kind, source, 0x1p-127f);
             check_factor(blocks, (te_element_kind)kind, source, TE_FLT_MAX);
         }
-    check_turn(blocks);
+    check_narrow(blocks, TE_E4M3);
+    check_narrow(blocks, TE_E5M2);
+    for (int past = 0; past < 2 && blocks->turn[past]; past++) {
+        check_turn(blocks->turn[past], 256);
+        check_turn(blocks->turn[past], 250);
+    }
     test_exec_close(&exec);
     return TEST_END();
 }

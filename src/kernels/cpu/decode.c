@@ -67,18 +67,26 @@ static void factors_of(const te_quantize_blocks *blocks, const te_decode *d, int
     blocks->factor_values(factors, step == 1 ? stored : codes, d->scale, n);
 }
 
-void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
-                   float *values)
+/* Factors of n elements of a row; the size of a block. */
+static int64_t factors_of_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
+                              float *factors)
 {
-    uint8_t room[TE_DECODE_RUN];
-    float factors[TE_DECODE_RUN];
-    const uint8_t *codes = codes_of(blocks, d, row, col, n, room);
     int64_t block = d->block_rows ? d->block_cols : n;
     factors[0] = d->times;
     if (d->block_rows) {
         int64_t at = row / d->block_rows * d->factor_row_stride + col / block * d->factor_col_stride;
         factors_of(blocks, d, at, (int)((n + block - 1) / block), factors);
     }
+    return block;
+}
+
+void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
+                   float *values)
+{
+    uint8_t room[TE_DECODE_RUN];
+    float factors[TE_DECODE_RUN];
+    const uint8_t *codes = codes_of(blocks, d, row, col, n, room);
+    int64_t block = factors_of_row(blocks, d, row, col, n, factors);
     if (block == 1)
         blocks->decode_down[d->element](values, codes, factors, n);
     else
@@ -92,18 +100,30 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
     if (d->times != 1 && d->block_rows) blocks->multiply(values, d->times, n);
 }
 
+/* n elements to bfloat16, which holds what is written if true comes back. */
+static bool decode_narrow(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
+                          uint16_t *to)
+{
+    float values[TE_DECODE_RUN];
+    if (blocks->narrow_along[d->element] && !d->amax && (d->times == 1 || !d->block_rows)) {
+        uint8_t room[TE_DECODE_RUN];
+        const uint8_t *codes = codes_of(blocks, d, row, col, n, room);
+        int64_t block = factors_of_row(blocks, d, row, col, n, values);
+        if (blocks->narrow_along[d->element](to, codes, values, n, block)) return true;
+    }
+    te_decode_row(blocks, d, row, col, n, values);
+    return blocks->narrow(to, values, n);
+}
+
 static bool decode_to(const te_quantize_blocks *blocks, const te_decode *d, te_dtype dtype, void *to, int64_t row)
 {
     bool good = true;
-    float values[TE_DECODE_RUN];
     for (int64_t col = 0; col < d->cols; col += TE_DECODE_RUN) {
         int n = (int)(d->cols - col < TE_DECODE_RUN ? d->cols - col : TE_DECODE_RUN);
-        if (dtype == TE_F32) {
+        if (dtype == TE_F32)
             te_decode_row(blocks, d, row, col, n, (float *)to + row * d->cols + col);
-            continue;
-        }
-        te_decode_row(blocks, d, row, col, n, values);
-        good &= blocks->narrow((uint16_t *)to + row * d->cols + col, values, n);
+        else
+            good &= decode_narrow(blocks, d, row, col, n, (uint16_t *)to + row * d->cols + col);
     }
     return good;
 }

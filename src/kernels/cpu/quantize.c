@@ -78,6 +78,17 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
     return status;
 }
 
+/* Wide panels may be too few for the threads. */
+static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
+    if (q->block_rows || q->element == TE_E2M1) return TE_PANEL_COLS;
+    if (!p->job.side[1].data) return TE_FLAT_COLS;
+    bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
+    return enough && te_panel_shares_codes(p) ? TE_WIDE_COLS : TE_PANEL_COLS;
+}
+
 te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
@@ -93,7 +104,7 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     if (whole && !q->needs_history)
         p.job.scale = te_scale_from_amax(amax[0], te_element_max(q->element), q->power_of_two, q->epsilon, TE_FLT_MAX);
     int rows = columns || q->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
-    int cols = whole && !columns && q->element != TE_E2M1 ? TE_FLAT_COLS : TE_PANEL_COLS;
+    int cols = columns_of_panels(exec, &p);
     te_status status = te_panels_visit(exec, &p, rows, cols, convert, amax);
     if (status != TE_OK || !whole) return status;
     for (int s = 0; s < 2; s++)

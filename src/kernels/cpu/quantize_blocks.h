@@ -8,6 +8,7 @@
 #define TE_KERNELS_QUANTIZE_BLOCKS_H
 
 #include "../quantize.h"
+#include "copy.h"
 #include "cpu.h"
 
 enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a source */
@@ -64,8 +65,8 @@ typedef struct te_quantize_blocks {
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
     /* The same, counters one apart, those of a counter side by side. */
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
-    /* As te_transpose_fn, of bytes; NULL: that of copy.h is as good. */
-    void (*turn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols);
+    /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
+    te_transpose_fn turn[2];
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
 
@@ -79,6 +80,9 @@ typedef struct te_quantize_blocks {
     void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
     /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
     bool (*narrow)(uint16_t *to, const float *values, int64_t n);
+    /* decode_along and narrow at once, where that is easy; else false, and what was written is of no use. NULL: it never is. */
+    bool (*narrow_along[TE_ELEMENT_COUNT])(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n,
+                                           int64_t block);
 } te_quantize_blocks;
 
 extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512;

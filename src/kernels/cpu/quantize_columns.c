@@ -94,8 +94,7 @@ static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint
     p->transpose(to + x.row / 2, side->row_stride, l->pairs[0], TE_PANEL_COLS, x.cols, (count + 1) / 2);
 }
 
-/* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
-static bool shares_codes(const te_panel_job *p)
+bool te_panel_shares_codes(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     return p->job.side[0].data && q->transposed && q->element != TE_E2M1 && q->block_rows == q->block_cols &&
@@ -106,9 +105,9 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;
     rows r = rows_of(p, l, x);
-    bool shared = shares_codes(p);
+    bool shared = te_panel_shares_codes(p);
     int step = q->block_rows ? q->block_cols : r.count;
-    for (int j = 0; j < x.cols && !q->block_rows; j++) l->multipliers[j] = p->job.scale;
+    for (int j = 0; j < x.cols && !q->block_rows && !shared; j++) l->multipliers[j] = p->job.scale;
     for (int i = 0; i < r.count; i += step) {
         int high = r.count - i < step ? r.count - i : step;
         if (q->block_rows) make_factors(p, l, x, &r, i, high);

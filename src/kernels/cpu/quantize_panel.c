@@ -17,7 +17,8 @@ const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p)
 {
     *p = (te_panel_job){.job = *job, .blocks = te_quantize_blocks_of(exec)};
-    p->transpose = p->blocks->turn ? p->blocks->turn : te_copy_blocks_of(exec)->transpose[0];
+    p->past = p->blocks->turn[1] && job->side[1].rows * job->side[1].cols >= TE_PAST_FROM;
+    p->transpose = p->blocks->turn[p->past] ? p->blocks->turn[p->past] : te_copy_blocks_of(exec)->transpose[0];
     p->turn = te_copy_blocks_of(exec)->transpose[2];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }

@@ -1,7 +1,7 @@
 /* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
  *
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
- * memory is read in long runs. Panels have nothing in common but maxima, so no result depends on the order or on the
+ * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Panels have nothing in common but maxima, so no result depends on the order or on the
  * number of threads in which they are visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
@@ -10,7 +10,15 @@
 #include "copy.h"
 #include "quantize_blocks.h"
 
-enum { TE_PANEL_ROWS = 128, TE_PANEL_COLS = 512, TE_STRIP_COLS = 128, TE_FLAT_ROWS = 4, TE_FLAT_COLS = 1 << 16 };
+enum {
+    TE_PANEL_ROWS = 128,
+    TE_PANEL_COLS = 512,
+    TE_STRIP_COLS = 128,
+    TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
+    TE_FLAT_COLS = 1 << 16,
+    TE_WIDE_COLS = 4096,     /* of a panel of which only the codes are read again */
+    TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
+};
 
 typedef struct te_panel_lane {
     float   amax[2];
@@ -28,6 +36,7 @@ typedef struct te_panel_job {
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
+    bool                      past;            /* transposed bytes are written past the caches */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -60,6 +69,9 @@ static inline void te_ask_to_write(const void *to, int64_t bytes)
 /* Asks for row i of the panel of TE_PANEL_COLS columns that comes after x, and says where it begins; false where there is none. Rows
  * of a panel are far apart, so that no machine foresees them. */
 bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
+
+/* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
+bool te_panel_shares_codes(const te_panel_job *p);
 
 /* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);

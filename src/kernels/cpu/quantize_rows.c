@@ -20,8 +20,8 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     bool turned = p->job.quantizer->transposed;
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
-    if (side[1].data && turned) foresee_columns(p, x, i);
-    if (!te_panel_foresee(p, x, i, &row, &col)) return;
+    if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
+    if (x.cols > TE_PANEL_COLS || !te_panel_foresee(p, x, i, &row, &col)) return;
     te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
@@ -58,7 +58,7 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
     const void *source = te_panel_source(p, x.row + i, x.col);
-    if (x.rows > TE_FLAT_ROWS) foresee(p, x, i);
+    foresee(p, x, i);
     float amax = p->loops->encode_whole[p->job.quantizer->element](to, source, p->job.scale, x.cols);
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }

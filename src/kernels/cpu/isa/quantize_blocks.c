@@ -5,6 +5,7 @@
 #include "quantize_amax.h"
 #include "quantize_encode.h"
 #include "quantize_errors.h"
+#include "quantize_narrow.h"
 #include "quantize_random.h"
 #include "quantize_transform.h"
 #include "quantize_turn.h"
@@ -354,7 +355,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .errors_across = errors_across,
     .random_down = random_down,
     .random_along = random_along,
-    .turn = turn_codes,
+    .turn = {turn_codes, turn_past},
     .pack_along = pack_along,
     .pack_down = pack_down,
     .unpack_along = unpack_along,
@@ -364,4 +365,5 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .multiply = multiply,
     .transform_back = transform_back,
     .narrow = narrow,
+    .narrow_along = {[TE_E4M3] = narrow_along_e4m3, [TE_E5M2] = narrow_along_e5m2},
 };

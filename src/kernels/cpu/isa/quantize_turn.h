@@ -1,9 +1,10 @@
 /* quantize_turn.h - transposing codes, for quantize_blocks.c.
  *
- * A square of 64 x 64 is copied to where its rows follow one another, since rows that are a large power of two apart throw each
+ * Two squares of 64 x 64 are copied to where its rows follow one another, since rows that are a large power of two apart throw each
  * other out of the cache. Then 64 rows of sixteen columns become sixteen whole cache lines: a vector takes sixteen bytes of
  * rows r, r + 16, r + 32 and r + 48 in its quarters, four rounds of interleaving vector k with vector k + 8 turn all quarters,
- * and each vector is one column.
+ * and each vector is one column. Lines that leave the caches before anybody reads them are written past these, two neighbours at a
+ * time, without being read first.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TURN_H
 #define TE_KERNELS_CPU_QUANTIZE_TURN_H
@@ -11,9 +12,9 @@
 #include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
-enum { TE_SQUARE = 64 };
+enum { TE_SQUARE = 64, TE_SQUARES = 2 };
 
-TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes)
+TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes, bool past)
 {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
@@ -36,27 +37,49 @@ TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes)
         for (int k = 0; k < 16; k++) a[k] = b[k];
     }
 #pragma GCC unroll 16
-    for (int k = 0; k < 16; k++) _mm512_storeu_si512(to + k * to_stride, a[k]);
+    for (int k = 0; k < 16; k++)
+        if (past)
+            _mm512_stream_si512((__m512i *)(void *)(to + k * to_stride), a[k]);
+        else
+            _mm512_storeu_si512(to + k * to_stride, a[k]);
+}
+
+TE_INLINE void te_turn(uint8_t *to, int64_t dst_stride, const uint8_t *codes, int64_t src_stride, int64_t rows,
+                       int64_t cols, bool past)
+{
+    int64_t full_rows = rows - rows % TE_SQUARE, full_cols = cols - cols % TE_SQUARE;
+    for (int64_t j = 0; j < full_rows; j += TE_SQUARE)
+        for (int64_t i = 0; i < full_cols; i += TE_SQUARES * TE_SQUARE) {
+            _Alignas(64) uint8_t square[TE_SQUARES][TE_SQUARE * TE_SQUARE];
+            int n = full_cols - i < TE_SQUARES * TE_SQUARE ? 1 : TE_SQUARES;
+            for (int k = 0; k < n * TE_SQUARE; k++)
+                _mm512_store_si512(square[0] + k * TE_SQUARE, _mm512_loadu_si512(codes + (i + k) * src_stride + j));
+            for (int k = 0; k < TE_SQUARE; k += 16)
+                for (int q = 0; q < n; q++)
+                    te_turn_16(to + (j + k) * dst_stride + i + q * TE_SQUARE, dst_stride, square[q] + k, past);
+        }
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t i = j < full_rows ? full_cols : 0; i < cols; i++) to[j * dst_stride + i] = codes[i * src_stride + j];
 }
 
 /* As te_transpose_fn, of bytes. */
 static void turn_codes(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols)
 {
-    uint8_t *to = dst;
-    const uint8_t *codes = src;
-    int64_t full_rows = rows - rows % TE_SQUARE, full_cols = cols - cols % TE_SQUARE;
-    for (int64_t i = 0; i < full_cols; i += TE_SQUARE)
-        for (int64_t j = 0; j < full_rows; j += TE_SQUARE) {
-            _Alignas(64) uint8_t square[TE_SQUARE * TE_SQUARE];
-            for (int k = 0; k < TE_SQUARE; k++)
-                _mm512_store_si512(square + k * TE_SQUARE, _mm512_loadu_si512(codes + (i + k) * src_stride + j));
-            for (int k = 0; k < TE_SQUARE; k += 16) te_turn_16(to + (j + k) * dst_stride + i, dst_stride, square + k);
-        }
-    for (int64_t j = 0; j < rows; j++)
-        for (int64_t i = j < full_rows ? full_cols : 0; i < cols; i++) to[j * dst_stride + i] = codes[i * src_stride + j];
+    te_turn(dst, dst_stride, src, src_stride, rows, cols, false);
+}
+
+static void turn_past(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows, int64_t cols)
+{
+    if (((uintptr_t)dst | (uintptr_t)dst_stride) % 64 != 0) {
+        turn_codes(dst, dst_stride, src, src_stride, rows, cols);
+        return;
+    }
+    te_turn(dst, dst_stride, src, src_stride, rows, cols, true);
+    _mm_sfence();
 }
 #else
 #define turn_codes NULL
+#define turn_past  NULL
 #endif
 
 #endif

@@ -349,7 +349,7 @@ static const char *why_stored(const describing *d, const te_unit *product, char 
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
     format_text(q, format, sizeof format);
     snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s %s", format,
-             te_emit_reason(d->plan, d->device, product->x, (int64_t)d->tokens));
+             te_emit_reason(d->plan, d->device, product->x, (int64_t)rows_of(d, 0)));
     return text;
 }
 

@@ -329,7 +329,9 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
                  "small for that by a kernel of its own", format);
     else
         snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s by a kernel of its own: %s",
-                 format, te_quantizer_is_local(q) ? "others read it too" : "its factor is known when it is whole");
+                 format, !te_quantizer_is_local(q)          ? "its factor is known when it is whole"
+                         : plan->values[product->x].space ? "its rows are not those of x, but counted anew behind a reshape"
+                                                          : "others read it too");
     return text;
 }
 

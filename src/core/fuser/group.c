@@ -204,6 +204,7 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     te_status status = te_context_poll(group->ctx);
     for (int i = 0; i < group->n_outputs; i++) outputs[i] = NULL;
     if (status == TE_OK) status = check_inputs(group, inputs, &record);
+    group->refused = status == TE_ERROR_UNSUPPORTED;
     if (status != TE_OK) return status;
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     group->refused = plan && plan->refusal;

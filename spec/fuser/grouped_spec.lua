@@ -28,6 +28,24 @@ describe("a grouped linear operation in a group", function()
         end
     end)
 
+    it("moves the bytes that the plan says, as reshapes and look-ups do", function()
+        local seq = te.Sequential(te.Embedding(50, 32), te.RMSNorm(32), te.Reshape { -1, 16 }, te.GroupedLinear(2, 16, 64), te.SwiGLU(),
+            te.Reshape { -1, 64 }, te.Linear(64, 8))
+        local ids, split, predicted, moved = te.randint(0, 49, { 4, 16 }), sizes { 100, 28 }, 0, 0
+        local dy = te.randn { 64, 8 }
+        local function run()
+            seq:zero_grad()
+            seq(ids, split):backward(dy)
+        end
+        run()
+        local plan = seq:explain(ids, split)
+        for _, pass in ipairs { plan.forward, plan.backward } do
+            for _, step in ipairs(pass) do predicted = predicted + step.bytes end
+        end
+        for _, event in ipairs(te.profile(run).events) do moved = moved + event.bytes end
+        assert.is_true(math.abs(moved / predicted - 1) < 0.1, ("moved %d bytes, the plan says %d"):format(moved, predicted))
+    end)
+
     it("takes sizes as a list, as floats, and counts the first dimension", function()
         local seq = te.Sequential(experts(2), te.SwiGLU())
         local x = input { 3, 2, 8 }

@@ -102,6 +102,15 @@ describe("reshapes in a group", function()
         plans.assert_unchanged(seq, x)
     end)
 
+    it("hold under a recipe, whose operands behind them are quantized by kernels of their own", function()
+        local seq = te.Sequential(te.LayerNorm(64), te.Linear(64, 64), te.Reshape { -1, 32 }, te.GELU(), te.Linear(32, 32))
+        local x = input { 64, 64 }
+        te.autocast({ recipe = te.recipe.MXFP8BlockScaling {} }, function()
+            assert.matches("counted anew behind a reshape", reason(seq:explain(x), "GELU", "Linear"))
+            plans.assert_unchanged(seq, x)
+        end)
+    end)
+
     it("notice saved values that were changed in place since", function()
         local seq = te.Sequential(te.Reshape { -1, 4 }, te.GELU())
         local x = input { 2, 8 }

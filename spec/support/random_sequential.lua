@@ -55,8 +55,12 @@ function Mix:reshape_back(list, from, lead, w)
     return true
 end
 
--- Packed sequences lie in their tokens, so what knows sequences stands where nothing is reshaped.
-function Mix:has_sequences() return not self.lens or self.lead == self.first_lead end
+-- Packed sequences lie in their tokens, so what knows sequences stands where nothing is reshaped. A token that attends to itself
+-- alone has scores whose gradient cancels to nothing: what is left is noise, which no tolerance bounds.
+function Mix:has_sequences()
+    if self.lens then return self.lead == self.first_lead end
+    return self.lead[#self.lead] > 1
+end
 
 -- Each entry appends to `list` and returns the new width.
 local PIECES = {

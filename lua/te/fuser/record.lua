@@ -265,7 +265,7 @@ function record.parts(walk, fuse)
     for v = 1, walk.n_inputs do values[v] = v end
     for i, item in ipairs(walk.items) do
         item.label = i
-        local described, reason = false, nil
+        local described, reason = false, "fusion is switched off"
         if fuse then described, reason = describe(g, item, values) end
         g.reasons[i] = reason
         if not described then call(g, item, values) end

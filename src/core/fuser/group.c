@@ -1,4 +1,4 @@
-/* group.c - building groups, and finding the plan for a run. */
+/* group.c - building groups, and running them. */
 #include "plan.h"
 
 #include "../autograd.h"
@@ -92,19 +92,6 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
     return false;
 }
 
-/* A copy that is the node's own; false when memory is exhausted. */
-static bool own_list(const te_mem *mem, te_group_node *node, const int *list, int n)
-{
-    node->list = NULL;
-    node->n_list = 0;
-    if (!n) return true;
-    node->list = te_mem_alloc(mem, (size_t)n * sizeof *list);
-    if (!node->list) return false;
-    memcpy(node->list, list, (size_t)n * sizeof *list);
-    node->n_list = n;
-    return true;
-}
-
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
 {
     te_context *ctx = group->ctx;
@@ -129,7 +116,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     for (int i = 0; i < call->n_list; i++)
         if (call->list[i] < 0 || call->list[i] >= group->n_values || !group->values[call->list[i]].parameter)
             return te_call_fail(&node.call, TE_ERROR_ARGUMENT, "value %d is no parameter of the group", call->list[i]);
-    if (!own_list(&ctx->mem, &node, call->list, call->n_list)) return te_fail_memory(ctx, "fuser");
+    if (!te_node_own_list(&ctx->mem, &node, call->list, call->n_list)) return te_fail_memory(ctx, "fuser");
     int frame = te_group_enter_frame(group, &node);
     *result = node.out = add_value(group, (te_group_value){group->n_nodes, frame, false});
     if (node.out == TE_NO_VALUE) {
@@ -160,178 +147,6 @@ int te_group_n_plans(const te_group *group)
     int n = 0;
     for (const te_fuse_plan *plan = group->plans; plan; plan = plan->next) n++;
     return n;
-}
-
-/* --- plans -------------------------------------------------------------------------------------------------------- */
-
-static void free_unit(const te_mem *mem, te_unit *unit)
-{
-    te_mem_free(mem, unit->nodes, (size_t)unit->n_nodes * sizeof *unit->nodes);
-    te_gradient_clear(&unit->gradient);
-}
-
-void te_fuse_plan_release(te_fuse_plan *plan)
-{
-    if (!plan || --plan->refs > 0) return;
-    te_context *ctx = plan->ctx;
-    const te_mem *mem = &ctx->mem;
-    for (int u = 0; u < plan->n_units; u++) free_unit(mem, &plan->units[u]);
-    for (int i = 0; plan->nodes && i < plan->n_nodes; i++) {
-        if (plan->nodes[i].call.op) te_op_release(plan->nodes[i].call.op);
-        te_recipe_state_release(plan->nodes[i].recipe_state);
-        te_mem_free(mem, plan->nodes[i].list, (size_t)plan->nodes[i].n_list * sizeof(int));
-    }
-    for (int i = 0; plan->recipes && i < plan->n_nodes; i++) te_product_recipe_release(plan->recipes[i]);
-    te_mem_free(mem, plan->keys, (size_t)plan->n_inputs * sizeof *plan->keys);
-    te_mem_free(mem, plan->values, (size_t)plan->n_values * sizeof *plan->values);
-    te_mem_free(mem, plan->units, (size_t)plan->n_nodes * sizeof *plan->units);
-    te_mem_free(mem, plan->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
-    te_mem_free(mem, plan->recipes, (size_t)plan->n_nodes * sizeof *plan->recipes);
-    te_mem_free(mem, plan->draws, (size_t)plan->n_rngs * sizeof *plan->draws);
-    te_mem_free(mem, plan->frames, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
-    te_mem_free(mem, plan->outputs, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
-    te_mem_free(mem, plan->refusal, sizeof ctx->message);
-    te_mem_free(mem, plan, sizeof *plan);
-    te_context_unref(ctx);
-}
-
-static te_fuse_plan *open_plan(te_group *group)
-{
-    te_context *ctx = group->ctx;
-    te_fuse_plan *plan = te_mem_zalloc(&ctx->mem, sizeof *plan);
-    if (!plan) return NULL;
-    *plan = (te_fuse_plan){.ctx = ctx, .refs = 1, .n_inputs = group->n_inputs, .n_nodes = group->n_nodes,
-                           .n_values = group->n_values, .n_outputs = group->n_outputs};
-    te_context_retain(ctx);
-    plan->keys = te_mem_zalloc(&ctx->mem, (size_t)plan->n_inputs * sizeof *plan->keys);
-    plan->values = te_mem_zalloc(&ctx->mem, (size_t)plan->n_values * sizeof *plan->values);
-    plan->units = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->units);
-    plan->nodes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof *plan->nodes);
-    plan->recipes = te_mem_zalloc(&ctx->mem, (size_t)plan->n_nodes * sizeof(te_product_recipe *));
-    plan->outputs = te_mem_zalloc(&ctx->mem, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
-    plan->output_frames = plan->outputs + plan->n_outputs;
-    plan->frames = te_mem_zalloc(&ctx->mem, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
-    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs && plan->frames) return plan;
-    te_fuse_plan_release(plan);
-    return NULL;
-}
-
-static void describe_values(te_fuse_plan *plan, const te_group *group)
-{
-    for (int v = 0; v < plan->n_values; v++) {
-        te_plan_value *value = &plan->values[v];
-        int producer = group->values[v].producer;
-        *value = (te_plan_value){.node = producer >= 0 ? producer : -1, .input = producer < 0 ? -1 - producer : -1,
-                                 .unit = -1, .output = -1, .wired = TE_NO_VALUE};
-        if (value->input < 0) continue;
-        const te_plan_key *key = &plan->keys[value->input];
-        value->cls = key->cls;
-        value->dtype = key->dtype;
-        value->wanted = key->wanted;
-        value->ndim = key->ndim;
-        value->frame = group->values[v].frame > 0 ? group->values[v].frame : 0;
-        value->width = key->width;
-        memcpy(value->shape, key->shape, sizeof value->shape);
-    }
-    memcpy(plan->outputs, group->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
-}
-
-te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record)
-{
-    te_context *ctx = group->ctx;
-    te_fuse_plan *plan = open_plan(group);
-    if (!plan) {
-        te_fail_memory(ctx, "fuser");
-        return NULL;
-    }
-    memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
-    memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
-    bool owned = true;
-    for (int i = 0; i < plan->n_nodes; i++) {
-        owned = own_list(&ctx->mem, &plan->nodes[i], group->nodes[i].list, group->nodes[i].n_list) && owned;
-        te_op_retain(plan->nodes[i].call.op);
-        te_recipe_state_retain(plan->nodes[i].recipe_state);
-        plan->recipes[i] = te_product_recipe_retain(te_recipe_active(plan->nodes[i].recipe_state));
-    }
-    plan->compute_dtype = ctx->compute_dtype;
-    plan->record = record;
-    plan->recompute_width = ctx->recompute_width;
-    plan->x_ndim = x_ndim;
-    plan->n_frames = 1;
-    plan->frames[0] = (te_plan_frame){.ndim = x_ndim, .rows = 1, .per = 1};
-    describe_values(plan, group);
-    te_status status = owned ? te_plan_infer(plan) : te_fail_memory(ctx, "fuser");
-    if (status == TE_OK) te_plan_wire(plan);
-    if (status == TE_OK) status = te_plan_cluster(plan);
-    if (status == TE_OK) status = te_plan_compile(plan);
-    if (status == TE_OK) return plan;
-    if (status == TE_ERROR_UNSUPPORTED && (plan->refusal = te_mem_alloc(&ctx->mem, sizeof ctx->message))) {
-        memcpy(plan->refusal, ctx->message, sizeof ctx->message);
-        return plan;
-    }
-    te_fuse_plan_release(plan);
-    return NULL;
-}
-
-/* --- keys --------------------------------------------------------------------------------------------------------- */
-
-/* s: the dimensions that rows have where the operation stands that reads t. */
-static void read_key(te_plan_key *key, const te_tensor *t, const te_space *s, bool parameter, bool record)
-{
-    memset(key, 0, sizeof *key);
-    if (!t) return;
-    int lead = s->ndim - 1;
-    bool rows = !parameter && t->ndim >= lead;
-    for (int i = 0; i < lead && rows; i++) rows = s->shape[i] == t->shape[i] || s->shape[i] == -1;
-    key->dtype = t->dtype;
-    key->wanted = record && te_needs_grad(t);
-    key->width = t->ndim ? t->shape[t->ndim - 1] : 1;
-    if (t->dtype == TE_I32 || t->dtype == TE_I64) {
-        key->cls = TE_VALUE_LENGTHS;
-        key->width = 0; /* however many there are */
-    } else if (rows && t->ndim == s->ndim) {
-        key->cls = TE_VALUE_TOKENS;
-    } else if (rows && t->ndim == lead && lead > 0) {
-        key->cls = TE_VALUE_ROWS;
-    } else {
-        key->cls = TE_VALUE_FIXED;
-        key->ndim = t->ndim;
-        key->width = te_tensor_numel(t);
-        memcpy(key->shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
-    }
-}
-
-static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_ndim, bool record)
-{
-    for (int i = 0; i < plan->n_nodes; i++)
-        if (plan->recipes[i] != te_recipe_active(plan->nodes[i].recipe_state)) return false;
-    return plan->record == record && plan->x_ndim == x_ndim && plan->compute_dtype == plan->ctx->compute_dtype &&
-           plan->recompute_width == plan->ctx->recompute_width &&
-           memcmp(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys) == 0;
-}
-
-te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record)
-{
-    const te_space first = te_frame_of_input(inputs[0]);
-    int n = 0;
-    for (int v = 0; v < group->n_values; v++) {
-        const te_group_value *value = &group->values[v];
-        if (value->producer >= 0) continue;
-        te_space s = value->frame > 0 ? te_group_frame(group, value->frame, inputs[0]) : first;
-        read_key(&group->keys[n], inputs[n], &s, value->parameter, record);
-        n++;
-    }
-    for (te_fuse_plan **at = &group->plans; *at; at = &(*at)->next) {
-        te_fuse_plan *plan = *at;
-        if (!same_plan(plan, group->keys, first.ndim, record)) continue;
-        *at = plan->next;
-        plan->next = group->plans;
-        return group->plans = plan;
-    }
-    te_fuse_plan *plan = te_fuse_plan_new(group, group->keys, first.ndim, record);
-    if (!plan) return NULL;
-    plan->next = group->plans;
-    return group->plans = plan;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
@@ -389,6 +204,7 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     te_status status = te_context_poll(group->ctx);
     for (int i = 0; i < group->n_outputs; i++) outputs[i] = NULL;
     if (status == TE_OK) status = check_inputs(group, inputs, &record);
+    group->refused = status == TE_ERROR_UNSUPPORTED;
     if (status != TE_OK) return status;
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     group->refused = plan && plan->refusal;

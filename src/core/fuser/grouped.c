@@ -39,7 +39,8 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
         bool fits = p->dtype == first->dtype && p->shape[0] == first->shape[0];
         if (i < n) fits = fits && p->shape[1] == x->width;
         else fits = fits && p->ndim == 1;
-        if (!fits) return te_plan_refuse(plan, node, "parameter %d does not fit rows of %lld, or the first one", i + 1, (long long)x->width);
+        if (!fits)
+            return te_plan_refuse(plan, node, "parameter %d does not fit rows of %lld, or the first one", i + 1, (long long)x->width);
     }
     out->cls = TE_VALUE_TOKENS;
     out->width = first->shape[0];

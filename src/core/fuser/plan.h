@@ -8,8 +8,9 @@
  *      plan   -- forward.c, backward.c, gather.c, grouped.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
- * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in registers. Where the unfused graph would store a value in
- * its dtype, the program rounds to that dtype, so that fusing does not change a forward result.
+ * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in
+ * registers. Where the unfused graph would store a value in its dtype, the program rounds to that dtype, so that fusing does not
+ * change a forward result.
  *
  * Backward runs the units in reverse. A program's gradient is derived from the whole of it, hence it is fused as forward is: the
  * gradient of a residual sum, the norm under it and the bias gradients above come out of one pass. A value that is also read by
@@ -208,6 +209,7 @@ typedef struct te_group_state {
 
 /* --- making plans ------------------------------------------------------------------------------------------------- */
 
+bool          te_node_own_list(const te_mem *mem, te_group_node *node, const int *list, int n); /* a copy; false: no memory */
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record); /* found or made; NULL on failure */
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
 void          te_fuse_plan_release(te_fuse_plan *plan);

@@ -107,19 +107,25 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
     store_row_f32(&f->c, row, col, x, cols);
 }
 
-/* The most frequent finish: the sums as they are, stored or added, in contiguous rows. */
+/* The most frequent finish: the sums as they are, or with a bias per column, stored or added, in contiguous rows. */
 static bool is_plain(const te_gemm_finish *f)
 {
-    return f->alpha == 1 && !f->bias && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 &&
+    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 &&
            f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
 }
 
 static inline __attribute__((always_inline)) void finish_plain(const te_gemm_finish *f, const float *restrict sums,
-                                                               void *restrict c, int cols)
+                                                               const float *restrict bias, void *restrict c, int cols)
 {
     float *restrict wide = c;
     uint16_t *restrict half = c;
-    if (f->c.dtype == TE_BF16)
+    if (bias && f->c.dtype == TE_BF16)
+        for (int j = 0; j < cols; j++) half[j] = te_f32_to_bf16(sums[j] + bias[j]);
+    else if (bias && f->accumulate)
+        for (int j = 0; j < cols; j++) wide[j] += sums[j] + bias[j];
+    else if (bias)
+        for (int j = 0; j < cols; j++) wide[j] = sums[j] + bias[j];
+    else if (f->c.dtype == TE_BF16)
         for (int j = 0; j < cols; j++) half[j] = te_f32_to_bf16(sums[j]);
     else if (f->accumulate)
         for (int j = 0; j < cols; j++) wide[j] += sums[j];
@@ -129,10 +135,12 @@ static inline __attribute__((always_inline)) void finish_plain(const te_gemm_fin
 
 static void finish_row_plain(const te_gemm_finish *f, const float *sums, int64_t row, int64_t col, int cols)
 {
-    enum { RUN = 16 }; /* a number that the compiler knows is what it needs to use whole vectors */
+    enum { RUN = 48 }; /* a panel of AVX-512; loops of a known length that are not unrolled whole become vectors */
+    const float *bias = f->bias ? (const float *)f->bias + col : NULL;
     int j = 0;
-    for (; j + RUN <= cols; j += RUN) finish_plain(f, sums + j, te_gemm_element(&f->c, row, col + j), RUN);
-    finish_plain(f, sums + j, te_gemm_element(&f->c, row, col + j), cols - j);
+    for (; j + RUN <= cols; j += RUN)
+        finish_plain(f, sums + j, bias ? bias + j : NULL, te_gemm_element(&f->c, row, col + j), RUN);
+    finish_plain(f, sums + j, bias ? bias + j : NULL, te_gemm_element(&f->c, row, col + j), cols - j);
 }
 
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col,

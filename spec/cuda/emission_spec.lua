@@ -16,7 +16,7 @@ local recipes = {
 
 -- By kernels of their own: the gradient that comes from outside; under delayed scaling the weights, whose factors were
 -- written, by kernels that find them unchanged; where
--- the amax of a whole tensor is needed the LayerNorm, whose rows and input would be read once more each; and where random bits are
+-- the amax of a whole tensor is needed the LayerNorm, whose input a second run would read twice more; and where random bits are
 -- numbered along rows the gradient of SwiGLU, which two outputs make.
 local kernels = { delayed = 4, mxfp8 = 1, blocks = 1, current = 2, nvfp4 = 3 }
 
@@ -105,6 +105,8 @@ describe("programs on CUDA that leave results quantized", function()
             plan = tostring(build(256, 32):explain(te.randn({ 8, WIDTH }):to("cuda")))
         end)
         assert.truthy(plan:find("gelu_tanh, twice: amax, quantize input to float8_e4m3, in tiles", 1, true))
+        assert.truthy(plan:find("layer_norm, amax of input ", 1, true))
+        assert.truthy(plan:find("quantize input to float8_e4m3, row-wise and column-wise, by that amax", 1, true))
         assert.truthy(plan:find("by a kernel of its own: to run the program once more for the amax costs more than to store", 1, true))
     end)
 

@@ -12,7 +12,8 @@
  * all threads, computing is shared by them, so few threads store and many compute.
  *
  * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
- * tile after tile, however many rows there are. */
+ * tile after tile, however many rows there are. To store and measure is one kernel there too, whose program has the amax as an output
+ * more; the amax of a transform needs tiles. */
 #include "emit.h"
 
 enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
@@ -135,6 +136,7 @@ static te_status measure_cost(te_fuse_plan *plan, te_unit *unit, bool forward)
     if (!program) return TE_OK;
     size_t bytes = (size_t)program->n_insns * sizeof(bool);
     cost->work = PASS_WORK * unit->width;
+    cost->whole = !unit->compute_f64;
     bool *need = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!need && bytes) return te_fail_memory(plan->ctx, "fuser");
     for (int k = 0; k < (forward ? unit->n_results : unit->n_grads); k++) {
@@ -144,6 +146,7 @@ static te_status measure_cost(te_fuse_plan *plan, te_unit *unit, bool forward)
         bool half = !forward && unit->slots[unit->grads[k].slot].part.half;
         cost->stored += v->width / (half ? 2 : 1) * (int64_t)te_dtype_size(v->dtype);
         cost->stochastic |= quantizer_of(plan, value)->stochastic;
+        cost->whole &= !half && !quantizer_of(plan, value)->hadamard && !quantizer_of(plan, value)->row_scaled;
         need[program->outputs[k].value] = true;
     }
     for (int i = program->n_insns - 1; i >= 0; i--)
@@ -218,22 +221,26 @@ static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
     return (int)te_dtype_size(v->dtype) / 2 * (halves ? 2 : 1);
 }
 
-/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes, reads what
- * is measured and reads what is quantized, or on the host reads what is written over. There computing shows as well. */
+/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes and reads what
+ * is quantized, and reads what is measured where that is a kernel of its own, or on the host what is written over. There computing
+ * shows as well. */
 static bool twice_pays(const te_emit_cost *cost, const te_exec *exec)
 {
     bool host = exec->backend->host_memory;
     int64_t again = host ? cost->read + cost->work / (exec->threads > 0 ? exec->threads : 1) : cost->read * (cost->reduces ? 3 : 1);
-    return again <= 3 * cost->stored && !(host && cost->stochastic);
+    return again <= (host || !cost->whole ? 3 : 2) * cost->stored && !(host && cost->stochastic);
 }
 
-static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, const te_exec *exec)
+static te_emit_way way_of(const te_fuse_plan *plan, int value, bool fitting, const te_exec *exec)
 {
     const te_plan_value *v = &plan->values[value];
-    bool host = exec->backend->host_memory;
+    bool host = exec->backend->host_memory, forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
-    if (!te_quantizer_measures(quantizer_of(plan, value))) return TE_EMIT_AT_ONCE;
-    return twice_pays(&maker->emit_cost[!forward], exec) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
+    const te_emit_cost *cost = &maker->emit_cost[!forward];
+    bool measures = te_quantizer_measures(quantizer_of(plan, value)), stored = measures && (host ? fitting : cost->whole);
+    if (fitting && !measures) return TE_EMIT_AT_ONCE;
+    if (fitting && twice_pays(cost, exec)) return TE_EMIT_TWICE;
+    return stored ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 
 /* Whether there is anything to gain from stripes, or room for tiles: for all that the same program emits in the same pass. */
@@ -259,8 +266,7 @@ static bool fits(const te_fuse_plan *plan, const te_device *device, int value, i
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
-    if (!v->emitted || !fits(plan, device, value, rows)) return TE_EMIT_APART;
-    return way_of(plan, value, plan->units[v->unit].kind == TE_UNIT_PROGRAM, &device->exec);
+    return v->emitted ? way_of(plan, value, fits(plan, device, value, rows), &device->exec) : TE_EMIT_APART;
 }
 
 const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
@@ -271,7 +277,9 @@ const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, in
     case TE_EMIT_AT_ONCE: return "by the program that makes it";
     case TE_EMIT_TWICE: return "by the program that makes it: to run that once more for the amax costs less than to store";
     case TE_EMIT_STORED:
-        return quantizer_of(plan, value)->stochastic ? "by a kernel of its own: random bits are numbered down whole columns" : dear;
+        return !tiles && quantizer_of(plan, value)->stochastic ? "by a kernel of its own: random bits are numbered down whole columns"
+               : tiles && !fitting                             ? "by a kernel of its own: the program's has no room for tiles of it"
+                                                               : dear;
     default: break;
     }
     if (!marked) return "by a kernel of its own: it is not between one program and one product alone";
@@ -321,6 +329,7 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->measuring = &state->plan->units[unit - plan->units].measuring[0];
     e->n = 0;
     for (int i = 0; i < unit->n_results; i++) {
         int value = te_emitted_by(plan, unit, true, i);
@@ -337,6 +346,7 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->measuring = &state->plan->units[unit - plan->units].measuring[1];
     e->n = 0;
     for (int k = 0; k < unit->n_grads; k++) {
         int value = te_emitted_by(plan, unit, false, k);

@@ -14,7 +14,7 @@ typedef enum te_emit_way {
     TE_EMIT_APART,   /* stored, then by a kernel of its own */
     TE_EMIT_AT_ONCE, /* by the program, where it is made */
     TE_EMIT_TWICE,   /* the same in a second run; a first one has measured it */
-    TE_EMIT_STORED   /* stored, measured on the way, quantized when it is whole */
+    TE_EMIT_STORED   /* stored and measured by the program, quantized when it is whole */
 } te_emit_way;
 
 /* A value that a program leaves quantized. */
@@ -37,6 +37,7 @@ typedef struct te_emission {
 /* Those of one run. */
 typedef struct te_emitting {
     te_group_state *state;
+    te_program **measuring; /* of the unit */
     int n;
     te_emission of[TE_UNIT_SLOTS];
 } te_emitting;

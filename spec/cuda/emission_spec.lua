@@ -94,6 +94,24 @@ describe("programs on CUDA that leave results quantized", function()
         end)
     end
 
+    for _, name in ipairs { "current", "nvfp4" } do
+        it("measure what is not finite as a kernel of its own does: " .. name, function()
+            te.manual_seed(2)
+            local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 48), te.LayerNorm(48), te.Linear(48, 32)):to("cuda")
+            for _, odd in ipairs { 0 / 0, math.huge, 0 } do
+                local x = te.zeros({ 40, WIDTH })
+                if odd ~= 0 then x:copy_(te.randn({ 40, WIDTH })):narrow(1, 17, 1):narrow(2, 7, 1):fill_(odd) end
+                x = x:to("cuda")
+                local function run() return te.no_grad(te.autocast, { recipe = recipes[name](), dtype = "bfloat16" }, model, x) end
+                local y1 = run()
+                local before = te.set_fusion(false)
+                local y2 = run()
+                te.set_fusion(before)
+                assert.is_true(same(y1, y2))
+            end
+        end)
+    end
+
     it("is what explain says", function()
         local plan
         te.autocast({ recipe = recipes.mxfp8(), dtype = "bfloat16" }, function()

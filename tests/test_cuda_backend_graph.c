@@ -1,10 +1,12 @@
 /* test_cuda_backend_graph.c - recorded graphs on the made-up machine: what a launch computes, what recording refuses,
- * whose the memory is, and that everything is given back when a call or an allocation fails at any place.
+ * whose the memory is, which copies of weights are made again, and that everything is given back when a call or an allocation fails at any place.
  */
 #include "cuda_backend.h"
 #include "core/graph.h"
 #include "core/op.h"
+#include "core/recipe.h"
 #include "failing_memory.h"
+#include "quantizers.h"
 
 static te_tensor *binary(te_context *ctx, const char *op, te_tensor *a, te_tensor *b)
 {
@@ -187,10 +189,66 @@ static void test_host_memory(void)
     CHECK(done);
 }
 
+static bool same_data(te_tensor *a, te_tensor *b)
+{
+    double x[32 * 48], y[32 * 48];
+    CHECK(te_tensor_read(a, TE_F64, x) == TE_OK && te_tensor_read(b, TE_F64, y) == TE_OK);
+    return memcmp(x, y, (size_t)te_tensor_numel(a) * sizeof *x) == 0;
+}
+
+/* A weight that is quantized in a graph, for every recipe: a launch makes its copies where the weight was changed by others or by the
+ * graph, or its factor has another value, and otherwise leaves them as they are. */
+static void test_quantized_weights(int recipe, bool writes)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device  *cuda = te_context_device(ctx, "cuda");
+    te_tensor  *w = numbers_on(ctx, "cuda", TE_BF16, 2, (int64_t[]){32, 48});
+    const te_quantizer *q = &quantizer_recipes[recipe].q[TE_ROLE_WEIGHT];
+    te_product_recipe from = {.quantized = {true, true, true}, .history_length = 4}, *made;
+    te_recipe_state *state = te_recipe_state_new(ctx);
+    te_quantized z, fresh;
+    te_graph *graph = NULL;
+    for (int i = 0; i < TE_ROLE_COUNT; i++) from.quantizers[i] = quantizer_recipes[recipe].q[i];
+    made = te_product_recipe_new(ctx, &from);
+    CHECK(made && te_recipe_state_use(state, made) == TE_OK && te_tensor_fill(w, 1.5) == TE_OK);
+    CHECK(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK); /* what follows is compiled */
+    te_quantized_close(&z);
+    CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
+    if (writes) CHECK(te_tensor_fill(w, 0.75) == TE_OK);
+    CHECK_MSG(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK, "%s", te_context_error(ctx));
+    CHECK_MSG(te_graph_end(graph, true) == TE_OK, "%s", te_context_error(ctx));
+    for (int i = 0; i < 5; i++) { /* 2: another weight; 3: another factor */
+        float factor = i < 3 ? 1.0f : 0.5f;
+        bool  changed = writes || i == 0 || i == 2 || (i == 3 && q->needs_history);
+        if (i == 2) CHECK(te_tensor_fill(w, 2.5) == TE_OK);
+        if (i == 3 && q->needs_history) CHECK(te_tensor_write(state->scale[TE_ROLE_WEIGHT], TE_F32, &factor) == TE_OK);
+        for (int s = 0; s < 2; s++) CHECK(te_tensor_fill(z.side[s].data, 1) == TE_OK); /* what nobody else would write */
+        CHECK_MSG(te_graph_launch(graph) == TE_OK, "%s", te_context_error(ctx));
+        te_quantize_options options = {.want = {true, true}, .scale = factor};
+        CHECK(te_quantize(w, q, &options, &fresh) == TE_OK);
+        for (int s = 0; s < 2; s++)
+            CHECK_MSG(same_data(z.side[s].data, fresh.side[s].data) == changed, "%s, launch %d, side %d%s",
+                      quantizer_recipes[recipe].name, i, s, writes ? ", written" : "");
+        te_quantized_close(&fresh);
+    }
+    te_quantized_close(&z);
+    te_recipe_state_release(state);
+    te_product_recipe_release(made);
+    te_graph_release(graph);
+    te_tensor_release(w);
+    te_context_release(ctx);
+}
+
+static void test_weights(void)
+{
+    for (int recipe = 0; recipe < QUANTIZER_RECIPES; recipe++)
+        for (int writes = 0; writes < 2; writes++) test_quantized_weights(recipe, writes);
+}
+
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_failing_calls, test_host_memory};
+    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_failing_calls, test_host_memory, test_weights};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -16,7 +16,7 @@ local recipes = {
 
 -- By kernels of their own: the gradient that comes from outside; under delayed scaling the weights, whose factors were
 -- written, by kernels that find them unchanged; where
--- the amax of a whole tensor is needed the LayerNorm, whose rows and input would be read once more each; and where random bits are
+-- the amax of a whole tensor is needed the LayerNorm, whose input a second run would read twice more; and where random bits are
 -- numbered along rows the gradient of SwiGLU, which two outputs make.
 local kernels = { delayed = 4, mxfp8 = 1, blocks = 1, current = 2, nvfp4 = 3 }
 
@@ -94,6 +94,24 @@ describe("programs on CUDA that leave results quantized", function()
         end)
     end
 
+    for _, name in ipairs { "current", "nvfp4" } do
+        it("measure what is not finite as a kernel of its own does: " .. name, function()
+            te.manual_seed(2)
+            local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 48), te.LayerNorm(48), te.Linear(48, 32)):to("cuda")
+            for _, odd in ipairs { 0 / 0, math.huge, 0 } do
+                local x = te.zeros({ 40, WIDTH })
+                if odd ~= 0 then x:copy_(te.randn({ 40, WIDTH })):narrow(1, 17, 1):narrow(2, 7, 1):fill_(odd) end
+                x = x:to("cuda")
+                local function run() return te.no_grad(te.autocast, { recipe = recipes[name](), dtype = "bfloat16" }, model, x) end
+                local y1 = run()
+                local before = te.set_fusion(false)
+                local y2 = run()
+                te.set_fusion(before)
+                assert.is_true(same(y1, y2))
+            end
+        end)
+    end
+
     it("is what explain says", function()
         local plan
         te.autocast({ recipe = recipes.mxfp8(), dtype = "bfloat16" }, function()
@@ -105,6 +123,8 @@ describe("programs on CUDA that leave results quantized", function()
             plan = tostring(build(256, 32):explain(te.randn({ 8, WIDTH }):to("cuda")))
         end)
         assert.truthy(plan:find("gelu_tanh, twice: amax, quantize input to float8_e4m3, in tiles", 1, true))
+        assert.truthy(plan:find("layer_norm, amax of input ", 1, true))
+        assert.truthy(plan:find("quantize input to float8_e4m3, row-wise and column-wise, by that amax", 1, true))
         assert.truthy(plan:find("by a kernel of its own: to run the program once more for the amax costs more than to store", 1, true))
     end)
 

@@ -6,7 +6,19 @@
 typedef struct kept {
     te_storage *storage;
     te_dtype dtype;
+    uint64_t version; /* when it was first given to a kernel of the graph */
 } kept;
+
+/* Copies of a source that a launch makes only where that was changed: by others, or by the graph itself. */
+typedef struct copied {
+    te_storage *source;
+    uint64_t version; /* that they are of, once the graph has been launched */
+    bool launched, written;
+    te_quantized copies;
+    te_tensor *words; /* te_quantize_job.kept */
+} copied;
+
+enum { MAX_COPIED = 2048 };
 
 struct te_graph {
     te_context *ctx;
@@ -18,6 +30,10 @@ struct te_graph {
     uint64_t seed;
     kept *kept;
     size_t n_kept, capacity;
+    copied *copied;
+    size_t n_copied, copied_capacity;
+    te_tensor *stale; /* float32 {MAX_COPIED}: whether a launch makes those copies */
+    float *sent;      /* what is there */
     const char *spoilt;
 };
 
@@ -28,6 +44,13 @@ static void dissolve(te_graph *g)
     te_context *ctx = g->ctx;
     te_exec *exec = &g->device->exec;
     if (g->recorded) exec->backend->graph_free(exec, g->recorded);
+    for (size_t i = 0; i < g->n_copied; i++) {
+        te_quantized_close(&g->copied[i].copies);
+        te_tensor_release(g->copied[i].words);
+    }
+    te_mem_free(&ctx->mem, g->copied, g->copied_capacity * sizeof *g->copied);
+    te_mem_free(&ctx->mem, g->sent, MAX_COPIED * sizeof *g->sent);
+    te_tensor_release(g->stale);
     if (g->pool) te_pool_close(&g->device->allocator, g->pool);
     for (size_t i = 0; i < g->n_kept; i++) te_storage_release(g->kept[i].storage);
     te_mem_free(&ctx->mem, g->kept, g->capacity * sizeof *g->kept);
@@ -65,6 +88,14 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     return TE_OK;
 }
 
+/* What was written after a kernel of the graph first had it. */
+static bool writes(const te_graph *g, const te_storage *s)
+{
+    for (size_t i = 0; i < g->n_kept; i++)
+        if (g->kept[i].storage == s) return g->kept[i].version != s->version;
+    return true;
+}
+
 /* Nothing ran: random numbers stand where they stood. */
 te_status te_graph_end(te_graph *g, bool keep)
 {
@@ -73,6 +104,7 @@ te_status te_graph_end(te_graph *g, bool keep)
     te_status status = TE_OK;
     ctx->capture = NULL;
     g->device->allocator.pool = NULL;
+    for (size_t i = 0; i < g->n_copied; i++) g->copied[i].written = writes(g, g->copied[i].source);
     g->drawn = ctx->rng_offset - g->first;
     ctx->rng_offset = g->first;
     ctx->seed = g->seed;
@@ -94,7 +126,56 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
     }
     s->graph = g->id;
     s->refs++;
-    g->kept[g->n_kept++] = (kept){s, t->dtype};
+    g->kept[g->n_kept++] = (kept){s, t->dtype, s->version};
+}
+
+/* --- quantized weights -------------------------------------------------------------------------------------------- */
+
+/* Memory that no kernel of the graph has before. */
+static bool open_stale(te_graph *g)
+{
+    te_pool *pool = g->device->allocator.pool;
+    if (g->stale) return true;
+    g->sent = te_mem_zalloc(&g->ctx->mem, MAX_COPIED * sizeof *g->sent);
+    g->device->allocator.pool = NULL;
+    g->stale = g->sent ? te_tensor_new(g->ctx, g->device, TE_F32, 1, (int64_t[]){MAX_COPIED}) : NULL;
+    g->device->allocator.pool = pool;
+    for (int i = 0; i < MAX_COPIED && g->stale; i++) g->sent[i] = -1; /* nothing yet */
+    return g->stale != NULL;
+}
+
+const float *te_graph_stale(te_graph *g, const te_tensor *t)
+{
+    te_graph_keep(g, t);
+    bool lasts = t->storage->graph == g->id && !g->spoilt && g->n_copied < MAX_COPIED;
+    if (!lasts || !open_stale(g)) return NULL;
+    if (!te_mem_grow(&g->ctx->mem, (void **)&g->copied, &g->copied_capacity, g->n_copied + 1, sizeof *g->copied)) return NULL;
+    g->copied[g->n_copied] = (copied){.source = t->storage};
+    return (const float *)te_tensor_pointer(g->stale) + g->n_copied;
+}
+
+void te_graph_keep_copies(te_graph *g, const te_quantized *copies, te_tensor *words)
+{
+    copied *c = &g->copied[g->n_copied++];
+    te_quantized_share(copies, true, true, &c->copies);
+    c->words = te_tensor_retain(words);
+}
+
+/* Tells the device which copies to make, where that is not what it knows. */
+static te_status send_stale(te_graph *g)
+{
+    te_exec *exec = &g->device->exec;
+    bool same = true;
+    for (size_t i = 0; i < g->n_copied; i++) {
+        const copied *c = &g->copied[i];
+        float stale = !c->launched || c->written || c->version != c->source->version;
+        same &= g->sent[i] == stale;
+        g->sent[i] = stale;
+    }
+    if (same) return TE_OK;
+    te_status status = exec->backend->memory_copy(exec, g->stale->storage->data, g->sent, g->n_copied * sizeof *g->sent,
+                                                  TE_COPY_HOST_TO_DEVICE);
+    return status == TE_OK ? TE_OK : te_fail_exec(g->ctx, status, exec, "graph");
 }
 
 uint64_t te_graph_id(const te_graph *g) { return g ? g->id : 0; }
@@ -137,6 +218,10 @@ static void count_writes(te_graph *g)
         s->version++;
         if (current) s->shadow_version = s->version;
     }
+    for (size_t i = 0; i < g->n_copied; i++) {
+        g->copied[i].version = g->copied[i].source->version;
+        g->copied[i].launched = true;
+    }
 }
 
 te_status te_graph_launch(te_graph *g)
@@ -147,6 +232,7 @@ te_status te_graph_launch(te_graph *g)
     te_status status = TE_OK;
     if (ctx->capture) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: a graph cannot be part of a graph");
     for (size_t i = 0; i < g->n_kept && status == TE_OK; i++) status = refresh(g, &g->kept[i]);
+    if (status == TE_OK) status = send_stale(g);
     if (status != TE_OK) return status;
     if (g->drawn > 0)
         status =

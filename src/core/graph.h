@@ -9,7 +9,7 @@
 #ifndef TE_CORE_GRAPH_H
 #define TE_CORE_GRAPH_H
 
-#include "tensor.h"
+#include "quantized.h"
 
 typedef struct te_graph te_graph;
 
@@ -32,6 +32,10 @@ uint64_t te_graph_id(const te_graph *graph);
 /* While recording. A kernel was given t; random numbers were drawn; something happened that cannot be launched again. */
 void   te_graph_keep(te_graph *graph, const te_tensor *t);
 te_rng te_graph_draw(te_graph *graph, te_rng rng);
+/* Where a kernel that quantizes t finds whether t changed since the last launch (te_quantize_job.stale); NULL: nowhere, it makes the
+ * copies in every launch. te_graph_keep_copies then has them stay where they are. */
+const float *te_graph_stale(te_graph *graph, const te_tensor *t);
+void   te_graph_keep_copies(te_graph *graph, const te_quantized *copies, te_tensor *words);
 void   te_graph_spoil(te_graph *graph, const char *what);
 
 #endif

@@ -57,7 +57,7 @@ struct te_recipe_state {
     uint64_t weight_id, weight_version, weight_scale_version; /* the last: of scale[TE_ROLE_WEIGHT] */
     uint64_t weight_graph;   /* made while this graph was recorded; 0: none was */
     te_tensor *weight_scale; /* float32 {1}: what it was multiplied by, where that is given; nobody writes it */
-    te_tensor *weight_kept;  /* on devices, of quantizers with a history: te_quantize_job.kept */
+    te_tensor *weight_kept;  /* on devices: te_quantize_job.kept; NULL: none */
     bool weight_collected;   /* its amax counts in this step already */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
 };

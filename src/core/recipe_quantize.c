@@ -225,14 +225,15 @@ static bool holds_alone(const te_recipe_state *state)
     return alone;
 }
 
-/* Room for what the kernels keep of copies, where the host cannot compare factors; NULL: nowhere, or failed. */
-static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_tensor **kept)
+/* Room for what the kernels keep of copies, where the host cannot compare factors, or is not asked: in a graph. */
+static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_quantize_options *options)
 {
     te_device *device = t->storage->device;
-    *kept = NULL;
-    if (device->exec.backend->host_memory || !q->needs_history) return TE_OK;
-    *kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
-    return *kept ? TE_OK : t->ctx->status;
+    te_graph *graph = t->ctx->capture;
+    if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph)) return TE_OK;
+    options->kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
+    if (graph && options->kept) options->stale = te_graph_stale(graph, t);
+    return options->kept ? TE_OK : t->ctx->status;
 }
 
 /* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a factor of its
@@ -259,20 +260,21 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantized copies;
     te_status status = TE_OK;
-    options->again = same && state->weight_kept && holds_alone(state);
+    options->again = same && state->weight_kept && q->needs_history && holds_alone(state);
     if (options->again) {
         te_quantized_share(&state->weight, true, true, &copies);
         options->kept = te_tensor_retain(state->weight_kept);
         for (int s = 0; s < 2; s++)
             if (copies.side[s].data) copies.side[s].data->storage->version++;
     } else {
-        status = open_kept(t, q, &options->kept);
+        status = open_kept(t, q, options);
     }
     if (status == TE_OK) status = quantize(t, compute, q, options, &copies);
     if (status == TE_OK) {
         keep_weight(state, t, &copies, options->factor, options->seen != NULL);
         te_tensor_release(state->weight_kept);
         state->weight_kept = te_tensor_retain(options->kept);
+        if (options->stale) te_graph_keep_copies(t->ctx->capture, &copies, options->kept);
         te_quantized_share(&copies, options->want[0], options->want[1], result);
         te_quantized_close(&copies);
     }

@@ -100,7 +100,7 @@ static double emitted_bytes(const describing *d, int value, char *detail, size_t
     bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
     bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
     if (way == TE_EMIT_STORED) {
-        snprintf(detail, size, ", amax of %s, in stripes", te_role_names[role]);
+        snprintf(detail, size, ", amax of %s%s", te_role_names[role], d->device->exec.backend->emits ? "" : ", in stripes");
         return value_bytes(d, value, 0);
     }
     snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "", te_role_names[role],

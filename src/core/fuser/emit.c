@@ -12,15 +12,11 @@
  * all threads, computing is shared by them, so few threads store and many compute.
  *
  * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
- * tile after tile, however many rows there are. */
+ * tile after tile, however many rows there are. To store and measure is one kernel there too, whose program has the amax as an output
+ * more; the amax of a transform needs tiles. */
 #include "emit.h"
 
 enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
-
-/* What a thread takes to go over an element, for an instruction and for a dear one, in bytes that memory moves meanwhile. Measured on
- * two cores of Zen 4, a thread: a second run of srelu 0.2 ns an element more than to store bfloat16, of a LayerNorm 0.4, of SiLU 0.7, of
- * GELU 0.9, of dropout 1.2. */
-enum { PASS_WORK = 6, CHEAP_WORK = 1, DEAR_WORK = 16 };
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
@@ -53,7 +49,8 @@ static void mark(te_fuse_plan *plan)
         if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_LINEAR)) {
             const te_unit *product = &plan->units[v->first_reader];
             bool high = product->recipe && product->recipe->backward == TE_BACKWARD_HIGH_PRECISION;
-            v->emitted = emits(product, TE_ROLE_INPUT, v->first_reader - v->unit) && !high && !v->saved && v->dtype == product->compute;
+            v->emitted = emits(product, TE_ROLE_INPUT, v->first_reader - v->unit) && !high && !v->saved &&
+                         v->dtype == product->compute;
         } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
             const te_unit *product = &plan->units[v->unit];
             bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;
@@ -72,86 +69,11 @@ const te_unit *te_emitted_product(const te_fuse_plan *plan, int value, te_role *
     return &plan->units[forward ? v->first_reader : v->unit];
 }
 
-static const te_quantizer *quantizer_of(const te_fuse_plan *plan, int value)
+const te_quantizer *te_emitted_quantizer(const te_fuse_plan *plan, int value)
 {
     te_role role;
     const te_unit *product = te_emitted_product(plan, value, &role);
     return &product->recipe->quantizers[role];
-}
-
-/* --- the cost of running twice ------------------------------------------------------------------------------------ */
-
-/* The value that an input of a unit's program is; TE_NO_VALUE: a number per row. *half: of it. */
-static int loaded(const te_unit *unit, bool forward, int input, bool *half)
-{
-    te_grad_source source = {TE_GRAD_FROM_INPUT, input};
-    int slot = -1;
-    if (!forward) source = unit->gradient.sources[input];
-    *half = false;
-    switch (source.kind) {
-    case TE_GRAD_FROM_INPUT: slot = source.index; break;
-    case TE_GRAD_FROM_OUTPUT: return unit->results[source.index];
-    case TE_GRAD_FROM_ROW: return TE_NO_VALUE;
-    case TE_GRAD_FROM_DOUT:
-        if (source.index < unit->n_results) return unit->results[source.index];
-        slot = unit->identities[source.index - unit->n_results];
-    }
-    *half = unit->slots[slot].part.half != 0;
-    return unit->slots[slot].value;
-}
-
-static bool is_dear(int op)
-{
-    switch (op) {
-    case TE_PW_EXP: case TE_PW_LOG: case TE_PW_SIN: case TE_PW_COS: case TE_PW_TANH: case TE_PW_SIGMOID: case TE_PW_ERF:
-    case TE_PW_POW: case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return true;
-    default: return false;
-    }
-}
-
-/* What the marked instructions of a program read and compute. */
-static void add_cost(const te_fuse_plan *plan, const te_unit *unit, bool forward, const bool *need, te_emit_cost *cost)
-{
-    const te_program *program = forward ? unit->gradient.forward : unit->gradient.backward;
-    for (int i = 0; i < program->n_insns; i++) {
-        const te_insn *insn = &program->insns[i];
-        if (!need[i]) continue;
-        cost->reduces |= insn->op == TE_PW_ROWSUM || insn->op == TE_PW_ROWMAX || insn->op == TE_PW_ROWMIN;
-        if (insn->rate != TE_RATE_ELEM) continue;
-        bool half;
-        int value = insn->op == TE_PW_LOAD ? loaded(unit, forward, insn->slot, &half) : TE_NO_VALUE;
-        const te_plan_value *v = value == TE_NO_VALUE ? NULL : &plan->values[value];
-        if (v && v->cls == TE_VALUE_TOKENS) cost->read += v->width / (half ? 2 : 1) * (int64_t)te_dtype_size(v->dtype);
-        cost->flops += insn->op == TE_PW_LOAD || insn->arg[0] < 0 ? 0 : unit->width;
-        cost->work += unit->width * (is_dear(insn->op) ? DEAR_WORK : insn->op == TE_PW_LOAD ? 0 : CHEAP_WORK);
-    }
-}
-
-/* Of the results that are to be measured, per row. */
-static te_status measure_cost(te_fuse_plan *plan, te_unit *unit, bool forward)
-{
-    const te_program *program = forward ? unit->gradient.forward : unit->gradient.backward;
-    te_emit_cost *cost = &unit->emit_cost[!forward];
-    if (!program) return TE_OK;
-    size_t bytes = (size_t)program->n_insns * sizeof(bool);
-    cost->work = PASS_WORK * unit->width;
-    bool *need = te_mem_zalloc(&plan->ctx->mem, bytes);
-    if (!need && bytes) return te_fail_memory(plan->ctx, "fuser");
-    for (int k = 0; k < (forward ? unit->n_results : unit->n_grads); k++) {
-        int value = te_emitted_by(plan, unit, forward, k);
-        if (value == TE_NO_VALUE || !te_quantizer_measures(quantizer_of(plan, value))) continue;
-        const te_plan_value *v = &plan->values[value];
-        bool half = !forward && unit->slots[unit->grads[k].slot].part.half;
-        cost->stored += v->width / (half ? 2 : 1) * (int64_t)te_dtype_size(v->dtype);
-        cost->stochastic |= quantizer_of(plan, value)->stochastic;
-        need[program->outputs[k].value] = true;
-    }
-    for (int i = program->n_insns - 1; i >= 0; i--)
-        for (int a = 0; a < 3 && need[i]; a++)
-            if (program->insns[i].arg[a] >= 0) need[program->insns[i].arg[a]] = true;
-    add_cost(plan, unit, forward, need, cost);
-    te_mem_free(&plan->ctx->mem, need, bytes);
-    return TE_OK;
 }
 
 te_status te_plan_mark_emissions(te_fuse_plan *plan)
@@ -162,8 +84,8 @@ te_status te_plan_mark_emissions(te_fuse_plan *plan)
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];
         if (unit->kind != TE_UNIT_PROGRAM) continue;
-        status = measure_cost(plan, unit, true);
-        if (status == TE_OK) status = measure_cost(plan, unit, false);
+        status = te_emit_cost_of(plan, unit, true);
+        if (status == TE_OK) status = te_emit_cost_of(plan, unit, false);
     }
     return status;
 }
@@ -208,7 +130,7 @@ static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
 {
     const te_plan_value *v = &plan->values[value];
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
-    const te_quantizer *q = quantizer_of(plan, value);
+    const te_quantizer *q = te_emitted_quantizer(plan, value);
     bool halves = false, interleaved = false;
     for (int i = 0; !forward && i < maker->n_slots; i++) {
         if (maker->slots[i].value != value) continue;
@@ -219,22 +141,27 @@ static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
     return (int)te_dtype_size(v->dtype) / 2 * (halves ? 2 : 1);
 }
 
-/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes, reads what
- * is measured and reads what is quantized, or on the host reads what is written over. There computing shows as well. */
+/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes and reads what
+ * is quantized, and reads what is measured where that is a kernel of its own, or on the host what is written over. There computing
+ * shows as well. */
 static bool twice_pays(const te_emit_cost *cost, const te_exec *exec)
 {
     bool host = exec->backend->host_memory;
-    int64_t again = host ? cost->read + cost->work / (exec->threads > 0 ? exec->threads : 1) : cost->read * (cost->reduces ? 3 : 1);
-    return again <= 3 * cost->stored && !(host && cost->stochastic);
+    int64_t threads = exec->threads > 0 ? exec->threads : 1;
+    int64_t again = host ? cost->read + cost->work / threads : cost->read * (cost->reduces ? 3 : 1);
+    return again <= (host || !cost->whole ? 3 : 2) * cost->stored && !(host && cost->stochastic);
 }
 
-static te_emit_way way_of(const te_fuse_plan *plan, int value, bool forward, const te_exec *exec)
+static te_emit_way way_of(const te_fuse_plan *plan, int value, bool fitting, const te_exec *exec)
 {
     const te_plan_value *v = &plan->values[value];
-    bool host = exec->backend->host_memory;
+    bool host = exec->backend->host_memory, forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
-    if (!te_quantizer_measures(quantizer_of(plan, value))) return TE_EMIT_AT_ONCE;
-    return twice_pays(&maker->emit_cost[!forward], exec) ? TE_EMIT_TWICE : host ? TE_EMIT_STORED : TE_EMIT_APART;
+    const te_emit_cost *cost = &maker->emit_cost[!forward];
+    bool measures = te_quantizer_measures(te_emitted_quantizer(plan, value)), stored = measures && (host ? fitting : cost->whole);
+    if (fitting && !measures) return TE_EMIT_AT_ONCE;
+    if (fitting && twice_pays(cost, exec)) return TE_EMIT_TWICE;
+    return stored ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 
 /* Whether there is anything to gain from stripes, or room for tiles: for all that the same program emits in the same pass. */
@@ -260,25 +187,24 @@ static bool fits(const te_fuse_plan *plan, const te_device *device, int value, i
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
-    if (!v->emitted || !fits(plan, device, value, rows)) return TE_EMIT_APART;
-    return way_of(plan, value, plan->units[v->unit].kind == TE_UNIT_PROGRAM, &device->exec);
+    return v->emitted ? way_of(plan, value, fits(plan, device, value, rows), &device->exec) : TE_EMIT_APART;
 }
 
 const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
-    static const char *const dear = "by a kernel of its own: to run the program once more for the amax costs more than to store";
-    bool tiles = device->exec.backend->emits, marked = plan->values[value].emitted, fitting = marked && fits(plan, device, value, rows);
-    switch (te_plan_emits(plan, device, value, rows)) {
-    case TE_EMIT_AT_ONCE: return "by the program that makes it";
-    case TE_EMIT_TWICE: return "by the program that makes it: to run that once more for the amax costs less than to store";
-    case TE_EMIT_STORED:
-        return quantizer_of(plan, value)->stochastic ? "by a kernel of its own: random bits are numbered down whole columns" : dear;
-    default: break;
-    }
+    bool tiles = device->exec.backend->emits, marked = plan->values[value].emitted;
+    te_emit_way way = te_plan_emits(plan, device, value, rows);
+    if (way == TE_EMIT_AT_ONCE) return "by the program that makes it";
+    if (way == TE_EMIT_TWICE) return "by the program that makes it: to run that once more for the amax costs less than to store";
+    if (plan->values[value].space)
+        return "by a kernel of its own: its rows are not those of x, but counted anew behind a reshape";
     if (!marked) return "by a kernel of its own: it is not between one program and one product alone";
-    if (fitting) return dear;
-    return tiles ? "by a kernel of its own: the program's has no room for tiles of it"
-                 : "by a kernel of its own: a run too small for another way";
+    if (!fits(plan, device, value, rows))
+        return tiles ? "by a kernel of its own: the program's has no room for tiles of it"
+                     : "by a kernel of its own: a run too small for another way";
+    if (!tiles && te_emitted_quantizer(plan, value)->stochastic)
+        return "by a kernel of its own: random bits are numbered down whole columns";
+    return "by a kernel of its own: to run the program once more for the amax costs more than to store";
 }
 
 /* Whether somebody counts what quantizing does, for which a result has to be whole. */
@@ -322,6 +248,7 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->measuring = &state->plan->units[unit - plan->units].measuring[0];
     e->n = 0;
     for (int i = 0; i < unit->n_results; i++) {
         int value = te_emitted_by(plan, unit, true, i);
@@ -338,6 +265,7 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->measuring = &state->plan->units[unit - plan->units].measuring[1];
     e->n = 0;
     for (int k = 0; k < unit->n_grads; k++) {
         int value = te_emitted_by(plan, unit, false, k);

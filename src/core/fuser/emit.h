@@ -14,7 +14,7 @@ typedef enum te_emit_way {
     TE_EMIT_APART,   /* stored, then by a kernel of its own */
     TE_EMIT_AT_ONCE, /* by the program, where it is made */
     TE_EMIT_TWICE,   /* the same in a second run; a first one has measured it */
-    TE_EMIT_STORED   /* stored, measured on the way, quantized when it is whole */
+    TE_EMIT_STORED   /* stored and measured by the program, quantized when it is whole */
 } te_emit_way;
 
 /* A value that a program leaves quantized. */
@@ -37,6 +37,7 @@ typedef struct te_emission {
 /* Those of one run. */
 typedef struct te_emitting {
     te_group_state *state;
+    te_program **measuring; /* of the unit */
     int n;
     te_emission of[TE_UNIT_SLOTS];
 } te_emitting;
@@ -48,8 +49,12 @@ bool te_quantizer_is_local(const te_quantizer *q);
 te_status te_plan_mark_emissions(te_fuse_plan *plan);
 /* The product that reads a marked value, or in backward its gradient, and as what. */
 const te_unit *te_emitted_product(const te_fuse_plan *plan, int value, te_role *role);
+const te_quantizer *te_emitted_quantizer(const te_fuse_plan *plan, int value); /* what it is quantized by */
 /* The marked value that an output of a unit's program is, or in backward its gradient; TE_NO_VALUE: none. */
 int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, int output);
+
+/* Fills the unit's emit_cost; emit_cost.c. */
+te_status te_emit_cost_of(te_fuse_plan *plan, te_unit *unit, bool forward);
 
 /* How a value that is marked gets quantized by a run over so many rows: on the cpu in stripes, on other devices by the kernel of the
  * program. */

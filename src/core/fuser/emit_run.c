@@ -1,6 +1,8 @@
 /* emit_run.c - running programs that leave results quantized; see emit.c. */
 #include "emit.h"
 
+#include "../program_build.h"
+
 int64_t te_emit_rows(const te_group_state *state)
 {
     int64_t rows = 1;
@@ -152,43 +154,92 @@ static bool any(const te_emitting *e, te_emit_way way)
     return false;
 }
 
+/* The program with an amax more for each value that is stored, rounded as that is. */
+static te_program *with_amaxes(te_emitting *e, const te_program *program)
+{
+    if (*e->measuring || !any(e, TE_EMIT_STORED)) return *e->measuring;
+    te_program *p = te_program_clone(program);
+    bool ok = p != NULL;
+    for (int i = 0; i < e->n && ok; i++) {
+        const te_emission *m = &e->of[i];
+        if (m->way != TE_EMIT_STORED) continue;
+        int value = p->outputs[m->output].value;
+        if (m->dtype != TE_F32) value = te_program_emit(p, m->dtype == TE_BF16 ? TE_PW_TO_BF16 : TE_PW_TO_F16, value, -1, -1);
+        ok = value >= 0 && te_program_output(p, TE_OUT_AMAX, value) >= 0;
+    }
+    if (!ok) te_program_free(p);
+    return *e->measuring = ok ? p : NULL;
+}
+
+/* A dense value where the program would have left it. */
+static te_operand dense(const te_emission *m, const te_run *run)
+{
+    te_operand o = {.data = m->stripe, .dtype = m->dtype};
+    int64_t step = 1;
+    for (int d = run->ndim - 1; d >= 0; d--) {
+        o.stride[d] = step;
+        step *= run->shape[d];
+    }
+    return o;
+}
+
 /* One run of a backend that emits; jobs: in the order of the emissions, two for the halves of one matrix. */
-static te_status run_tiles(te_emitting *e, te_program *program, const te_run *whole, te_quantize_job *jobs, bool measuring)
+static te_status run_tiles(te_emitting *e, te_program *program, const te_run *whole, int n_outputs, te_quantize_job *jobs,
+                           bool measuring)
 {
     te_exec *exec = &e->state->device->exec;
     te_operand outputs[TE_EMIT_OUTPUTS];
     te_run run = *whole;
-    int n = 0;
-    for (int i = 0; i < program->n_outputs; i++) outputs[i] = measuring ? (te_operand){.data = NULL} : whole->outputs[i];
+    int n = 0, amaxes = n_outputs;
+    for (int i = 0; i < program->n_outputs; i++)
+        outputs[i] = measuring || i >= n_outputs ? (te_operand){.data = NULL} : whole->outputs[i];
     run.outputs = outputs;
     for (int i = 0; i < e->n; i++) {
         const te_emission *m = &e->of[i];
+        bool stored = m->way == TE_EMIT_STORED, there = takes_part(m, measuring) && !stored;
         for (int half = 0; half < (m->second < 0 ? 1 : 2); half++, n++) {
-            bool there = takes_part(m, measuring);
             if (m->way == TE_EMIT_TWICE) jobs[n].step = measuring ? TE_QUANTIZE_MEASURE : TE_QUANTIZE_CONVERT;
             outputs[half ? m->second : m->output] = (te_operand){.dtype = m->dtype, .quantized = there ? &jobs[n] : NULL};
         }
+        if (!stored || measuring) continue;
+        outputs[m->output] = dense(m, whole);
+        outputs[amaxes++] = (te_operand){.data = te_tensor_pointer(m->measured), .dtype = TE_F32};
     }
     te_status status = exec->backend->program_run(exec, program, &run, 1);
     return status == TE_OK ? TE_OK : te_fail_exec(e->state->plan->ctx, status, exec, program->name);
 }
 
-/* Room for the amaxes of the whole, which start at 0. */
+/* Room for the amaxes of the whole, which start at 0 where tiles raise them, and for what is stored. */
 static te_status open_amaxes(te_emitting *e, te_emission *m, te_quantize_job *job)
 {
+    te_context *ctx = e->state->plan->ctx;
     te_tensor *rows = m->target->quantizer.row_scaled ? m->target->side[0].amax : NULL;
-    if (m->way != TE_EMIT_TWICE) return TE_OK;
-    m->measured = te_tensor_new(e->state->plan->ctx, e->state->device, TE_F32, 1, (int64_t[]){2});
-    if (!m->measured) return e->state->plan->ctx->status;
+    if (m->way == TE_EMIT_AT_ONCE) return TE_OK;
+    m->measured = te_tensor_new(ctx, e->state->device, TE_F32, 1, (int64_t[]){2});
+    if (!m->measured) return ctx->status;
     job->amaxes = te_tensor_pointer(m->measured);
+    if (m->way == TE_EMIT_STORED) return open_stripe(e, m, 0);
     te_status status = te_tensor_fill(m->measured, 0);
     return status == TE_OK && rows ? te_tensor_fill(rows, 0) : status;
 }
 
+/* What was stored, by the amax that was taken on the way. */
+static te_status quantize_stored(te_emitting *e, te_emission *m, te_quantize_job *job)
+{
+    te_exec *exec = &e->state->device->exec;
+    job->step = TE_QUANTIZE_CONVERT;
+    job->source = m->stripe;
+    job->source_stride = m->width;
+    te_status status = exec->backend->quantize(exec, job);
+    return status == TE_OK ? TE_OK : te_fail_exec(e->state->plan->ctx, status, exec, "quantize");
+}
+
 static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run *run)
 {
-    te_quantize_job jobs[TE_EMIT_TILES];
-    te_status status = TE_OK;
+    te_exec *exec = &e->state->device->exec;
+    te_quantize_job jobs[TE_UNIT_SLOTS + TE_EMIT_TILES];
+    te_program *measuring = with_amaxes(e, program);
+    te_status status = measuring || !any(e, TE_EMIT_STORED) ? TE_OK : te_fail_memory(e->state->plan->ctx, "fuser");
     int n = 0;
     for (int i = 0; i < e->n && status == TE_OK; i++) {
         te_emission *m = &e->of[i];
@@ -198,9 +249,15 @@ static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run 
         jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);
         if (m->second >= 0) jobs[n++] = half_of(&m->target->quantizer, job, half, half);
     }
-    if (status == TE_OK && any(e, TE_EMIT_TWICE)) status = run_tiles(e, program, run, jobs, true);
-    if (status == TE_OK) status = run_tiles(e, program, run, jobs, false);
-    for (int i = 0; i < e->n; i++) te_tensor_release(e->of[i].measured);
+    if (status == TE_OK && any(e, TE_EMIT_TWICE)) status = run_tiles(e, program, run, program->n_outputs, jobs, true);
+    if (status == TE_OK) status = run_tiles(e, measuring ? measuring : program, run, program->n_outputs, jobs, false);
+    for (int i = e->n - 1; i >= 0; i--) {
+        te_emission *m = &e->of[i];
+        n -= m->second < 0 ? 1 : 2;
+        if (status == TE_OK && m->way == TE_EMIT_STORED) status = quantize_stored(e, m, &jobs[n]);
+        if (m->stripe) exec->scratch_free(exec, m->stripe);
+        te_tensor_release(m->measured);
+    }
     return status;
 }
 

@@ -21,6 +21,8 @@ static void free_unit(const te_mem *mem, te_unit *unit)
 {
     te_mem_free(mem, unit->nodes, (size_t)unit->n_nodes * sizeof *unit->nodes);
     te_gradient_clear(&unit->gradient);
+    te_program_free(unit->measuring[0]);
+    te_program_free(unit->measuring[1]);
 }
 
 void te_fuse_plan_release(te_fuse_plan *plan)

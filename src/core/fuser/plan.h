@@ -105,6 +105,7 @@ typedef struct te_emit_cost {
     int64_t stored, read; /* bytes of them, bytes that they follow from */
     int64_t flops, work;  /* to compute them; what that takes, in bytes (emit.c) */
     bool    reduces, stochastic;
+    bool    whole; /* none is a half, or measured otherwise than by the amax of its elements */
 } te_emit_cost;
 
 typedef struct te_unit {
@@ -120,6 +121,7 @@ typedef struct te_unit {
     int          identities[TE_UNIT_SLOTS]; /* slots, in the order of their outputs */
     bool         reload[TE_UNIT_RESULTS]; /* backward loads the result rather than computing it again */
     te_emit_cost emit_cost[2];    /* forward, backward */
+    te_program  *measuring[2];    /* the programs with amaxes of what is stored, for devices; made when first run */
     int          n_rngs;
     int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
     int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL: where its own numbers begin */

@@ -1,6 +1,7 @@
 /* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and what
  * backward must find saved. */
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include "../ops/ops.h"
@@ -358,6 +359,8 @@ te_status te_plan_compile(te_fuse_plan *plan)
         if (unit->kind != TE_UNIT_CALL) continue;
         unit->x = plan->nodes[unit->nodes[0]].in[0];
         unit->result = plan->nodes[unit->nodes[0]].out;
+        unit->compute = plan->values[unit->x].dtype;
+        unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
         unit->first_aux = plan->n_aux;
         plan->n_aux += 2; /* its input and its result, as its own tape sees them */
     }
@@ -375,5 +378,6 @@ te_status te_plan_compile(te_fuse_plan *plan)
     }
     if (plan->record) pack_values(plan);
     te_plan_mark_emissions(plan);
+    te_plan_mark_handed(plan);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "../autograd.h"
 #include "describe_product.h"
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include <stdio.h>
@@ -130,7 +131,7 @@ static void forward_linear(const describing *d, const te_unit *unit)
     const te_plan_value *values = d->plan->values;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
     bool columns = quantized_backward(unit);
-    if (!is_emitted(d, unit->x))
+    if (!is_emitted(d, unit->x) && !values[unit->x].handed)
         say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false);
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
@@ -181,6 +182,22 @@ static void waiting_products(const describing *d, int value)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
+/* Attention under a recipe: reads bytes and leaves bytes, from which values are made unless a product takes them. */
+static void forward_quantized_call(const describing *d, const te_unit *unit)
+{
+    double x = elements(d, unit->x), y = elements(d, unit->result);
+    const te_plan_value *result = &d->plan->values[unit->result];
+    te_unit quantized = *unit;
+    const char *format = te_element_names[unit->attention->quantizers[TE_ROLE_INPUT].element];
+    char kernel[192];
+    quantized.recipe = unit->attention;
+    say_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false);
+    snprintf(kernel, sizeof kernel, "%s of %s%s", d->plan->nodes[unit->nodes[0]].call.op->name, format,
+             result->handed ? ", result as bytes to its product" : "");
+    say(d, unit, TE_STEP_CALLED, kernel, x, y, attention_flops(d, unit), false);
+    if (!result->handed) say(d, unit, TE_STEP_QUANTIZE, "values of the result", y, value_bytes(d, unit->result, 0), 0, false);
+}
+
 static void forward_unit(const describing *d, const te_unit *unit)
 {
     const te_fuse_plan *plan = d->plan;
@@ -200,6 +217,10 @@ static void forward_unit(const describing *d, const te_unit *unit)
     }
     if (unit->kind == TE_UNIT_LINEAR) {
         forward_linear(d, unit);
+        return;
+    }
+    if (unit->attention) {
+        forward_quantized_call(d, unit);
         return;
     }
     say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0),
@@ -259,6 +280,9 @@ static void backward_unit(const describing *d, const te_unit *unit)
     }
     double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_CALL) {
+        if (unit->attention)
+            say(d, unit, TE_STEP_QUANTIZE, "values of operands and result", elements(d, unit->x) + elements(d, unit->result), x + y,
+                0, true);
         say(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
             2.5 * attention_flops(d, unit), true);
         return;
@@ -287,11 +311,22 @@ static const char *why_stored(const te_fuse_plan *plan, const te_unit *product, 
     return text;
 }
 
+static const char *why_not_handed(const te_fuse_plan *plan, const te_unit *call, char *text, size_t size)
+{
+    const char *reason = te_plan_why_not_handed(plan, call);
+    if (!reason) return "attention hands its result on as the bytes that the product multiplies";
+    snprintf(text, size, "attention's bytes become values again: %s", reason);
+    return text;
+}
+
 static const char *why_split(const te_fuse_plan *plan, int from, int to, char *text, size_t size)
 {
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
+    if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);
+    if (b->kind == TE_UNIT_CALL && b->attention)
+        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 bits";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(plan, b, text, size);

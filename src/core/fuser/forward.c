@@ -1,5 +1,6 @@
 /* forward.c - running a plan forward. */
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include "../autograd.h"
@@ -197,16 +198,22 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     call.in[0] = leaf;
     for (int i = 1; i < call.op->n_inputs; i++)
         call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
+    bool handed = plan->values[unit->result].handed;
     ctx->product_state = node->recipe_state;
+    ctx->product_bytes = handed;
     te_status status = te_call_run_op(&call);
     ctx->product_state = NULL;
+    ctx->product_bytes = false;
     te_tensor *y = call.out[0];
     if (status == TE_OK && wanted) {
         state->aux[unit->first_aux] = te_tensor_retain(leaf);
         state->aux[unit->first_aux + 1] = te_tensor_retain(y);
     }
-    if (status == TE_OK) state->values[unit->result] = te_tensor_alias(y, y->ndim, y->shape, y->stride, y->offset);
-    if (status == TE_OK && !state->values[unit->result]) status = ctx->status;
+    if (status == TE_OK && handed) status = te_state_hand_on(state, unit, y);
+    if (status == TE_OK && !handed) {
+        state->values[unit->result] = te_tensor_alias(y, y->ndim, y->shape, y->stride, y->offset);
+        if (!state->values[unit->result]) status = ctx->status;
+    }
     te_tensor_release(y);
     te_tensor_release(leaf);
     return status;

@@ -11,7 +11,7 @@
 #include "ops.h"
 
 #include "../autograd.h"
-#include "../recipe.h"
+#include "../quantized_parameter.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -138,15 +138,22 @@ static te_tensor *new_result(te_call *call, attention_state *s, te_dtype dtype, 
     return te_tensor_retain(s->result.side[0].data);
 }
 
-/* The values of a quantized result take the place of its bytes. */
-static te_status open_result(te_call *call, attention_state *s, te_tensor **out)
+/* A quantized result as what is read next: in that shape, its values; where it is handed on, with the bytes attached, or these
+ * alone. */
+static te_tensor *open_result(te_call *call, attention_state *s, int ndim, const int64_t *shape)
 {
-    if (!s->result.side[0].data) return TE_OK;
-    te_tensor *values = te_dequantize(call->ctx, &s->result, 0);
-    if (!values) return call->ctx->status;
-    te_tensor_release(*out);
-    *out = values;
-    return TE_OK;
+    const te_product_recipe *recipe = te_recipe_active(call->ctx->product_state);
+    te_quantized copies;
+    te_tensor *data = te_tensor_alias(s->result.side[0].data, ndim, shape, NULL, 0);
+    if (!data) return NULL;
+    te_tensor_release(s->result.side[0].data);
+    s->result.side[0].data = data;
+    s->result.ndim = ndim;
+    memcpy(s->result.shape, shape, (size_t)ndim * sizeof *shape);
+    if (call->ctx->product_bytes) return te_quantized_parameter_from(call->ctx, &s->result, call->ctx->product_state);
+    if (!recipe->hands_on) return te_dequantize(call->ctx, &s->result, 0);
+    te_quantized_share(&s->result, true, true, &copies);
+    return te_quantized_values(call->ctx, &copies);
 }
 
 /* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
@@ -166,8 +173,7 @@ static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, 
     a->out.stride[1] = (*out)->stride[2];
     a->out.stride[2] = (*out)->stride[1];
     a->lse = te_tensor_view(*lse);
-    te_status status = te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
-    return status == TE_OK ? open_result(call, s, out) : status;
+    return te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
 }
 
 /* The result as backward reads it: the tensor that was saved, or the values of the bytes. */
@@ -256,7 +262,9 @@ static te_status sdpa_forward(te_call *call)
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
     if (status == TE_OK) status = run_forward(call, s, qkv[0]->dtype, qkv[0]->storage->device, &out, &lse);
     if (status == TE_OK) {
-        call->out[0] = te_tensor_alias(out, 4, s->a.out.shape, s->a.out.stride, 0);
+        te_tensor *values = s->result.side[0].data ? open_result(call, s, 4, out->shape) : te_tensor_retain(out);
+        call->out[0] = values ? te_tensor_alias(values, 4, s->a.out.shape, s->a.out.stride, 0) : NULL;
+        te_tensor_release(values);
         if (!call->out[0]) status = ctx->status;
     }
     bool plain = !s->n_operands;
@@ -411,7 +419,8 @@ static te_status self_attention_forward(te_call *call)
         int64_t shape[3];
         memcpy(shape, qkv->shape, (size_t)qkv->ndim * sizeof *shape);
         shape[qkv->ndim - 1] = heads * s->a.v.shape[3];
-        call->out[0] = te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
+        call->out[0] = s->result.side[0].data ? open_result(call, s, qkv->ndim, shape)
+                                              : te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
         if (!call->out[0]) status = ctx->status;
     }
     te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};

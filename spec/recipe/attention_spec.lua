@@ -280,6 +280,27 @@ describe("FP8 attention", function()
         assert.equal(1, found)
     end)
 
+    it("keeps bytes for backward, and no values of its operands and its result", function()
+        local kept = {}
+        for _, option in ipairs { "none", "fp8_dpa", "fp8_mha" } do
+            te.manual_seed(5)
+            local m = te.Sequential(te.MultiHeadedSelfAttention(64, 4))
+            local x = te.randn({ 8, 128, 64 }, { dtype = "bfloat16" })
+            local recipe = te.recipe.Float8CurrentScaling(option == "none" and {} or { [option] = true })
+            local function forward() return te.autocast({ recipe = recipe, dtype = "bfloat16" }, m, x) end
+            forward()
+            collectgarbage()
+            collectgarbage()
+            local before = te.memory_stats(x.device).current
+            local y = forward()
+            kept[option] = te.memory_stats(x.device).current - before
+            assert.is_not_nil(y)
+        end
+        local values = 8 * 128 * 64 -- of the result; its operands are three times as many
+        assert.is_true(kept.none - kept.fp8_dpa > 3.9 * values, ("%d and %d"):format(kept.none, kept.fp8_dpa))
+        assert.is_true(kept.fp8_mha <= kept.fp8_dpa)
+    end)
+
     it("collects amaxes when it calibrates", function()
         local m = model()
         local recipe = te.recipe.DelayedScaling { fp8_dpa = true }

@@ -184,6 +184,18 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     return status;
 }
 
+/* What only the tape still knows keeps no memory: quantized attention has its operands and its result as bytes. */
+static te_status forget_values(te_tensor *t)
+{
+    te_tensor *shell = te_tensor_new_unbacked(t->ctx, t->storage->device, t->dtype, t->ndim, t->shape);
+    if (!shell) return t->ctx->status;
+    te_storage *values = t->storage;
+    t->storage = shell->storage;
+    shell->storage = values;
+    te_tensor_release(shell);
+    return TE_OK;
+}
+
 /* An operation with a tape of its own: its input is a leaf there. */
 static te_status run_call(te_group_state *state, const te_unit *unit)
 {
@@ -214,6 +226,8 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
         state->values[unit->result] = te_tensor_alias(y, y->ndim, y->shape, y->stride, y->offset);
         if (!state->values[unit->result]) status = ctx->status;
     }
+    if (status == TE_OK && wanted && unit->attention) status = forget_values(leaf);
+    if (status == TE_OK && wanted && unit->attention && !handed) status = forget_values(y);
     te_tensor_release(y);
     te_tensor_release(leaf);
     return status;

@@ -15,6 +15,7 @@ local train = te.train
 
 local RECIPES = { delayed = "DelayedScaling", current = "Float8CurrentScaling", block = "Float8BlockScaling",
     mxfp8 = "MXFP8BlockScaling", nvfp4 = "NVFP4BlockScaling" }
+local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 
 local command_line = train.command_line {
     script = "train_gpt.lua",
@@ -45,6 +46,8 @@ local command_line = train.command_line {
     { "clip", "number", 1, min = 0, help = "largest gradient norm; 0: no limit" },
     { "recipe", "string", "none", choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
         help = "how the operands of matrix products are quantized" },
+    { "fp8-attention", "string", "none", choices = { "none", "dpa", "mha" },
+        help = "dpa: attention multiplies FP8; mha: and hands it to its projection. With delayed, current or mxfp8" },
     { "fp8-params", "boolean", false, help = "the blocks' weights are stored in the recipe's format alone" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
@@ -100,6 +103,16 @@ local function check_together(o)
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
 end
 
+-- The recipe that the options ask for, nil for none.
+local function recipe_of(o)
+    local attention = o.fp8_attention ~= "none"
+    if attention and not FP8_ATTENTION[o.recipe] then
+        refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
+    end
+    if o.recipe == "none" then return nil end
+    return te.recipe[RECIPES[o.recipe]](attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {})
+end
+
 -- Everything that lives as long as the run, fresh or from a checkpoint.
 local function open_run(o, given, script)
     local saved
@@ -111,6 +124,7 @@ local function open_run(o, given, script)
         command_line:restore(o, given, saved.metadata)
     end
     check_together(o)
+    local recipe = recipe_of(o)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
@@ -127,8 +141,7 @@ local function open_run(o, given, script)
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
             bias = o.bias, init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
     end
-    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none",
-        recipe = o.recipe ~= "none" and te.recipe[RECIPES[o.recipe]] {} or nil }
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe }
     run.model:to(o.device)
     run.parameters = run.model:parameters()
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })

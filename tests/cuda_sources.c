@@ -162,6 +162,8 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}});
     failed += write_kernel(argv[1], "attention_float32",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}});
+    failed += write_kernel(argv[1], "attention_rounded",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F8E4M3, TE_F8E4M3}, 32, {0}});
     failed += write_kernel(argv[1], "attention_mma_64",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}});
     failed += write_kernel(argv[1], "attention_mma_128",

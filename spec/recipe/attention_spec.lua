@@ -133,8 +133,8 @@ describe("FP8 attention", function()
                 results[i] = step(m, recipe, x, "bfloat16") .. step(m, recipe, x, "bfloat16")
             end
             te.set_fusion(true)
-            assert.equal(results[1], results[2])
-            assert.not_equal(results[1], results[3])
+            assert.is_true(results[1] == results[2])
+            assert.is_false(results[1] == results[3])
         end)
     end
 
@@ -146,8 +146,66 @@ describe("FP8 attention", function()
         local function run(opts)
             return step(te.Sequential(m), te.recipe.Float8CurrentScaling(opts), x)
         end
-        assert.equal(run { fp8_dpa = true }, run { fp8_mha = true })
-        assert.not_equal(run {}, run { fp8_mha = true })
+        assert.is_true(run { fp8_dpa = true } == run { fp8_mha = true })
+        assert.is_false(run {} == run { fp8_mha = true })
+    end)
+
+    -- What the plan says of attention's result: the kernels forward, and why it is or is not handed on.
+    local function explained(recipe, opts, x)
+        te.manual_seed(5)
+        local m = te.Sequential(te.LayerNorm(32), te.MultiHeadedSelfAttention(32, 4, opts))
+        local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function() return m:explain(x) end)
+        return tostring(plan)
+    end
+
+    it("hands bytes to the projection under fp8_mha", function()
+        te.manual_seed(8)
+        local x = te.randn({ 2, 9, 32 })
+        local R = te.recipe
+        assert.is_truthy(explained(R.DelayedScaling { fp8_mha = true }, {}, x):find("result as bytes to its product", 1, true))
+        for reason, case in pairs {
+            ["the recipe hands it on in high precision"] = { R.DelayedScaling { fp8_dpa = true } },
+            ["the product multiplies another format"] = { R.MXFP8BlockScaling { fp8_mha = true }, plain = true },
+            ["with dropout it may leave"] = { R.DelayedScaling { fp8_mha = true }, { dropout = 0.1 } },
+            ["backward reads it in high precision"] = {
+                R.Float8CurrentScaling { fp8_mha = true, backward_override = "high_precision" },
+            },
+        } do
+            local text = explained(case[1], case[2] or {}, x)
+            assert.is_nil(text:find("result as bytes to its product", 1, true), text)
+            assert.is_truthy(text:find("values of the result", 1, true), text)
+            if not case.plain then assert.is_truthy(text:find(reason, 1, true), text) end
+        end
+    end)
+
+    for _, override in ipairs { "none", "high_precision", "dequantized" } do
+        it("multiplies the same bytes fused and unfused under fp8_mha, backward " .. override, function()
+            local results = {}
+            for i, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                finally(function() te.set_fusion(true) end)
+                local opts = { fp8_mha = true, backward_override = override ~= "none" and override or nil }
+                local m, recipe = model(), te.recipe.Float8CurrentScaling(opts)
+                te.manual_seed(8)
+                local x = te.randn({ 2, 9, 32 })
+                results[i] = { y = step(m, recipe, x, "bfloat16"), m = m }
+            end
+            te.set_fusion(true)
+            assert.is_true(results[1].y == results[2].y)
+            local fused, unfused = results[1].m:parameters(), results[2].m:parameters()
+            for i, p in ipairs(fused) do assert_near(p.grad, unfused[i].grad, 0.02 * largest(unfused[i].grad)) end
+        end)
+    end
+
+    it("rounds once under fp8_mha: the projection quantizes nothing", function()
+        local m, recipe = model(), te.recipe.DelayedScaling { fp8_mha = true }
+        te.manual_seed(8)
+        local x = te.randn({ 2, 9, 32 })
+        step(m, recipe, x)
+        local state = m[1][2]:state_dict()
+        assert.equal(1, state["proj.input_scale"]:item())
+        assert.not_equal(1, state["qkv.input_scale"]:item())
+        assert.not_equal(1, state.input_scale:item())
     end)
 
     it("keeps scale and history of its operands with the module", function()
@@ -184,8 +242,8 @@ describe("FP8 attention", function()
         for name, t in pairs(m:state_dict()) do state[name] = t:detach():clone() end
         local other = model(99)
         other:load_state_dict(state)
-        assert.equal(run(4, 6, m, recipe), run(4, 6, other, recipe))
-        assert.not_equal(run(7, 7, model(), recipe), run(7, 7, m, recipe))
+        assert.is_true(run(4, 6, m, recipe) == run(4, 6, other, recipe))
+        assert.is_false(run(7, 7, model(), recipe) == run(7, 7, m, recipe))
     end)
 
     it("runs a checkpointed stretch twice with the same factors", function()
@@ -202,7 +260,7 @@ describe("FP8 attention", function()
             for _, p in ipairs(m:parameters()) do bytes[#bytes + 1] = te._core.tensor_bytes(p.grad:to("cpu")) end
             grads[i] = table.concat(bytes)
         end
-        assert.equal(grads[1], grads[2])
+        assert.is_true(grads[1] == grads[2])
     end)
 
     it("is counted by te.numerics", function()
@@ -220,6 +278,27 @@ describe("FP8 attention", function()
         end
         watch:stop()
         assert.equal(1, found)
+    end)
+
+    it("keeps bytes for backward, and no values of its operands and its result", function()
+        local kept = {}
+        for _, option in ipairs { "none", "fp8_dpa", "fp8_mha" } do
+            te.manual_seed(5)
+            local m = te.Sequential(te.MultiHeadedSelfAttention(64, 4))
+            local x = te.randn({ 8, 128, 64 }, { dtype = "bfloat16" })
+            local recipe = te.recipe.Float8CurrentScaling(option == "none" and {} or { [option] = true })
+            local function forward() return te.autocast({ recipe = recipe, dtype = "bfloat16" }, m, x) end
+            forward()
+            collectgarbage()
+            collectgarbage()
+            local before = te.memory_stats(x.device).current
+            local y = forward()
+            kept[option] = te.memory_stats(x.device).current - before
+            assert.is_not_nil(y)
+        end
+        local values = 8 * 128 * 64 -- of the result; its operands are three times as many
+        assert.is_true(kept.none - kept.fp8_dpa > 3.9 * values, ("%d and %d"):format(kept.none, kept.fp8_dpa))
+        assert.is_true(kept.fp8_mha <= kept.fp8_dpa)
     end)
 
     it("collects amaxes when it calibrates", function()

@@ -154,6 +154,23 @@ describe("train_gpt.lua", function()
         assert.is_truthy(err:find("--fp8-params needs a --recipe", 1, true), err)
     end)
 
+    it("attends in FP8, and goes on exactly where it stopped", function()
+        local options = SMALL .. "--steps=7 --lr=1e-2 --recipe=delayed --fp8-attention=mha"
+        assert.equal(0, (train("attends-whole", options .. " --eval-interval=2")))
+        train("attends-parts", options .. " --eval-interval=5")
+        os.remove(te.train.checkpoint.path(folder .. "/attends-parts", 7))
+        local code, _, err = run("train_gpt.lua", ("--out=%s/attends-parts --resume"):format(folder))
+        assert.equal(0, code, err)
+        assert.same(losses("attends-whole"), losses("attends-parts"))
+        local saved = te.load(te.train.checkpoint.path(folder .. "/attends-parts", 7))
+        assert.is_truthy(saved["model.blocks.1.attention.2.input_amax_history"])
+        for recipe, told in pairs { none = "not none", block = "not block" } do
+            code, _, err = train("attends-" .. recipe, SMALL .. "--fp8-attention=dpa --recipe=" .. recipe)
+            assert.equal(2, code)
+            assert.is_truthy(err:find("--fp8-attention needs --recipe=delayed, current or mxfp8, " .. told, 1, true), err)
+        end
+    end)
+
     it("writes what quantization does to the metrics, the same after a stop", function()
         local options = SMALL .. "--steps=6 --grad-accumulation=2 --recipe=mxfp8 --watch-numerics=3 "
         assert.equal(0, (train("watched", options .. "--eval-interval=4")))

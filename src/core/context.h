@@ -50,6 +50,7 @@ struct te_context {
     bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
     te_scale_tape recorded_scales, replayed_scales;
     struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
+    bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized has */
     uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t next_storage_id, next_node;

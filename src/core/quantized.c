@@ -26,6 +26,28 @@ void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise,
     }
 }
 
+bool te_quantized_may_complete(const te_quantized *z)
+{
+    const te_quantizer *q = &z->quantizer;
+    return z->side[1].data || (z->side[0].data && q->has_columnwise && q->transposed && !q->block_rows && !q->hadamard &&
+                               q->scale == TE_SCALE_F32 && q->element != TE_E2M1);
+}
+
+te_status te_quantized_complete(te_quantized *z)
+{
+    te_tensor *rowwise = z->side[0].data;
+    if (z->side[1].data) return TE_OK;
+    int64_t cols = z->ndim ? z->shape[z->ndim - 1] : 1, rows = 1;
+    for (int i = 0; i + 1 < z->ndim; i++) rows *= z->shape[i];
+    const int64_t shape[] = {cols, rows}, stride[] = {1, cols};
+    te_tensor *turned = te_tensor_alias(rowwise, 2, shape, stride, rowwise->offset);
+    te_tensor *data = turned ? te_tensor_clone_data(turned) : NULL;
+    te_tensor_release(turned);
+    if (!data) return rowwise->ctx->status;
+    z->side[1] = (te_quantized_part){.data = data, .scale_inv = te_tensor_retain(z->side[0].scale_inv)};
+    return TE_OK;
+}
+
 static void matrix_of(int ndim, const int64_t *shape, int64_t *rows, int64_t *cols)
 {
     *rows = 1;

@@ -63,6 +63,10 @@ te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int sid
  *      dx = dy w        dy side 0                 w side 1, transposed
  *      dw = dy^T x      dy side 1                 x side 1, transposed                                              */
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
+/* The column-wise copy from the row-wise one: the same bytes where one factor serves all, stored transposed. Nothing happens where
+ * it is there; copies of other kinds cannot be completed. */
+bool te_quantized_may_complete(const te_quantized *quantized);
+te_status te_quantized_complete(te_quantized *quantized);
 void te_quantized_close(te_quantized *quantized);
 /* Another holder of the wanted directions of `from`. */
 void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise, te_quantized *to);

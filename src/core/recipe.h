@@ -40,6 +40,7 @@ typedef struct te_product_recipe {
     te_quantizer quantizers[TE_ROLE_COUNT];
     te_backward_precision backward;
     bool fast_sums[TE_PRODUCT_COUNT]; /* sums of fp8 products may be taken in fewer bits than float32 has (te_gemm) */
+    bool hands_on; /* of an attention: a product that reads its result multiplies the bytes that it left */
     int64_t history_length;
 } te_product_recipe;
 
@@ -95,12 +96,15 @@ void te_scale_tape_clear(te_scale_tape *tape);
 /* The recipe that an operation with this state runs under now: NULL outside te.autocast, and where it quantizes no role. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);
 
-/* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. */
+/* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. A column-wise
+ * copy that is missing is made of a row-wise one with one factor, whose bytes it has. */
 struct te_quantized_values {
     te_quantized copies;
     uint64_t version; /* of the storage, when they were its values */
 };
 
+/* The values of copies, which are taken over, with them attached. NULL on failure. */
+te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies);
 /* The values of t's copies in dtype `compute`, with the copies attached. NULL on failure. */
 te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool columnwise);
 void te_quantized_values_free(te_storage *storage);

@@ -134,7 +134,7 @@ void te_quantized_values_free(te_storage *storage)
     storage->attached = NULL;
 }
 
-/* Whether t is the whole of what its copies stand for, unchanged since. */
+/* Whether t is the whole of what its copies stand for, unchanged since, and the wanted ones can be had. */
 static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool columnwise)
 {
     const struct te_quantized_values *attached = t->storage->attached;
@@ -142,7 +142,22 @@ static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool 
     const te_quantized *copies = &attached->copies;
     bool same = copies->ndim == t->ndim && te_tensor_contiguous(t);
     for (int i = 0; i < t->ndim && same; i++) same = copies->shape[i] == t->shape[i];
-    return same && (copies->side[0].data || !rowwise) && (copies->side[1].data || !columnwise);
+    return same && (copies->side[0].data || !rowwise) && (!columnwise || te_quantized_may_complete(copies));
+}
+
+te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies)
+{
+    te_tensor *values = te_dequantize(ctx, copies, 0);
+    struct te_quantized_values *attached = values ? te_mem_alloc(&ctx->mem, sizeof *attached) : NULL;
+    if (!attached) {
+        if (values) te_fail_memory(ctx, "quantize");
+        te_quantized_close(copies);
+        te_tensor_release(values);
+        return NULL;
+    }
+    *attached = (struct te_quantized_values){*copies, values->storage->version};
+    values->storage->attached = attached;
+    return values;
 }
 
 te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,
@@ -151,17 +166,7 @@ te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_ten
     te_context *ctx = state->ctx;
     te_quantized copies;
     if (te_role_quantize(state, role, t, compute, true, columnwise, &copies) != TE_OK) return NULL;
-    te_tensor *values = te_dequantize(ctx, &copies, 0);
-    struct te_quantized_values *attached = values ? te_mem_alloc(&ctx->mem, sizeof *attached) : NULL;
-    if (!attached) {
-        if (values) te_fail_memory(ctx, "quantize");
-        te_quantized_close(&copies);
-        te_tensor_release(values);
-        return NULL;
-    }
-    *attached = (struct te_quantized_values){copies, values->storage->version};
-    values->storage->attached = attached;
-    return values;
+    return te_quantized_values(ctx, &copies);
 }
 
 te_status te_role_resident_scale(te_recipe_state *state, float *scale)
@@ -288,8 +293,10 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
     const te_quantizer *q = &state->recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
     if (role == TE_ROLE_INPUT && has_copies(t, compute, rowwise, columnwise)) {
-        te_quantized_share(&t->storage->attached->copies, rowwise, columnwise, result);
-        return TE_OK;
+        te_quantized *copies = &t->storage->attached->copies;
+        te_status completed = columnwise ? te_quantized_complete(copies) : TE_OK;
+        if (completed == TE_OK) te_quantized_share(copies, rowwise, columnwise, result);
+        return completed;
     }
     bool same = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
     bool current = same && factor_is_current(state);

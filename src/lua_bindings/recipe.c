@@ -1,8 +1,9 @@
 /* recipe.c - quantizing products under te.autocast, for lua/te/recipe/: te._core.*
  *
- *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation)
+ *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation, hands_on)
  *                                          quantizers of the three roles, false: high precision; how backward computes;
- *                                          whose sums may be fast: forward, all, none
+ *                                          whose sums may be fast: forward, all, none; of an attention: whether its result
+ *                                          goes on quantized
  *     recipe_state()                       what one operation remembers
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
@@ -12,6 +13,7 @@
  *                                          copies of them
  *     set_recipe_mode(enabled, calibrating)  returns the two before
  *     quantized_linear(state, x, weight, bias)
+ *     with_product(state, fn, …)           what fn(…) gives, an operation that runs under the state's recipe
  *     quantize_values(state, x, forward, backward)
  *                                          x as the recipe's format holds it, its gradient likewise
  *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
@@ -83,6 +85,7 @@ static int product_recipe(lua_State *L)
     static const char *const fast[] = {"none", "forward", "all", NULL};
     int fast_sums = luaL_checkoption(L, 6, "none", fast);
     for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe.fast_sums[k] = fast_sums > (k == TE_PRODUCT_FORWARD ? 0 : 1);
+    recipe.hands_on = lua_toboolean(L, 7);
     if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         recipe.quantized[r] = lua_toboolean(L, 1 + r);
@@ -216,7 +219,6 @@ static int quantized_linear(lua_State *L)
     return 1;
 }
 
-/* with_product(state, fn, ...): what fn(...) returns, an operation whose operands belong to the state. */
 static int with_product(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);

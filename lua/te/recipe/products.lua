@@ -18,6 +18,12 @@ local ROLES = { "input", "weight", "grad_output" }
 -- Products with delayed scaling, to be updated.
 local known = setmetatable({}, { __mode = "k" })
 
+-- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
+local function hands_on(recipe)
+    local input = recipe:options().fp8_mha and recipe:quantizer "input"
+    return input and input.element == "float8_e4m3" and not input.scale and not input.block_rows or false
+end
+
 -- The engine's form of a recipe, and which recipe's rule updates each role.
 local function make(recipe, product)
     local quantizers, rules, length = {}, {}, 1
@@ -33,7 +39,8 @@ local function make(recipe, product)
         end
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
-        recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none")
+        recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none",
+        product.attends and hands_on(recipe))
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 

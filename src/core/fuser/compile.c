@@ -1,6 +1,7 @@
 /* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and what
  * backward must find saved. */
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include "../ops/ops.h"
@@ -359,6 +360,10 @@ te_status te_plan_compile(te_fuse_plan *plan)
         unit->result = node->out;
         unit->x = node->in[unit->kind == TE_UNIT_GATHER];
         unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
+        if (unit->kind == TE_UNIT_CALL) {
+            unit->compute = plan->values[unit->x].dtype;
+            unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
+        }
         unit->first_aux = plan->n_aux;
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
         if (unit->kind == TE_UNIT_GROUPED) unit->compute = plan->values[node->out].dtype;
@@ -384,5 +389,6 @@ te_status te_plan_compile(te_fuse_plan *plan)
     }
     if (status == TE_OK) status = te_plan_order_draws(plan);
     if (plan->record) pack_values(plan);
+    te_plan_mark_handed(plan);
     return te_plan_mark_emissions(plan);
 }

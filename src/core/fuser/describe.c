@@ -4,6 +4,7 @@
 #include "../autograd.h"
 #include "describe_product.h"
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include <stdio.h>
@@ -158,7 +159,8 @@ static void forward_linear(const describing *d, const te_unit *unit)
     const te_plan_value *values = d->plan->values;
     double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
     bool columns = quantized_backward(unit);
-    say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false, way_of(d, unit->x));
+    if (!values[unit->x].handed)
+        say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false, way_of(d, unit->x));
     double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
     if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
     double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
@@ -236,6 +238,22 @@ static void backward_grouped(const describing *d, const te_unit *unit)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
+/* Attention under a recipe: reads bytes and leaves bytes, from which values are made unless a product takes them. */
+static void forward_quantized_call(const describing *d, const te_unit *unit)
+{
+    double x = elements(d, unit->x), y = elements(d, unit->result);
+    const te_plan_value *result = &d->plan->values[unit->result];
+    te_unit quantized = *unit;
+    const char *format = te_element_names[unit->attention->quantizers[TE_ROLE_INPUT].element];
+    char kernel[192];
+    quantized.recipe = unit->attention;
+    say_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false, TE_EMIT_APART);
+    snprintf(kernel, sizeof kernel, "%s of %s%s", d->plan->nodes[unit->nodes[0]].call.op->name, format,
+             result->handed ? ", result as bytes to its product" : "");
+    say(d, unit, TE_STEP_CALLED, kernel, x, y, attention_flops(d, unit), false);
+    if (!result->handed) say(d, unit, TE_STEP_QUANTIZE, "values of the result", y, value_bytes(d, unit->result, 0), 0, false);
+}
+
 static void forward_unit(const describing *d, const te_unit *unit)
 {
     const te_fuse_plan *plan = d->plan;
@@ -259,6 +277,10 @@ static void forward_unit(const describing *d, const te_unit *unit)
     }
     if (unit->kind == TE_UNIT_LINEAR) {
         forward_linear(d, unit);
+        return;
+    }
+    if (unit->attention) {
+        forward_quantized_call(d, unit);
         return;
     }
     double y = value_bytes(d, unit->result, 0);
@@ -328,6 +350,9 @@ static void backward_unit(const describing *d, const te_unit *unit)
     }
     double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_CALL) {
+        if (unit->attention)
+            say(d, unit, TE_STEP_QUANTIZE, "values of operands and result", elements(d, unit->x) + elements(d, unit->result), x + y,
+                0, true);
         say(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
             2.5 * attention_flops(d, unit), true);
         return;
@@ -353,6 +378,14 @@ static const char *why_stored(const describing *d, const te_unit *product, char 
     return text;
 }
 
+static const char *why_not_handed(const te_fuse_plan *plan, const te_unit *call, char *text, size_t size)
+{
+    const char *reason = te_plan_why_not_handed(plan, call);
+    if (!reason) return "attention hands its result on as the bytes that the product multiplies";
+    snprintf(text, size, "attention's bytes become values again: %s", reason);
+    return text;
+}
+
 static const char *why_split(const describing *d, int from, int to, char *text, size_t size)
 {
     const te_fuse_plan *plan = d->plan;
@@ -362,6 +395,9 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
     if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED) return "products of ranges of rows read and write memory";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
+    if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);
+    if (b->kind == TE_UNIT_CALL && b->attention)
+        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 bits";
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);

@@ -1,5 +1,6 @@
 /* forward.c - running a plan forward. */
 #include "emit.h"
+#include "handed.h"
 #include "plan.h"
 
 #include "../autograd.h"
@@ -174,6 +175,18 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     return status;
 }
 
+/* What only the tape still knows keeps no memory: quantized attention has its operands and its result as bytes. */
+static te_status forget_values(te_tensor *t)
+{
+    te_tensor *shell = te_tensor_new_unbacked(t->ctx, t->storage->device, t->dtype, t->ndim, t->shape);
+    if (!shell) return t->ctx->status;
+    te_storage *values = t->storage;
+    t->storage = shell->storage;
+    shell->storage = values;
+    te_tensor_release(shell);
+    return TE_OK;
+}
+
 /* An operation with a tape of its own: its input is a leaf there. */
 static te_status run_call(te_group_state *state, const te_unit *unit)
 {
@@ -193,19 +206,28 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
         call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
     uint64_t offset = ctx->rng_offset;
     if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
+    bool handed = plan->values[unit->result].handed;
     ctx->product_state = node->recipe_state;
+    ctx->product_bytes = handed;
     te_status status = te_call_run_op(&call);
     ctx->product_state = NULL;
+    ctx->product_bytes = false;
     if (unit->n_rngs) ctx->rng_offset = offset;
     te_tensor *y = call.out[0];
     if (status == TE_OK && wanted) {
         state->aux[unit->first_aux] = te_tensor_retain(leaf);
         state->aux[unit->first_aux + 1] = te_tensor_retain(y);
     }
-    te_tensor *stored = status == TE_OK ? te_state_stored(state, result, y) : NULL;
-    if (stored) state->values[unit->result] = te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
-    if (status == TE_OK && !state->values[unit->result]) status = ctx->status;
-    te_tensor_release(stored);
+    if (status == TE_OK && handed) status = te_state_hand_on(state, unit, y);
+    if (status == TE_OK && !handed) {
+        te_tensor *stored = te_state_stored(state, result, y);
+        if (stored)
+            state->values[unit->result] = te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
+        if (!state->values[unit->result]) status = ctx->status;
+        te_tensor_release(stored);
+    }
+    if (status == TE_OK && wanted && unit->attention) status = forget_values(leaf);
+    if (status == TE_OK && wanted && unit->attention && !handed) status = forget_values(y);
     te_tensor_release(y);
     te_tensor_release(leaf);
     return status;

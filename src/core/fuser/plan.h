@@ -5,6 +5,7 @@
  *             -- cluster.c   which nodes share a unit, and the order of the units
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
+ *             -- emit.c, handed.c  what is stored quantized alone
  *      plan   -- forward.c, backward.c, gather.c, grouped.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
@@ -66,6 +67,7 @@ typedef struct te_plan_value {
     bool           wanted;      /* its gradient is */
     bool           saved;       /* backward reads it */
     bool           emitted;     /* of a program, between it and a product: may be left quantized. Of a product: its gradient */
+    bool           handed;      /* of FP8 attention: the product that reads it takes its bytes */
     bool           packed;      /* … as E4M3 with one factor: what is saved is that */
     bool           again;       /* operand of weight gradients that the gradient program of its unit computes anew */
     bool           inside;      /* never stored: read by its own unit alone */
@@ -134,6 +136,8 @@ typedef struct te_unit {
     te_dtype     compute;         /* dtype of the product */
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
     int          product;         /* under a recipe: what backward reads, in the run's arrays */
+    /* TE_UNIT_CALL */
+    te_product_recipe *attention; /* likewise, of an attention */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
     int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
                                      weight gradient waits for x, the gradient of the result as well */

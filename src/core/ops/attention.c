@@ -4,33 +4,19 @@
  * never stored. The packed form exists because a projection's gradient is then written once, where three views would
  * each need their own pass over it.
  *
- * Under a recipe with FP8 attention (te_recipe_state of ctx->product_state) the operands are quantized, forward multiplies
- * them and, unless there is dropout, leaves E4M3 with v's factor; bytes are what is kept, and backward reads their values in
- * high precision.
+ * Under a recipe with FP8 attention the operands are quantized (attention_quantized.h).
  */
+#include "attention_quantized.h"
 #include "ops.h"
 
 #include "../autograd.h"
-#include "../recipe.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* What backward needs beside tensors; lives with the call. */
-typedef struct attention_state {
-    te_mem mem;
-    te_attention a;
-    te_quantized operands[3]; /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
-    te_quant quants[3];
-    int n_operands;
-    te_quantized result; /* what forward left, where that is quantized */
-    int n_offsets;
-    int32_t offsets[]; /* cu_seqlens, n_offsets of them */
-} attention_state;
-
 static void release_state(te_call *call)
 {
-    attention_state *s = (attention_state *)(uintptr_t)call->pointer;
+    te_attention_state *s = (te_attention_state *)(uintptr_t)call->pointer;
     te_mem mem = s->mem;
     for (int i = 0; i < s->n_operands; i++) te_quantized_close(&s->operands[i]);
     te_quantized_close(&s->result);
@@ -38,9 +24,9 @@ static void release_state(te_call *call)
     call->pointer = NULL;
 }
 
-static attention_state *new_state(te_call *call, int n_offsets)
+static te_attention_state *new_state(te_call *call, int n_offsets)
 {
-    attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
+    te_attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
     if (!s) {
         te_fail_memory(call->ctx, call->op->name);
         return NULL;
@@ -74,89 +60,16 @@ static te_status read_options(te_call *call, te_attention *a)
     return TE_OK;
 }
 
-/* --- quantized operands ------------------------------------------------------------------------------------------- */
-
-/* What quantizes the operands; NULL: nothing does. */
-static te_recipe_state *active_state(const te_call *call, te_dtype dtype)
-{
-    te_recipe_state *state = call->ctx->product_state;
-    const te_product_recipe *recipe = te_recipe_active(state);
-    return recipe && recipe->quantized[TE_ROLE_INPUT] && dtype != TE_F64 ? state : NULL;
-}
-
-/* Copies that somebody else made, with another quantizer, are not what the kernels read. */
-static bool has_other_copies(const te_recipe_state *state, const te_tensor *t)
-{
-    const struct te_quantized_values *attached = t->storage->attached;
-    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_INPUT];
-    return attached && (attached->copies.quantizer.element != q->element || attached->copies.quantizer.scale != q->scale ||
-                        attached->copies.quantizer.block_rows);
-}
-
-static te_status quantize_operand(te_call *call, attention_state *s, te_recipe_state *state, te_tensor *t)
-{
-    te_tensor *own = has_other_copies(state, t) ? te_tensor_clone_data(t) : te_tensor_retain(t);
-    if (!own) return call->ctx->status;
-    te_status status = te_role_quantize(state, TE_ROLE_INPUT, own, t->dtype, true, false, &s->operands[s->n_operands]);
-    te_tensor_release(own);
-    if (status == TE_OK) s->n_operands++;
-    return status;
-}
-
-/* n tensors, in the state's operands where a recipe quantizes them. */
-static te_status quantize_operands(te_call *call, attention_state *s, te_tensor *const *t, int n)
-{
-    te_recipe_state *own = call->ctx->product_state, *state = active_state(call, t[0]->dtype);
-    te_status status = TE_OK;
-    for (int i = 0; i < n && status == TE_OK; i++) {
-        if (state)
-            status = quantize_operand(call, s, state, t[i]);
-        else if (own && own->recipe && call->ctx->calibrating)
-            status = te_role_observe(own, TE_ROLE_INPUT, t[i], t[i]->dtype);
-    }
-    return status;
-}
-
-/* The bytes of operand i, or of a part of it, seen as `view`. */
-static void mark_quantized(attention_state *s, int i, te_view *view)
-{
-    te_quantized_operand(&s->operands[i], 0, false, &s->quants[i]);
-    view->quant = &s->quants[i];
-}
-
 /* --- both ops ----------------------------------------------------------------------------------------------------- */
 
-/* Room for the result: in E4M3 with v's factor where a recipe quantized the operands. */
-static te_tensor *new_result(te_call *call, attention_state *s, te_dtype dtype, te_device *device, const int64_t rows[4])
-{
-    const te_quantized *v = s->n_operands ? &s->operands[s->n_operands - 1] : NULL;
-    const bool want[2] = {true, false};
-    if (!v || s->a.dropout > 0) return te_tensor_new(call->ctx, device, dtype, 4, rows);
-    if (te_quantized_open(device, &v->quantizer, dtype, 4, rows, want, &s->result) != TE_OK) return NULL;
-    te_tensor_release(s->result.side[0].scale_inv);
-    s->result.side[0].scale_inv = te_tensor_retain(v->side[0].scale_inv);
-    return te_tensor_retain(s->result.side[0].data);
-}
-
-/* The values of a quantized result take the place of its bytes. */
-static te_status open_result(te_call *call, attention_state *s, te_tensor **out)
-{
-    if (!s->result.side[0].data) return TE_OK;
-    te_tensor *values = te_dequantize(call->ctx, &s->result, 0);
-    if (!values) return call->ctx->status;
-    te_tensor_release(*out);
-    *out = values;
-    return TE_OK;
-}
-
 /* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
-static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,
+static te_status run_forward(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,
                              te_tensor **lse)
 {
     te_attention *a = &s->a;
     int64_t rows[4] = {a->q.shape[0], a->q.shape[2], a->q.shape[1], a->v.shape[3]};
     int64_t statistics[3] = {a->q.shape[0], a->q.shape[1], a->q.shape[2]};
-    *out = new_result(call, s, dtype, device, rows);
+    *out = te_attention_result(call, s, dtype, device, rows);
     *lse = *out ? te_tensor_new(call->ctx, device, dtype == TE_F64 ? TE_F64 : TE_F32, 3, statistics) : NULL;
     if (!*lse) return call->ctx->status;
     a->out = te_tensor_view(*out);
@@ -166,14 +79,7 @@ static te_status run_forward(te_call *call, attention_state *s, te_dtype dtype, 
     a->out.stride[1] = (*out)->stride[2];
     a->out.stride[2] = (*out)->stride[1];
     a->lse = te_tensor_view(*lse);
-    te_status status = te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
-    return status == TE_OK ? open_result(call, s, out) : status;
-}
-
-/* The result as backward reads it: the tensor that was saved, or the values of the bytes. */
-static te_tensor *result_of(te_call *call, const attention_state *s, te_tensor *saved)
-{
-    return s->result.side[0].data ? te_dequantize(call->ctx, &s->result, 0) : te_tensor_retain(saved);
+    return te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
 }
 
 static void point_to_result(te_attention *a, const te_tensor *out)
@@ -229,12 +135,12 @@ static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
 }
 
 /* q, k and v of tensors, or of the operands made of them. */
-static void separate_views(attention_state *s, te_tensor *const *qkv)
+static void separate_views(te_attention_state *s, te_tensor *const *qkv)
 {
     te_view *views[3] = {&s->a.q, &s->a.k, &s->a.v};
     for (int i = 0; i < 3; i++) {
         *views[i] = te_tensor_view(s->n_operands ? s->operands[i].side[0].data : qkv[i]);
-        if (s->n_operands) mark_quantized(s, i, views[i]);
+        if (s->n_operands) te_attention_mark(s, i, views[i]);
     }
 }
 
@@ -244,11 +150,11 @@ static te_status sdpa_forward(te_call *call)
     te_tensor *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL;
     te_status status = check_separate(call);
     if (status != TE_OK) return status;
-    attention_state *s = new_state(call, 0);
+    te_attention_state *s = new_state(call, 0);
     if (!s) return ctx->status;
     for (int i = 0; i < 3; i++)
         if (!(qkv[i] = unit_stride(call->in[i]))) status = ctx->status;
-    if (status == TE_OK) status = quantize_operands(call, s, qkv, 3);
+    if (status == TE_OK) status = te_attention_quantize(call, s, qkv, 3);
     if (status == TE_OK) {
         separate_views(s, qkv);
         status = read_options(call, &s->a);
@@ -256,7 +162,9 @@ static te_status sdpa_forward(te_call *call)
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
     if (status == TE_OK) status = run_forward(call, s, qkv[0]->dtype, qkv[0]->storage->device, &out, &lse);
     if (status == TE_OK) {
-        call->out[0] = te_tensor_alias(out, 4, s->a.out.shape, s->a.out.stride, 0);
+        te_tensor *values = s->result.side[0].data ? te_attention_open_result(call, s, 4, out->shape) : te_tensor_retain(out);
+        call->out[0] = values ? te_tensor_alias(values, 4, s->a.out.shape, s->a.out.stride, 0) : NULL;
+        te_tensor_release(values);
         if (!call->out[0]) status = ctx->status;
     }
     bool plain = !s->n_operands;
@@ -276,10 +184,10 @@ static te_status sdpa_forward(te_call *call)
 
 static te_status sdpa_backward(te_call *call)
 {
-    const attention_state *s = call->pointer;
+    const te_attention_state *s = call->pointer;
     te_exec *exec = te_call_exec(call, call->saved[4]);
     te_attention_grad g = {.forward = s->a};
-    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *out = result_of(call, s, call->saved[3]);
+    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *out = te_attention_result_values(call, s, call->saved[3]);
     te_tensor *dout = out ? unit_stride(call->dout[0]) : NULL;
     te_view *views[3] = {&g.dq, &g.dk, &g.dv}, *operands[3] = {&g.forward.q, &g.forward.k, &g.forward.v};
     te_status status = dout ? TE_OK : call->ctx->status;
@@ -357,7 +265,7 @@ static te_status check_packed(te_call *call, int64_t heads, int64_t kv_heads)
 }
 
 /* Lengths to offsets; they must add up to the number of tokens. */
-static te_status read_lengths(te_call *call, attention_state *s, te_tensor *lens)
+static te_status read_lengths(te_call *call, te_attention_state *s, te_tensor *lens)
 {
     int64_t n = lens->shape[0], total = 0, tokens = call->in[0]->shape[0];
     int64_t *lengths = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *lengths);
@@ -393,16 +301,16 @@ static te_status self_attention_forward(te_call *call)
     te_status status = check_packed(call, heads, kv_heads);
     if (status != TE_OK) return status;
     te_tensor *qkv = unit_stride(call->in[0]);
-    attention_state *s = qkv ? new_state(call, lens ? (int)lens->shape[0] + 1 : 0) : NULL;
+    te_attention_state *s = qkv ? new_state(call, lens ? (int)lens->shape[0] + 1 : 0) : NULL;
     if (!s) {
         te_tensor_release(qkv);
         return ctx->status;
     }
-    status = quantize_operands(call, s, &qkv, 1);
+    status = te_attention_quantize(call, s, &qkv, 1);
     if (status == TE_OK) {
         packed_views(s->n_operands ? s->operands[0].side[0].data : qkv, heads, kv_heads, &s->a.q, &s->a.k, &s->a.v);
         te_view *views[3] = {&s->a.q, &s->a.k, &s->a.v};
-        for (int i = 0; i < 3 && s->n_operands; i++) mark_quantized(s, 0, views[i]);
+        for (int i = 0; i < 3 && s->n_operands; i++) te_attention_mark(s, 0, views[i]);
         status = read_options(call, &s->a);
     }
     if (status == TE_OK && lens) status = read_lengths(call, s, lens);
@@ -411,7 +319,8 @@ static te_status self_attention_forward(te_call *call)
         int64_t shape[3];
         memcpy(shape, qkv->shape, (size_t)qkv->ndim * sizeof *shape);
         shape[qkv->ndim - 1] = heads * s->a.v.shape[3];
-        call->out[0] = te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
+        call->out[0] = s->result.side[0].data ? te_attention_open_result(call, s, qkv->ndim, shape)
+                                              : te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
         if (!call->out[0]) status = ctx->status;
     }
     te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};
@@ -431,12 +340,12 @@ static te_status self_attention_forward(te_call *call)
 
 static te_status self_attention_backward(te_call *call)
 {
-    const attention_state *s = call->pointer;
+    const te_attention_state *s = call->pointer;
     const te_grad_meta *meta = te_grad_input(call, 0);
     te_exec *exec = te_call_exec(call, call->saved[2]);
     te_tensor *qkv = s->n_operands ? te_dequantize(call->ctx, &s->operands[0], 0) : te_tensor_retain(call->saved[0]);
     te_tensor *dqkv = qkv ? te_tensor_new(call->ctx, meta->device, qkv->dtype, meta->ndim, meta->shape) : NULL;
-    te_tensor *out = dqkv ? result_of(call, s, call->saved[1]) : NULL;
+    te_tensor *out = dqkv ? te_attention_result_values(call, s, call->saved[1]) : NULL;
     te_tensor *dout = out ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
     te_status status = dout ? TE_OK : call->ctx->status;
     if (status == TE_OK) {

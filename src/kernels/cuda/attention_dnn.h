@@ -39,6 +39,11 @@ typedef struct te_dnn_attention {
     int32_t         causal, backward, packed, lse; /* lse: forward writes it */
 } te_dnn_attention;
 
+/* Why cuDNN is not asked; NULL: it is. grad: NULL in forward. */
+const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const te_attention_grad *grad);
+/* The operand that has this number, TE_DNN_Q to TE_DNN_DV. */
+const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_grad *grad, int uid);
+
 /* Adds the operations to a graph. */
 void te_dnn_attention_graph(te_dnn_graph *g, const te_dnn_attention *a);
 

@@ -1,0 +1,95 @@
+--- FP8 attention on the CUDA device: what the CPU computes, within the rounding of sums; by cuDNN where it takes it, else by a
+--- kernel of its own, and the trace says which. Pending without a device.
+
+local te = require "te"
+local core = te._core
+
+local devices, reason = te.devices()
+
+local function recipe() return te.recipe.DelayedScaling { fp8_dpa = true, fp8_mha = true, amax_history_len = 4 } end
+
+local function build(heads, kv_heads, opts)
+    te.manual_seed(2)
+    return te.Sequential(te.LayerNorm(64), te.GroupedQueryAttention(64, heads, kv_heads, opts))
+end
+
+-- Results and gradients of two steps: the second one has factors of the first.
+local function steps(model, x, lens, options)
+    local results = {}
+    for i = 1, 2 do
+        for _, p in ipairs(model:parameters()) do p.grad = nil end
+        te.manual_seed(i)
+        local y = te.autocast({ recipe = options, dtype = "bfloat16" }, function()
+            if lens then return model(x, lens) end
+            return model(x)
+        end)
+        local wide = y:to "float32"
+        te.sum(wide * wide):backward()
+        results[#results + 1] = y
+        for _, p in ipairs(model:parameters()) do results[#results + 1] = p.grad end
+    end
+    return results
+end
+
+local function distance(a, b)
+    a, b = a:detach():to("cpu"):to("float64"), b:detach():to("cpu"):to("float64")
+    return ((a - b):norm() / (b:norm() + 1e-12)):item()
+end
+
+describe("FP8 attention on CUDA", function()
+    if not devices[2] then
+        pending("no CUDA device: " .. tostring(reason))
+        return
+    end
+
+    for name, case in pairs {
+        ["cuDNN"] = { heads = 4, kv_heads = 4 },
+        ["cuDNN, grouped queries, packed sequences"] = { heads = 4, kv_heads = 2, lens = { 9, 0, 24, 1 } },
+        ["cuDNN, a window"] = { heads = 4, kv_heads = 1, opts = { window_left = 5 } },
+        ["a kernel of its own, narrow heads"] = { heads = 8, kv_heads = 2 },
+        ["a kernel of its own, dropout"] = { heads = 4, kv_heads = 4, opts = { dropout = 0.2 } },
+    } do
+        it("is the CPU's within rounding: " .. name, function()
+            te.manual_seed(7)
+            local x = te.randn(case.lens and { 34, 64 } or { 2, 17, 64 }, { device = "cpu" })
+            local lens = case.lens and te.tensor(case.lens, { dtype = "int32", device = "cpu" })
+            local seen = steps(build(case.heads, case.kv_heads, case.opts):to("cuda"), x:to("cuda"), lens and lens:to("cuda"), recipe())
+            local expected = steps(build(case.heads, case.kv_heads, case.opts):to("cpu"), x, lens, recipe())
+            for i, t in ipairs(seen) do -- gradients were rounded to E5M2 on their way
+                local off, bound = distance(t, expected[i]), t:dim() > 1 and t.shape[1] == x.shape[1] and 0.02 or 0.06
+                assert.is_true(off < bound, ("result %d is off by %g"):format(i, off))
+            end
+        end)
+    end
+
+    it("quantizes its operands and nothing else between its two products", function()
+        local model = build(4, 4):to("cuda")
+        local x, fp8 = te.randn({ 2, 32, 64 }):to("cuda"), recipe()
+        local function forward() return te.no_grad(te.autocast, { recipe = fp8, dtype = "bfloat16" }, model, x) end
+        forward() -- the weights
+        local names = {}
+        for _, event in ipairs(te.profile(forward).events) do names[event.name] = (names[event.name] or 0) + 1 end
+        assert.equal(1, names.quantize) -- the program before the first product quantizes its input
+        assert.is_nil(names.dequantize)
+    end)
+
+    it("has the same bits in a graph", function()
+        local function run(recorded)
+            local model, fp8 = build(4, 4):to("cuda"), recipe()
+            local function step(x)
+                local y = te.autocast({ recipe = fp8, dtype = "bfloat16" }, model, x)
+                y:sum():backward()
+                for _, p in ipairs(model:parameters()) do te.no_grad(function() p:add_(p.grad * -0.01) end) end
+                for _, p in ipairs(model:parameters()) do p.grad:zero_() end
+                return y:detach()
+            end
+            te.manual_seed(4)
+            local x = te.randn({ 2, 32, 64 }):to("cuda")
+            if recorded then step = te.graph(step, { x }, { device = "cuda" }) end
+            local bytes = {}
+            for _ = 1, 5 do bytes[#bytes + 1] = core.tensor_bytes(step(x):to("cpu"):contiguous()) end
+            return table.concat(bytes)
+        end
+        assert.is_true(run(false) == run(true))
+    end)
+end)

@@ -1,0 +1,74 @@
+/* attention_dnn_decline.c - which attentions cuDNN is asked for. What the library itself refuses comes out when a plan is made.
+ */
+#include "attention_dnn.h"
+#include "cuda_backend.h"
+
+const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_grad *g, int uid)
+{
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
+    if (uid <= TE_DNN_OUT) return forward[uid - TE_DNN_Q];
+    const te_view *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
+    return gradient[uid - TE_DNN_DOUT];
+}
+
+/* Sixteen bytes at a time. */
+static bool aligned(const te_view *v)
+{
+    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3], step = 16 / (int64_t)te_dtype_size(v->dtype);
+    return (uintptr_t)v->data % 16 == 0 && steps % step == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
+}
+
+static bool repeats_itself(const te_view *v)
+{
+    for (int i = 0; i < 3; i++)
+        if (v->shape[i] > 1 && v->stride[i] == 0) return true;
+    return false;
+}
+
+static const char *decline_packed(const te_attention *a)
+{
+    const int32_t *at = a->cu_seqlens_q;
+    if (!at && !a->cu_seqlens_kv) return NULL;
+    if (!at || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 1) return "wrong offsets";
+    if (at != a->cu_seqlens_kv && memcmp(at, a->cu_seqlens_kv, ((size_t)a->n_seqs + 1) * sizeof *at) != 0)
+        return "queries and keys are packed differently";
+    if (at[0] != 0 || at[a->n_seqs] != a->q.shape[2] || a->k.shape[2] != a->q.shape[2]) return "tokens in no sequence";
+    for (int i = 0; i < a->n_seqs; i++)
+        if (at[i] > at[i + 1]) return "offsets that do not ascend";
+    return NULL;
+}
+
+static const char *decline_quantized(te_exec *exec, const te_attention *a)
+{
+    const te_view *views[] = {&a->q, &a->k, &a->v};
+    if (te_cuda(exec)->capability < 90) return "fp8 needs compute capability 9.0";
+    if (a->out.dtype != TE_F8E4M3) return "fp8 operands whose result is not fp8";
+    if (!te_view_present(&a->lse)) return "fp8 without lse";
+    for (int i = 0; i < 3; i++) {
+        const te_quant *q = views[i]->quant;
+        if (!q || q->element != TE_E4M3 || q->scale != TE_SCALE_F32 || q->block[0]) return "quantized, but not E4M3 with one factor";
+    }
+    return a->q.shape[3] % 16 || a->v.shape[3] % 16 ? "fp8 with heads that are no multiple of 16" : NULL;
+}
+
+const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const te_attention_grad *g)
+{
+    int64_t sq = a->q.shape[2], skv = a->k.shape[2], d = a->q.shape[3], dv = a->v.shape[3];
+    const char *reason = a->q.quant ? decline_quantized(exec, a) : NULL;
+    if (reason) return reason;
+    if (!a->q.quant && a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
+    if (a->dropout > 0) return "dropout would draw other bits";
+    if (te_view_present(&a->bias)) return "a bias";
+    if (te_view_numel(&a->q) == 0 || te_view_numel(&a->k) == 0 || dv == 0 || (sq == 1 && skv == 1)) return "too small";
+    if (d % 8 != 0 || dv % 8 != 0 || d > 256 || dv > 256) return "heads that are no multiple of 8 or larger than 256";
+    if (a->window_right > 0) return "a window to the right";
+    if (a->bottom_right && sq != skv) return "alignment at the last position";
+    if (a->window_left >= 0 && sq > skv) return "rows that see nothing";
+    if (te_view_present(&a->lse) ? a->lse.dtype != TE_F32 : g != NULL) return "lse is not float32";
+    for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
+        const te_view *v = te_dnn_attention_view(a, g, uid);
+        if (v->ndim != 4 || te_dtype_size(v->dtype) != te_dtype_size(a->q.dtype) || !aligned(v) || repeats_itself(v))
+            return "operands that are not aligned to 16 bytes";
+    }
+    return decline_packed(a);
+}

@@ -31,7 +31,7 @@ set(TE_KERNELS ${CMAKE_SOURCE_DIR}/src/kernels)
 set(TE_CUDA_PRELUDE ${TE_KERNELS}/cuda/device/types.h ${CMAKE_SOURCE_DIR}/include/tetrain/types.h ${TE_KERNELS}/dtype.h
   ${TE_KERNELS}/elementary.h ${TE_KERNELS}/philox.h)
 te_embed_text(te_cuda_program_prelude ${TE_CUDA_PRELUDE})
-te_embed_text(te_cuda_program_device ${TE_KERNELS}/cuda/device/ops.h ${TE_KERNELS}/cuda/device/elements.h
+te_embed_text(te_cuda_program_device ${TE_KERNELS}/cuda/device/ops.h ${TE_KERNELS}/program_values.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_KERNELS}/cuda/device/reduce.h ${TE_KERNELS}/cuda/device/join.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)

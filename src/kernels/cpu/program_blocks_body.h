@@ -58,37 +58,7 @@ TE_ONE one_where(te_real x, te_real y, te_real z) { return x != 0 ? y : z; }
         TE_EACH d[i] = one_where(x, y, z);                                                             \
     }
 
-TE_UNARY(neg, -x)
-TE_UNARY(abs, TE_REAL_FN(fabs)(x))
-TE_UNARY(sign, x > 0 ? (te_real)1 : (x < 0 ? (te_real)-1 : (x == 0 ? (te_real)0 : x)))
-TE_UNARY(floor, TE_REAL_FN(floor)(x))
-TE_UNARY(ceil, TE_REAL_FN(ceil)(x))
-TE_UNARY(round, TE_REAL_FN(rint)(x))
-TE_UNARY(trunc, TE_REAL_FN(trunc)(x))
-TE_UNARY(sqrt, TE_REAL_FN(sqrt)(x))
-TE_UNARY(rsqrt, (te_real)1 / TE_REAL_FN(sqrt)(x))
-TE_UNARY(recip, (te_real)1 / x)
-TE_UNARY(exp, TE_REAL_FN(exp)(x))
-TE_UNARY(log, TE_REAL_FN(log)(x))
-TE_UNARY(tanh, TE_REAL_FN(tanh)(x))
-TE_UNARY(sigmoid, TE_REAL_FN(sigmoid)(x))
-TE_UNARY(erf, TE_REAL_FN(erf)(x))
-TE_UNARY(isnan, x != x ? (te_real)1 : (te_real)0)
-TE_UNARY(isfinite, x - x == 0 ? (te_real)1 : (te_real)0)
-TE_UNARY(to_bf16, (te_real)TE_REAL_FN(round_bf16)(x))
-TE_UNARY(to_f16, (te_real)te_f16_to_f32(TE_REAL_FN(to_f16)(x)))
-TE_UNARY(to_f32, (te_real)(float)x)
-
-TE_BINARY(add, x + y)
-TE_BINARY(sub, x - y)
-TE_BINARY(mul, x *y)
-TE_BINARY(div, x / y)
-TE_BINARY(min, ((y < x) | (y != y)) ? y : x)
-TE_BINARY(max, ((x > y) | (x != x)) ? x : y)
-TE_BINARY(lt, x < y ? (te_real)1 : (te_real)0)
-TE_BINARY(le, x <= y ? (te_real)1 : (te_real)0)
-TE_BINARY(eq, x == y ? (te_real)1 : (te_real)0)
-TE_BINARY(ne, x != y ? (te_real)1 : (te_real)0)
+#include "../program_values.h"
 
 TE_WHERE_VARIANT(0, , a[i], b[i], c[i])
 TE_WHERE_VARIANT(1, TE_NUMBER(a0, a), a0, b[i], c[i])

@@ -1,13 +1,16 @@
 -- Kernels of the CUDA device against what the card can do. Lines that begin with BENCH are the results; steps are in gpu_steps.lua.
 --
 --     build/tetrain bench/gpu.lua [--quick]
+--     build/tetrain bench/gpu.lua --products [--quick]     the times of matrix products alone, for the other form
 --
 -- Memory-bound kernels are given as a share of the bandwidth of a large copy, in bytes that they must read and write;
--- products and attention in operations a second. Each time is the fastest of several runs of ten calls in a row.
+-- products and attention in operations a second. Each time is the fastest of several runs of ten calls in a row. Products are
+-- measured again in a process that times every algorithm which cuBLASLt names, and given as a share of the best of these.
 
 local te = require "te"
 local clock = te._core.clock
-local quick = arg[1] == "--quick" -- sizes for machines where only the way is tested
+local only_products = arg[1] == "--products"
+local quick = arg[only_products and 2 or 1] == "--quick" -- sizes for machines where only the way is tested
 local device = "cuda"
 
 local function best_of(fn)
@@ -49,14 +52,38 @@ local function memory_bound()
     end
 end
 
+local PRODUCTS = {
+    { "bfloat16", 8192, 8192, 8192 }, { "bfloat16", 32768, 3072, 768 }, { "bfloat16", 32768, 768, 3072 },
+    { "bfloat16", 32768, 2304, 768 }, { "float32", 4096, 4096, 4096 },
+}
+if quick then PRODUCTS = { { "bfloat16", 192, 192, 128 }, { "float32", 160, 160, 160 } } end
+
+local function seconds_of(case)
+    local dtype, m, n, k = unpack(case)
+    local a, b = random({ m, k }, dtype), random({ n, k }, dtype)
+    return best_of(function() te.linear(a, b):release() end)
+end
+
+-- The seconds of all products in another process, where as many algorithms are timed as there are. Its choices are not kept.
+local function exhaustive()
+    local command = 'cache=$(mktemp -d) && TETRAIN_GEMM_CANDIDATES=10000 TETRAIN_CACHE=$cache "$(readlink /proc/$PPID/exe)" "%s" '
+        .. '--products %s; rm -rf "$cache"'
+    local pipe, seconds = assert(io.popen(command:format(arg[0], quick and "--quick" or ""))), {}
+    for line in pipe:lines() do seconds[#seconds + 1] = tonumber(line) end
+    pipe:close()
+    assert(#seconds == #PRODUCTS, "products cannot be measured in another process")
+    return seconds
+end
+
 local function products()
-    for _, case in ipairs { { "bfloat16", 8192, 8192, 8192 }, { "bfloat16", 32768, 3072, 768 }, { "bfloat16", 32768, 768, 3072 },
-        { "float32", 4096, 4096, 4096 } } do
+    local chosen = {}
+    for i, case in ipairs(PRODUCTS) do chosen[i] = seconds_of(case) end
+    te.empty_cache()
+    local best = exhaustive()
+    for i, case in ipairs(PRODUCTS) do
         local dtype, m, n, k = unpack(case)
-        if quick then m, n, k = 64, 64, 64 end
-        local a, b = random({ m, k }, dtype), random({ n, k }, dtype)
-        local seconds = best_of(function() te.linear(a, b):release() end)
-        bench("product %dx%dx%d %s: %.1f TFLOP/s", m, n, k, dtype, 2 * m * n * k / seconds / 1e12)
+        bench("product %dx%dx%d %s: %.1f TFLOP/s, %.1f%% of the best algorithm's", m, n, k, dtype,
+            2 * m * n * k / chosen[i] / 1e12, 100 * best[i] / chosen[i])
     end
 end
 
@@ -80,6 +107,11 @@ local function attention()
     end)
     bench("attention causal %dx%dx%dx%d: %.0f TFLOP/s forward, %.0f backward", batch, heads, seq, dim, work / forward / 1e12,
         2.5 * work / (both - forward) / 1e12)
+end
+
+if only_products then
+    for _, case in ipairs(PRODUCTS) do print(seconds_of(case)) end
+    os.exit(0)
 end
 
 local failed = 0

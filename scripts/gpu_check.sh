@@ -157,7 +157,7 @@ run() {
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
     step "every operation against the CPU" 130 specs cpu spec/cuda_spec.lua spec/cuda
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
-    step "benches of kernels" 50 tetrain bench/gpu.lua $quick
+    step "benches of kernels" 80 tetrain bench/gpu.lua $quick
     python=${PYTHON:-python3}
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
         step "benches of PyTorch" 100 peer "$python" $quick

@@ -136,30 +136,52 @@ specs() {
     count_specs $second "$logs/specs-2"
 }
 
-# made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as the
-# default device. Kernels are compiled one by one and run on the CPU.
-made_up_gpu() {
-    folder=$1
-    export TE_DEVICE="$2" TETRAIN_CUDA_LIBRARIES="$PWD/$1/cuda_fake" TETRAIN_CACHE="$logs/cache"
-    shift 2
-    busted_on "$folder" 1800 "$@"
+# Specs that say themselves which device computes what.
+names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
+
+# Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a tensor;
+# scripts/train_gpt.lua is started many times, and its models are in other specs.
+prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
+    spec/scripts/train_gpt_spec.lua spec/tools/*_spec.lua spec/train/command_line_spec.lua"
+
+# device_files: what runs with a device in place of the CPU; those first that take longest.
+device_files() {
+    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/quantize_spec.lua
+        spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua"
+    echo $long | tr ' ' '\n'
+    find spec -name '*_spec.lua' | LC_ALL=C sort | grep -v -x -F "$(ls $names_devices $prints $long)"
 }
 
-# device_specs FOLDER: what the CPU computes, again on the CUDA backend; the two halves side by side.
+# made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as the
+# default device. Kernels are compiled one by one and run on the CPU, so the files are shared out to all processors.
+made_up_gpu() {
+    folder=$1 device=$2
+    shift 2
+    rm -rf "$logs/device"
+    mkdir -p "$logs/device"
+    printf '%s\n' "$@" | TETRAIN="$PWD/$folder/tetrain" TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES="$PWD/$folder/cuda_fake" \
+        TETRAIN_CACHE="$logs/cache-$folder" OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE sh -c '
+            log=$2/$(echo "$1" | tr / -)
+            timeout -k 10 900 busted --lua="$TETRAIN" -v -o TAP "$1" >"$log" 2>&1
+            echo $? >"$log.status"
+            echo "   $1"' - FILE "$logs/device"
+    for log in "$logs"/device/*.lua; do count_specs "$(cat "$log.status")" "$log"; done
+}
+
+# device_specs FOLDER: what the CPU computes, again on the CUDA backend.
 device_specs() {
     [ -d "$1/cuda_fake" ] || return 0
     header "Lua specs on the CUDA backend in $1"
-    made_up_gpu "$1" cuda spec/ops_spec.lua >"$logs/device-1" 2>&1 &
-    first=$!
-    follow "$logs/device-2" spec_files made_up_gpu "$1" cpu spec/cuda_spec.lua spec/cuda spec/graph_spec.lua \
-        spec/recipe/faster_spec.lua
-    count_specs $? "$logs/device-2"
-    follow "$logs/device-3" spec_files made_up_gpu "$1" cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
-        spec/sequential_spec.lua spec/tensor_spec.lua spec/models spec/recipe/autocast_spec.lua spec/recipe/resume_spec.lua \
-        spec/recipe/parameters_spec.lua spec/recipe/numerics_spec.lua
-    count_specs $? "$logs/device-3"
-    wait $first
-    count_specs $? "$logs/device-1"
+    made_up_gpu "$1" cuda $(device_files)
+    made_up_gpu "$1" cpu $names_devices
+}
+
+# real_compiler FOLDER: NVRTC, where it is there, takes what the specs have made.
+real_compiler() {
+    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
+    [ -n "$nvrtc" ] && [ -x "$1/cuda_compile" ] || return 0
+    header "kernels of the specs for sm_90a, without spills"
+    if limited 900 "$1/cuda_compile" "$nvrtc" "$logs/cache-$1" sm_90a 1000 "$(nproc)"; then count 1 0; else count 0 1; fi
 }
 
 install_packages $TETRAIN_BUILD_PACKAGES $TETRAIN_TEST_PACKAGES || { count 0 1; finish; }
@@ -170,6 +192,7 @@ step "warnings of clang" clang_warnings
 c_tests build
 specs build
 device_specs build
+real_compiler build
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     step "kernels of a training step for sm_80, sm_90a and sm_100, without spills" \
         limited 900 cmake --build build --target cuda_kernels
@@ -200,5 +223,12 @@ if [ -x build-asan/tetrain ]; then
     export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 ASAN_OPTIONS=allocator_may_return_null=1
     c_tests build-asan
     specs build-asan
+    [ ! -d build-asan/cuda_fake ] || {
+        header "Lua specs on the CUDA backend in build-asan"
+        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua \
+            spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua spec/ops/linear_spec.lua \
+            spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua spec/train/checkpoint_spec.lua
+        made_up_gpu build-asan cpu spec/cuda/parameters_spec.lua spec/cuda/reports_spec.lua
+    }
 fi
 finish

@@ -82,7 +82,7 @@ describe("te.graph without graphs", function()
         local double = te.graph(function(x)
             calls = calls + 1
             return x * 2
-        end, { te.zeros { 2 } })
+        end, { te.zeros({ 2 }, { device = "cpu" }) })
         for i = 1, 4 do assert.same({ 2 * i, 4 * i }, double(te.tensor { i, 2 * i }):totable()) end
         assert.same(4, calls)
     end)

@@ -5,6 +5,7 @@ local te = require "te"
 local operation = require "te.operation"
 local executor = require "spec.support.executor"
 local reference = require "spec.support.reference"
+local trials = require "spec.support.trials"
 
 local close = reference.assert_close
 
@@ -95,7 +96,7 @@ describe("te.pointwise", function()
             return values[#values] + values[math.ceil(#values / 2)] - x * y
         end
         math.randomseed(4)
-        for _ = 1, 60 do
+        for _ = 1, trials(60, 4) do
             local choices = {}
             for i = 1, math.random(3, 14) do
                 local is_unary = math.random() < 0.4

@@ -165,6 +165,52 @@ static void test_newer_card(void)
     fake.set_devices(2, 90);
 }
 
+/* Work on two devices in turn: each operation goes to the stream of its tensors' device, which the made-up driver checks. */
+static void test_devices_in_turn(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    static const char *const names[] = {"cuda", "cuda:1"};
+    te_tensor *t[2];
+    double value[9];
+    for (int i = 0; i < 2; i++) t[i] = numbers_on(ctx, names[i], TE_F32, 2, (int64_t[]){3, 3});
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 2; i++) {
+            te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t[i]}, {.kind = TE_ARG_TENSOR, .as.tensor = t[1 - i]}};
+            te_tensor *moved = te_tensor_on_device(t[1 - i], te_context_device(ctx, names[i])), *y = NULL;
+            args[1].as.tensor = moved;
+            CHECK_MSG(te_op_run(ctx, te_op_find(ctx, "matmul"), args, 2, &y, 1) == TE_OK, "%s", te_context_error(ctx));
+            te_tensor *z = y ? apply(ctx, "tanh", y) : NULL;
+            CHECK(z && strcmp(te_tensor_device(z), names[i]) == 0 && te_tensor_read(z, TE_F64, value) == TE_OK);
+            CHECK(fabs(value[0] - 1) < 1e-6);
+            te_tensor_release(z);
+            te_tensor_release(y);
+            te_tensor_release(moved);
+        }
+    }
+    for (int i = 0; i < 2; i++) te_tensor_release(t[i]);
+    te_context_release(ctx);
+}
+
+/* A limit ends a request that is too large, after what was cached has been given back; a smaller one works. */
+static void test_limit(void)
+{
+    te_context *ctx = te_context_open(&(te_context_options){.struct_size = sizeof(te_context_options), .tensor_memory_limit = 1 << 20});
+    te_device *cuda = te_context_device(ctx, "cuda");
+    const int64_t large = 200 << 10, small = 100 << 10; /* of four bytes */
+    te_tensor *a = cuda ? te_tensor_new(ctx, cuda, TE_F32, 1, &large) : NULL;
+    CHECK_MSG(a != NULL, "%s", te_context_error(ctx));
+    te_tensor *b = te_tensor_new(ctx, cuda, TE_F32, 1, &small);
+    CHECK(!b && ctx->status == TE_ERROR_MEMORY);
+    CHECK_MENTIONS(ctx, "out of memory");
+    te_tensor_release(a);
+    te_tensor *c = te_tensor_new(ctx, cuda, TE_F32, 1, &small), *d = te_tensor_new(ctx, cuda, TE_F32, 1, &small);
+    CHECK_MSG(c && d && te_tensor_fill(d, 2) == TE_OK, "%s", te_context_error(ctx));
+    CHECK(cuda->allocator.reserved <= 1 << 20);
+    te_tensor_release(d);
+    te_tensor_release(c);
+    te_context_release(ctx);
+}
+
 /* Operands on two devices are an error, not a copy. */
 static void test_two_devices(void)
 {
@@ -360,6 +406,8 @@ int main(int argc, char **argv)
                  {"missing", test_missing},
                  {"newer card", test_newer_card},
                  {"two devices", test_two_devices},
+                 {"devices in turn", test_devices_in_turn},
+                 {"limit", test_limit},
                  {"cache", test_cache},
 #ifdef TE_CUDA_READY_BUILT
                  {"ready", test_ready},

@@ -156,6 +156,13 @@ static void test_choice(void)
     CHECK_MSG(timed_product() == 1, "the choice was not kept");
     each_cached(shorten);
     CHECK_MSG(timed_product() == measured, "a damaged choice was taken");
+    setenv("TETRAIN_GEMM_CANDIDATES", "2", 1); /* of the three that there are */
+    CHECK_MSG(timed_product() < measured, "as many products as before");
+    CHECK_MSG(timed_product() == 1, "the choice among two was not kept");
+    setenv("TETRAIN_GEMM_CANDIDATES", "10000", 1);
+    CHECK(timed_product() == measured);
+    unsetenv("TETRAIN_GEMM_CANDIDATES");
+    CHECK_MSG(timed_product() == 1, "the choice was forgotten");
 }
 
 static void test_refusals(te_context *ctx)

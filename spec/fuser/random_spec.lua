@@ -1,11 +1,12 @@
 local te = require "te"
 local random_sequential = require "spec.support.random_sequential"
+local trials = require "spec.support.trials"
 
 -- Fused and unfused, forward results have the same bits: a fused program rounds where the unfused one stores. Gradients
 -- are derived from whole programs, so that sums associate differently and a 16-bit gradient is rounded less often.
 local GRADIENT = { float32 = 2e-4, float64 = 1e-8, bfloat16 = 0.1 }
 local EPSILON = { float32 = 2 ^ -24, float64 = 2 ^ -53, bfloat16 = 2 ^ -9 }
-local SEQUENTIALS = tonumber(os.getenv("TETRAIN_RANDOM_SEQUENTIALS")) or 2000
+local SEQUENTIALS = tonumber(os.getenv("TETRAIN_RANDOM_SEQUENTIALS")) or trials(2000, 40)
 
 local function run(case, fused)
     local before = te.set_fusion(fused)

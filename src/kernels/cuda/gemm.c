@@ -8,8 +8,12 @@
 #include "gemm.h"
 
 #include "../dtype.h"
+#include "../environment.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+
+enum { CANDIDATES = 8, MOST_CANDIDATES = 10000 };
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
@@ -371,6 +375,9 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **out)
     if ((*out = d->blas)) return TE_OK;
     te_cuda_blas *blas = te_mem_zalloc(exec->mem, sizeof *blas);
     if (!blas) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
+    const char *candidates = te_environment(TE_ENV_GEMM_CANDIDATES);
+    long wanted = candidates ? strtol(candidates, NULL, 10) : 0;
+    blas->candidates = wanted > 0 && wanted <= MOST_CANDIDATES ? (int)wanted : CANDIDATES;
     te_status status = te_cuda_load_blas(exec, &blas->library);
     if (status == TE_OK) {
         cublasStatus_t r = blas->library.cublasLtCreate(&blas->handle);

@@ -40,6 +40,7 @@ typedef struct te_cuda_blas {
     cublasLtHandle_t     handle;
     te_cuda_gemm_plan       **plans; /* open addressing by hash of the product */
     size_t               capacity, n_plans;
+    int                  candidates; /* algorithms that are timed for a product */
     te_program          *finish[TE_CUDA_FINISHES];
 } te_cuda_blas;
 

@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-enum { CANDIDATES = 8, REPEATS = 3, WORKSPACE = 32 << 20 };
+enum { REPEATS = 3, WORKSPACE = 32 << 20 };
 static const double worth_timing = 4e6; /* multiplications */
 
 struct te_cuda_gemm_plan {
@@ -154,7 +154,7 @@ static cublasStatus_t multiply(te_exec *exec, const te_cuda_blas *blas, const te
 /* --- choosing ----------------------------------------------------------------------------------------------------- */
 
 static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
-                                    cublasLtMatmulHeuristicResult_t found[CANDIDATES], int *n)
+                                    cublasLtMatmulHeuristicResult_t *found, int *n)
 {
     const te_cuda_blas_library *l = &blas->library;
     const te_cuda_product *p = &plan->product;
@@ -172,7 +172,7 @@ static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm
         r = l->cublasLtMatmulPreferenceSetAttribute(preference, names[i], &aligned[i < 2 ? i : 2], sizeof aligned[0]);
     if (r == CUBLAS_STATUS_SUCCESS)
         r = l->cublasLtMatmulAlgoGetHeuristic(blas->handle, plan->desc, plan->a, plan->b, plan->d, plan->d, preference,
-                                              CANDIDATES, found, n);
+                                              blas->candidates, found, n);
     l->cublasLtMatmulPreferenceDestroy(preference);
     return r == CUBLAS_STATUS_SUCCESS && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : r;
 }
@@ -236,6 +236,7 @@ static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cud
     te_cuda_device *d = te_cuda(exec);
     size_t version = blas->library.cublasLtGetVersion();
     te_hash128 key = te_hash128_add(plan->hash, d->title, strlen(d->title));
+    key = te_hash128_add(key, &blas->candidates, sizeof blas->candidates);
     return te_hash128_add(key, &version, sizeof version);
 }
 
@@ -257,11 +258,11 @@ static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_pla
     return good;
 }
 
-static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan,
-                             const te_cuda_product_data *data)
+/* The fastest of the heuristic's candidates, or the first; `found` has room for them. */
+static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan,
+                                   const te_cuda_product_data *data, cublasLtMatmulHeuristicResult_t *found)
 {
     const te_cuda_product *p = &plan->product;
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int n = 0, best = 0;
     double work = (double)p->rows * (double)p->columns * (double)p->inner * (double)p->batch;
     te_hash128 key = disk_key(exec, blas, plan);
@@ -279,6 +280,17 @@ static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_ge
     te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: candidate %d of %d\n", (long long)p->rows,
                   (long long)p->columns, (long long)p->inner, (long long)p->batch, best + 1, n);
     return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t choose(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan,
+                             const te_cuda_product_data *data)
+{
+    size_t bytes = (size_t)blas->candidates * sizeof(cublasLtMatmulHeuristicResult_t);
+    cublasLtMatmulHeuristicResult_t *found = te_mem_alloc(exec->mem, bytes);
+    if (!found) return CUBLAS_STATUS_ALLOC_FAILED;
+    cublasStatus_t r = choose_among(exec, blas, plan, data, found);
+    te_mem_free(exec->mem, found, bytes);
+    return r;
 }
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
@@ -336,6 +348,7 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
     plan->unsupported = p->narrow && r == CUBLAS_STATUS_NOT_SUPPORTED;
     if (r != CUBLAS_STATUS_SUCCESS && !plan->unsupported) {
         free_plan(exec, blas, plan);
+        if (r == CUBLAS_STATUS_ALLOC_FAILED) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory");
         return fail_blas(exec, blas, r, p);
     }
     *out = plan;

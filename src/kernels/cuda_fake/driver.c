@@ -17,7 +17,13 @@ extern uint64_t te_fake_time;
     } while (0)
 
 static int devices = 2, capability; /* 0: as the environment says */
-static int here; /* a context's and a stream's address */
+
+/* Addresses of contexts and streams, one of each per device. A stream takes work only while its context is current. */
+enum { MAX_DEVICES = 16 };
+static char contexts[MAX_DEVICES], streams[MAX_DEVICES];
+static _Thread_local int current = -1;
+
+bool te_fake_takes_work(CUstream stream) { return !stream || (current >= 0 && (char *)(void *)stream == &streams[current]); }
 
 TE_FAKE void te_fake_set_devices(int count, int new_capability)
 {
@@ -105,9 +111,9 @@ TE_FAKE CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
 
 TE_FAKE CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    (void)device;
     ENTER();
-    *context = (CUcontext)(void *)&here;
+    if (device < 0 || device >= MAX_DEVICES) return CUDA_ERROR_INVALID_DEVICE;
+    *context = (CUcontext)(void *)&contexts[device];
     te_fake_made(1);
     return CUDA_SUCCESS;
 }
@@ -123,7 +129,9 @@ TE_FAKE CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 TE_FAKE CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER();
-    return context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    current = (int)((char *)(void *)context - contexts);
+    return CUDA_SUCCESS;
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -236,7 +244,8 @@ TE_FAKE CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     (void)flags;
     ENTER();
-    *stream = (CUstream)(void *)&here;
+    if (current < 0) return CUDA_ERROR_INVALID_CONTEXT;
+    *stream = (CUstream)(void *)&streams[current];
     te_fake_made(1);
     return CUDA_SUCCESS;
 }

@@ -86,7 +86,8 @@ void te_fake_broken(int code) { broken = code; }
 
 CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *bytes, size_t size, uint64_t cost)
 {
-    (void)stream; /* one queue keeps all streams' order, which is one that the streams allow */
+    /* one queue keeps all streams' order, which is one that the streams allow */
+    if (!te_fake_takes_work(stream)) return CUDA_ERROR_INVALID_CONTEXT;
     if (broken) return (CUresult)broken;
     if (queued == MAX_QUEUED && !recording) te_fake_flush();
     work *w = malloc(sizeof *w + size);

@@ -50,6 +50,8 @@ void            te_fake_record_begin(void);
 te_fake_record *te_fake_record_end(void);
 CUresult        te_fake_record_queue(const te_fake_record *record);
 void            te_fake_record_free(te_fake_record *record);
+/* Whether the stream's device is the thread's current one. */
+bool te_fake_takes_work(CUstream stream);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);
 /* 90 for sm_90. */

@@ -1,13 +1,17 @@
 /* make_ready.c - run by the build: compiles the kernels of ready_list.c for one target with the toolkit's NVRTC, which
  * takes them as the backend's would. `make_ready TARGET OUTPUT` writes OUTPUT.bin, the binaries one behind the other,
- * and OUTPUT.c, which puts them into the module with their table (ready.h).
+ * and OUTPUT.c, which puts them into the module with their table (ready.h). That takes half a minute, so outputs which
+ * their first line says to be made from the same sources stay as they are.
  */
 #include "../ready.h"
 
+#include <fcntl.h>
 #include <nvrtc.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { ALIGNMENT = 64, MAX_LOG = 4000 };
 
@@ -61,13 +65,62 @@ static int compile_kernel(output *o, const te_cuda_kernel *kernel)
     return failed;
 }
 
+/* The first line: a hash of all that the binaries depend on. */
+static bool describe(const output *o, char line[80])
+{
+    static const char *const options[] = {TE_CUDA_FIXED_OPTIONS};
+    int version[2] = {0, 0};
+    bool good = nvrtcVersion(&version[0], &version[1]) == NVRTC_SUCCESS;
+    te_hash128 hash = te_hash128_add(te_hash128_add(TE_HASH128_START, o->target, strlen(o->target)), version, sizeof version);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) hash = te_hash128_add(hash, options[i], strlen(options[i]));
+    for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT; k++) {
+        te_text source;
+        te_text_open(&source, &te_mem_libc);
+        good = te_cuda_kernel_source(k, &source) == TE_OK && good;
+        hash = te_hash128_add(hash, source.data, source.length);
+        te_text_close(&source);
+    }
+    snprintf(line, 80, "/* Made by the build from %016llx%016llx. */\n", (unsigned long long)hash.a, (unsigned long long)hash.b);
+    return good;
+}
+
+static void path_of(const output *o, const char *suffix, char path[1024])
+{
+    snprintf(path, 1024, "%s%s", o->path, suffix);
+}
+
+/* Whether the outputs are there and of this line; then they get the time of now. */
+static bool made_already(const output *o, const char *line)
+{
+    char table[1024], bytes[1024], found[80] = "";
+    path_of(o, ".c", table);
+    path_of(o, ".bin", bytes);
+    FILE *in = fopen(table, "r");
+    bool same = in && fgets(found, sizeof found, in) && strcmp(found, line) == 0;
+    if (in) fclose(in);
+    return same && utimensat(AT_FDCWD, bytes, NULL, 0) == 0 && utimensat(AT_FDCWD, table, NULL, 0) == 0;
+}
+
 static FILE *create(const output *o, const char *suffix)
 {
     char path[1024];
-    snprintf(path, sizeof path, "%s%s", o->path, suffix);
+    path_of(o, suffix, path);
     FILE *file = fopen(path, "wb");
     if (!file) fprintf(stderr, "cannot write %s\n", path);
     return file;
+}
+
+static void write_head(const output *o, const char *line)
+{
+    fprintf(o->table,
+            "%s#include \"kernels/cuda/ready.h\"\n\n"
+            "__asm__(\".section .rodata\\n.balign %d\\nte_ready_image:\\n.incbin \\\"%s.bin\\\"\\n.previous\\n\");\n"
+            "extern const unsigned char te_ready_image[] __attribute__((visibility(\"hidden\")));\n"
+            "extern const te_cuda_ready te_cuda_ready_%s[];\n"
+            "extern const unsigned char *const te_cuda_ready_bytes_%s;\n"
+            "const unsigned char *const te_cuda_ready_bytes_%s = te_ready_image;\n"
+            "const te_cuda_ready te_cuda_ready_%s[] = {\n",
+            line, ALIGNMENT, o->path, o->target, o->target, o->target, o->target);
 }
 
 int main(int argc, char **argv)
@@ -77,22 +130,20 @@ int main(int argc, char **argv)
         return 2;
     }
     output o = {.target = argv[1], .path = argv[2]};
+    char line[80], table[1024];
+    if (!describe(&o, line)) return complain(&o, "the sources cannot be made", NULL);
+    if (made_already(&o, line)) return 0;
     o.bytes = create(&o, ".bin");
     o.table = create(&o, ".c");
     if (!o.bytes || !o.table) return 1;
-    fprintf(o.table,
-            "/* Made by the build. */\n#include \"kernels/cuda/ready.h\"\n\n"
-            "__asm__(\".section .rodata\\n.balign %d\\nte_ready_image:\\n.incbin \\\"%s.bin\\\"\\n.previous\\n\");\n"
-            "extern const unsigned char te_ready_image[] __attribute__((visibility(\"hidden\")));\n"
-            "extern const te_cuda_ready te_cuda_ready_%s[];\n"
-            "extern const unsigned char *const te_cuda_ready_bytes_%s;\n"
-            "const unsigned char *const te_cuda_ready_bytes_%s = te_ready_image;\n"
-            "const te_cuda_ready te_cuda_ready_%s[] = {\n",
-            ALIGNMENT, o.path, o.target, o.target, o.target, o.target);
+    write_head(&o, line);
     int failed = 0;
     for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT && !failed; k++)
         failed = compile_kernel(&o, k);
     fprintf(o.table, "    {{0, 0}, 0, 0},\n};\n");
     failed |= fclose(o.bytes) != 0;
-    return fclose(o.table) != 0 || failed;
+    failed |= fclose(o.table) != 0;
+    path_of(&o, ".c", table);
+    if (failed) remove(table);
+    return failed != 0;
 }

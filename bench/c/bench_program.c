@@ -152,10 +152,12 @@ static const bench cases[] = {
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
      {"x", "gamma:w", "beta:w"}, {"y"}, {NULL}, {0}, hand_layer_norm_f32},
     {"layer_norm back f32",
-     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); dgamma = dy * h; dbeta = dy",
+     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
+     "dgamma = dy * h; dbeta = dy",
      {"x", "dy", "gamma:w", "mean:r", "rstd:r"}, {"dx", "dgamma:s", "dbeta:s"}, {NULL}, {0}, hand_layer_norm_backward},
     {"layer_norm back bf16",
-     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); dgamma = dy * h; dbeta = dy",
+     "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
+     "dgamma = dy * h; dbeta = dy",
      {"x:b", "dy:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "dgamma:s", "dbeta:s"}, {NULL}, {0}, NULL},
     {"rms_norm f32", "rstd = rsqrt(rowmean(x * x) + 1e-5); y = x * rstd * gamma", {"x", "gamma:w"}, {"y"}, {NULL}, {0},
      hand_rms_norm},
@@ -164,7 +166,8 @@ static const bench cases[] = {
     {"softmax back f32", "dx = y * (dy - rowsum(dy * y))", {"y", "dy"}, {"dx"}, {NULL}, {0}, hand_softmax_backward},
     {"column sum f32", "y = x", {"x"}, {"y:s"}, {NULL}, {0}, hand_column_sum},
     {"column sum bf16", "y = x", {"x:b"}, {"y:s"}, {NULL}, {0}, NULL},
-    {"cross entropy f32", "m = rowmax(x); y = m + log(rowsum(exp(x - m)))", {"x"}, {"y:r"}, {NULL}, {0}, hand_cross_entropy},
+    {"cross entropy f32", "m = rowmax(x); y = m + log(rowsum(exp(x - m)))", {"x"}, {"y:r"}, {NULL}, {0},
+     hand_cross_entropy},
     {"cross entropy bf16", "m = rowmax(x); y = m + log(rowsum(exp(x - m)))", {"x:b"}, {"y:r"}, {NULL}, {0}, NULL},
 };
 
@@ -293,7 +296,8 @@ WIDEST HAND(hand_cross_entropy)
 
 static size_t operand_bytes(const te_operand *operand, int64_t rows, int64_t columns)
 {
-    return (size_t)((operand->stride[0] ? rows : 1) * (operand->stride[1] ? columns : 1)) * te_dtype_size(operand->dtype);
+    int64_t count = (operand->stride[0] ? rows : 1) * (operand->stride[1] ? columns : 1);
+    return (size_t)count * te_dtype_size(operand->dtype);
 }
 
 static void *make_operand(te_exec *exec, te_operand *operand, const char *spec, int64_t rows, int64_t columns,

@@ -33,6 +33,8 @@ typedef struct te_copy_blocks {
     te_store_fn     store[TE_CLASS_COUNT][TE_DTYPE_COUNT];
     te_move_fn      move[4];      /* elements of 1, 2, 4, 8 bytes, bits unchanged */
     te_transpose_fn transpose[4]; /* the same for tiles */
+    void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
+    void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */
 } te_copy_blocks;
 
 extern const te_copy_blocks te_copy_blocks_portable, te_copy_blocks_avx2, te_copy_blocks_avx512;

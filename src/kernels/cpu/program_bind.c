@@ -60,6 +60,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
         switch (plan->slots[i].kind) {
         case TE_SLOT_SCALAR: w->slot[i] = scalars + index * sizeof(double); break;
         case TE_SLOT_REGISTER: w->slot[i] = te_walker_register(w, i); break;
+        case TE_SLOT_SUMS: w->slot[i] = NULL; break;
         default: w->slot[i] = w->kept + index * w->kept_bytes;
         }
     }

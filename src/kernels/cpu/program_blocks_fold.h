@@ -5,6 +5,9 @@
  * hides the latency of an addition.
  */
 #include <string.h>
+#if defined(TE_ISA_avx512)
+#include <immintrin.h>
+#endif
 
 enum { WIDTH = 16 };
 typedef te_real te_vec __attribute__((vector_size(WIDTH * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
@@ -29,6 +32,20 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 #define TE_JOIN_AMAX(h, v)  TE_SELECT(TE_SIZE(v) > (h), TE_SIZE(v), h)
 #define TE_JOIN1_AMAX(h, v) (TE_REAL_FN(fabs)(v) > (h) ? TE_REAL_FN(fabs)(v) : (h))
 #define TE_SIZE(v)          ((te_vec)((te_vec_bits)(v) & TE_SIZE_BITS))
+
+/* The same with the machine's maximum and minimum, which give their second argument where both are equal or one is NaN. */
+#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+#define TE_OR_NAN(joined, v) _mm512_mask_mov_ps(joined, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v)
+static inline te_vec join_max_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_max_ps(v, h), v); }
+static inline te_vec join_min_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_min_ps(v, h), v); }
+static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps(_mm512_abs_ps(v), h); }
+#undef TE_JOIN_MAX
+#undef TE_JOIN_MIN
+#undef TE_JOIN_AMAX
+#define TE_JOIN_MAX(h, v)  join_max_vector(h, v)
+#define TE_JOIN_MIN(h, v)  join_min_vector(h, v)
+#define TE_JOIN_AMAX(h, v) join_amax_vector(h, v)
+#endif
 
 /* What is folded: the element, or its product with another block's. */
 #define TE_PLAIN(x, y)   (x)

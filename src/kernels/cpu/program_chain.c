@@ -21,38 +21,65 @@ static int order_loads(te_plan *plan, int first, int end)
     return first;
 }
 
-/* Operations [first, end): after each one another that uses its result, if there is one whose other arguments exist. */
+/* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
+ * to each other. */
+static void order_sums(te_plan *plan, const te_pass *pass)
+{
+    int rows = pass->body;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        int            to = s;
+        if (step->kind == TE_STEP_LOAD_ROW) to = rows++;
+        while (step->kind == TE_STEP_COLSUM && to > rows && plan->steps[to - 1].dst != step->arg[0] &&
+               plan->steps[to - 1].dst != step->arg[1])
+            to--;
+        move_step(plan, s, to);
+    }
+}
+
+/* How well a step goes behind the one that left acc: a sum of it best, -1: not all of its arguments exist. */
+static int rank_of(const te_step *step, int32_t acc, const bool *pending)
+{
+    bool uses = false;
+    for (int k = 0; k < 3; k++) {
+        if (step->arg[k] < 0) continue;
+        if (pending[step->arg[k]]) return -1;
+        uses = uses || step->arg[k] == acc;
+    }
+    return !uses ? 0 : step->kind == TE_STEP_COLSUM ? 2 : 1;
+}
+
+/* Operations and sums [first, end): after each one another that uses its result, if there is one whose other arguments
+ * exist. */
 static void order_operations(te_plan *plan, int first, int end, bool *pending)
 {
+    int32_t acc = -1;
     for (int i = 0; i < plan->n_slots; i++) pending[i] = false;
-    for (int s = first; s < end; s++) pending[plan->steps[s].dst] = true;
+    for (int s = first; s < end; s++)
+        if (plan->steps[s].kind != TE_STEP_COLSUM) pending[plan->steps[s].dst] = true;
     for (int at = first; at < end; at++) {
-        int32_t acc = at > first ? plan->steps[at - 1].dst : -1;
-        int     best = -1;
-        bool    uses_acc = false;
-        for (int s = at; s < end && !uses_acc; s++) {
-            const te_step *step = &plan->steps[s];
-            bool           ready = true, uses = false;
-            for (int k = 0; k < 3; k++) {
-                if (step->arg[k] < 0) continue;
-                ready = ready && !pending[step->arg[k]];
-                uses = uses || step->arg[k] == acc;
-            }
-            if (!ready || (best >= 0 && !uses)) continue;
-            best = s;
-            uses_acc = uses;
+        int best = -1, best_rank = -1;
+        for (int s = at; s < end && best_rank < 2; s++) {
+            int rank = rank_of(&plan->steps[s], acc, pending);
+            if (rank > best_rank) best = s, best_rank = rank;
         }
         move_step(plan, best, at);
-        pending[plan->steps[at].dst] = false;
+        if (plan->steps[at].kind == TE_STEP_COLSUM) continue;
+        acc = plan->steps[at].dst;
+        pending[acc] = false;
     }
 }
 
 void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
 {
     te_plan *plan = m->plan;
+    bool     sums = m->kind != TE_PLAN_ROWS;
+    if (sums) order_sums(plan, pass);
     for (int s = pass->body; s < pass->end;) {
         int end = s;
-        while (end < pass->end && is_pointwise(&plan->steps[end])) end++;
+        while (end < pass->end &&
+               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM)))
+            end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
     }
@@ -60,9 +87,11 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
 
 /* --- links ------------------------------------------------------------------------------------------------------ */
 
-/* Powers and angles are done block by block: their loops want more registers, or look at the whole block first. */
-static bool has_link(const te_step *step)
+/* Powers and angles are done block by block: their loops want more registers, or look at the whole block first. So are
+ * sums where a tile has several rows. */
+static bool has_link(const te_maker *m, const te_step *step)
 {
+    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS;
     return step->kind == TE_STEP_OP && step->op != TE_PW_POW && step->op != TE_PW_SIN && step->op != TE_PW_COS;
 }
 
@@ -76,13 +105,28 @@ static void add_link(te_maker *m, te_link link)
     plan->links[plan->n_links++] = link;
 }
 
-/* The link of a step whose predecessor's result has the slot `acc`. */
+static int link_op_of(const te_step *step)
+{
+    return step->kind != TE_STEP_COLSUM ? step->op : step->arg[1] >= 0 ? TE_LINK_COLUMNS_DOT : TE_LINK_COLUMNS;
+}
+
+/* The link of a step behind one whose result has the slot `acc`. */
 static te_link link_of(const te_step *step, int32_t acc)
 {
-    te_link link = {.op = step->op, .number = step->scalars};
+    te_link link = {.op = (uint8_t)link_op_of(step), .number = step->scalars};
     for (int k = 0; k < 3; k++)
         link.arg[k] = step->arg[k] == acc && !(step->scalars >> k & 1) ? -1 : step->arg[k];
     return link;
+}
+
+/* Whether all that reads the result of step s does so while it is acc: sums behind it, and the next operation. */
+static bool passes_on(const te_plan *plan, int s, int end)
+{
+    const te_step *step = &plan->steps[s];
+    int            next = s + 1;
+    while (next < end && plan->steps[next].kind == TE_STEP_COLSUM) next++;
+    return plan->slots[step->dst].kind == TE_SLOT_REGISTER && step->last_use > s && step->last_use <= next &&
+           step->last_use < end;
 }
 
 /* Steps [first, end), of which the results that are read from their slots are kept. */
@@ -95,9 +139,12 @@ static void link_run(te_maker *m, int first, int end)
     for (int s = first; s < end; s++) {
         const te_step *step = &plan->steps[s];
         add_link(m, link_of(step, acc));
+        if (step->kind == TE_STEP_COLSUM) {
+            plan->steps[first].chain_sums = true;
+            continue;
+        }
         acc = step->dst;
-        bool passes = plan->slots[acc].kind == TE_SLOT_REGISTER && step->last_use == s + 1 && s + 1 < end;
-        if (!passes) add_link(m, (te_link){.op = TE_LINK_KEEP, .arg = {acc, -1, -1}});
+        if (!passes_on(plan, s, end)) add_link(m, (te_link){.op = TE_LINK_KEEP, .arg = {acc, -1, -1}});
     }
     add_link(m, (te_link){.op = TE_LINK_END, .arg = {-1, -1, -1}});
 }
@@ -109,6 +156,14 @@ static int uses_of(const te_step *step, int32_t slot)
     return (step->arg[0] == slot) + (step->arg[1] == slot) + (step->arg[2] == slot);
 }
 
+/* The slot of acc at step s of the chain that begins with step `first`, -1: none. */
+static int32_t acc_before(const te_plan *plan, int first, int s)
+{
+    for (int before = s - 1; before >= first; before--)
+        if (plan->steps[before].kind != TE_STEP_COLSUM) return plan->steps[before].dst;
+    return -1;
+}
+
 /* Whether steps of [from, end) read the slot only as links that take bfloat16. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end)
 {
@@ -117,8 +172,11 @@ static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, last = step->chain_end;
         if (!uses_of(step, slot)) continue;
-        bool acc_is_last = s > first && s < last && !(step->scalars & 4) && step->arg[2] == plan->steps[s - 1].dst;
-        if (s >= last || !te_link_takes_halves(step->op, acc_is_last)) return false;
+        if (s >= last) return false;
+        if (step->kind == TE_STEP_COLSUM) continue;
+        bool acc_is_last =
+            !(step->scalars & 4) && step->arg[2] >= 0 && step->arg[2] == acc_before(plan, first, s);
+        if (!te_link_takes_halves(step->op, acc_is_last)) return false;
     }
     return plan->slots[slot].kind == TE_SLOT_REGISTER;
 }
@@ -145,9 +203,12 @@ static void find_halves(te_maker *m, const te_pass *pass)
 static void count_turns(te_maker *m, const te_pass *pass)
 {
     te_plan *plan = m->plan;
+    int      linked = pass->body;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
-        step->turn = step->kind == TE_STEP_FOLD || step->chain_end ? plan->n_turns++ : -1;
+        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->chain_end);
+        if (step->chain_end) linked = step->chain_end;
+        step->turn = takes ? plan->n_turns++ : -1;
     }
 }
 
@@ -156,7 +217,7 @@ void te_maker_link_steps(te_maker *m, const te_pass *pass)
     const te_plan *plan = m->plan;
     for (int s = pass->body; s < pass->end && !m->failed;) {
         int end = s;
-        while (end < pass->end && has_link(&plan->steps[end]) && 2 * (end - s) + 2 < TE_CHAIN_MAX) end++;
+        while (end < pass->end && has_link(m, &plan->steps[end]) && 2 * (end - s) + 2 < TE_CHAIN_MAX) end++;
         if (end > s) link_run(m, s, end);
         s = end > s ? end : s + 1;
     }

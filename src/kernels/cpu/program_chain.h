@@ -11,6 +11,10 @@
  *                                                  KEEP m2
  *                                                  acc = acc * rate …
  *
+ * COLUMNS adds acc to the sums of columns and passes it on, so that what is summed need not be kept and read again.
+ * Reductions of rows are no links: their lanes would go through memory from strip to strip, which takes longer than
+ * reading the row once more.
+ *
  * A link says where each argument is: acc, a block of elements, or one number. There is a function for every operation
  * and every such combination, so a chain decides nothing while it runs. Tensors of bfloat16 need not be loaded first:
  * the block is the tensor itself (HALF). Likewise a KEEP may round acc to a tensor of bfloat16. Elements behind the last
@@ -30,9 +34,9 @@ typedef enum te_link_from { TE_FROM_ACC, TE_FROM_BLOCK, TE_FROM_NUMBER, TE_FROM_
 /* In the order of its steps; arguments are slots, so one chain serves all runs of a plan. Which function a link is
  * becomes known when it runs, with the types of the tensors. */
 typedef struct te_link {
-    uint8_t op;     /* te_opcode or te_block_pair, TE_LINK_KEEP or TE_LINK_END */
+    uint8_t op;     /* te_opcode or te_block_pair, or TE_LINK_KEEP and those behind it */
     uint8_t number; /* bit i: argument i is a number */
-    int32_t arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes */
+    int32_t arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes, sums: the last is where they are */
 } te_link;
 
 /* What a slot's memory is while a chain runs, unless it is just values: a tensor of bfloat16; an output too large for the
@@ -46,6 +50,8 @@ typedef enum te_slot_form {
 
 enum {
     TE_LINK_KEEP = TE_BLOCK_OPS,
+    TE_LINK_COLUMNS,
+    TE_LINK_COLUMNS_DOT, /* the product of two */
     TE_LINK_END,
     TE_LINK_WAYS = TE_FROM_COUNT * TE_FROM_COUNT * TE_FROM_COUNT, /* of taking three arguments */
     TE_LINK_COUNT = TE_BLOCK_OPS * TE_LINK_WAYS,

@@ -267,6 +267,35 @@ static void link_stream_half(LINK_PARAMETERS)
 #define link_stream_half link_keep_half
 #endif
 
+/* --- sums of columns ---------------------------------------------------------------------------------------------- */
+
+#define TO_COLUMNS(x)                                                                         \
+    te_strip_memory *to = (te_strip_memory *)(link->arg[2].block + at);                       \
+    to[0] = to[0] + x##0, to[1] = to[1] + x##1, to[2] = to[2] + x##2, to[3] = to[3] + x##3;   \
+    NEXT_LINK;
+
+#define COLUMNS_1(A)                                                                          \
+    static void columns_##A(LINK_PARAMETERS)                                                  \
+    {                                                                                         \
+        FROM_##A(x, 0)                                                                        \
+        TO_COLUMNS(x)                                                                         \
+    }
+
+#define COLUMNS_2(A, B)                                                                       \
+    static void columns_##A##_##B(LINK_PARAMETERS)                                            \
+    {                                                                                         \
+        FROM_##A(x, 0) FROM_##B(y, 1)                                                         \
+        x0 = x0 * y0, x1 = x1 * y1, x2 = x2 * y2, x3 = x3 * y3;                               \
+        TO_COLUMNS(x)                                                                         \
+    }
+
+/* clang-format off */
+COLUMNS_1(ACC) COLUMNS_1(BLOCK) COLUMNS_1(HALF)
+COLUMNS_2(ACC, ACC) COLUMNS_2(ACC, BLOCK) COLUMNS_2(ACC, HALF)
+COLUMNS_2(BLOCK, ACC) COLUMNS_2(BLOCK, BLOCK) COLUMNS_2(BLOCK, HALF)
+COLUMNS_2(HALF, ACC) COLUMNS_2(HALF, BLOCK) COLUMNS_2(HALF, HALF)
+/* clang-format on */
+
 static void link_end(LINK_PARAMETERS)
 {
     (void)a0, (void)a1, (void)a2, (void)a3, (void)link, (void)at;
@@ -313,6 +342,15 @@ static void (*const link_runs[TE_LINK_COUNT])(LINK_PARAMETERS) = {
     ROW_PAIR(MUL, SUB, mul_sub), ROW_PAIR(MUL, FROM, mul_from), ROW_PAIR(MUL, MUL, mul_mul),
 };
 
+#define COLUMNS_WAYS(A) \
+    [TE_FROM_##A] = {[TE_FROM_ACC] = columns_##A##_ACC, [TE_FROM_BLOCK] = columns_##A##_BLOCK, \
+                     [TE_FROM_HALF] = columns_##A##_HALF}
+
+static void (*const columns_runs[TE_FROM_COUNT])(LINK_PARAMETERS) = {
+    [TE_FROM_ACC] = columns_ACC, [TE_FROM_BLOCK] = columns_BLOCK, [TE_FROM_HALF] = columns_HALF};
+static void (*const columns_dot_runs[TE_FROM_COUNT][TE_FROM_COUNT])(LINK_PARAMETERS) = {
+    COLUMNS_WAYS(ACC), COLUMNS_WAYS(BLOCK), COLUMNS_WAYS(HALF)};
+
 static uint8_t moves_of(uint8_t form)
 {
     return form & TE_FORM_TENSOR ? (form & TE_FORM_HALF ? sizeof(uint16_t) : sizeof(te_real)) : 0;
@@ -330,7 +368,9 @@ static void bind_link(te_bound_link *bound, const te_link *link, char *const *sl
         if (from[k] == TE_FROM_NUMBER) bound->arg[k].number = *(const te_real *)slot[arg];
         else bound->arg[k].block = slot[arg];
     }
-    bound->run = link_runs[TE_LINK_OF(link->op, from[0], from[1], from[2])];
+    bound->run = link->op == TE_LINK_COLUMNS       ? columns_runs[from[0]]
+                 : link->op == TE_LINK_COLUMNS_DOT ? columns_dot_runs[from[0]][from[1]]
+                                                   : link_runs[TE_LINK_OF(link->op, from[0], from[1], from[2])];
 }
 
 /* KEEP as the tensor wants it, and a pair with blocks of bfloat16 as two links. Returns how many. */
@@ -349,7 +389,7 @@ static int bind_links(te_bound_link *bound, const te_link *link, char *const *sl
     }
     bool halves = false;
     for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && (form[link->arg[k]] & TE_FORM_HALF));
-    if (!halves || link->op < TE_BLOCK_PAIRS) {
+    if (!halves || link->op < TE_BLOCK_PAIRS || link->op > TE_LINK_KEEP) {
         bind_link(bound, link, slot, form);
         return 1;
     }

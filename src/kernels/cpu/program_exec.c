@@ -8,7 +8,7 @@
 /* Whether a chain of one operation can do what a block function cannot. */
 static bool wants_chain(const te_walker *w, const te_step *step)
 {
-    uint8_t form = w->form[step->dst];
+    uint8_t form = step->dst >= 0 ? w->form[step->dst] : 0;
     for (int k = 0; k < 3; k++) form |= step->arg[k] >= 0 ? w->form[step->arg[k]] : 0;
     return form & TE_FORM_CHAINED;
 }
@@ -78,12 +78,14 @@ static void run_passes(te_walker *w)
         w->column = 0;
         run_steps(w, pass->head, pass->body);
         if (pass->body == pass->end) continue;
-        for (int s = pass->folds; s < pass->end; s++)
-            w->blocks->fold_start(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op);
+        for (int s = pass->body; s < pass->end; s++)
+            if (plan->steps[s].kind == TE_STEP_FOLD)
+                w->blocks->fold_start(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op);
         run_tiles(w, pass->body, pass->end, 0, w->job->columns);
-        for (int s = pass->folds; s < pass->end; s++)
-            w->blocks->fold_finish(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op,
-                                   w->slot[plan->steps[s].dst]);
+        for (int s = pass->body; s < pass->end; s++)
+            if (plan->steps[s].kind == TE_STEP_FOLD)
+                w->blocks->fold_finish(&w->folds[plan->steps[s].number], (te_fold_kind)plan->steps[s].op,
+                                       w->slot[plan->steps[s].dst]);
     }
 }
 

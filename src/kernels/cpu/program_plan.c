@@ -254,6 +254,7 @@ static void emit_outputs(te_maker *m)
             step.number = sums++;
         }
         step.arg[0] = element_slot(m, p->outputs[o].value);
+        if (kind == TE_OUT_COLSUM) step.arg[2] = add_slot(m, TE_SLOT_SUMS);
         add_step(m, step);
     }
 }
@@ -272,7 +273,7 @@ static void emit_row_outputs(te_maker *m)
 }
 
 /* All of the program over one tile: rows, elements and reductions in the program's order. */
-static void emit_tile(te_maker *m, te_pass *pass)
+static void emit_tile(te_maker *m)
 {
     const te_program *p = m->program;
     mark_pass(m, 0);
@@ -285,7 +286,6 @@ static void emit_tile(te_maker *m, te_pass *pass)
     }
     emit_outputs(m);
     emit_row_outputs(m);
-    pass->folds = m->plan->n_steps;
 }
 
 static void emit_sweep(te_maker *m, te_pass *pass, int number)
@@ -307,7 +307,6 @@ static void emit_sweep(te_maker *m, te_pass *pass, int number)
         if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1)
             (void)element_slot(m, p->insns[v].arg[0]);
     if (number == m->output_pass) emit_outputs(m);
-    pass->folds = m->plan->n_steps;
     for (int v = 0; v < p->n_insns; v++)
         if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1) emit_fold(m, v);
 }
@@ -332,7 +331,7 @@ static void make_passes(te_maker *m)
         if (!grow(m, (void **)&plan->passes, &plan->pass_capacity, number, sizeof *plan->passes)) return;
         te_pass pass = {.head = plan->n_steps, .body = plan->n_steps};
         if (sweeps(m)) emit_sweep(m, &pass, number);
-        else emit_tile(m, &pass);
+        else emit_tile(m);
         pass.end = plan->n_steps;
         if (!m->failed) te_maker_finish_pass(m, &pass);
         plan->passes[plan->n_passes++] = pass;

@@ -45,25 +45,32 @@ typedef struct te_step {
     uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
     int32_t operand; /* input; n_inputs + output; generator */
     int32_t number;
-    int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products */
+    int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products, of
+                          * column sums the third is their TE_SLOT_SUMS */
     int32_t last_use;    /* the last step of the pass that reads dst */
     bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
     int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */
     int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
+    bool    chain_sums;       /* and there are column sums among them */
 } te_step;
 
 /* What backs a slot. The first n_insns slots are scalars, one per instruction: there UNIFORM values live, and ROW
  * values except in TE_PLAN_ROWS. */
-typedef enum te_slot_kind { TE_SLOT_SCALAR, TE_SLOT_REGISTER, TE_SLOT_KEPT } te_slot_kind;
+typedef enum te_slot_kind {
+    TE_SLOT_SCALAR,
+    TE_SLOT_REGISTER,
+    TE_SLOT_KEPT,
+    TE_SLOT_SUMS /* an output's column sums, to chains */
+} te_slot_kind;
 
 typedef struct te_slot {
     uint8_t kind;
     int32_t index; /* of the scalar, register or kept row */
 } te_slot;
 
-/* One sweep over a row. `head` runs once per row, `body` once per tile, its reductions last. */
+/* One sweep over a row. `head` runs once per row, `body` once per tile. */
 typedef struct te_pass {
-    int32_t head, body, folds, end; /* steps [head, body), [body, folds), [folds, end) */
+    int32_t head, body, end; /* steps [head, body), [body, end) */
 } te_pass;
 
 /* An ELEM output: the step that makes its value, and whether that may write to the tensor directly unless an input read

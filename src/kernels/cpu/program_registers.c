@@ -60,12 +60,9 @@ static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker
             break;
         }
     }
-    int kept = pass->body, folds = pass->folds;
-    for (int s = pass->body; s < pass->end; s++) {
-        bool gone = plan->steps[s].kind == TE_STEP_OP && plan->steps[s].dst < 0;
-        if (gone && s < folds) pass->folds--;
-        if (!gone) plan->steps[kept++] = plan->steps[s];
-    }
+    int kept = pass->body;
+    for (int s = pass->body; s < pass->end; s++)
+        if (plan->steps[s].kind != TE_STEP_OP || plan->steps[s].dst >= 0) plan->steps[kept++] = plan->steps[s];
     pass->end = plan->n_steps = kept;
 }
 

@@ -220,12 +220,17 @@ static void step_fold(te_walker *w, const te_step *step, size_t n)
     else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n, ahead);
 }
 
+/* Of the columns of the tile. */
+static char *column_sums(const te_walker *w, const te_step *step)
+{
+    int output = step->operand - w->job->program->n_inputs;
+    return te_job_column_part(w->job, w->parts, output, w->row_chunk) + (size_t)w->column * w->blocks->size;
+}
+
 static void step_column_sum(te_walker *w, const te_step *step)
 {
     if (!w->operands[step->operand].present) return;
-    char *sums = te_job_column_part(w->job, w->parts, step->operand - w->job->program->n_inputs, w->row_chunk);
-    w->blocks->fold_columns(sums + (size_t)w->column * w->blocks->size, w->slot[step->arg[0]], factor(w, step),
-                            w->tile_rows, w->tile_columns);
+    w->blocks->fold_columns(column_sums(w, step), w->slot[step->arg[0]], factor(w, step), w->tile_rows, w->tile_columns);
 }
 
 static inline void run_op(te_walker *w, const te_step *step, size_t n)
@@ -248,21 +253,35 @@ static const char *rest_of(const te_walker *w, const te_step *step, int k, size_
     return values;
 }
 
+/* What a step of a chain does to the `left` elements behind the `skip` that its link has done. */
+static void finish_link(te_walker *w, const te_step *step, size_t skip, size_t left)
+{
+    const te_blocks *blocks = w->blocks;
+    const char      *a = rest_of(w, step, 0, skip, left), *b = rest_of(w, step, 1, skip, left);
+    if (step->kind == TE_STEP_COLSUM) {
+        blocks->fold_columns(w->slot[step->arg[2]] + skip * blocks->size, a, b, 1, left);
+        return;
+    }
+    bool  half = w->form[step->dst] & TE_FORM_HALF;
+    char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;
+    blocks->op[step->op][step->scalars](dst, a, b, rest_of(w, step, 2, skip, left), left);
+    if (half) blocks->store[TE_BF16](w->slot[step->dst] + 2 * skip, 1, dst, left);
+}
+
 /* Whole strips by the links, what is left of the tile by the block functions. */
 void te_walker_chain(te_walker *w, int first)
 {
     const te_blocks *blocks = w->blocks;
-    const te_step   *step = &w->plan->steps[first], *end = &w->plan->steps[step->chain_end];
-    size_t           n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
-    blocks->chain(&w->plan->links[step->chain], w->slot, w->form, skip, w->window ? w->window : skip,
-                  ahead_of(w, step, strips));
-    for (; left && step < end; step++) {
-        bool  half = w->form[step->dst] & TE_FORM_HALF;
-        char *dst = (half ? te_walker_register(w, step->dst) : w->slot[step->dst]) + skip * blocks->size;
-        blocks->op[step->op][step->scalars](dst, rest_of(w, step, 0, skip, left), rest_of(w, step, 1, skip, left),
-                                            rest_of(w, step, 2, skip, left), left);
-        if (half) blocks->store[TE_BF16](w->slot[step->dst] + 2 * skip, 1, dst, left);
+    const te_step   *steps = w->plan->steps, *chain = &steps[first];
+    size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
+    for (int s = first; chain->chain_sums && s < chain->chain_end; s++) {
+        if (steps[s].kind != TE_STEP_COLSUM) continue;
+        w->slot[steps[s].arg[2]] = column_sums(w, &steps[s]);
+        w->form[steps[s].arg[2]] = TE_FORM_TENSOR;
     }
+    blocks->chain(&w->plan->links[chain->chain], w->slot, w->form, skip, w->window ? w->window : skip,
+                  ahead_of(w, chain, strips));
+    for (int s = first; left && s < chain->chain_end; s++) finish_link(w, &steps[s], skip, left);
 }
 
 void te_walker_step(te_walker *w, const te_step *step)

@@ -155,7 +155,7 @@ DEFINE_TRANSPOSE(uint32_t, DIRECT_SQUARE)
 #endif
 
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <immintrin.h>
 
 /* 8 x 8 halves: three rounds of interleaving row i with row i + 4 turn the block. */
 static inline void turn_uint16_t(uint16_t *restrict out, const uint16_t *restrict in)
@@ -211,6 +211,28 @@ DEFINE_TRANSPOSE(uint8_t, DIRECT_SQUARE)
 #endif
 DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
 
+/* --- past the caches ---------------------------------------------------------------------------------------------- */
+
+static void stream_lines(void *dst, const void *src, size_t lines)
+{
+#if defined(TE_ISA_avx512)
+    for (size_t i = 0; i < lines; i++)
+        _mm512_stream_si512((__m512i *)dst + i, _mm512_loadu_si512((const __m512i *)src + i));
+#elif defined(__SSE2__)
+    for (size_t i = 0; i < 4 * lines; i++)
+        _mm_stream_si128((__m128i *)dst + i, _mm_loadu_si128((const __m128i *)src + i));
+#else
+    memcpy(dst, src, 64 * lines);
+#endif
+}
+
+static void settle_lines(void)
+{
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .load = {[TE_F32] = load_f32,
              [TE_BF16] = load_bf16,
@@ -225,4 +247,6 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
+    .stream = stream_lines,
+    .settle = settle_lines,
 };

@@ -303,7 +303,8 @@ static void test_many_threads(void)
     int usual = execs[1].threads;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int threads = 3; threads <= 17; threads += 2) {
-            product p = make(type_pairs[(i + (size_t)threads / 2) % 3], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
+            type_pair types = type_pairs[(i + (size_t)threads / 2) % 3];
+            product p = make(types, shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
             p.gemm.beta = threads % 4 == 1;
             expectation *expected = expect(&p.gemm);
             execs[1].threads = threads;

@@ -102,8 +102,8 @@ static te_gemm_way way_out(const gemm_plan *plan)
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
 }
 
-/* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word a
- * part of one, and so does reading a where it lies. Narrow panels read it more often. */
+/* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word
+ * a part of one, and so does reading a where it lies. Narrow panels read it more often. */
 static double cycles_of(const gemm_plan *plan, double multiply, double words_b, double words_a)
 {
     double narrow = plan->width < plan->kernel->nr ? 1.03 : 1;
@@ -114,7 +114,8 @@ static double cycles_of(const gemm_plan *plan, double multiply, double words_b, 
 static double plan_cycles(const gemm_plan *plan, int64_t rows, int64_t panels)
 {
     const te_gemm_problem *p = plan->p;
-    int64_t lanes = plan->kernel->lanes, m = p->m, n = p->n, threads = plan->threads, cols = at_most(panels * plan->width, n);
+    int64_t lanes = plan->kernel->lanes, m = p->m, n = p->n, threads = plan->threads;
+    int64_t cols = at_most(panels * plan->width, n);
     int64_t blocks = divide_up(m, rows), groups = divide_up(plan->panels, panels), units = blocks * groups * p->batches;
     int64_t whole = at_least(m / rows, 1) * at_least(n / cols, 1) * p->batches;
     double unit = cycles_of(plan, (double)(rows * divide_up(cols, lanes)), (double)cols, (double)rows);
@@ -128,7 +129,8 @@ static double plan_cycles(const gemm_plan *plan, int64_t rows, int64_t panels)
  * returns what the best takes. */
 static double plan_units(gemm_plan *plan)
 {
-    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > SLICE_WORDS ? 1 : 2, most = plan->threads > 1 ? 4 : 1;
+    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > SLICE_WORDS ? 1 : 2;
+    int64_t most = plan->threads > 1 ? 4 : 1;
     int64_t least_blocks = divide_up(m, scale * UNIT_ROWS), groups = 0;
     double best = INFINITY;
     plan->panels = divide_up(plan->p->n, plan->width);

@@ -17,20 +17,12 @@
  * it.
  */
 #include "../dtype.h"
-#include "gemm.h"
+#include "gemm_plan.h"
 
-#include <math.h>
 #include <omp.h>
 #include <string.h>
 
-enum {
-    SLICE_WORDS = 128,       /* of 48 floats: 24 KiB, and a panel of a passes by */
-    UNIT_ROWS = 256,         /* with a slice of them: 128 KiB … */
-    UNIT_PANELS = 8,         /* … and their sums 384 KiB; where there is one slice no sums are kept, so both are doubled */
-    THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
-    STACK_BYTES = 32 << 10
-};
-static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
+enum { STACK_BYTES = 32 << 10 };
 
 /* Byte strides of a matrix. */
 typedef struct gemm_source {
@@ -38,173 +30,11 @@ typedef struct gemm_source {
     int64_t     row, col;
 } gemm_source;
 
-typedef struct gemm_plan {
-    const te_gemm_problem *p;
-    const te_gemm_isa     *isa;
-    const te_gemm_kernel  *kernel;
-    te_gemm_word           word;
-    const void *bias;                       /* of the type of the sums, or NULL */
-    int64_t words;
-    int64_t unit_rows, blocks;              /* of a */
-    int64_t width;                          /* columns of a panel */
-    int64_t panels, unit_panels, groups;    /* of b */
-    int     threads;
-    bool    direct_a;                       /* rows of a serve as they are */
-    te_gemm_way way;                        /* of whole vectors, when they are complete */
-    size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
-} gemm_plan;
-
-static int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
-static int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
-static int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
-static size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
-
-/* --- planning ----------------------------------------------------------------------------------------------------- */
-
-static void plan_arithmetic(gemm_plan *plan, const te_gemm_state *state)
-{
-    const te_gemm_isa *isa = plan->isa = state->isa;
-    plan->kernel = &isa->f32;
-    switch (plan->p->a.dtype) {
-    case TE_F64:
-        plan->kernel = &isa->f64;
-        plan->word = TE_GEMM_WORD_F64;
-        break;
-    case TE_BF16:
-        plan->word = state->bf16_pairs ? TE_GEMM_WORD_BF16PAIR : TE_GEMM_WORD_BF16;
-        if (state->bf16_pairs) plan->kernel = &isa->bf16;
-        break;
-    case TE_F16: plan->word = TE_GEMM_WORD_F16; break;
-    default: plan->word = TE_GEMM_WORD_F32;
-    }
-    plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
-}
-
-/* Rows a multiple of a page apart are packed although they are contiguous: they would share the few cache lines of one
- * set. */
-bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && a->rs * a->size % 4096 != 0; }
-
-static bool is_direct(const gemm_plan *plan)
-{
-    bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
-                       (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return whole_words && te_gemm_reads_rows(&plan->p->a);
-}
-
-/* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
-static te_gemm_way way_out(const gemm_plan *plan)
-{
-    const te_gemm_problem *p = plan->p;
-    te_dtype sum = plan->kernel->sum_bytes == sizeof(double) ? TE_F64 : TE_F32;
-    if (p->alpha != 1 || te_view_present(&p->bias) || p->aux.data || p->activation != TE_ACT_NONE || p->c.cs != 1)
-        return TE_GEMM_OUT_KEEP;
-    if (p->c.dtype == sum) return p->accumulate ? TE_GEMM_OUT_ADD : TE_GEMM_OUT_STORE;
-    return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
-}
-
-/* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word a
- * part of one, and so does reading a where it lies. Narrow panels read it more often. */
-static double cycles_of(const gemm_plan *plan, double multiply, double words_b, double words_a)
-{
-    double narrow = plan->width < plan->kernel->nr ? 1.03 : 1;
-    return narrow * multiply + 0.35 * words_b + (plan->direct_a ? 0.15 : 0.3) * words_a;
-}
-
-/* When the last thread is done, and a little for large units, since threads do not begin at one time. */
-static double plan_cycles(const gemm_plan *plan, int64_t rows, int64_t panels)
-{
-    const te_gemm_problem *p = plan->p;
-    int64_t lanes = plan->kernel->lanes, m = p->m, n = p->n, threads = plan->threads, cols = at_most(panels * plan->width, n);
-    int64_t blocks = divide_up(m, rows), groups = divide_up(plan->panels, panels), units = blocks * groups * p->batches;
-    int64_t whole = at_least(m / rows, 1) * at_least(n / cols, 1) * p->batches;
-    double unit = cycles_of(plan, (double)(rows * divide_up(cols, lanes)), (double)cols, (double)rows);
-    double all = cycles_of(plan, (double)(m * divide_up(n, lanes)), (double)(n * blocks), (double)(m * groups));
-    double mean = all / (double)(blocks * groups) * (double)divide_up(units, threads);
-    double most = unit * (double)divide_up(whole, threads);
-    return (mean > most ? mean : most) + (threads > 1 ? TAIL * unit : 0);
-}
-
-/* Tries the groups that the caches allow, each with as many blocks of rows as give every thread one unit, two or four;
- * returns what the best takes. */
-static double plan_units(gemm_plan *plan)
-{
-    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > SLICE_WORDS ? 1 : 2, most = plan->threads > 1 ? 4 : 1;
-    int64_t least_blocks = divide_up(m, scale * UNIT_ROWS), groups = 0;
-    double best = INFINITY;
-    plan->panels = divide_up(plan->p->n, plan->width);
-    for (int64_t panels = at_most(plan->panels, scale * UNIT_PANELS); panels > 0; panels--) {
-        if (divide_up(plan->panels, panels) == groups) continue;
-        groups = divide_up(plan->panels, panels);
-        int64_t even = divide_up(plan->panels, groups), tried = 0;
-        for (int64_t each = 1; each <= most; each *= 2) {
-            int64_t blocks = at_least(each * plan->threads / (groups * plan->p->batches), least_blocks);
-            int64_t rows = divide_up(divide_up(m, blocks), mr) * mr;
-            if (rows == tried) continue;
-            tried = rows;
-            double cycles = plan_cycles(plan, rows, even);
-            if (cycles >= best) continue;
-            best = cycles;
-            plan->unit_rows = rows;
-            plan->unit_panels = even;
-        }
-    }
-    plan->groups = divide_up(plan->panels, plan->unit_panels);
-    plan->blocks = divide_up(m, plan->unit_rows);
-    return best;
-}
-
-/* Panels are full tiles wide, or one vector less where units are more even so. */
-static void plan_panels(gemm_plan *plan)
-{
-    gemm_plan narrow = *plan;
-    double wide = plan_units(plan);
-    narrow.width -= narrow.kernel->lanes;
-    if (narrow.width > narrow.kernel->lanes && plan_units(&narrow) < wide) *plan = narrow;
-}
-
-/* One thread needs one unit, if it is not too large; finding that out takes no time. */
-static void plan_one_unit(gemm_plan *plan)
-{
-    plan->blocks = plan->groups = 1;
-    plan->unit_panels = plan->panels;
-    plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
-}
-
-static void plan_workspace(gemm_plan *plan)
-{
-    const te_gemm_kernel *kernel = plan->kernel;
-    size_t slice = at_most(plan->words, SLICE_WORDS) * kernel->word_bytes;
-    size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
-    bool one_slice = plan->words <= SLICE_WORDS;
-    plan->b_bytes = align_up(kernel->nr * slice);
-    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * slice);
-    plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
-}
-
-static void plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, gemm_plan *plan)
-{
-    *plan = (gemm_plan){.p = p};
-    double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
-    plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
-    plan_arithmetic(plan, state);
-    plan->width = plan->kernel->nr;
-    plan->panels = divide_up(p->n, plan->width);
-    plan->direct_a = is_direct(plan);
-    plan->way = way_out(plan);
-    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) plan_one_unit(plan);
-    else if (plan->threads == 1) plan_units(plan);
-    else plan_panels(plan);
-    plan_workspace(plan);
-    plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
-}
-
-static size_t thread_bytes(const gemm_plan *plan) { return plan->a_bytes + plan->b_bytes + plan->sums_bytes; }
-
 /* --- a unit ------------------------------------------------------------------------------------------------------- */
 
 /* One unit of one product; `first` and `words` are the slice it is at. */
 typedef struct gemm_unit {
-    const gemm_plan *plan;
+    const te_gemm_plan *plan;
     gemm_source    a, b;
     te_gemm_finish finish;
     int64_t row, rows;          /* of c */
@@ -227,7 +57,7 @@ static int vectors_of(const gemm_unit *u, int64_t panel)
 
 static te_gemm_pack pack_of_slice(const gemm_unit *u, const char *src, int64_t line_stride, int64_t k_stride)
 {
-    const gemm_plan *plan = u->plan;
+    const te_gemm_plan *plan = u->plan;
     int64_t k0 = u->first * plan->kernel->k_per_word;
     return (te_gemm_pack){.word = plan->word, .src = src + k0 * k_stride, .line_stride = line_stride,
                           .k_stride = k_stride, .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
@@ -274,7 +104,7 @@ static gemm_ahead after(const gemm_unit *u, int64_t panel)
     if (++panel == u->panel + u->panels) panel = u->panel, word += u->words;
     if (word >= u->plan->words) return (gemm_ahead){0};
     int64_t k0 = word * kernel->k_per_word, cols = columns_of(u, panel);
-    int64_t k = at_most(u->plan->p->k - k0, SLICE_WORDS * kernel->k_per_word);
+    int64_t k = at_most(u->plan->p->k - k0, TE_GEMM_SLICE_WORDS * kernel->k_per_word);
     const char *data = u->b.data + k0 * u->b.row + panel * u->plan->width * u->b.col;
     if (u->b.row == size) return (gemm_ahead){data, cols, u->b.col, k * size};
     if (u->b.col == size) return (gemm_ahead){data, k, u->b.row, cols * size};
@@ -284,7 +114,7 @@ static gemm_ahead after(const gemm_unit *u, int64_t panel)
 /* The tiles of the unit's rows with one panel of b, over one slice. */
 static void run_tiles(const gemm_unit *u, int64_t panel)
 {
-    const gemm_plan *plan = u->plan;
+    const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t mr = kernel->mr, word = kernel->word_bytes, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
     int64_t col = panel * plan->width, row_panels = divide_up(u->rows, mr);
@@ -293,7 +123,7 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;
     int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
-    bool kept = plan->words > SLICE_WORDS;
+    bool kept = plan->words > TE_GEMM_SLICE_WORDS;
     char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
     te_gemm_out out = {.way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP,
                        .row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
@@ -312,9 +142,9 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
 
 static void run_unit(gemm_unit *u)
 {
-    const gemm_plan *plan = u->plan;
-    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += SLICE_WORDS) {
-        u->words = at_most(plan->words - u->first, SLICE_WORDS);
+    const te_gemm_plan *plan = u->plan;
+    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += TE_GEMM_SLICE_WORDS) {
+        u->words = at_most(plan->words - u->first, TE_GEMM_SLICE_WORDS);
         if (!plan->direct_a) pack_a(u);
         for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
             pack_b(u, panel);
@@ -331,7 +161,7 @@ static gemm_source source_of(const te_gemm_matrix *m)
 }
 
 /* Unit `index` of all products; neighbours have the rows of a in common. */
-static gemm_unit unit_make(const gemm_plan *plan, int64_t index, char *room)
+static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
 {
     const te_gemm_problem *p = plan->p;
     int64_t group = 0, block = 0;
@@ -348,10 +178,10 @@ static gemm_unit unit_make(const gemm_plan *plan, int64_t index, char *room)
     return u;
 }
 
-static void run_units(const gemm_plan *plan, char *work)
+static void run_units(const te_gemm_plan *plan, char *work)
 {
     int64_t units = plan->blocks * plan->groups * plan->p->batches;
-    size_t each = thread_bytes(plan);
+    size_t each = te_gemm_thread_bytes(plan);
     if (plan->threads == 1) {
         for (int64_t i = 0; i < units; i++) {
             gemm_unit u = unit_make(plan, i, work);
@@ -366,14 +196,14 @@ static void run_units(const gemm_plan *plan, char *work)
     }
 }
 
-static size_t bias_bytes(const gemm_plan *plan)
+static size_t bias_bytes(const te_gemm_plan *plan)
 {
     const te_view *bias = &plan->p->bias;
     return te_view_present(bias) ? align_up(bias->shape[0] * plan->kernel->sum_bytes) : 0;
 }
 
 /* The bias as an array of the type of the sums. */
-static const void *bias_array(const gemm_plan *plan, void *buffer)
+static const void *bias_array(const te_gemm_plan *plan, void *buffer)
 {
     const te_view *bias = &plan->p->bias;
     bool wide = plan->kernel->sum_bytes == sizeof(double);
@@ -391,9 +221,9 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return TE_ERROR_MEMORY;
-    gemm_plan plan;
-    plan_make(exec, state, problem, &plan);
-    size_t bytes = bias_bytes(&plan) + plan.threads * thread_bytes(&plan);
+    te_gemm_plan plan;
+    te_gemm_plan_make(exec, state, problem, &plan);
+    size_t bytes = bias_bytes(&plan) + plan.threads * te_gemm_thread_bytes(&plan);
     _Alignas(64) char stack[STACK_BYTES];
     char *work = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!work) return TE_ERROR_MEMORY;

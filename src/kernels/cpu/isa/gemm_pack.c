@@ -163,9 +163,9 @@ enum { GROUP = 32 }; /* lines of 16 bits in a vector */
 static inline __attribute__((always_inline)) void load_group(const char *src, int64_t next, __mmask32 lines, bool pair,
                                                              __m512i out[2])
 {
-    const __m512i steps = _mm512_set_epi32(0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008,
-                                           0x270007, 0x260006, 0x250005, 0x240004, 0x230003, 0x220002, 0x210001, 0x200000);
-    const __m512i front = steps, back = _mm512_add_epi16(steps, _mm512_set1_epi16(16));
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i front = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_or_si512(lane, _mm512_set1_epi32(32)), 16));
+    const __m512i back = _mm512_add_epi16(front, _mm512_set1_epi16(16));
     __m512i even = _mm512_maskz_loadu_epi16(lines, src), odd = _mm512_setzero_si512();
     if (pair) odd = _mm512_maskz_loadu_epi16(lines, src + next);
     out[0] = _mm512_permutex2var_epi16(even, front, odd);
@@ -199,8 +199,29 @@ static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
     }
 }
 
-/* The same of 16 lines. */
-static inline __attribute__((always_inline)) __m512i load_half_group(const char *src, int64_t next, __mmask16 lines, bool pair)
+/* float32 lines side by side, as panels of 8: two cache lines of the source at a time serve four of them. */
+static void pack_floats_narrow(const te_gemm_pack *p, float *panel)
+{
+    int64_t k = p->k, next = p->k_stride, each = 8 * k;
+    for (int line = 0; line < p->extent; line += GROUP) {
+        const char *src = p->src + 4 * line;
+        float *dst = panel + line / 8 * each;
+        __mmask32 mask = lines_from(p, line);
+        int panels = (p->extent - line + 7) / 8;
+        for (int64_t w = 0; w < k; w++, src += next, dst += 8) {
+            __m512 front = _mm512_maskz_loadu_ps((__mmask16)mask, src);
+            __m512 back = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
+            _mm256_storeu_ps(dst, _mm512_castps512_ps256(front));
+            if (panels > 1) _mm256_storeu_ps(dst + each, _mm512_extractf32x8_ps(front, 1));
+            if (panels > 2) _mm256_storeu_ps(dst + 2 * each, _mm512_castps512_ps256(back));
+            if (panels > 3) _mm256_storeu_ps(dst + 3 * each, _mm512_extractf32x8_ps(back, 1));
+        }
+    }
+}
+
+/* Words of 16 lines. */
+static inline __attribute__((always_inline)) __m512i load_half_group(const char *src, int64_t next, __mmask16 lines,
+                                                                     bool pair)
 {
     __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lines, src)), odd = _mm512_setzero_si512();
     if (pair) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lines, src + next));
@@ -208,7 +229,8 @@ static inline __attribute__((always_inline)) __m512i load_half_group(const char 
 }
 
 /* `vectors` is a constant where this is inlined. All of a step at once: it is one or two cache lines. */
-static inline __attribute__((always_inline)) void pack_pairs_vectors(const int vectors, const te_gemm_pack *p, uint32_t *panel)
+static inline __attribute__((always_inline)) void pack_pairs_vectors(const int vectors, const te_gemm_pack *p,
+                                                                     uint32_t *panel)
 {
     const char *src = p->src;
     int64_t next = p->k_stride, k = p->k, width = p->width;
@@ -222,7 +244,8 @@ static inline __attribute__((always_inline)) void pack_pairs_vectors(const int v
             _mm512_storeu_si512(panel, v[0]);
             _mm512_storeu_si512(panel + 16, v[1]);
         }
-        if (vectors != 2) _mm512_storeu_si512(panel + 16 * (vectors - 1), load_half_group(src + 32 * (vectors - 1), next, last, pair));
+        if (vectors == 2) continue;
+        _mm512_storeu_si512(panel + 16 * (vectors - 1), load_half_group(src + 32 * (vectors - 1), next, last, pair));
     }
 }
 
@@ -281,6 +304,10 @@ void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *p, void *panels)
 {
 #if defined(TE_ISA_avx512)
     bool side_by_side = p->word == TE_GEMM_WORD_BF16PAIR && p->line_stride == 2;
+    if (p->word == TE_GEMM_WORD_F32 && p->line_stride == 4 && p->width == 8 && p->filled == 0) {
+        pack_floats_narrow(p, panels);
+        return;
+    }
     if (side_by_side && p->width == 8 && p->filled == 0) {
         pack_pairs_narrow(p, panels);
         return;

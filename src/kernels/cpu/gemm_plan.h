@@ -1,0 +1,43 @@
+/* gemm_plan.h - how our own matrix product divides c: its arithmetic, panels, units and workspace.
+ *
+ * A unit is a block of rows x a group of panels, and belongs to one thread. Units as large as the caches allow pack
+ * least, but c shall also be divided evenly between threads; so the plan takes the division that is done first by a
+ * small model of what packing and multiplying take.
+ */
+#ifndef TE_KERNELS_CPU_GEMM_PLAN_H
+#define TE_KERNELS_CPU_GEMM_PLAN_H
+
+#include "gemm.h"
+
+enum { TE_GEMM_SLICE_WORDS = 128 /* of 48 floats: 24 KiB, and a panel of a passes by */ };
+
+typedef struct te_gemm_plan {
+    const te_gemm_problem *p;
+    const te_gemm_isa     *isa;
+    const te_gemm_kernel  *kernel;
+    te_gemm_word           word;
+    const void *bias;                       /* of the type of the sums, or NULL */
+    int64_t words;
+    int64_t unit_rows, blocks;              /* of a */
+    int64_t width;                          /* columns of a panel */
+    int64_t panels, unit_panels, groups;    /* of b */
+    int     threads;
+    bool    direct_a;                       /* rows of a serve as they are */
+    te_gemm_way way;                        /* of whole vectors, when they are complete */
+    size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
+} te_gemm_plan;
+
+static inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
+static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
+static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
+static inline size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
+
+void te_gemm_plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan);
+
+/* Workspace of a thread. */
+static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
+{
+    return plan->a_bytes + plan->b_bytes + plan->sums_bytes;
+}
+
+#endif

@@ -1,5 +1,5 @@
---- Every option of every recipe acts: changed alone, it changes the bytes of an operand, the results of training, or how scales
---- follow. Options without such a case are named, with the reason.
+--- Every option of every recipe acts: changed alone, it changes results or gradients of four training steps. Options
+--- without such a case are named, with the reason.
 local te = require "te"
 
 local RECIPES = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" }

@@ -110,22 +110,6 @@ describe("products under a recipe", function()
         end)
     end
 
-    it("approximate the unquantized gradient as the format allows", function()
-        local bounds = { delayed = 0.12, current = 0.12, block = 0.08, mxfp8 = 0.08, nvfp4 = 0.35 }
-        te.manual_seed(5)
-        local x, dy = te.randn({ 128, 128 }), te.randn({ 128, 64 })
-        local plain = linear(128, 64)
-        local _, dx = step(plain, x, dy, nil, "float32")
-        local function error_of(a, b) return ((f64(a) - f64(b)):norm() / f64(b):norm()):item() end
-        for _, name in ipairs(names) do
-            local module = linear(128, 64)
-            local _, qdx = step(module, x, dy, recipes[name](), "float32")
-            assert.is_true(error_of(qdx, dx) < bounds[name])
-            assert.is_true(error_of(qdx, dx) > 1e-3)
-            assert.is_true(error_of(module.weight.grad, plain.weight.grad) < bounds[name])
-        end
-    end)
-
     it("compute backward from what backward_override says", function()
         te.manual_seed(5)
         local x, dy = te.randn({ 64, 32 }), te.randn({ 64, 48 })
@@ -511,28 +495,6 @@ describe("cache_quantized_input", function()
                 assert.is_true(distance(model[1].weight.grad, expected) < 1e-6)
             end
         end
-    end)
-
-    it("with an FP8 recipe saves at most 60 % of what bfloat16 does for an MLP that keeps all operands", function()
-        local function saved(recipe, cached)
-            local model = te.Sequential(te.LayerNorm(256, { bias = false }), te.Linear(256, 1024, { bias = false }),
-                te.GELU { cache_quantized_input = cached }, te.Linear(1024, 256, { bias = false }))
-            local x = te.randn({ 1024, 256 }, { dtype = "bfloat16" })
-            local function run() return te.autocast({ recipe = recipe, dtype = "bfloat16" }, model, x) end
-            run() -- copies of weights
-            collectgarbage()
-            collectgarbage()
-            local before = te.memory_stats().current
-            local y = run()
-            collectgarbage()
-            collectgarbage()
-            local bytes = te.memory_stats().current - before
-            return bytes - y:numel() * 2
-        end
-        local before = te.set_recompute(false)
-        local high, low = saved(nil, false), saved(te.recipe.DelayedScaling {}, true)
-        te.set_recompute(before)
-        assert.is_true(low <= 0.6 * high, ("%d of %d bytes"):format(low, high))
     end)
 end)
 

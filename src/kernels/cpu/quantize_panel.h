@@ -16,10 +16,12 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096,     /* of a panel of which only the codes are read again */
+    TE_WIDE_COLS = 4096,     /* of a panel of which only codes are read again, or single rows */
     TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
 };
 
+/* Arrays of TE_PANEL_COLS hold something per column, or per block of TE_WIDE_COLS; codes and random bytes of a row of those
+ * take several rows of theirs. */
 typedef struct te_panel_lane {
     float   amax[2];
     float   amaxes[TE_PANEL_COLS], blocks[TE_PANEL_COLS], multipliers[TE_PANEL_COLS];

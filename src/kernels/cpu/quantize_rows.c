@@ -13,6 +13,14 @@ static void foresee_columns(const te_panel_job *p, te_panel x, int i)
         te_ask_to_write(side->data + (x.col + j) * side->row_stride + (x.row >> shift), x.rows >> shift);
 }
 
+/* The same columns of row i, which may be that of the next panel. */
+static void foresee_row(const te_panel_job *p, te_panel x, int i)
+{
+    const char *from = te_panel_source(p, x.row + i, x.col);
+    int64_t bytes = x.cols * (int64_t)te_dtype_size(p->job.dtype);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
 /* What row i of this panel and of the next one need. */
 static void foresee(const te_panel_job *p, te_panel x, int i)
 {
@@ -21,7 +29,11 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
     if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
-    if (x.cols > TE_PANEL_COLS || !te_panel_foresee(p, x, i, &row, &col)) return;
+    if (x.cols > TE_PANEL_COLS) {
+        if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
+        return;
+    }
+    if (!te_panel_foresee(p, x, i, &row, &col)) return;
     te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
@@ -34,7 +46,7 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
-    uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[i];
+    uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[0];
     foresee(p, x, i);
     if (q->element != TE_E2M1) {
         p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
@@ -116,7 +128,8 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
         return;
     }
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
-    int step = together ? TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols) : q->block_rows;
+    int rows = TE_WIDE_COLS / x.cols, most = TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols);
+    int step = !together ? q->block_rows : rows < 1 ? 1 : rows < most ? rows : most; /* to be read twice from the first cache */
     for (int i = 0; i < x.rows; i += step) {
         int left = x.rows - i;
         quantize_blocks(p, l, x, i, !together ? 1 : left < step ? left : step);

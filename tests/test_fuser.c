@@ -271,7 +271,7 @@ static int add_node(te_context *ctx, te_group *group, const char *name, int firs
     return call.op && group && first >= 0 && te_group_op(group, &call, &result) == TE_OK ? result : -1;
 }
 
-/* ids -> embedding -> reshape to half the width -> rms_norm -> reshape back -> grouped_linear */
+/* ids -> embedding -> reshape to half the width -> rms_norm -> reshape back -> stochastic depth -> grouped_linear */
 static bool rows_step(network *net)
 {
     te_context *ctx = net->ctx;
@@ -284,6 +284,8 @@ static bool rows_step(network *net)
     rows = add_node(ctx, group, "reshape", rows, TE_NO_VALUE, WIDTH / 2, NULL);
     rows = add_node(ctx, group, "rms_norm", rows, TE_NO_VALUE, 0, NULL);
     rows = add_node(ctx, group, "reshape", rows, TE_NO_VALUE, WIDTH, NULL);
+    int kept = add_node(ctx, group, "stochastic_depth_mask", rows, TE_NO_VALUE, 0, NULL);
+    rows = kept < 0 ? -1 : add_node(ctx, group, "stochastic_depth_rows", rows, kept, 0, NULL);
     rows = add_node(ctx, group, "grouped_linear", rows, n, 0, p + 1);
     te_tensor *in[] = {ids, sizes, net->in[5], net->in[3], net->in[7]};
     bool ok = ids && sizes && rows >= 0 && te_group_output(group, rows) == TE_OK && te_group_run(group, in, out) == TE_OK;

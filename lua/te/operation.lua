@@ -35,10 +35,8 @@
 --     g:grouped_linear(self, x, sizes, convert)   the products of a GroupedLinear
 --     g:while_recipes_are_off()        whether no recipe quantizes products; described anew when that changes
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
---     g:ahead(name, fn, x)             what fn(x, lengths or nothing) makes, without gradient, of the shape of x alone: it
---                                      is called ahead of what is planned together, with another tensor whose shape
---                                      differs in the last dimension at most. nil and why not where that would change
---                                      the order in which random numbers are drawn
+--     g:rows_kept(draw, x, p)          for every row of x whether stochastic depth keeps it, which draw(x, lengths or nil)
+--                                      gives as well
 --
 -- nil and a reason come back when there is no such description; the operation then runs by itself. A description holds
 -- while the fields named in plan_fields keep their values, those of children included. It may not look at values.

@@ -61,7 +61,7 @@ describe("an embedding in a group", function()
 
     it("lets stochastic depth draw for samples of ids", function()
         local seq = te.Sequential(te.Embedding(10, 8), te.StochasticDepth(0.5), te.ReLU())
-        assert.equal("StochasticDepth + ReLU:stochastic_depth_rows+relu", plans.steps(seq:explain(ids { 6, 2 }).forward)[3])
+        assert.matches("ReLU:stochastic_depth_rows+relu", plans.steps(seq:explain(ids { 6, 2 }).forward)[3], 1, true)
         for _, shape in ipairs { { 6, 2 }, { 4 } } do plans.assert_unchanged(seq, ids(shape)) end
     end)
 

@@ -82,6 +82,13 @@ describe("a grouped linear operation in a group", function()
         assert.matches("a list of 3 sizes, got number", plans.assert_unchanged(seq, input { 5, 8 }, 3).y)
     end)
 
+    it("runs by itself where its group cannot be planned", function()
+        local seq = te.Sequential(experts(2), te.SwiGLU(), te.AddExtraInput(), te.StochasticDepth(0.5))
+        local x, broadcast = input { 3, 2, 8 }, input { 2, 1 }
+        assert.matches("cannot be planned", seq:explain(x, { 2, 1 }, broadcast).reasons[1].reason)
+        plans.assert_unchanged(seq, x, { 2, 1 }, broadcast)
+    end)
+
     it("shares a weight with another operation", function()
         local first, second = experts(2, false), te.Linear(8, 16, { bias = false })
         second.weight = first.weight[1]

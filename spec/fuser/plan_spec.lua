@@ -1,4 +1,5 @@
 local te = require "te"
+local plans = require "spec.support.plans"
 
 -- The names of a pass's steps, a product's two halves included.
 local function names(steps)
@@ -119,7 +120,7 @@ describe("plans", function()
         assert.matches("called: not an operation", reason(split, "function", "function"))
     end)
 
-    it("fuse stochastic depth, whose draw goes ahead, with the bits of single operations", function()
+    it("fuse stochastic depth, which draws for samples, with the bits of single operations", function()
         local seq = te.Sequential(te.Residual(te.Linear(8, 8), te.StochasticDepth(0.5)), te.ReLU(), te.StochasticDepth(0.25),
             te.Dropout(0.3))
         local lens = te.tensor({ 2, 0, 3, 1 }, { dtype = "int64" })
@@ -134,16 +135,20 @@ describe("plans", function()
             assert.same(run(false):totable(), run(true):totable())
         end
         local plan = seq:explain(input { 6, 3, 8 })
-        assert.same({ "StochasticDepth.draw:call", "StochasticDepth.draw:call", "Linear:linear",
-            "StochasticDepth + AddExtraInput + ReLU + StochasticDepth + Dropout:stochastic_depth_rows+add+relu+stocha" },
-            names(plan.forward))
+        local list = names(seq:explain(input { 6, 3, 8 }).forward)
+        assert.equal(4, #list) -- a product, two draws, and one program for all else
+        assert.matches("AddExtraInput + ReLU + ", list[4], 1, true)
+        assert.matches(" + Dropout:stochastic_depth_rows+add+relu+stocha", list[4], 1, true)
     end)
 
-    it("call stochastic depth where its draw would come before that of another operation", function()
-        local plan = te.Sequential(te.Dropout(0.5), te.StochasticDepth(0.5), te.ReLU()):explain(input { 4, 8 })
-        assert.equal("call", plan.forward[2].kind)
-        assert.equal(3, #plan.forward)
-        assert.matches("random numbers are drawn before", reason(plan, "StochasticDepth", "StochasticDepth"))
+    it("fuse stochastic depth behind dropout and behind attention that drops out", function()
+        local seq = te.Sequential(
+            te.Residual(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2, { dropout = 0.3 }), te.Dropout(0.5), { drop_path = 0.5 }),
+            te.Residual(te.RMSNorm(8), te.Linear(8, 8), te.Dropout(0.5), { drop_path = 0.25 }))
+        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } }, { input { 6, 8 }, te.tensor({ 2, 0, 4 }, { dtype = "int32" }) } } do
+            plans.assert_unchanged(seq, unpack(args))
+        end
+        for _, step in ipairs(seq:explain(input { 6, 3, 8 }).forward) do assert.is_not.equal("call", step.kind) end
     end)
 
     it("leave an operation whose class runs something else alone", function()

@@ -147,9 +147,6 @@ describe("lower", function()
             assert.is_nil(y)
             assert.equal("no " .. refused, reason)
         end
-        function picky.ahead() return nil, "no draw" end
-        local y, reason = te.StochasticDepth(0.5):lower(picky, te.ones({ 2, 8 }))
-        assert.same({ nil, "no draw" }, { y, reason })
     end)
 
     it("is not inherited by a class or an instance that runs something else", function()

@@ -45,7 +45,7 @@ end
 
 function Executor:seq_lens() return self.lens end
 
-function Executor:ahead(_, fn, x) return fn(x, self.lens or nil) end
+function Executor:rows_kept(draw, x) return draw(x, self.lens or nil) end
 
 --- A recorder; `calls` lists the operations that ran.
 ---@param seq_lens userdata|nil

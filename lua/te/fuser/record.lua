@@ -102,38 +102,11 @@ function Recorder:product(module, name) return mode.product(module, name) end
 
 function Recorder:seq_lens() return self.lens and symbol(self, self.lens) or false end
 
--- Where the group that steps are being added to begins.
-local function group_start(g)
-    local at = #g.steps + 1
-    while g.steps[at - 1] and not g.steps[at - 1].item do at = at - 1 end
-    return at
-end
-
-local function is_random(step)
-    if step.attributes and (step.attributes.dropout or 0) > 0 then return true end
-    if type(step.name) == "string" then return step.name == "dropout" end
-    local formula = step.name.formula
-    return formula:find("keep%(") or formula:find("random%(") or formula:find("normal%(")
-end
-
--- The activation that a step reads first; an embedding reads its table before the ids.
-local function activation_of(step) return step.inputs[step.name == "embedding" and 2 or 1] end
-
-function Recorder:ahead(name, fn, x)
-    local at = group_start(self)
-    local head = self.steps[at]
-    for i = at, #self.steps do
-        if is_random(self.steps[i]) then return nil, "random numbers are drawn before its own, which are drawn ahead" end
-        if self.steps[i].name == "reshape" then return nil, "a reshape stands before it, and its numbers are drawn ahead" end
-    end
-    local of, ids = head and activation_of(head) or x.value, head and head.name == "embedding"
-    local function call(_, t, ...) return fn(ids and t:unsqueeze(-1) or t, ...) end
-    local item = { op = setmetatable({ __name = name, pure = true }, { __call = call }), label = self.label,
-        reason = "drawn ahead of the group" }
-    local step = { item = item, x = of, extras = {}, lens = self.lens, label = self.label, results = { value(self) } }
-    table.insert(self.steps, at, step)
-    self.inserted[#self.inserted + 1] = at
-    return symbol(self, step.results[1])
+--- For every row of x whether stochastic depth keeps it; `draw(x, lengths or nil)` does the same by itself.
+function Recorder:rows_kept(draw, x, p)
+    local kept = self:op("stochastic_depth_mask", { x, self:seq_lens() }, { p = p })
+    self.steps[#self.steps].instead = draw
+    return kept
 end
 
 --- Makes the description depend on the fields that the module names.
@@ -147,7 +120,6 @@ end
 local function describe(g, item, values)
     local n_steps, n_checks, extras = #g.steps, #g.checks, {}
     for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
-    g.inserted = {}
     g.label, g.lens, g.joined = item.label, item.lens and values[item.lens], nil
     local results = { operation.lower_child(item.op, g, symbol(g, values[item.x]), unpack(extras)) }
     if results[1] then
@@ -155,8 +127,7 @@ local function describe(g, item, values)
         for i, v in ipairs(item.outs) do values[v] = results[1 + i].value end
         return true
     end
-    for i = #g.steps, n_steps + #g.inserted + 1, -1 do g.steps[i] = nil end
-    for i = #g.inserted, 1, -1 do table.remove(g.steps, g.inserted[i]) end
+    for i = #g.steps, n_steps + 1, -1 do g.steps[i] = nil end
     for i = #g.checks, n_checks + 1, -1 do g.checks[i] = nil end
     return false, results[2]
 end

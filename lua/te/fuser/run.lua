@@ -73,7 +73,7 @@ local function run_singly(part, env)
             if step.numbers and step.numbers[k] then args[k] = step.numbers[k] end
         end
         args[n + 1] = step.attributes
-        local apply = type(step.name) == "string" and te[step.name] or step.name
+        local apply = step.instead or type(step.name) == "string" and te[step.name] or step.name
         if step.instead then
             env[step.result] = step.instead(unpack(args, 1, n))
         elseif mode.on and step.product and step.product.attends then

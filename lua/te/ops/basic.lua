@@ -113,8 +113,7 @@ end
 
 function StochasticDepth:lower(g, x)
     if not self.training or self.p == 0 then return x end
-    local kept, reason = g:ahead("StochasticDepth.draw", draw_rows(self.p), x)
-    if not kept then return nil, reason end
+    local kept = g:rows_kept(draw_rows(self.p), x, self.p)
     local apply = te._core.operation("stochastic_depth_rows")
     return g:op(apply, { x, kept }, { scale = self.p < 1 and 1 / (1 - self.p) or 0 })
 end

@@ -312,6 +312,7 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
         case TE_UNIT_GATHER: status = te_backward_gather(&b, unit); break;
         case TE_UNIT_GROUPED: status = te_backward_grouped(&b, unit); break;
+        case TE_UNIT_MASK: break;
         case TE_UNIT_VIEW: status = backward_view(&b, unit); break;
         }
         consume(&b, unit);

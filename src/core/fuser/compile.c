@@ -368,10 +368,10 @@ te_status te_plan_compile(te_fuse_plan *plan)
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
         if (unit->kind == TE_UNIT_GROUPED) unit->compute = plan->values[node->out].dtype;
         for (int i = 0; i < node->n_list; i++) plan->values[node->list[i]].saved |= plan->values[unit->x].wanted;
-        if (unit->kind != TE_UNIT_CALL && unit->kind != TE_UNIT_GROUPED) continue;
+        if (unit->kind != TE_UNIT_CALL && unit->kind != TE_UNIT_GROUPED && unit->kind != TE_UNIT_MASK) continue;
         unit->first_rng = plan->n_rngs;
         unit->rng_nodes[0] = unit->nodes[0];
-        unit->n_rngs = unit->kind == TE_UNIT_CALL && te_plan_draws(node);
+        unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
         plan->n_rngs += unit->n_rngs;
         plan->n_aux += 2; /* its input and its result, as its own tape sees them; of products its input and the sizes of groups */
     }

@@ -284,7 +284,9 @@ static void forward_unit(const describing *d, const te_unit *unit)
         return;
     }
     double y = value_bytes(d, unit->result, 0);
-    if (unit->kind == TE_UNIT_GROUPED) {
+    if (unit->kind == TE_UNIT_MASK)
+        say(d, unit, TE_STEP_GATHER, "stochastic_depth_mask", 0, y, 0, false);
+    else if (unit->kind == TE_UNIT_GROUPED) {
         const te_group_node *node = &plan->nodes[unit->nodes[0]];
         for (int i = 0; i < node->n_list; i++) read += value_bytes(d, node->list[i], 0);
         say(d, unit, TE_STEP_PRODUCT, "grouped_linear", read + value_bytes(d, unit->x, 0), y, grouped_flops(d, unit), false);
@@ -394,6 +396,7 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
     if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED) return "products of ranges of rows read and write memory";
+    if (a->kind == TE_UNIT_MASK) return "one number is drawn for a whole sample, before programs read it row by row";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);
     if (b->kind == TE_UNIT_CALL && b->attention)

@@ -2,7 +2,7 @@
  *
  * Single operations draw one after the other. Units do not run in that order, since one holds operations from several branches; so a
  * run draws before it starts, node by node, and every unit finds its generators. A called operation draws by itself: its share of
- * the sequence is left out, and the context is put there while it runs. */
+ * the sequence is left out, and the context is put there while it runs. So does stochastic depth, which draws for whole samples. */
 #include "plan.h"
 
 static double attribute(const te_group_node *node, const char *name, double otherwise)
@@ -43,6 +43,52 @@ static uint64_t attention_words(const te_group_state *state, const te_unit *unit
     return batch * (uint64_t)attribute(&plan->nodes[unit->nodes[0]], "heads", 1) * sequence * sequence;
 }
 
+static te_tensor *lengths_of(const te_group_state *state, const te_unit *unit)
+{
+    int lens = state->plan->nodes[unit->nodes[0]].in[1];
+    return lens == TE_NO_VALUE ? NULL : state->values[lens];
+}
+
+/* One for every sample. */
+static uint64_t mask_words(const te_group_state *state, const te_unit *unit)
+{
+    const te_space *s = &state->frames[state->plan->values[unit->result].frame];
+    const te_tensor *lens = lengths_of(state, unit);
+    if (lens) return (uint64_t)te_tensor_numel(lens);
+    return s->ndim > 2 ? (uint64_t)s->shape[0] : 1;
+}
+
+te_status te_mask_forward(te_group_state *state, const te_unit *unit)
+{
+    te_fuse_plan *plan = state->plan;
+    te_context *ctx = plan->ctx;
+    const te_plan_value *result = &plan->values[unit->result];
+    te_space s = state->frames[result->frame];
+    s.shape[s.ndim - 1] = 1;
+    te_call call = plan->nodes[unit->nodes[0]].call;
+    te_tensor *like = te_tensor_new(ctx, state->device, TE_F32, s.ndim, s.shape);
+    if (!like) return ctx->status;
+    call.ctx = ctx;
+    call.in[0] = like;
+    call.in[1] = lengths_of(state, unit);
+    uint64_t offset = ctx->rng_offset;
+    ctx->rng_offset = state->rngs[unit->first_rng].offset;
+    te_status status = te_call_run_op(&call);
+    ctx->rng_offset = offset;
+    te_tensor *kept = status == TE_OK ? te_tensor_cast(call.out[0], TE_F32) : NULL, *rows = NULL;
+    if (kept) {
+        int64_t stride[TE_MAX_DIMS];
+        for (int i = 0; i < s.ndim; i++) stride[i] = kept->shape[i] == 1 ? 0 : kept->stride[i];
+        rows = te_tensor_alias(kept, s.ndim - 1, s.shape, stride, kept->offset);
+    }
+    state->values[unit->result] = rows ? te_state_stored(state, result, rows) : NULL;
+    te_tensor_release(rows);
+    te_tensor_release(kept);
+    te_tensor_release(call.out[0]);
+    te_tensor_release(like);
+    return status == TE_OK && !state->values[unit->result] ? ctx->status : status;
+}
+
 void te_state_draw(te_group_state *state)
 {
     const te_fuse_plan *plan = state->plan;
@@ -50,9 +96,10 @@ void te_state_draw(te_group_state *state)
     for (int i = 0; i < plan->n_rngs; i++) {
         const te_unit *unit = &plan->units[plan->draws[i].unit];
         te_rng *rng = &state->rngs[plan->draws[i].rng];
-        if (unit->kind == TE_UNIT_CALL) {
+        if (unit->kind != TE_UNIT_PROGRAM) {
+            uint64_t own = unit->kind == TE_UNIT_MASK ? mask_words(state, unit) : attention_words(state, unit);
             rng->offset = ctx->rng_offset;
-            ctx->rng_offset += (attention_words(state, unit) + 3) / 4;
+            ctx->rng_offset += (own + 3) / 4;
             continue;
         }
         te_space s = te_state_space(state, unit);

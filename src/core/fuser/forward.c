@@ -340,6 +340,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_CALL: status = run_call(state, unit); break;
         case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
         case TE_UNIT_GROUPED: status = te_grouped_forward(state, unit); break;
+        case TE_UNIT_MASK: status = te_mask_forward(state, unit); break;
         case TE_UNIT_VIEW: status = run_view(state, unit); break;
         }
         if (status == TE_OK) status = release_read(state, u);

@@ -114,6 +114,7 @@ void te_plan_wire(te_fuse_plan *plan)
             if (wired) node->in[i] = TE_NO_VALUE;
             else if (to != TE_NO_VALUE) node->in[i] = to;
         }
+        if (strcmp(node->call.op->name, "stochastic_depth_mask") == 0) node->in[0] = TE_NO_VALUE; /* its frame says it all */
     }
     for (int v = 0; v < plan->n_values; v++) plan->values[v].output = -1;
     for (int i = plan->n_outputs - 1; i >= 0; i--) {

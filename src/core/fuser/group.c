@@ -83,7 +83,8 @@ static te_status resolve(te_group *group, te_group_node *node)
 bool te_group_accepts(te_context *ctx, const te_op *op)
 {
     const te_op_def *def = op->def;
-    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear"};
+    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear",
+                                               "stochastic_depth_mask"};
     bool known = def->formula || def->resolve;
     for (size_t i = 0; i < sizeof structured / sizeof *structured; i++) known |= strcmp(op->name, structured[i]) == 0;
     if (known && op->n_outputs == 1 && !op->takes_list) return true;

@@ -167,6 +167,18 @@ static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_pla
     return TE_OK;
 }
 
+/* One number per row. x only says how many rows there are. */
+static te_status infer_mask(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+{
+    const te_plan_value *x = input_of(plan, node, 0), *lens = input_of(plan, node, 1);
+    if (!x || x->cls != TE_VALUE_TOKENS || plan->frames[x->frame].ndim < 2) return te_plan_refuse(plan, node, "its input has no rows");
+    if (lens && lens->cls != TE_VALUE_LENGTHS) return te_plan_refuse(plan, node, "the lengths of sequences are no integers");
+    out->cls = TE_VALUE_ROWS;
+    out->width = 1;
+    out->dtype = TE_F32;
+    return TE_OK;
+}
+
 te_status te_plan_infer(te_fuse_plan *plan)
 {
     for (int n = 0; n < plan->n_nodes; n++) {
@@ -186,6 +198,8 @@ te_status te_plan_infer(te_fuse_plan *plan)
             status = te_plan_infer_reshape(plan, node, out);
         else if (strcmp(op->name, "grouped_linear") == 0)
             status = te_plan_infer_grouped(plan, node, out);
+        else if (strcmp(op->name, "stochastic_depth_mask") == 0)
+            status = infer_mask(plan, node, out);
         else if (strcmp(op->name, "embedding") == 0)
             status = infer_embedding(plan, node, out);
         else

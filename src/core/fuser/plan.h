@@ -81,6 +81,7 @@ typedef enum te_unit_kind {
     TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
     TE_UNIT_GATHER, /* rows of a table by id */
     TE_UNIT_GROUPED, /* ranges of rows times weights of their own */
+    TE_UNIT_MASK,   /* which rows stochastic depth keeps */
     TE_UNIT_VIEW    /* memory read in rows of another width */
 } te_unit_kind;
 
@@ -126,7 +127,7 @@ typedef struct te_unit {
     te_program  *measuring[2];    /* the programs with amaxes of what is stored, for devices; made when first run */
     int          n_rngs;
     int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
-    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL: where its own numbers begin */
+    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL, TE_UNIT_MASK: where its own numbers begin */
     int          space;
     int64_t      width;
     bool         compute_f64;
@@ -265,6 +266,7 @@ te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value
 bool      te_plan_draws(const te_group_node *node); /* a called operation: by itself */
 te_status te_plan_order_draws(te_fuse_plan *plan);
 void      te_state_draw(te_group_state *state);
+te_status te_mask_forward(te_group_state *state, const te_unit *unit);
 
 /* gather.c: units that look rows up. grouped.c: those of ranges of rows. */
 te_status te_gather_forward(te_group_state *state, const te_unit *unit);

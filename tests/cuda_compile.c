@@ -132,9 +132,12 @@ int main(int argc, char **argv)
     int n = all < most ? all : most, refused = 0;
     for (int p = 0; p < processes; p++) {
         pid_t child = fork();
-        if (child == 0) _exit(open_compiler(&c, argv[1], argv[3]) ? compile_share(&c, argv[2], entries, n, p, processes) : 255);
+        if (child != 0) continue;
+        if (!open_compiler(&c, argv[1], argv[3])) _exit(255);
+        _exit(compile_share(&c, argv[2], entries, n, p, processes));
     }
-    for (int p = 0, status; p < processes && wait(&status) > 0; p++) refused += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    for (int p = 0, status; p < processes && wait(&status) > 0; p++)
+        refused += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
     for (int i = 0; i < all; i++) free(entries[i]);
     free(entries);
     printf("%d of %d kernels compiled for %s, %d refused\n", n > 0 ? n : 0, all > 0 ? all : 0, argv[3], refused);

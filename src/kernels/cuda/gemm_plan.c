@@ -348,7 +348,8 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
     plan->unsupported = p->narrow && r == CUBLAS_STATUS_NOT_SUPPORTED;
     if (r != CUBLAS_STATUS_SUCCESS && !plan->unsupported) {
         free_plan(exec, blas, plan);
-        if (r == CUBLAS_STATUS_ALLOC_FAILED) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory");
+        if (r == CUBLAS_STATUS_ALLOC_FAILED)
+            return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory");
         return fail_blas(exec, blas, r, p);
     }
     *out = plan;

@@ -23,7 +23,10 @@ enum { MAX_DEVICES = 16 };
 static char contexts[MAX_DEVICES], streams[MAX_DEVICES];
 static _Thread_local int current = -1;
 
-bool te_fake_takes_work(CUstream stream) { return !stream || (current >= 0 && (char *)(void *)stream == &streams[current]); }
+bool te_fake_takes_work(CUstream stream)
+{
+    return !stream || (current >= 0 && (char *)(void *)stream == &streams[current]);
+}
 
 TE_FAKE void te_fake_set_devices(int count, int new_capability)
 {

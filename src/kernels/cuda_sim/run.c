@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Stacks are a few cache lines apart beyond a power of two, or their tops would all lie in the same sets of the cache. */
+/* A few cache lines more than a power of two, so that the tops of stacks lie in different sets of the cache. */
 enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = (256 << 10) + 9 * 64 };
 
 typedef enum thread_status { THREAD_NEW, THREAD_READY, THREAD_AT_BARRIER, THREAD_IN_WARP, THREAD_DONE } thread_status;

@@ -71,8 +71,10 @@ static bool describe(const output *o, char line[80])
     static const char *const options[] = {TE_CUDA_FIXED_OPTIONS};
     int version[2] = {0, 0};
     bool good = nvrtcVersion(&version[0], &version[1]) == NVRTC_SUCCESS;
-    te_hash128 hash = te_hash128_add(te_hash128_add(TE_HASH128_START, o->target, strlen(o->target)), version, sizeof version);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) hash = te_hash128_add(hash, options[i], strlen(options[i]));
+    te_hash128 hash = te_hash128_add(TE_HASH128_START, o->target, strlen(o->target));
+    hash = te_hash128_add(hash, version, sizeof version);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        hash = te_hash128_add(hash, options[i], strlen(options[i]));
     for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT; k++) {
         te_text source;
         te_text_open(&source, &te_mem_libc);
@@ -80,7 +82,8 @@ static bool describe(const output *o, char line[80])
         hash = te_hash128_add(hash, source.data, source.length);
         te_text_close(&source);
     }
-    snprintf(line, 80, "/* Made by the build from %016llx%016llx. */\n", (unsigned long long)hash.a, (unsigned long long)hash.b);
+    snprintf(line, 80, "/* Made by the build from %016llx%016llx. */\n", (unsigned long long)hash.a,
+             (unsigned long long)hash.b);
     return good;
 }
 

@@ -81,7 +81,8 @@ local command_line = train.command_line {
 local function recipe_of(o)
     local attention = o.fp8_attention ~= "none"
     if attention and not FP8_ATTENTION[o.recipe] then
-        train.fail(train.exit.usage, ("train_gpt.lua: --fp8-attention needs --recipe=delayed, current or mxfp8, not %s"):format(o.recipe))
+        train.fail(train.exit.usage,
+            ("train_gpt.lua: --fp8-attention needs --recipe=delayed, current or mxfp8, not %s"):format(o.recipe))
     end
     if o.recipe == "none" then return nil end
     return te.recipe[RECIPES[o.recipe]](attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {})

@@ -43,7 +43,14 @@ static void problem_open(problem *p, te_dtype out, uint64_t seed)
     p->a.window_left = p->a.window_right = -1;
 }
 
-static void problem_close(problem *p) { free(p->a.q.data), free(p->a.k.data), free(p->a.v.data), free(p->a.out.data), free(p->a.lse.data); }
+static void problem_close(problem *p)
+{
+    free(p->a.q.data), free(p->a.k.data), free(p->a.v.data);
+    free(p->a.out.data), free(p->a.lse.data);
+}
+
+/* x as the format holds it. */
+static double as_e4m3(double x) { return (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(x)); }
 
 static double code_at(const te_view *v, int64_t b, int64_t h, int64_t i, int64_t d)
 {
@@ -80,8 +87,7 @@ static void reference_row(const problem *p, int64_t b, int64_t h, int64_t i, dou
     for (int64_t d = 0; d < DIM_V; d++) row[d] = slack[d] = 0;
     for (int64_t j = first; j < end; j++) {
         double t = 448 * exp(scores[j] - top) / sum, unsure = 2e-6 * (1 + fabs(top) + fabs(scores[j])) * t;
-        double rounded = (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(t));
-        double low = (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(t - unsure)), high = (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(t + unsure));
+        double rounded = as_e4m3(t), low = as_e4m3(t - unsure), high = as_e4m3(t + unsure);
         for (int64_t d = 0; d < DIM_V; d++) {
             double v = code_at(&a->v, b, kv, j, d);
             row[d] += rounded * v / 448;
@@ -96,10 +102,7 @@ static bool is_close(const problem *p, double got, double x, double slack)
     double factor = (double)p->factors[2];
     te_dtype t = p->a.out.dtype;
     if (isnan(x)) return isnan(got);
-    if (t == TE_F8E4M3) {
-        double low = (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(x - slack)), high = (double)te_f8e4m3_to_f32(te_f64_to_f8e4m3(x + slack));
-        return got >= low && got <= high;
-    }
+    if (t == TE_F8E4M3) return got >= as_e4m3(x - slack) && got <= as_e4m3(x + slack);
     double unit = t == TE_BF16 ? 0x1p-8 : t == TE_F16 ? 0x1p-10 : 0x1p-22;
     return fabs(got - x * factor) <= slack * factor + unit * fabs(x * factor) + 1e-7;
 }

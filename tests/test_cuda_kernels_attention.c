@@ -222,7 +222,7 @@ static void check_quantized(te_dtype dtype, const te_attention *options)
     CHECK_MSG(te_cuda_plan_attention(&cuda.exec, &plan, a) == TE_OK && cuda_plan_run(&cuda, &plan) == TE_OK, "%s",
               cuda.exec.message);
     CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu) == TE_OK, "%s", cuda.exec.message);
-    CHECK(agree("quantized", &a->out, &cpu.out, dtype == TE_F32 ? 1e-5 : tolerance_of(dtype)));
+    CHECK(agree("quantized", &a->out, &cpu.out, dtype == TE_F32 ? 1e-5 : 0.08)); /* a step of the largest numbers */
     CHECK(agree("quantized: lse", &a->lse, &cpu.lse, 5e-6));
     free(cpu.out.data), free(cpu.lse.data);
     release(&g);
@@ -230,10 +230,9 @@ static void check_quantized(te_dtype dtype, const te_attention *options)
 
 static void check_all_quantized(void)
 {
-    check_quantized(TE_F32, &(te_attention){.window_right = -1});
-    check_quantized(TE_F32, &(te_attention){.window_right = 0, .bottom_right = true});
-    check_quantized(TE_BF16, &(te_attention){.window_right = 0});
-    check_quantized(TE_F16, &(te_attention){.window_right = -1, .dropout = 0.2});
+    check_quantized(TE_F8E4M3, &(te_attention){.window_right = -1});
+    check_quantized(TE_F8E4M3, &(te_attention){.window_right = 0, .bottom_right = true});
+    check_quantized(TE_F32, &(te_attention){.window_right = -1, .dropout = 0.2});
     te_attention_grad g = problem(TE_F8E4M3, (extents){1, 1, 1, 4, 4, 8, 8});
     te_quant          blocks = {.element = TE_E4M3, .scale = TE_SCALE_E8M0};
     g.forward.out.dtype = TE_F32; /* nothing is written */

@@ -1,5 +1,5 @@
---- FP8 attention (fp8_dpa): forward against products of what the bytes stand for with probabilities and result rounded to E4M3, backward
---- against float64 attention of the same operands, and what delayed scaling remembers.
+--- FP8 attention (fp8_dpa): forward against products of what the bytes stand for with probabilities and result rounded to E4M3,
+--- backward against float64 attention of the same operands, and what delayed scaling remembers.
 
 local te = require "te"
 local book = require "spec.support.attention"

@@ -46,7 +46,8 @@ static const char *decline_quantized(te_exec *exec, const te_attention *a)
     if (!te_view_present(&a->lse)) return "fp8 without lse";
     for (int i = 0; i < 3; i++) {
         const te_quant *q = views[i]->quant;
-        if (!q || q->element != TE_E4M3 || q->scale != TE_SCALE_F32 || q->block[0]) return "quantized, but not E4M3 with one factor";
+        bool known = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && !q->block[0];
+        if (!known) return "quantized, but not E4M3 with one factor";
     }
     return a->q.shape[3] % 16 || a->v.shape[3] % 16 ? "fp8 with heads that are no multiple of 16" : NULL;
 }

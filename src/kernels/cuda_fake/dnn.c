@@ -151,7 +151,8 @@ static bool is_known(const descriptor *graph)
     for (int64_t i = 0; i < operations->n; i++) {
         const descriptor *d = ((descriptor **)operations->values)[i];
         if (d->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
-            fp8 |= enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC), CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FP8_E4M3;
+            fp8 |= enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC), CUDNN_ATTR_TENSOR_DATA_TYPE) ==
+                   CUDNN_DATA_FP8_E4M3;
         if (d->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
             amaxes += enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), CUDNN_ATTR_REDUCTION_OPERATOR) ==
                       CUDNN_REDUCE_TENSOR_AMAX;

@@ -52,8 +52,8 @@ static void check_factor(const te_quantize_blocks *blocks, te_element_kind kind,
     }
 }
 
-/* FP8 straight to bfloat16 against the way through float32, codes in any order, factors in blocks or one each. What is refused
- * must have a reason. */
+/* FP8 straight to bfloat16 against the way through float32, codes in any order, factors in blocks or one each. What is
+ * refused must have a reason. */
 static void check_narrow(const te_quantize_blocks *blocks, te_element_kind kind)
 {
     static const int64_t sizes[] = {1, 32, 128, 512};

@@ -1,11 +1,11 @@
 --- How far products under each recipe are from unquantized ones: both gradients of a Linear and its result.
 --
 -- Rounding to a format with m mantissa bits errs by at most 2^-(m + 1) of a value, and on average over mantissas and
--- errors by e(m) = 0.42 * 2^-(m + 1). Errors of two operands are independent, and so are those of the terms of a sum, so
--- that a product of long rows is off by about sqrt(e(m1)^2 + e(m2)^2) of its norm: 0.037 for two operands in E4M3, 0.059
--- for one in E4M3 and one in E5M2. A fifth more is allowed for values next to zero, where the format has fewer bits, and
--- for chance. E2M1 has two binades of normal numbers, and most of what is not at the top of its block is in the lower one
--- or below: its figures are measured ones; stochastic rounding errs sqrt(2) times as much in one operand.
+-- errors by e(m) = 0.42 * 2^-(m + 1). Errors of two operands are independent, and so are those of the terms of a sum,
+-- so that a product of long rows is off by about sqrt(e(m1)^2 + e(m2)^2) of its norm: 0.037 for two operands in E4M3,
+-- 0.059 for one in E4M3 and one in E5M2. A fifth more is allowed for values next to zero, where the format has fewer
+-- bits, and for chance. E2M1 has two binades of normal numbers, and most of what is not at the top of its block is in
+-- the lower one or below: its figures are measured ones; stochastic rounding errs sqrt(2) times as much in one operand.
 local te = require "te"
 
 local function fp8(m1, m2)

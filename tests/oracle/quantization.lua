@@ -1,5 +1,5 @@
--- The scalar reference of the specs, value by value, for quantization.py: one line per conversion, format, bits of the float32 and
--- the code that came out; then what every finite code stands for.
+-- The scalar reference of the specs, value by value, for quantization.py: one line per conversion, format, bits of the
+-- float32 and the code that came out; then what every finite code stands for.
 local book = require "spec.support.quantization"
 local ffi = require "ffi"
 

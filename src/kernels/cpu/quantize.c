@@ -78,13 +78,14 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
     return status;
 }
 
-/* Wide panels may be too few for the threads. */
+/* Wide panels may be too few for the threads. Rows of blocks are read twice: for factors, then for codes. */
 static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
-    bool narrow = te_dtype_size(p->job.dtype) == 2; /* rows of float32 leave the first cache before they are read again */
-    if (q->block_rows == 1 && !p->job.side[1].data && narrow) return TE_WIDE_COLS;
+    bool narrow = te_dtype_size(p->job.dtype) == 2; /* rows of float32 leave the first cache too soon */
+    bool long_runs = q->block_rows == 1 && q->block_cols * TE_PANEL_COLS >= TE_WIDE_COLS && narrow;
+    if (long_runs && !p->job.side[1].data) return TE_WIDE_COLS;
     if (q->block_rows || q->element == TE_E2M1) return TE_PANEL_COLS;
     if (!p->job.side[1].data) return TE_FLAT_COLS;
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;

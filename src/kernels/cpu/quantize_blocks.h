@@ -80,7 +80,7 @@ typedef struct te_quantize_blocks {
     void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
     /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
     bool (*narrow)(uint16_t *to, const float *values, int64_t n);
-    /* decode_along and narrow at once, where that is easy; else false, and what was written is of no use. NULL: it never is. */
+    /* decode_along and narrow at once, where that is easy; else false, and what was written is of no use. NULL: never. */
     bool (*narrow_along[TE_ELEMENT_COUNT])(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n,
                                            int64_t block);
 } te_quantize_blocks;

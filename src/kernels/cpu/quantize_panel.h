@@ -1,8 +1,9 @@
 /* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
  *
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
- * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Panels have nothing in common but maxima, so no result depends on the order or on the
- * number of threads in which they are visited.
+ * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Panels
+ * have nothing in common but maxima, so no result depends on the order or on the number of threads in which they are
+ * visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
 #define TE_KERNELS_QUANTIZE_PANEL_H
@@ -16,12 +17,12 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096,     /* of a panel of which only codes are read again, or single rows */
+    TE_WIDE_COLS = 4096, /* of a panel of which only codes are read again, or single rows */
     TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
 };
 
-/* Arrays of TE_PANEL_COLS hold something per column, or per block of TE_WIDE_COLS; codes and random bytes of a row of those
- * take several rows of theirs. */
+/* Arrays of TE_PANEL_COLS hold something per column, or per block of TE_WIDE_COLS; codes and random bytes of a row of
+ * those take several rows of theirs. */
 typedef struct te_panel_lane {
     float   amax[2];
     float   amaxes[TE_PANEL_COLS], blocks[TE_PANEL_COLS], multipliers[TE_PANEL_COLS];

@@ -129,7 +129,8 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     }
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
     int rows = TE_WIDE_COLS / x.cols, most = TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols);
-    int step = !together ? q->block_rows : rows < 1 ? 1 : rows < most ? rows : most; /* to be read twice from the first cache */
+    int few = rows < 1 ? 1 : rows < most ? rows : most; /* are in the first cache when they are read again */
+    int step = together ? few : q->block_rows;
     for (int i = 0; i < x.rows; i += step) {
         int left = x.rows - i;
         quantize_blocks(p, l, x, i, !together ? 1 : left < step ? left : step);

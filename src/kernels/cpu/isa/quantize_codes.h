@@ -4,8 +4,9 @@
  * the sum is rounded to it, ties to even, and counts the places in its low bits; those of the exponent go in front of
  * them. Below the smallest normal number the place stays where it is. Same codes as those of dtype.h and quant.h.
  *
- * Float32 and bfloat16 are encoded by vector instructions where the instruction set has code for that (quantize_vectors.h);
- * functions say how many elements they have done, and compilers vectorize the loops over the others.
+ * Float32 and bfloat16 are encoded by vector instructions where the instruction set has code for that
+ * (quantize_vectors.h); functions say how many elements they have done, and compilers vectorize the loops over the
+ * others.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_CODES_H
 #define TE_KERNELS_CPU_QUANTIZE_CODES_H

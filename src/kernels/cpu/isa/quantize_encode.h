@@ -1,7 +1,7 @@
 /* quantize_encode.h - codes of rows and of columns by vector instructions, for quantize_blocks.c.
  *
- * Functions take the five constants of a format last (TE_E4M3_CODE …) and say how many elements they have done; the plain
- * loops do the others, and all where there is no vector code.
+ * Functions take the five constants of a format last (TE_E4M3_CODE …) and say how many elements they have done; the
+ * plain loops do the others, and all where there is no vector code.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_ENCODE_H
 #define TE_KERNELS_CPU_QUANTIZE_ENCODE_H
@@ -10,7 +10,7 @@
 
 #if defined(TE_ISA_avx512)
 
-/* --- one factor for all: the largest magnitude along with the codes ---------------------------------------------------- */
+/* --- one factor for all: the largest magnitude along with the codes ----------------------------------------------- */
 
 /* Codes of a multiple of 64 elements of n, which is returned, and *amax; 0 where there is a NaN. */
 #define TE_DEFINE_WHOLE(dtype, type, LARGEST, INFINITE, AMAX)                                                          \
@@ -38,7 +38,7 @@ TE_INLINE uint32_t te_largest_half(__m512i sizes)
 TE_DEFINE_WHOLE(f32, float, _mm512_reduce_max_epu32, 0x7f800000, te_f32_from_bits)
 TE_DEFINE_WHOLE(bf16, uint16_t, te_largest_half, 0x7f80, TE_AMAX_BF16)
 
-/* --- factors along the row ---------------------------------------------------------------------------------------------- */
+/* --- factors along the row ---------------------------------------------------------------------------------------- */
 
 /* Multipliers of 64 elements from blocks of 16 or 32 on. */
 TE_INLINE void te_short_blocks_f32(__m512 m[4], const float *multipliers, int64_t block)
@@ -127,7 +127,7 @@ TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float
     return j;
 }
 
-/* Blocks of multiples of 64, as long as their factors are powers of two; the elements done, which are whole blocks or all. */
+/* Blocks of multiples of 64, as long as their factors are powers of two; the elements done, whole blocks or all. */
 TE_INLINE int64_t te_long_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, int64_t block,
                                  te_wide_form f)
 {
@@ -152,7 +152,7 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
     return done + te_general_along_bf16(codes + done, x + done, multipliers + done / block, n - done, block, f);
 }
 
-/* --- a factor for each column: all rows of 64 columns before the next ---------------------------------------------------- */
+/* --- a factor for each column: all rows of 64 columns before the next --------------------------------------------- */
 
 TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const uint16_t *x, int64_t stride, int rows,
                                      const float *multipliers, int64_t n, int mantissa, uint32_t smallest,
@@ -166,7 +166,8 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
         te_shift shift[2];
         __m512i bits = _mm512_setzero_si512();
         for (int k = 0; k < 2; k++) {
-            __m512 low = _mm512_loadu_ps(multipliers + j + 32 * k), high = _mm512_loadu_ps(multipliers + j + 32 * k + 16);
+            const float *of = multipliers + j + 32 * k;
+            __m512 low = _mm512_loadu_ps(of), high = _mm512_loadu_ps(of + 16);
             m[2 * k] = _mm512_permutex2var_ps(low, evens, high);
             m[2 * k + 1] = _mm512_permutex2var_ps(low, odds, high);
             __m512i e = _mm512_castps_si512(m[2 * k]), o = _mm512_castps_si512(m[2 * k + 1]);

@@ -1,8 +1,9 @@
 /* quantize_narrow.h - FP8 under powers of two to bfloat16, for quantize_blocks.c.
  *
- * Bits that stand for a normal number stay side by side: they are moved, and the exponent is raised by that of the factor. The
- * few subnormal ones are looked up. Where an element is infinite or no number, or where a factor is no power of two or takes a
- * value out of bfloat16's normal range, functions say false, and the caller goes by way of float32.
+ * Bits that stand for a normal number stay side by side: they are moved, and the exponent is raised by that of the
+ * factor. The few subnormal ones are looked up. Where an element is infinite or no number, or where a factor is no
+ * power of two or takes a value out of bfloat16's normal range, functions say false, and the caller goes by way of
+ * float32.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_NARROW_H
 #define TE_KERNELS_CPU_QUANTIZE_NARROW_H
@@ -11,8 +12,8 @@
 
 #if defined(TE_ISA_avx512)
 
-/* An 8-bit format as bfloat16: mantissa bits, what its exponents are raised by, the first code that is no finite number, and
- * exponents of the smallest and the largest number. */
+/* An 8-bit format as bfloat16: mantissa bits, what its exponents are raised by, the first code that is no finite
+ * number, and exponents of the smallest and the largest number. */
 typedef struct te_narrow_form {
     int mantissa, bias, special, least, most;
 } te_narrow_form;
@@ -76,7 +77,8 @@ TE_INLINE bool te_narrow_along(uint16_t *to, const uint8_t *codes, const float *
 TE_INLINE bool te_narrow_down(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n, te_narrow_form f)
 {
     __m512i small = te_small_sizes(f), value;
-    __m512i least = _mm512_set1_epi32((127 - 126 - f.least) << 23), most = _mm512_set1_epi32((127 + 127 - f.most) << 23);
+    __m512i least = _mm512_set1_epi32((127 - 126 - f.least) << 23);
+    __m512i most = _mm512_set1_epi32((127 + 127 - f.most) << 23);
     bool good = true;
     for (int64_t i = 0; i < n && good; i += 32) {
         __mmask32 there = te_first(n - i);

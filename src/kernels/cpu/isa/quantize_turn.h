@@ -1,10 +1,10 @@
 /* quantize_turn.h - transposing codes, for quantize_blocks.c.
  *
- * Two squares of 64 x 64 are copied to where its rows follow one another, since rows that are a large power of two apart throw each
- * other out of the cache. Then 64 rows of sixteen columns become sixteen whole cache lines: a vector takes sixteen bytes of
- * rows r, r + 16, r + 32 and r + 48 in its quarters, four rounds of interleaving vector k with vector k + 8 turn all quarters,
- * and each vector is one column. Lines that leave the caches before anybody reads them are written past these, two neighbours at a
- * time, without being read first.
+ * Two squares of 64 x 64 are copied to where their rows follow one another, since rows that are a large power of two
+ * apart throw each other out of the cache. Then 64 rows of sixteen columns become sixteen whole cache lines: a vector
+ * takes sixteen bytes of rows r, r + 16, r + 32 and r + 48 in its quarters, four rounds of interleaving vector k with
+ * vector k + 8 turn all quarters, and each vector is one column. Lines that leave the caches before anybody reads them
+ * are written past these, two neighbours at a time, without being read first.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TURN_H
 #define TE_KERNELS_CPU_QUANTIZE_TURN_H

@@ -1,12 +1,12 @@
 /* quantize_vectors.h - codes of 64 elements in AVX-512, for quantize_encode.h.
  *
- * As in te_code, a power of two is added to a magnitude so that the sum is rounded to the format's last place. Here the low
- * bits of that power hold the code where the exponent begins, which is even, and so those of the sum are the code itself. Both
- * follow from the exponent, of which a format has at most 32: they are looked up.
+ * As in te_code, a power of two is added to a magnitude so that the sum is rounded to the format's last place. Here the
+ * low bits of that power hold the code where the exponent begins, which is even, and so those of the sum are the code
+ * itself. Both follow from the exponent, of which a format has at most 32: they are looked up.
  *
  * Sums stand in the low byte of 32 bits, and signs in the top bit. Packing narrows four vectors of either at a time; it
- * keeps to quarters of vectors, and one permutation at the end puts those in order. A NaN is found in the largest magnitude
- * of all 64, and only where there is one are codes made with an eye to it.
+ * keeps to quarters of vectors, and one permutation at the end puts those in order. A NaN is found in the largest
+ * magnitude of all 64, and only where there is one are codes made with an eye to it.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_VECTORS_H
 #define TE_KERNELS_CPU_QUANTIZE_VECTORS_H
@@ -93,7 +93,7 @@ TE_INLINE void te_codes_64_f32(uint8_t *codes, const float *x, const __m512 m[4]
         _mm512_storeu_si512(codes, all);
 }
 
-/* --- bfloat16: of two vectors of 32, multipliers of the even elements and of the odd ones ---------------------------- */
+/* --- bfloat16: of two vectors of 32, multipliers of the even elements and of the odd ones ------------------------- */
 
 /* Of 32 magnitudes: the low bytes of 16 bits. */
 TE_INLINE __m512i te_halves(__m512i size, __m512 even, __m512 odd, te_wide_form f)
@@ -147,7 +147,7 @@ TE_INLINE void te_codes_64_bf16(uint8_t *codes, const uint16_t *x, const __m512 
         _mm512_storeu_si512(codes, all);
 }
 
-/* --- bfloat16 under powers of two ----------------------------------------------------------------------------------- */
+/* --- bfloat16 under powers of two --------------------------------------------------------------------------------- */
 
 /* What moves the exponents of 32 bfloat16 to where t = code << (7 - mantissa), and the largest size below which an
  * element that is not 0, or its code, may be subnormal. */
@@ -177,7 +177,8 @@ TE_INLINE bool te_shifted(__m512i *code, __m512i size, te_shift shift, te_wide_f
     return (small | _mm512_cmpge_epu16_mask(size, _mm512_set1_epi16(0x7f80))) != 0;
 }
 
-/* Codes of 64 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where those are not enough. */
+/* Codes of 64 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where those are not
+ * enough. */
 TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift first, te_shift second, te_wide_form f)
 {
     __m512i mask = _mm512_set1_epi16(0x7fff), a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 32), left, right;

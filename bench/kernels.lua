@@ -3,8 +3,11 @@
 --
 --     tetrain bench/kernels.lua --threads=2 --bandwidth=40
 --
--- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. --bandwidth is the machine's, as
--- bench_machine measures it; bench/kernels.sh passes it on.
+-- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. --bandwidth is the machine's best, as
+-- bench_machine measures it; bench/kernels.sh passes it on. The machine does not stream as much when it writes other
+-- memory than it reads, so there is a second share, of the fastest loop that reads and writes in the same proportion:
+-- --read writes nothing, --copy one byte for each that is read, --triad one for two; what reads and writes in place is
+-- held against --bandwidth.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
@@ -15,6 +18,9 @@ local command_line = te.train.command_line {
     about = "Measures kernels that memory limits.",
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
     { "bandwidth", "number", 0, min = 0, help = "of this machine in GB/s; 0: unknown" },
+    { "read", "number", 0, min = 0, help = "GB/s of a loop that reads" },
+    { "copy", "number", 0, min = 0, help = "GB/s of a loop that writes what it reads" },
+    { "triad", "number", 0, min = 0, help = "GB/s of a loop that writes half of what it reads" },
     { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
     { "only", "string", "", help = "part of the names of the kernels to measure" },
 }
@@ -26,8 +32,8 @@ local function tensor(dtype, rows, width, requires_grad)
     return te.randn({ rows, width }, { dtype = dtype, requires_grad = requires_grad })
 end
 
--- Cases are { name, bytes moved per element of the large tensor, function }. What the function returns, if anything, is
--- the time that counts.
+-- Cases are { name, bytes moved per element of the large tensor, function, the loop with such traffic }. What the function
+-- returns, if anything, is the time that counts. The loop is copy, or triad where a gradient is made, unless said.
 
 local function forward(fn) return function() fn():release() end end
 
@@ -49,7 +55,7 @@ local function pointwise(dtype, size)
     local leaf = tensor(dtype, ROWS, WIDTH, true)
     local function gelu(kind) return function() return te.gelu(leaf, { approximate = kind }) end end
     return {
-        { "add", 3 * size, forward(function() return te.add(x, y) end) },
+        { "add", 3 * size, forward(function() return te.add(x, y) end), "triad" },
         { "GELU tanh", 2 * size, forward(function() return te.gelu(x) end) },
         { "GELU tanh backward", 3 * size, backward({ leaf }, gelu("tanh"), y) },
         { "GELU exact", 2 * size, forward(function() return te.gelu(x, { approximate = "none" }) end) },
@@ -70,7 +76,7 @@ local function rows(dtype, size)
         { "RMSNorm", 2 * size, forward(function() return te.rms_norm(x, gamma:detach()) end) },
         { "softmax", 2 * size, forward(function() return te.softmax(x, -1) end) },
         { "softmax backward", 3 * size, backward({ leaf }, function() return te.softmax(leaf, -1) end, dy) },
-        { "column sum", size, forward(function() return te.sum(x, 1) end) },
+        { "column sum", size, forward(function() return te.sum(x, 1) end), "read" },
     }
 end
 
@@ -79,8 +85,8 @@ local function losses(dtype, size)
     local targets = te.randint(0, VOCABULARY - 1, { TOKENS }, { dtype = "int32" })
     local function loss() return te.cross_entropy(logits, targets) end
     return {
-        { "cross entropy", size, forward(function() return te.no_grad(loss) end) },
-        { "cross entropy backward", 2 * size, backward({ logits }, loss) },
+        { "cross entropy", size, forward(function() return te.no_grad(loss) end), "read" },
+        { "cross entropy backward", 2 * size, backward({ logits }, loss), "copy" },
     }
 end
 
@@ -122,20 +128,23 @@ local function optimizer()
         { "AdamW", 28, function()
             te._core.adamw_step { { params = params, grads = grads, exp_avg = m, exp_avg_sq = v, lr = 1e-3, beta1 = 0.9,
                 beta2 = 0.99, eps = 1e-8, weight_decay = 0.1, step = 1, grad_scale = 1 } }
-        end },
-        { "gradient norm", 4, function() te._core.sum_squares(grads) end },
+        end, "bandwidth" },
+        { "gradient norm", 4, function() te._core.sum_squares(grads) end, "read" },
     }
 end
 
+local function share(rate, of) return of > 0 and ("%5.0f%%"):format(100 * rate / of) or "" end
+
 local function print_cases(o, dtype, elements, cases)
     for _, case in ipairs(cases) do
-        local name, bytes, fn = unpack(case)
+        local name, bytes, fn, loop = unpack(case)
         if name:find(o.only, 1, true) then
+            loop = loop or (name:find("backward", 1, true) and "triad" or "copy")
             local seconds = measure.best(fn, o.seconds)
             local rate = bytes * elements / seconds * 1e-9
-            print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s"):format(name, dtype, seconds * 1e3,
-                elements / seconds * 1e-9, rate,
-                o.bandwidth > 0 and ("%5.0f%%"):format(100 * rate / o.bandwidth) or ""))
+            print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s %s"):format(name, dtype, seconds * 1e3,
+                elements / seconds * 1e-9, rate, share(rate, o.bandwidth),
+                o[loop] > 0 and share(rate, o[loop]) .. " of " .. loop or ""))
         end
     end
     collectgarbage()

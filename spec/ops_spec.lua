@@ -278,6 +278,28 @@ describe("matrix products, rows and indices", function()
             'reduction: "meen" is none of mean|sum|none; did you mean "mean"')
     end)
 
+    it("te.cross_entropy over a large vocabulary, forward and backward", function()
+        local n, ids = 50304, { 0, 50303, 25000 }
+        te.manual_seed(3)
+        local logits = te.randn(#ids, n)
+        logits.requires_grad = true
+        local loss = te.cross_entropy(logits, te.tensor(ids, { dtype = "int64" }))
+        loss:backward()
+        local expected, worst = 0, 0
+        local rows, gradients = logits:detach():totable(), logits.grad:totable()
+        for r, row in ipairs(rows) do
+            local sum = 0
+            for _, v in ipairs(row) do sum = sum + math.exp(v) end
+            expected = expected + (math.log(sum) - row[ids[r] + 1]) / #ids
+            for c, v in ipairs(row) do
+                local gradient = (math.exp(v) / sum - (c == ids[r] + 1 and 1 or 0)) / #ids
+                worst = math.max(worst, math.abs(gradients[r][c] - gradient) - 1e-5 * math.abs(gradient))
+            end
+        end
+        assert.near(expected, loss:item(), 1e-5 * expected)
+        assert.is_true(worst <= 1e-9, "a gradient is off by " .. worst)
+    end)
+
     it("joins, gathers, selects, sorts and accumulates", function()
         local x = te.tensor { { 1, 5, 3 }, { 4, 2, 6 } }
         close({ { 1, 5, 3 }, { 4, 2, 6 }, { 1, 5, 3 }, { 4, 2, 6 } }, te.cat({ x, x }, 1))

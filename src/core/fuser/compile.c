@@ -388,6 +388,7 @@ te_status te_plan_compile(te_fuse_plan *plan)
         plan->n_rngs += unit->n_rngs;
     }
     if (status == TE_OK) status = te_plan_order_draws(plan);
+    if (status != TE_OK) return status;
     if (plan->record) pack_values(plan);
     te_plan_mark_handed(plan);
     return te_plan_mark_emissions(plan);

@@ -81,7 +81,12 @@ describe("an embedding in a group", function()
 
     it("raises what the operation raises: ids without an entry, ids that are no integers", function()
         local seq = te.Sequential(te.Embedding(10, 8), te.GELU())
-        assert.matches("te.embedding", plans.assert_unchanged(seq, te.tensor({ 3, 10 }, { dtype = "int64" })).y)
+        local outside = te.tensor({ 3, 10 }, { dtype = "int64" })
+        if te.get_default_device() == "cpu" then
+            assert.matches("te.embedding", plans.assert_unchanged(seq, outside).y)
+        else -- there the host is told when it waits
+            assert.error_matches(function() seq(outside):totable() end, "embedding: id 10 at position 1")
+        end
         assert.matches("ids must be int64 or int32", plans.assert_unchanged(seq, te.ones { 3 }).y)
     end)
 

@@ -2,6 +2,8 @@
  * layouts, dtypes, biases, activations and accumulation; and the choice of algorithms, made once and kept on disk. */
 #include "cuda_backend.h"
 
+#include <cublasLt.h>
+
 /* A matrix (and batches of it) on the device, and its values as doubles, row-major. */
 typedef struct operand {
     te_tensor *whole, *view;
@@ -165,6 +167,37 @@ static void test_choice(void)
     CHECK_MSG(timed_product() == 1, "the choice was forgotten");
 }
 
+/* What the library declines with an epilogue, when it is asked or when it is about to run, takes two passes. */
+static void test_epilogue_declined(void)
+{
+    static const char *const calls[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"};
+    const int64_t size[] = {8, 8};
+    for (int i = 0; i < 2; i++) {
+        te_context *ctx = te_context_open(NULL);
+        te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *bias = numbers_on(ctx, "cuda", TE_F32, 1, size),
+                  *c = te_tensor_new_like(a);
+        double first[64], second[64];
+        te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+        te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c), .bias = te_tensor_view(bias),
+                     .activation = TE_ACT_RELU, .alpha = 1};
+        fake.fail_call(calls[i], 0, CUBLAS_STATUS_NOT_SUPPORTED);
+        uint64_t before = fake.count("cublasLtMatmul");
+        CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, first) == TE_OK, "%s", exec->message);
+        fake.fail_call(NULL, 0, 0);
+        CHECK(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, second) == TE_OK);
+        for (int k = 0; k < 64; k++) {
+            double sum = (double)(k % 8) - 40;
+            for (int l = 0; l < 8; l++) sum += ((double)(k / 8 * 8 + l) - 40) * ((double)(8 * l + k % 8) - 40);
+            CHECK(first[k] == (sum > 0 ? sum : 0));
+        }
+        CHECK(memcmp(first, second, sizeof first) == 0 && fake.count("cublasLtMatmul") - before == 2 + (uint64_t)i);
+        te_tensor_release(c);
+        te_tensor_release(bias);
+        te_tensor_release(a);
+        te_context_release(ctx);
+    }
+}
+
 static void test_refusals(te_context *ctx)
 {
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
@@ -188,6 +221,7 @@ int main(void)
     test_refusals(ctx);
     te_context_release(ctx);
     test_choice();
+    test_epilogue_declined();
     fake_close();
     return TEST_END();
 }

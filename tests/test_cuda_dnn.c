@@ -71,7 +71,7 @@ static int64_t accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *
     te_dnn_plan plan;
     te_dnn_open(&g, &dnn);
     te_dnn_attention_graph(&g, a);
-    bool made = te_dnn_finish(&g, device, &plan);
+    bool made = te_dnn_finish(&g, NULL, device, &plan);
     CHECK_MSG(made, "%s, %s: %s", what, a->backward ? "backward" : "forward", g.reason);
     if (made) {
         printf("%s, %s: a plan with %lld bytes to work in\n", what, a->backward ? "backward" : "forward",
@@ -119,7 +119,7 @@ int main(void)
         printf("skipped: %s\n", missing);
         return 0;
     }
-    cudnnBackendDescriptor_t device = te_dnn_device(&dnn, 0, hopper, reason);
+    cudnnBackendDescriptor_t device = te_dnn_device(&dnn, hopper, reason);
     CHECK_MSG(device != NULL, "%s", reason);
     if (!device) return TEST_END();
     te_dnn_attention a = attention(32, 12, 12, 1024, 64);

@@ -30,7 +30,6 @@ typedef struct known_plan {
 struct te_cuda_dnn {
     te_cuda_dnn_library library;
     cudnnHandle_t handle;
-    cudnnBackendDescriptor_t device;
     char reason[TE_DNN_REASON]; /* why there is none, empty: there is */
     double most; /* bytes that a plan may work in where the batch can be halved instead */
     known_plan *plans;
@@ -54,7 +53,7 @@ typedef struct call {
 
 /* --- the library -------------------------------------------------------------------------------------------------- */
 
-static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
+static void open_library(te_exec *exec, struct te_cuda_dnn *dnn)
 {
     static const char *const names[] = {
 #define NAME(name) #name,
@@ -68,7 +67,7 @@ static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
     te_status status = te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
     if (status != TE_OK) snprintf(dnn->reason, sizeof dnn->reason, "%.*s", TE_DNN_REASON - 1, exec->message);
     memcpy(exec->message, message, sizeof message);
-    if (status != TE_OK) return false;
+    if (status != TE_OK) return;
     size_t version = dnn->library.cudnnGetVersion();
     if (version < TE_DNN_OLDEST)
         snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu is older than %d", version, (int)TE_DNN_OLDEST);
@@ -76,9 +75,6 @@ static bool open_library(te_exec *exec, struct te_cuda_dnn *dnn)
         snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu does not start", version);
     else if (dnn->library.cudnnSetStream(dnn->handle, (cudaStream_t)d->stream) != CUDNN_STATUS_SUCCESS)
         snprintf(dnn->reason, sizeof dnn->reason, "cuDNN %zu does not take the stream", version);
-    else
-        dnn->device = te_dnn_device(&dnn->library, d->index, NULL, dnn->reason);
-    return dnn->device != NULL;
 }
 
 static struct te_cuda_dnn *open_dnn(te_exec *exec)
@@ -109,7 +105,6 @@ void te_cuda_dnn_close(te_exec *exec)
     struct te_cuda_dnn *dnn = te_cuda(exec)->dnn;
     if (!dnn) return;
     for (size_t i = 0; i < dnn->n; i++) forget(dnn, &dnn->plans[i]);
-    if (dnn->device) dnn->library.cudnnBackendDestroyDescriptor(dnn->device);
     if (dnn->handle) dnn->library.cudnnDestroy(dnn->handle);
     te_mem_free(exec->mem, dnn->plans, dnn->capacity * sizeof *dnn->plans);
     te_mem_free(exec->mem, dnn, sizeof *dnn);
@@ -172,14 +167,14 @@ static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
     if (!g) return false;
     te_dnn_open(g, &dnn->library);
     te_dnn_attention_graph(g, &known->key);
-    if (!te_dnn_finish(g, dnn->device, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
+    if (!te_dnn_finish(g, dnn->handle, NULL, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
     te_dnn_close(g);
     te_mem_free(exec->mem, g, sizeof *g);
     return true;
 }
 
 /* NULL: out of host memory. */
-static const known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dnn_attention *key)
+static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dnn_attention *key)
 {
     for (size_t i = 0; i < dnn->n; i++)
         if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
@@ -299,20 +294,29 @@ static te_status bind_tensors(call *c)
     return sums ? TE_OK : TE_ERROR_MEMORY;
 }
 
-static te_status run(call *c, struct te_cuda_dnn *dnn, const te_dnn_plan *plan, const char *operation)
+/* TE_ERROR_UNSUPPORTED where the library declines at last what it has planned: the reason is the plan's from now on. */
+static te_status execute(call *c, struct te_cuda_dnn *dnn, known_plan *known, const char *operation, void *workspace)
 {
+    te_cuda_note(c->exec, operation);
+    cudnnStatus_t r = te_dnn_run(&dnn->library, dnn->handle, &known->plan, c->n, c->uids, c->pointers, workspace);
+    if (r == CUDNN_STATUS_SUCCESS) return TE_OK;
+    te_dnn_describe(&dnn->library, "running a plan", r, known->reason);
+    te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation, known->reason);
+    if (!te_dnn_declines(r)) return TE_ERROR_DEVICE;
+    forget(dnn, known);
+    known->plan = (te_dnn_plan){.plan = NULL};
+    return TE_ERROR_UNSUPPORTED;
+}
+
+static te_status run(call *c, struct te_cuda_dnn *dnn, known_plan *known, const char *operation)
+{
+    const te_dnn_plan *plan = &known->plan;
     void *workspace = NULL;
     bind_numbers(c);
     te_status status = bind_tensors(c);
     if (status == TE_OK && plan->workspace > 0 && !(workspace = lend(c, (size_t)plan->workspace)))
         status = TE_ERROR_MEMORY;
-    if (status == TE_OK) {
-        te_cuda_note(c->exec, operation);
-        cudnnStatus_t r = te_dnn_run(&dnn->library, dnn->handle, plan, c->n, c->uids, c->pointers, workspace);
-        if (r != CUDNN_STATUS_SUCCESS)
-            status =
-                te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation, dnn->library.cudnnGetErrorString(r));
-    }
+    if (status == TE_OK) status = execute(c, dnn, known, operation, workspace);
     if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
         status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);
     while (c->n_lent > 0) c->exec->scratch_free(c->exec, c->lent[--c->n_lent]);
@@ -348,11 +352,14 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
 {
     const char *operation = grad ? "attention.backward" : "attention", *reason = te_dnn_attention_decline(exec, a, grad);
     struct te_cuda_dnn *dnn = reason ? NULL : open_dnn(exec);
-    const known_plan *known = NULL;
+    known_plan *known = NULL;
     call c = {.exec = exec, .a = a, .grad = grad};
     if (!reason) reason = !dnn ? "out of host memory" : dnn->reason[0] ? dnn->reason : NULL;
     if (!reason) {
         fill_key(&c.key, a, grad);
+        reason = te_dnn_attention_fault(dnn->library.cudnnGetVersion(), &c.key);
+    }
+    if (!reason) {
         known = find_plan(exec, dnn, &c.key);
         reason = !known ? "out of host memory" : known->plan.plan ? NULL : known->reason;
     }
@@ -364,9 +371,10 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
                   (long long)known->plan.workspace);
     if ((double)known->plan.workspace > dnn->most && !c.key.packed && c.key.batch > 1)
         return in_halves(exec, a, grad, status);
-    *status = run(&c, dnn, &known->plan, operation);
+    *status = run(&c, dnn, known, operation);
     if (*status != TE_ERROR_MEMORY && *status != TE_ERROR_UNSUPPORTED) return true;
-    te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN lacks memory to work in\n", operation);
+    te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN %s\n", operation,
+                  known->reason[0] ? known->reason : "lacks memory to work in");
     *status = TE_OK;
     return false;
 }

@@ -41,6 +41,8 @@ typedef struct te_dnn_attention {
 
 /* Why cuDNN is not asked; NULL: it is. grad: NULL in forward. */
 const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const te_attention_grad *grad);
+/* What that version of the library gets wrong of this, as NVIDIA's own front end has it; NULL: nothing known. */
+const char *te_dnn_attention_fault(size_t version, const te_dnn_attention *a);
 /* The operand that has this number, TE_DNN_Q to TE_DNN_DV. */
 const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_grad *grad, int uid);
 

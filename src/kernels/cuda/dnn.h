@@ -1,6 +1,6 @@
 /* dnn.h - graphs of cuDNN's backend interface: tensors and operations described one by one, and the plan that runs them.
  *
- * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph is made for a
+ * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph can be made for a
  * device that is described, not present (te_dnn_device), so that tests on machines without one hear whether the library
  * takes it. Calls on a graph that has failed do nothing; the first failure is kept.
  */
@@ -77,11 +77,15 @@ void te_dnn_reduce(te_dnn_graph *g, cudnnReduceTensorOp_t operator, te_dnn_tenso
 void te_dnn_matmul(te_dnn_graph *g, te_dnn_tensor a, te_dnn_tensor b, te_dnn_tensor c, const te_dnn_tensor lengths[3]);
 void te_dnn_reshape(te_dnn_graph *g, te_dnn_tensor x, te_dnn_tensor y);
 
-/* Describes a device: by its number, or from JSON where `json` is given. Destroyed by the caller; NULL with the reason. */
-cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, int32_t number, const char *json,
-                                       char reason[TE_DNN_REASON]);
-/* The first plan of the library's choices that gives the same bits every time; false with g's reason. */
-bool te_dnn_finish(te_dnn_graph *g, cudnnBackendDescriptor_t device, te_dnn_plan *plan);
+/* Describes a device in JSON. Destroyed by the caller; NULL with the reason. */
+cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const char *json, char reason[TE_DNN_REASON]);
+/* The first plan of the library's choices that gives the same bits every time; false with g's reason. For the device of
+ * `handle`, where it can be run, or for a described one, where it cannot: one of the two is NULL. */
+bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan);
+/* Of a call that failed: the library's words. */
+void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status, char reason[TE_DNN_REASON]);
+/* Whether the failure is of what was asked for, not of the device. */
+static inline bool te_dnn_declines(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 cudnnStatus_t te_dnn_run(const te_cuda_dnn_library *dnn, cudnnHandle_t handle, const te_dnn_plan *plan, int n,
                          const int64_t *uids, void *const *pointers, void *workspace);
 

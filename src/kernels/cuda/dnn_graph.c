@@ -17,8 +17,7 @@ void te_dnn_close(te_dnn_graph *g)
 
 /* --- descriptors -------------------------------------------------------------------------------------------------- */
 
-static void describe_failure(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status,
-                             char reason[TE_DNN_REASON])
+void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status, char reason[TE_DNN_REASON])
 {
     char last[160] = "";
     dnn->cudnnGetLastErrorString(last, sizeof last);
@@ -30,7 +29,7 @@ static bool good(te_dnn_graph *g, cudnnStatus_t status, const char *what)
 {
     if (g->status == CUDNN_STATUS_SUCCESS && status != CUDNN_STATUS_SUCCESS) {
         g->status = status;
-        describe_failure(g->dnn, what, status, g->reason);
+        te_dnn_describe(g->dnn, what, status, g->reason);
     }
     return g->status == CUDNN_STATUS_SUCCESS;
 }
@@ -178,19 +177,16 @@ void te_dnn_reshape(te_dnn_graph *g, te_dnn_tensor x, te_dnn_tensor y)
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
-cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, int32_t number, const char *json,
-                                       char reason[TE_DNN_REASON])
+cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const char *json, char reason[TE_DNN_REASON])
 {
     cudnnBackendDescriptor_t device = NULL;
     cudnnStatus_t status = dnn->cudnnBackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device);
-    if (status == CUDNN_STATUS_SUCCESS && json)
+    if (status == CUDNN_STATUS_SUCCESS)
         status = dnn->cudnnBackendSetAttribute(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
                                                (int64_t)strlen(json), json);
-    else if (status == CUDNN_STATUS_SUCCESS)
-        status = dnn->cudnnBackendSetAttribute(device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &number);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendFinalize(device);
     if (status == CUDNN_STATUS_SUCCESS) return device;
-    describe_failure(dnn, "the device's description", status, reason);
+    te_dnn_describe(dnn, "the device's description", status, reason);
     if (device) dnn->cudnnBackendDestroyDescriptor(device);
     return NULL;
 }
@@ -215,7 +211,7 @@ static bool repeats(te_dnn_graph *g, cudnnBackendDescriptor_t choice)
 }
 
 /* NULL where this choice cannot be had. */
-static cudnnBackendDescriptor_t plan_choice(te_dnn_graph *g, cudnnBackendDescriptor_t choice,
+static cudnnBackendDescriptor_t plan_choice(te_dnn_graph *g, cudnnBackendDescriptor_t choice, cudnnHandle_t handle,
                                             cudnnBackendDescriptor_t device)
 {
     const te_cuda_dnn_library *dnn = g->dnn;
@@ -224,28 +220,31 @@ static cudnnBackendDescriptor_t plan_choice(te_dnn_graph *g, cudnnBackendDescrip
     if (status == CUDNN_STATUS_SUCCESS)
         status = dnn->cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
                                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &choice);
-    if (status == CUDNN_STATUS_SUCCESS)
+    if (status == CUDNN_STATUS_SUCCESS && handle)
+        status = dnn->cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+    if (status == CUDNN_STATUS_SUCCESS && device)
         status = dnn->cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
                                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnBackendFinalize(plan);
     if (status == CUDNN_STATUS_SUCCESS) return plan;
-    describe_failure(dnn, "a plan", status, g->reason);
+    te_dnn_describe(dnn, "a plan", status, g->reason);
     if (plan) dnn->cudnnBackendDestroyDescriptor(plan);
     return NULL;
 }
 
-static int64_t choices_for(te_dnn_graph *g, cudnnBackendDescriptor_t device,
+static int64_t choices_for(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device,
                            cudnnBackendDescriptor_t choices[MAX_CHOICES])
 {
     cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     int64_t n = 0;
     cudnnBackendDescriptor_t all = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph");
     set(g, all, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->n_operations, g->operations);
+    if (handle) set(g, all, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
     finalize(g, all, "the graph");
     cudnnBackendDescriptor_t heuristics = make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "the choice of an engine");
     set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &all);
     set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+    if (device) set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     finalize(g, heuristics, "the choice of an engine");
     for (int i = 0; i < MAX_CHOICES; i++) choices[i] = make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, "an engine");
     if (g->status == CUDNN_STATUS_SUCCESS)
@@ -256,20 +255,20 @@ static int64_t choices_for(te_dnn_graph *g, cudnnBackendDescriptor_t device,
     return g->status == CUDNN_STATUS_SUCCESS ? n : 0;
 }
 
-bool te_dnn_finish(te_dnn_graph *g, cudnnBackendDescriptor_t device, te_dnn_plan *plan)
+bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan)
 {
     cudnnBackendDescriptor_t choices[MAX_CHOICES];
-    int64_t n = choices_for(g, device, choices), got = 0;
+    int64_t n = choices_for(g, handle, device, choices), got = 0;
     *plan = (te_dnn_plan){.plan = NULL};
     if (g->status == CUDNN_STATUS_SUCCESS)
         snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
     for (int64_t i = 0; i < n && !plan->plan; i++)
-        if (repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], device);
+        if (repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], handle, device);
     if (!plan->plan) return false;
     cudnnStatus_t status = g->dnn->cudnnBackendGetAttribute(plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                                             CUDNN_TYPE_INT64, 1, &got, &plan->workspace);
     if (status == CUDNN_STATUS_SUCCESS) return true;
-    describe_failure(g->dnn, "a plan's workspace", status, g->reason);
+    te_dnn_describe(g->dnn, "a plan's workspace", status, g->reason);
     g->dnn->cudnnBackendDestroyDescriptor(plan->plan);
     plan->plan = NULL;
     return false;

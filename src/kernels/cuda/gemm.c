@@ -159,14 +159,19 @@ static bool aligned_lines(const te_view *c)
     return lines * (int64_t)te_dtype_size(c->dtype) % 16 == 0 && (uintptr_t)c->data % 16 == 0;
 }
 
+static bool has_end(const te_gemm *g)
+{
+    return te_view_present(&g->bias) || te_view_present(&g->aux) || g->activation != TE_ACT_NONE;
+}
+
 /* Why cuBLASLt cannot write c as it is asked for; NULL when it can. */
 static const char *decline_direct(const te_gemm *g, bool bytes)
 {
     int m = g->c.ndim - 2;
     bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux), acts = g->activation != TE_ACT_NONE;
-    bool tail = bias || aux || acts;
+    bool tail = has_end(g);
     bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
-                    g->aux.dtype == g->c.dtype;
+                    g->aux.dtype == g->c.dtype && (uintptr_t)g->aux.data % 16 == 0;
     if (g->a.shape[m + 1] == 0) return "the sum is empty";
     if (!bytes && g->c.dtype != g->a.dtype && g->c.dtype != TE_F32) return "the result is narrower than the operands";
     if (bytes && !aligned_lines(&g->c)) return "lines of the result do not begin at multiples of 16 bytes";
@@ -190,13 +195,14 @@ static int32_t epilogue_of(const te_gemm *g)
     return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* The bias dense and in c's dtype. */
+/* The bias dense, in c's dtype and aligned as its vectors are read. */
 static te_status bias_of(te_exec *exec, const te_gemm *g, const void **bias, void **lent)
 {
     *lent = NULL;
     *bias = g->bias.data;
     if (!te_view_present(&g->bias)) return TE_OK;
-    if (g->bias.dtype == g->c.dtype && (g->bias.stride[0] == 1 || g->bias.shape[0] == 1)) return TE_OK;
+    bool dense_already = g->bias.dtype == g->c.dtype && (g->bias.stride[0] == 1 || g->bias.shape[0] == 1);
+    if (dense_already && (uintptr_t)g->bias.data % 16 == 0) return TE_OK;
     te_view dense = g->bias;
     dense.dtype = g->c.dtype;
     dense.stride[0] = 1;
@@ -362,6 +368,10 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
     }
     if (status == TE_OK)
         status = reason ? run_finished(exec, &g, scales, narrow) : run_direct(exec, &g, scales, narrow);
+    if (status == TE_ERROR_UNSUPPORTED && !reason && has_end(&g)) {
+        te_cuda_trace(exec, "dispatch: matrix product in two passes: cuBLASLt has no algorithm with this epilogue\n");
+        status = run_finished(exec, &g, scales, narrow);
+    }
     if (lent_a) exec->scratch_free(exec, lent_a);
     if (lent_b) exec->scratch_free(exec, lent_b);
     return status;

@@ -47,7 +47,7 @@ typedef struct te_cuda_blas {
 /* The library and its handle, from the first use on. */
 te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
 
-/* TE_ERROR_UNSUPPORTED: a product of bytes for which the library has no algorithm. */
+/* TE_ERROR_UNSUPPORTED: the library has no algorithm for it. */
 te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
 void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
 

@@ -20,7 +20,7 @@ struct te_cuda_gemm_plan {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;
-    bool unsupported; /* a product of bytes for which the library has no algorithm */
+    bool unsupported; /* the library has no algorithm for it */
 };
 
 static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus_t r, const te_cuda_product *p)
@@ -30,9 +30,16 @@ static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus
                         (long long)p->batch, blas->library.cublasLtGetStatusName(r));
 }
 
-static te_status fail_unsupported(te_exec *exec)
+static te_status fail_unsupported(te_exec *exec, const te_cuda_product *p)
 {
-    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "cuBLASLt has no algorithm for it");
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product {%lld, %lld} by {%lld, %lld}, %lld times: cuBLASLt has no algorithm",
+                        (long long)p->rows, (long long)p->inner, (long long)p->inner, (long long)p->columns, (long long)p->batch);
+}
+
+/* Whether the failure is of what was asked for, not of the device. */
+static bool declines(cublasStatus_t r)
+{
+    return r == CUBLAS_STATUS_NOT_SUPPORTED || r == CUBLAS_STATUS_INVALID_VALUE || r == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
 /* --- description -------------------------------------------------------------------------------------------------- */
@@ -197,14 +204,14 @@ static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cu
     return r == CUDA_SUCCESS ? ms : -1;
 }
 
-/* Index of the fastest; 0 when they cannot be timed. */
+/* Index of the fastest; 0 when they cannot be timed, -1 when all of them decline after all. */
 static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                    const cublasLtMatmulHeuristicResult_t *candidates, int n, te_cuda_product_data data)
 {
     te_cuda_device *d = te_cuda(exec);
     const te_cuda_product *p = &plan->product;
     CUevent events[2] = {NULL, NULL};
-    int best = 0;
+    int best = -1;
     float best_ms = -1;
     int64_t span = (p->columns - 1) * p->ld_d + p->rows + (p->batch - 1) * p->step_d;
     void *result = p->accumulate ? exec->scratch(exec, (size_t)span * te_dtype_size((te_dtype)p->output)) : data.d;
@@ -223,7 +230,7 @@ static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_p
         if (events[i]) d->driver.cuEventDestroy(events[i]);
     if (workspace) exec->scratch_free(exec, workspace);
     if (result && p->accumulate) exec->scratch_free(exec, result);
-    return best;
+    return ready ? best : 0;
 }
 
 typedef struct choice {
@@ -272,6 +279,7 @@ static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_c
     if (r != CUBLAS_STATUS_SUCCESS) return r;
     if (timed && te_cuda(exec)->capture) timed = false; /* nothing runs now: the first choice, and not for other runs */
     if (timed && n > 1) best = fastest(exec, blas, plan, found, n, *data);
+    if (best < 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = found[best].algo;
     plan->workspace = found[best].workspaceSize;
     choice kept = {.workspace = plan->workspace};
@@ -345,7 +353,10 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
     cublasStatus_t r = describe(blas, p, plan);
     if (r == CUBLAS_STATUS_SUCCESS) r = set_pointers(blas, plan, data);
     if (r == CUBLAS_STATUS_SUCCESS) r = choose(exec, blas, plan, data);
-    plan->unsupported = p->narrow && r == CUBLAS_STATUS_NOT_SUPPORTED;
+    plan->unsupported = declines(r);
+    if (plan->unsupported)
+        te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: cuBLASLt declines: %s\n", (long long)p->rows,
+                      (long long)p->columns, (long long)p->inner, (long long)p->batch, blas->library.cublasLtGetStatusName(r));
     if (r != CUBLAS_STATUS_SUCCESS && !plan->unsupported) {
         free_plan(exec, blas, plan);
         if (r == CUBLAS_STATUS_ALLOC_FAILED)
@@ -369,8 +380,8 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
         if (status != TE_OK) return status;
         blas->n_plans++;
     }
-    const te_cuda_gemm_plan *plan = *slot;
-    if (plan->unsupported) return fail_unsupported(exec);
+    te_cuda_gemm_plan *plan = *slot;
+    if (plan->unsupported) return fail_unsupported(exec, product);
     void *workspace = plan->workspace ? exec->scratch(exec, plan->workspace) : NULL;
     if (plan->workspace && !workspace) return TE_ERROR_MEMORY;
     te_cuda_note(exec, "matrix product");
@@ -378,5 +389,7 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
     if (r == CUBLAS_STATUS_SUCCESS)
         r = multiply(exec, blas, plan, &plan->algorithm, data, product->accumulate, workspace, plan->workspace);
     if (workspace) exec->scratch_free(exec, workspace);
+    plan->unsupported = declines(r);
+    if (plan->unsupported) return fail_unsupported(exec, product);
     return r == CUBLAS_STATUS_SUCCESS ? TE_OK : fail_blas(exec, blas, r, product);
 }

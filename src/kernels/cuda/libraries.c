@@ -22,6 +22,7 @@ static const struct place {
     {TE_ENV_VIRTUAL_ENV, "%s/lib/python3*/site-packages/nvidia/*/lib"},
     {TE_ENV_CONDA_PREFIX, "%s/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/cuda/lib64"},
+    {-1, "/usr/local/nvidia/lib64"}, /* the driver's in containers */
     {TE_ENV_HOME, "%s/.local/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/lib/python3*/*-packages/nvidia/*/lib"},
     {-1, "/usr/lib/python3*/*-packages/nvidia/*/lib"},
@@ -29,14 +30,31 @@ static const struct place {
 
 typedef struct search {
     te_exec *exec;
-    const char *file;
+    const char *file, *beside; /* beside: a pattern of what the library opens by name itself, NULL: nothing */
     void *library;
     char broken[200]; /* what the loader said of a file that is there */
 } search;
 
+enum { HOW = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
+
+/* NVRTC asks the loader for the file of its built-in functions without saying where, and so finds it on the loader's path or
+ * where it has been opened before: from the folder that NVRTC itself was found in. */
+static void open_beside(const search *s, const char *path)
+{
+    char pattern[2 * PATH_BYTES];
+    const char *end = s->beside ? strrchr(path, '/') : NULL;
+    glob_t found;
+    if (!end || (size_t)(end - path) >= PATH_BYTES) return;
+    snprintf(pattern, sizeof pattern, "%.*s/%s", (int)(end - path), path, s->beside);
+    if (glob(pattern, 0, NULL, &found) == 0)
+        for (size_t i = 0; i < found.gl_pathc; i++) dlopen(found.gl_pathv[i], HOW);
+    globfree(&found);
+}
+
 static void try_file(search *s, const char *path)
 {
-    s->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    s->library = dlopen(path, HOW);
+    if (s->library) open_beside(s, path);
     if (s->library || access(path, F_OK) != 0 || s->broken[0]) return;
     const char *reason = dlerror();
     snprintf(s->broken, sizeof s->broken, "; %.190s", reason ? reason : path);
@@ -78,12 +96,12 @@ static te_status fail_search(const search *s, const char *const *files, const ch
                         names, s->broken);
 }
 
-te_status te_cuda_load_library(te_exec *exec, const char *const *files, const char *const *functions, size_t n,
-                               void *table)
+static te_status load(te_exec *exec, const char *const *files, const char *beside, const char *const *functions, size_t n,
+                      void *table)
 {
     const char *wish = te_environment(TE_ENV_CUDA_LIBRARIES);
     char path[PATH_BYTES];
-    search s = {.exec = exec};
+    search s = {.exec = exec, .beside = beside};
     for (int i = 0; files[i] && !s.library; i++) {
         s.file = files[i];
         snprintf(path, sizeof path, "%s/%s", wish ? wish : "", files[i]);
@@ -103,19 +121,25 @@ te_status te_cuda_load_library(te_exec *exec, const char *const *files, const ch
     return TE_OK;
 }
 
-#define NAME(name) #name,
-#define LOAD(functions_of, ...)                                                                                        \
-    static const char *const files[] = {__VA_ARGS__, NULL}, *const functions[] = {functions_of(NAME)};                 \
-    return te_cuda_load_library(exec, files, functions, sizeof functions / sizeof *functions, table)
+te_status te_cuda_load_library(te_exec *exec, const char *const *files, const char *const *functions, size_t n,
+                               void *table)
+{
+    return load(exec, files, NULL, functions, n, table);
+}
 
-te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table) { LOAD(TE_CUDA_DRIVER, "libcuda.so.1"); }
+#define NAME(name) #name,
+#define LOAD(functions_of, beside, ...)                                                                                \
+    static const char *const files[] = {__VA_ARGS__, NULL}, *const functions[] = {functions_of(NAME)};                 \
+    return load(exec, files, beside, functions, sizeof functions / sizeof *functions, table)
+
+te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table) { LOAD(TE_CUDA_DRIVER, NULL, "libcuda.so.1"); }
 
 te_status te_cuda_load_nvrtc(te_exec *exec, te_cuda_nvrtc *table)
 {
-    LOAD(TE_CUDA_NVRTC, "libnvrtc.so.13", "libnvrtc.so.12");
+    LOAD(TE_CUDA_NVRTC, "libnvrtc-builtins.so.*", "libnvrtc.so.13", "libnvrtc.so.12");
 }
 
 te_status te_cuda_load_blas(te_exec *exec, te_cuda_blas_library *table)
 {
-    LOAD(TE_CUDA_BLAS, "libcublasLt.so.13", "libcublasLt.so.12");
+    LOAD(TE_CUDA_BLAS, NULL, "libcublasLt.so.13", "libcublasLt.so.12");
 }

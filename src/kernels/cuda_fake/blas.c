@@ -152,7 +152,8 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (f64 && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
     bool aux = d->epilogue & 128;
-    if (aux && (d->ld_aux % 8 != 0 || d->ld_aux < m)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (aux && (d->ld_aux % 8 != 0 || d->ld_aux < m || (uintptr_t)d->aux % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if ((d->epilogue & CUBLASLT_EPILOGUE_BIAS) && (uintptr_t)d->bias % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 

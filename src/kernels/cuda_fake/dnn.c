@@ -127,13 +127,19 @@ TE_FAKE cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle, 
     return CUDNN_STATUS_SUCCESS;
 }
 
+static bool is_handle(const attribute *a)
+{
+    return a && a->type == CUDNN_TYPE_HANDLE && a->n == 1 && *(cudnnHandle_t *)a->values;
+}
+
 TE_FAKE cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle)
 {
     descriptor *d = handle;
     ENTER();
     if (d->final) return CUDNN_STATUS_BAD_PARAM;
-    if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
-        !te_fake_attribute(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP))
+    if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && !is_handle(te_fake_attribute(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)))
+        return CUDNN_STATUS_BAD_PARAM;
+    if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !is_handle(te_fake_attribute(d, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)))
         return CUDNN_STATUS_BAD_PARAM;
     d->final = true;
     return CUDNN_STATUS_SUCCESS;

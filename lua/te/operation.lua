@@ -32,8 +32,9 @@
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
 --     g:join(sizes)                    the operation that follows takes the last dimensions, of these sizes, for one
---     g:grouped_linear(self, x, sizes, convert)   the products of a GroupedLinear
---     g:while_recipes_are_off()        whether no recipe quantizes products; described anew when that changes
+--     g:grouped_linear(self, x, sizes, ways), g:add_scaled_biases(self, y, scales, sizes, ways)
+--                                      the products of a GroupedLinear, and its biases; `ways` does both by itself
+--     g:chooses_by_rows()              whether te.autocast chooses what a product runs under; described anew when that changes
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
 --     g:rows_kept(draw, x, p)          for every row of x whether stochastic depth keeps it, which draw(x, lengths or nil)
 --                                      gives as well

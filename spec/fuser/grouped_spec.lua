@@ -104,15 +104,65 @@ describe("a grouped linear operation in a group", function()
         assert.error_matches(function() y:sum():backward() end, "changed in place")
     end)
 
-    it("is called by itself under a recipe, and where its biases are scaled", function()
-        local x = input { 32, 32 }
-        local seq = te.Sequential(te.ReLU(), te.GroupedLinear(2, 32, 32), te.ReLU())
-        te.autocast({ recipe = te.recipe.Float8CurrentScaling {} }, function()
-            assert.matches("quantized one by one", reason(seq:explain(x, sizes { 16, 16 }), "GroupedLinear", "GroupedLinear"))
-        end)
-        assert.equal("grouped_linear", seq:explain(x, sizes { 16, 16 }).forward[2].kernels[1])
-        local scaled = te.Sequential(te.ReLU(), te.GroupedLinear(2, 8, 8, { scale_bias = true }))
-        assert.matches("scaled row by row", reason(scaled:explain(input { 4, 8 }, sizes { 3, 1 }, te.ones { 4 }), "GroupedLinear",
-            "GroupedLinear"))
+    it("scales its biases in the program behind it", function()
+        local seq = te.Sequential(te.ReLU(), te.GroupedLinear(3, 8, 16, { scale_bias = true }), te.SwiGLU())
+        for _, p in ipairs(seq:parameters()) do te.no_grad(function() p:uniform_({ low = -1 }) end) end
+        local x, scales = input { 6, 8 }, input { 6 }
+        local plan = seq:explain(x, sizes { 1, 0, 5 }, scales)
+        assert.same({ "ReLU:relu", "GroupedLinear.grouped_linear:grouped_linear", "GroupedLinear.grouped_biases:grouped_biases",
+            "GroupedLinear.addcmul_rows:addcmul_rows", "SwiGLU:swiglu" }, steps(plan.forward))
+        assert.matches("spread over the rows", reason(plan, "GroupedLinear.grouped_biases", "GroupedLinear.addcmul_rows"))
+        for _, split in ipairs { { 1, 0, 5 }, { 2, 2, 2 }, { 0, 0, 6 } } do
+            plans.assert_unchanged(seq, x, sizes(split), scales)
+            plans.assert_unchanged(seq, x, sizes(split), scales:detach())
+        end
+        seq[2].bias[1].requires_grad = false
+        plans.assert_unchanged(seq, x, { 3, 2, 1 }, scales)
+        for _, p in ipairs(seq[2].bias) do p.requires_grad = false end
+        plans.assert_unchanged(seq, x, { 3, 2, 1 }, scales)
+    end)
+
+    it("scales biases of another dtype, along leading dimensions, and where its group cannot be planned", function()
+        for _, dtypes in ipairs { { "bfloat16", "float32" }, { "float32", "bfloat16" }, { "float32", "float64" }, { "bfloat16", "float16" } } do
+            local seq = te.Sequential(te.GroupedLinear(2, 8, 16, { scale_bias = true, params_dtype = dtypes[1] }), te.GELU())
+            for _, p in ipairs(seq:parameters()) do te.no_grad(function() p:uniform_({ low = -1 }) end) end
+            plans.assert_unchanged(seq, input({ 4, 8 }, dtypes[1]), { 3, 1 }, input({ 4 }, dtypes[2]))
+            local unplanned = te.Sequential(seq[1], te.AddExtraInput(), te.StochasticDepth(0.5))
+            plans.assert_unchanged(unplanned, input({ 3, 2, 8 }, dtypes[1]), { 2, 1 }, input({ 3, 2 }, dtypes[2]), input({ 2, 1 }, dtypes[1]))
+        end
+        local seq = te.Sequential(te.GroupedLinear(2, 8, 8, { scale_bias = true }), te.ReLU())
+        assert.matches("one number for every row, {4}, got {4, 1}", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 1 }, input { 4, 1 }).y)
+        assert.matches("one number for every row", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 1 }, input { 3 }).y)
+        assert.matches("for 2 groups and 4 rows", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 3 }, input { 4 }).y)
+    end)
+
+    it("keeps no biases of rows for backward", function()
+        local seq, x = te.Sequential(te.GroupedLinear(2, 8, 512, { scale_bias = true, params_dtype = "float32" })), input { 64, 8 }
+        local scales = input { 64 }
+        local function kept(fused)
+            local before = te.set_fusion(fused)
+            collectgarbage()
+            local start = te.memory_stats().current
+            local y = seq(x, { 60, 4 }, scales)
+            collectgarbage()
+            local bytes = te.memory_stats().current - start
+            te.set_fusion(before)
+            return bytes, y
+        end
+        assert.is_true(kept(true) <= 64 * 512 * 4 + 8192)
+    end)
+
+    it("reads the sizes that several operations share once, and never again in backward", function()
+        local seq, x, split = te.Sequential(experts(2), te.SwiGLU(), te.GroupedLinear(2, 8, 8)), input { 4, 8 }, sizes { 3, 1 }
+        local y = seq(x, split, split)
+        split:copy_(sizes { 1, 3 })
+        local before = te.set_fusion(false)
+        local expected = seq(x, { 3, 1 }, { 3, 1 })
+        te.set_fusion(before)
+        expected:sum():backward()
+        local dx = x.grad:clone()
+        x.grad = nil
+        y:sum():backward()
+        assert.is_true((x.grad - dx):abs():max():item() < 1e-6)
     end)
 end)

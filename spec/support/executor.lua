@@ -36,11 +36,16 @@ function Executor:cache_quantized() end -- a saving that these comparisons do wi
 
 function Executor:product() end -- nothing is quantized here
 
-function Executor:while_recipes_are_off() return true end
+function Executor:chooses_by_rows() return false end
 
-function Executor:grouped_linear(module, x, sizes, convert)
+function Executor:grouped_linear(module, x, sizes, ways)
     self.calls[#self.calls + 1] = "grouped_linear"
-    return module:op_forward(nil, x, convert(module, sizes, x.device))
+    return ways.products(module, x, ways.integers(module, sizes, x.device))
+end
+
+function Executor:add_scaled_biases(module, y, scales, sizes, ways)
+    self.calls[#self.calls + 1] = "addcmul_rows"
+    return ways.add_scaled_biases(module, y, scales, sizes)
 end
 
 function Executor:seq_lens() return self.lens end

@@ -3,12 +3,13 @@
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
  *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
- *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list)
+ *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states)
  *                                                   the value of an operation's result; false in `values`: absent, or the
  *                                                   number at the same place in `numbers`; the state of a linear
  *                                                   operation that recipes quantize, or nil; whether
  *                                                   backward gets the first input in a byte a value; values of
- *                                                   weights and biases of a grouped linear operation
+ *                                                   weights and biases of a grouped linear operation, and the states
+ *                                                   of those products
  *     group_output(g, value)
  *     group_plans(g)                                how many plans there are so far
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
@@ -102,7 +103,7 @@ static int group_op(lua_State *L)
     te_lua_reader r = {.L = L};
     te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
     int           result;
-    lua_settop(L, 9);
+    lua_settop(L, 10);
     call.cache_quantized = lua_toboolean(L, 8);
     if (!lua_isnil(L, 7)) call.recipe_state = te_lua_check_recipe_state(L, 7, "group_op");
     call.op = r.op = check_op(rt, L, 3);
@@ -124,6 +125,16 @@ static int group_op(lua_State *L)
             lua_pop(L, 1);
         }
         call.list = list;
+    }
+    if (lua_istable(L, 10)) {
+        call.n_states = (int)lua_objlen(L, 10);
+        te_recipe_state **states = lua_newuserdata(L, (size_t)(call.n_states + 1) * sizeof *states);
+        for (int i = 0; i < call.n_states; i++) {
+            lua_rawgeti(L, 10, i + 1);
+            states[i] = te_lua_check_recipe_state(L, -1, "group_op");
+            lua_pop(L, 1);
+        }
+        call.states = states;
     }
     call.args = r.args;
     call.n_args = r.op->n_params;

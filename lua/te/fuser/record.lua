@@ -67,26 +67,43 @@ function Recorder:param(module, name)
     return symbol(self, known)
 end
 
---- Whether no recipe quantizes products now. Both answers hold as long as that stays so.
-function Recorder:while_recipes_are_off()
-    self.lasting = { mode, "on", mode.on }
-    return not mode.on
+--- Whether what products run under is chosen by their rows. Both answers hold as long as that stays so.
+function Recorder:chooses_by_rows()
+    self.lasting = { mode, "faster", mode.faster }
+    return mode.faster
 end
 
---- The products of a GroupedLinear. convert(module, sizes, device) makes a tensor of what the caller
---- gives as sizes.
-function Recorder:grouped_linear(module, x, sizes, convert)
-    local list, biases = {}, {}
-    for i = 1, module.num_groups do
-        list[i] = self:param(module, "weight." .. i)
-        biases[i] = module.bias and self:param(module, "bias." .. i) or nil
-    end
-    for _, bias in ipairs(biases) do list[#list + 1] = bias end
+-- Appends the parameters "name.1" … "name.n" of a module to a list.
+local function add_params(g, list, module, name, n)
+    for i = 1, n do list[#list + 1] = g:param(module, name .. "." .. i) end
+    return list
+end
+
+--- The products of a GroupedLinear, without its biases where these are scaled. `ways`: integers(module, sizes, device) makes a
+--- tensor of what the caller gives as sizes, products(module, x, sizes) does the same by itself.
+function Recorder:grouped_linear(module, x, sizes, ways)
+    local n = module.num_groups
+    local list = add_params(self, {}, module, "weight", n)
+    if module.bias and not module.scale_bias then add_params(self, list, module, "bias", n) end
     local y = self:op("grouped_linear", { x, sizes })
     local step = self.steps[#self.steps]
-    step.list, step.convert = list, function(given, device) return convert(module, given, device) end
-    step.instead = function(rows, given) return module(rows, given) end
+    step.list, step.convert = list, function(given, device) return ways.integers(module, given, device) end
+    step.instead = function(rows, given) return ways.products(module, rows, given) end
+    step.products = {}
+    for i = 1, n do step.products[i] = mode.product(module, "weight." .. i) end
     return y
+end
+
+--- y with every row's bias added, that of its group, times the row's scale: the biases spread over the rows of their groups,
+--- which a program reads. ways.add_scaled_biases(module, y, scales, sizes) does it by itself.
+function Recorder:add_scaled_biases(module, y, scales, sizes, ways)
+    local list = add_params(self, {}, module, "bias", module.num_groups)
+    local spread = self:op("grouped_biases", { scales, sizes })
+    local step = self.steps[#self.steps]
+    step.list, step.instead = list, function(_, given) return given end
+    local result = self:op(core.operation "addcmul_rows", { y, scales, spread })
+    self.steps[#self.steps].instead = function(rows, numbers, given) return ways.add_scaled_biases(module, rows, numbers, given) end
+    return result
 end
 
 --- The operation that is described next takes the last dimensions, of these sizes, for one.
@@ -165,6 +182,14 @@ local function list_of(step, numbers)
     return list
 end
 
+-- What recipes remember of each of a step's products, nil of other steps.
+local function states_of(step)
+    if not step.products then return nil end
+    local states = {}
+    for i, product in ipairs(step.products) do states[i] = product.state end
+    return states
+end
+
 -- Steps first … last as a group of the engine.
 local function make_group(g, first, last, readers)
     local part = { group = core.group_new(), inputs = {}, params = {}, outputs = {}, steps = {}, sources = g.sources }
@@ -197,10 +222,10 @@ local function make_group(g, first, last, readers)
             part.convert[step.inputs[2]] = step.convert
         end
         numbers[step.result] = core.group_op(part.group, step.label, step.name, inputs, step.attributes, step.numbers,
-            step.product and step.product.state, step.cached, list_of(step, numbers))
-        if step.product then
+            step.product and step.product.state, step.cached, list_of(step, numbers), states_of(step))
+        for _, product in ipairs(step.products or { step.product }) do
             part.products = part.products or {}
-            part.products[#part.products + 1] = step.product
+            part.products[#part.products + 1] = product
         end
     end
     for i = first, last do

@@ -74,19 +74,42 @@ local function multiply(self, i, rows, bias)
     return te.linear(rows, self.weight[i], bias)
 end
 
---- split_sizes, the extra input, holds the number of rows of every group; zeros are fine. scales: see scale_bias.
-function GroupedLinear:op_forward(_, x, split_sizes, scales)
+-- The products of all groups; their biases are added unless they are scaled.
+local function products(self, x, split_sizes)
     local results, first = {}, 1
     for i, size in ipairs(read_sizes(self, x, split_sizes)) do
-        local rows, bias = x:narrow(1, first, size), self.bias and self.bias[i]
-        if scales then
-            results[i] = te.addcmul(multiply(self, i, rows), scales:narrow(1, first, size):unsqueeze(-1), bias)
-        else
-            results[i] = multiply(self, i, rows, bias)
-        end
+        results[i] = multiply(self, i, x:narrow(1, first, size), not self.scale_bias and self.bias and self.bias[i] or nil)
         first = first + size
     end
     return te.cat(results, 1)
+end
+
+local function check_scales(x, scales)
+    local lead = x.shape
+    lead[#lead] = nil
+    local fits = te.is_tensor(scales) and #scales.shape == #lead
+    for i, size in ipairs(lead) do fits = fits and scales.shape[i] == size end
+    if not fits then
+        fail("te.GroupedLinear: scales: expected a tensor of one number for every row, {%s}, got %s", table.concat(lead, ", "),
+            te.is_tensor(scales) and "{" .. table.concat(scales.shape, ", ") .. "}" or type(scales))
+    end
+end
+
+-- y with every row's bias added, that of its group, times the row's scale.
+local function add_scaled_biases(self, y, scales, split_sizes)
+    check_scales(y, scales)
+    local results, first = {}, 1
+    for i, size in ipairs(read_sizes(self, y, split_sizes)) do
+        results[i] = te.addcmul(y:narrow(1, first, size), scales:narrow(1, first, size):unsqueeze(-1), self.bias[i])
+        first = first + size
+    end
+    return te.cat(results, 1)
+end
+
+--- split_sizes, the extra input, holds the number of rows of every group; zeros are fine. scales: see scale_bias.
+function GroupedLinear:op_forward(_, x, split_sizes, scales)
+    local y = products(self, x, split_sizes)
+    return self.scale_bias and add_scaled_biases(self, y, scales, split_sizes) or y
 end
 
 -- What the engine reads: a tensor of integers on the device.
@@ -96,10 +119,12 @@ local function integers(self, split_sizes, device)
     return split_sizes:to(device)
 end
 
+local WAYS = { integers = integers, products = products, add_scaled_biases = add_scaled_biases }
+
 function GroupedLinear:lower(g, x, split_sizes, scales)
-    if scales then return nil, "its biases are scaled row by row" end
-    if g:while_recipes_are_off() then return g:grouped_linear(self, x, split_sizes, integers) end
-    return nil, "its groups are quantized one by one"
+    if g:chooses_by_rows() then return nil, "te.autocast chooses by the rows of each group whether it is quantized" end
+    local y = g:grouped_linear(self, x, split_sizes, WAYS)
+    return scales and g:add_scaled_biases(self, y, scales, split_sizes, WAYS) or y
 end
 
 function GroupedLinear:describe()

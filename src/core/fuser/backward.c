@@ -262,8 +262,9 @@ static void consume(te_group_backward *b, const te_unit *unit)
     }
     if (!b->release) return;
     for (int i = 0; i < unit->gradient.n_rows; i++) te_drop(&state->rows[unit->first_row + i]);
-    if (unit->recipe) te_product_saved_close(&state->products[unit->product]);
-    bool keeps = unit->kind == TE_UNIT_CALL || unit->kind == TE_UNIT_GROUPED || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
+    for (int i = 0; i < unit->n_products; i++) te_product_saved_close(&state->products[unit->product + i]);
+    bool ranges = unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES;
+    bool keeps = ranges || unit->kind == TE_UNIT_CALL || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
     for (int i = 0; i < 2 && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
 }
 
@@ -312,6 +313,7 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
         case TE_UNIT_CALL: status = backward_call(&b, unit); break;
         case TE_UNIT_GATHER: status = te_backward_gather(&b, unit); break;
         case TE_UNIT_GROUPED: status = te_backward_grouped(&b, unit); break;
+        case TE_UNIT_BIASES: status = te_backward_biases(&b, unit); break;
         case TE_UNIT_MASK: break;
         case TE_UNIT_VIEW: status = backward_view(&b, unit); break;
         }

@@ -45,6 +45,7 @@ te_status te_backward_linear(te_group_backward *b, const te_unit *unit);
 te_status te_backward_finish(te_group_backward *b, const te_unit *unit);
 te_status te_backward_gather(te_group_backward *b, const te_unit *unit); /* gather.c */
 te_status te_backward_grouped(te_group_backward *b, const te_unit *unit); /* grouped.c */
+te_status te_backward_biases(te_group_backward *b, const te_unit *unit); /* ranges.c */
 
 /* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
 te_tensor *te_backward_target(te_group_backward *b, int value, bool *accumulate);

@@ -143,6 +143,7 @@ static te_unit_kind kind_of(const te_op *op)
     if (strcmp(op->name, "linear") == 0) return TE_UNIT_LINEAR;
     if (strcmp(op->name, "embedding") == 0) return TE_UNIT_GATHER;
     if (strcmp(op->name, "grouped_linear") == 0) return TE_UNIT_GROUPED;
+    if (strcmp(op->name, "grouped_biases") == 0) return TE_UNIT_BIASES;
     if (strcmp(op->name, "stochastic_depth_mask") == 0) return TE_UNIT_MASK;
     return strcmp(op->name, "reshape") == 0 ? TE_UNIT_VIEW : TE_UNIT_CALL;
 }

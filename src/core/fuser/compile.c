@@ -308,11 +308,22 @@ static te_status differentiate(te_fuse_plan *plan, int position)
 
 /* --- what backward reads ------------------------------------------------------------------------------------------ */
 
+/* Biases that were spread over rows are spread again. */
+static void save_value(te_fuse_plan *plan, int value)
+{
+    te_plan_value *v = &plan->values[value];
+    const te_unit *maker = v->unit < 0 ? NULL : &plan->units[v->unit];
+    v->spread = maker && maker->kind == TE_UNIT_BIASES && v->output < 0;
+    v->saved |= !v->spread;
+    const te_group_node *node = v->spread ? &plan->nodes[maker->nodes[0]] : NULL;
+    for (int i = 0; v->spread && i < node->n_list; i++) plan->values[node->list[i]].saved = true;
+}
+
 static void save_sources(te_fuse_plan *plan, const te_unit *unit)
 {
     for (int i = 0; i < unit->gradient.n_sources; i++) {
         const te_grad_source *source = &unit->gradient.sources[i];
-        if (source->kind == TE_GRAD_FROM_INPUT) plan->values[unit->slots[source->index].value].saved = true;
+        if (source->kind == TE_GRAD_FROM_INPUT) save_value(plan, unit->slots[source->index].value);
         if (source->kind == TE_GRAD_FROM_OUTPUT) plan->values[unit->results[source->index]].saved = true;
     }
 }
@@ -345,8 +356,9 @@ static void describe_linear(te_fuse_plan *plan, te_unit *unit)
     unit->recipe = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
     unit->first_aux = plan->n_aux;
     unit->product = plan->n_products;
+    unit->n_products = unit->recipe != NULL;
     plan->n_aux += unit->recipe ? 0 : 3;
-    plan->n_products += unit->recipe != NULL;
+    plan->n_products += unit->n_products;
 }
 
 te_status te_plan_compile(te_fuse_plan *plan)
@@ -366,14 +378,13 @@ te_status te_plan_compile(te_fuse_plan *plan)
         }
         unit->first_aux = plan->n_aux;
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
-        if (unit->kind == TE_UNIT_GROUPED) unit->compute = plan->values[node->out].dtype;
-        for (int i = 0; i < node->n_list; i++) plan->values[node->list[i]].saved |= plan->values[unit->x].wanted;
-        if (unit->kind != TE_UNIT_CALL && unit->kind != TE_UNIT_GROUPED && unit->kind != TE_UNIT_MASK) continue;
+        if (unit->kind == TE_UNIT_GROUPED) te_plan_describe_grouped(plan, unit);
+        if (unit->kind == TE_UNIT_GATHER || unit->kind == TE_UNIT_VIEW) continue;
         unit->first_rng = plan->n_rngs;
         unit->rng_nodes[0] = unit->nodes[0];
         unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
         plan->n_rngs += unit->n_rngs;
-        plan->n_aux += 2; /* its input and its result, as its own tape sees them; of products its input and the sizes of groups */
+        plan->n_aux += 2; /* its input and its result, as its own tape sees them; of ranges the input and their sizes */
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];

@@ -218,22 +218,82 @@ static double grouped_flops(const describing *d, const te_unit *unit)
     return 2 * rows_of(d, unit->space) * (double)d->plan->values[unit->x].width * (double)d->plan->values[unit->result].width;
 }
 
+/* A grouped unit as if it were one product, under the recipe that the first of its groups has that has any; `n`: how many have. */
+static te_unit as_product(const describing *d, const te_unit *unit, int *n)
+{
+    te_unit product = *unit;
+    int groups = te_grouped_count(d->plan, &d->plan->nodes[unit->nodes[0]]);
+    *n = 0;
+    for (int i = groups - 1; i >= 0; i--) {
+        te_product_recipe *recipe = te_grouped_recipe(d->plan, unit, i);
+        if (recipe) product.recipe = recipe;
+        *n += recipe != NULL;
+    }
+    return product;
+}
+
+/* "grouped_linear, decoded: …", and of how many groups that is true. */
+static const char *grouped_text(const describing *d, const te_unit *product, te_product_kind kind, const char *name, int quantized,
+                                char *text, size_t size)
+{
+    int groups = te_grouped_count(d->plan, &d->plan->nodes[product->nodes[0]]);
+    te_described_product p = product_of(d, product);
+    char of[64];
+    if (quantized && quantized < groups) snprintf(of, sizeof of, "%s, %d of %d groups quantized", name, quantized, groups);
+    return te_describe_product(&p, kind, quantized && quantized < groups ? of : name, text, size);
+}
+
 /* All groups together, taking every weight to be read. */
+static void forward_grouped(const describing *d, const te_unit *unit)
+{
+    const te_fuse_plan *plan = d->plan;
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    int quantized, groups = te_grouped_count(plan, node);
+    te_unit product = as_product(d, unit, &quantized);
+    double x = elements(d, unit->x), read = 0;
+    bool wanted = false;
+    char text[224];
+    for (int i = 0; i < node->n_list; i++) {
+        wanted |= i < groups && plan->values[node->list[i]].wanted;
+        read += i < groups ? operand_bytes(&product, TE_ROLE_WEIGHT, elements(d, node->list[i])) : value_bytes(d, node->list[i], 0);
+    }
+    say_quantize(d, &product, TE_ROLE_INPUT, x, true, quantized_backward(&product) && wanted, false, TE_EMIT_APART);
+    say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_FORWARD, "grouped_linear", quantized, text, sizeof text),
+        read + operand_bytes(&product, TE_ROLE_INPUT, x), value_bytes(d, unit->result, 0), grouped_flops(d, unit), false);
+}
+
 static void backward_grouped(const describing *d, const te_unit *unit)
 {
     const te_fuse_plan *plan = d->plan;
     const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0), weights = 0, dweights = 0, dbiases = 0;
-    int groups = te_grouped_count(plan, node);
+    int quantized, groups = te_grouped_count(plan, node);
+    te_unit product = as_product(d, unit, &quantized);
+    if (!quantized_backward(&product)) product.recipe = NULL;
+    double weights = 0, dweights = 0, dbiases = 0, flops = grouped_flops(d, unit);
     for (int i = 0; i < node->n_list; i++) {
-        double bytes = value_bytes(d, node->list[i], 0);
-        if (i < groups) weights += bytes;
-        if (plan->values[node->list[i]].wanted) *(i < groups ? &dweights : &dbiases) += bytes;
+        if (i < groups) weights += operand_bytes(&product, TE_ROLE_WEIGHT, elements(d, node->list[i]));
+        if (plan->values[node->list[i]].wanted) *(i < groups ? &dweights : &dbiases) += value_bytes(d, node->list[i], 0);
     }
-    double flops = grouped_flops(d, unit);
-    if (plan->values[unit->x].wanted) say(d, unit, TE_STEP_PRODUCT, "grouped dgrad", y + weights, x, flops, true);
-    if (dweights > 0) say(d, unit, TE_STEP_PRODUCT, "grouped wgrad", x + y, dweights, flops, true);
-    if (dbiases > 0) say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradients", y, dbiases, 0, true);
+    double x = operand_bytes(&product, TE_ROLE_INPUT, elements(d, unit->x));
+    double y = operand_bytes(&product, TE_ROLE_GRAD_OUTPUT, elements(d, unit->result));
+    bool want_dx = plan->values[unit->x].wanted;
+    char text[224];
+    say_quantize(d, &product, TE_ROLE_GRAD_OUTPUT, elements(d, unit->result), want_dx, dweights > 0, true, TE_EMIT_APART);
+    if (want_dx)
+        say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_DGRAD, "grouped dgrad", quantized, text, sizeof text),
+            y + weights, value_bytes(d, unit->x, 0), flops, true);
+    if (dweights > 0)
+        say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_WGRAD, "grouped wgrad", quantized, text, sizeof text), x + y,
+            dweights, flops, true);
+    if (dbiases > 0) say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradients", value_bytes(d, unit->result, 0), dbiases, 0, true);
+}
+
+static double list_bytes(const describing *d, const te_unit *unit)
+{
+    const te_group_node *node = &d->plan->nodes[unit->nodes[0]];
+    double bytes = 0;
+    for (int i = 0; i < node->n_list; i++) bytes += value_bytes(d, node->list[i], 0);
+    return bytes;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -286,11 +346,11 @@ static void forward_unit(const describing *d, const te_unit *unit)
     double y = value_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_MASK)
         say(d, unit, TE_STEP_GATHER, "stochastic_depth_mask", 0, y, 0, false);
-    else if (unit->kind == TE_UNIT_GROUPED) {
-        const te_group_node *node = &plan->nodes[unit->nodes[0]];
-        for (int i = 0; i < node->n_list; i++) read += value_bytes(d, node->list[i], 0);
-        say(d, unit, TE_STEP_PRODUCT, "grouped_linear", read + value_bytes(d, unit->x, 0), y, grouped_flops(d, unit), false);
-    } else if (unit->kind == TE_UNIT_GATHER)
+    else if (unit->kind == TE_UNIT_GROUPED)
+        forward_grouped(d, unit);
+    else if (unit->kind == TE_UNIT_BIASES)
+        say(d, unit, TE_STEP_GATHER, "grouped_biases", list_bytes(d, unit), y, 0, false);
+    else if (unit->kind == TE_UNIT_GATHER)
         say(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
     else if (unit->kind == TE_UNIT_CALL)
         say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0), y,
@@ -335,6 +395,11 @@ static void backward_program(const describing *d, const te_unit *unit)
                                unit->slots[grad->slot].part.half);
     }
     for (int i = 0; i < unit->n_again; i++) written += value_bytes(d, unit->again[i], 0);
+    for (int i = 0; i < unit->n_slots; i++) { /* before it runs */
+        const te_plan_value *v = &d->plan->values[unit->slots[i].value];
+        if (v->spread) say(d, &d->plan->units[v->unit], TE_STEP_GATHER, "grouped_biases again", list_bytes(d, &d->plan->units[v->unit]),
+                           value_bytes(d, unit->slots[i].value, 0), 0, true);
+    }
     snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, unit->n_again ? ", operand again" : "", detail);
     if (computes || unit->n_again)
         say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, false, twice), written,
@@ -361,6 +426,7 @@ static void backward_unit(const describing *d, const te_unit *unit)
     }
     if (unit->kind == TE_UNIT_GATHER) say(d, unit, TE_STEP_GATHER, "embedding_backward", 2 * y + id_bytes(d, unit), y, 0, true);
     if (unit->kind == TE_UNIT_GROUPED) backward_grouped(d, unit);
+    if (unit->kind == TE_UNIT_BIASES) say(d, unit, TE_STEP_GATHER, "bias gradients", y, list_bytes(d, unit), 0, true);
     if (unit->kind == TE_UNIT_LINEAR) backward_linear(d, unit);
 }
 
@@ -395,7 +461,10 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
+    if (b->kind == TE_UNIT_GROUPED && b->n_products)
+        return "products of ranges of rows: each quantizes its own, and which they are is known when it runs";
     if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED) return "products of ranges of rows read and write memory";
+    if (a->kind == TE_UNIT_BIASES) return "biases are spread over the rows of their ranges, then read by one program";
     if (a->kind == TE_UNIT_MASK) return "one number is drawn for a whole sample, before programs read it row by row";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);

@@ -258,7 +258,9 @@ te_status te_group_state_unpack(te_group_state *state, const te_unit *unit)
     for (int i = 0; i < unit->n_slots; i++) {
         int value = unit->slots[i].value;
         const te_plan_value *v = &state->plan->values[value];
-        if (!v->packed || state->values[value]) continue;
+        if (state->values[value]) continue;
+        if (v->spread && te_biases_forward(state, &state->plan->units[v->unit]) != TE_OK) return ctx->status;
+        if (!v->packed) continue;
         state->values[value] = te_dequantize(ctx, &state->packs[v->pack], 0);
         if (!state->values[value]) return ctx->status;
     }
@@ -269,9 +271,9 @@ void te_group_state_repack(te_group_state *state, const te_unit *unit, bool rele
 {
     for (int i = 0; i < unit->n_slots; i++) {
         const te_plan_value *v = &state->plan->values[unit->slots[i].value];
-        if (!v->packed) continue;
+        if (!v->packed && !v->spread) continue;
         drop(&state->values[unit->slots[i].value], 1);
-        if (release) te_quantized_close(&state->packs[v->pack]);
+        if (release && v->packed) te_quantized_close(&state->packs[v->pack]);
     }
 }
 
@@ -303,7 +305,7 @@ static bool read_elsewhere(const te_fuse_plan *plan, int value)
             for (int i = 0; i < node->call.op->n_inputs; i++)
                 if (node->in[i] == value && (unit->kind != TE_UNIT_LINEAR || i != 1)) return true;
             for (int i = 0; i < node->n_list; i++)
-                if (node->list[i] == value) return true;
+                if (node->list[i] == value && plan->values[value].ndim != 2) return true;
         }
     }
     return false;
@@ -340,6 +342,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         case TE_UNIT_CALL: status = run_call(state, unit); break;
         case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
         case TE_UNIT_GROUPED: status = te_grouped_forward(state, unit); break;
+        case TE_UNIT_BIASES: status = te_biases_forward(state, unit); break;
         case TE_UNIT_MASK: status = te_mask_forward(state, unit); break;
         case TE_UNIT_VIEW: status = run_view(state, unit); break;
         }

@@ -30,7 +30,7 @@ void te_group_release(te_group *group)
     for (int i = 0; i < group->n_nodes; i++) {
         te_op_release(group->nodes[i].call.op);
         te_recipe_state_release(group->nodes[i].recipe_state);
-        te_mem_free(&ctx->mem, group->nodes[i].list, (size_t)group->nodes[i].n_list * sizeof(int));
+        te_node_disown(&ctx->mem, &group->nodes[i]);
     }
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->values, group->value_capacity * sizeof *group->values);
@@ -84,7 +84,7 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
 {
     const te_op_def *def = op->def;
     static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear",
-                                               "stochastic_depth_mask"};
+                                               "grouped_biases", "stochastic_depth_mask"};
     bool known = def->formula || def->resolve;
     for (size_t i = 0; i < sizeof structured / sizeof *structured; i++) known |= strcmp(op->name, structured[i]) == 0;
     if (known && op->n_outputs == 1 && !op->takes_list) return true;
@@ -117,11 +117,14 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     for (int i = 0; i < call->n_list; i++)
         if (call->list[i] < 0 || call->list[i] >= group->n_values || !group->values[call->list[i]].parameter)
             return te_call_fail(&node.call, TE_ERROR_ARGUMENT, "value %d is no parameter of the group", call->list[i]);
-    if (!te_node_own_list(&ctx->mem, &node, call->list, call->n_list)) return te_fail_memory(ctx, "fuser");
+    if (!te_node_own(&ctx->mem, &node, call->list, call->n_list, call->states, call->n_states)) {
+        te_node_disown(&ctx->mem, &node);
+        return te_fail_memory(ctx, "fuser");
+    }
     int frame = te_group_enter_frame(group, &node);
     *result = node.out = add_value(group, (te_group_value){group->n_nodes, frame, false});
     if (node.out == TE_NO_VALUE) {
-        te_mem_free(&ctx->mem, node.list, (size_t)node.n_list * sizeof *node.list);
+        te_node_disown(&ctx->mem, &node);
         return ctx->status;
     }
     if (strcmp(node.call.op->name, "reshape") == 0) node.frame = frame;

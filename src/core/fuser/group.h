@@ -41,8 +41,10 @@ typedef struct te_group_call {
     int           values[TE_OP_MAX_INPUTS];
     const te_arg *args;
     int           n_args, label;
-    const int    *list; /* grouped_linear: values of its weights, then of its biases, if any */
+    const int    *list; /* grouped_linear: values of its weights, then of its biases, if any; grouped_biases: of those */
     int           n_list;
+    te_recipe_state *const *states; /* grouped_linear: of each weight, as recipe_state is of a product; or none */
+    int           n_states;
     bool          cache_quantized; /* backward gets its first input as E4M3 with one factor holds it: a byte for a value */
     te_recipe_state *recipe_state; /* of a product or an attention, which then runs under the recipe that is active; or NULL */
 } te_group_call;

@@ -1,21 +1,16 @@
-/* grouped.c - ranges of rows, each times a weight of its own: a product for every range that is not empty.
+/* grouped.c - ranges of rows, each times a weight of its own: a product for every range.
  *
  *      x      rows 0 .. 2 | 3 | 4 .. 8         sizes {3, 1, 5}, known when it runs
  *      y      x W0^T + b0 | x W1^T + b1 | x W2^T + b2
  *
- * A range counts positions of the first dimension that the rows are seen in.
+ * Under a recipe every range is quantized by itself, as the operation called by itself does it: amaxes and blocks down the columns
+ * are of its rows alone. An empty range is one too, since the amax of its weight counts. Backward takes the ranges from the last to
+ * the first, the order of a tape, in which random bits are drawn.
  */
-#include "backward.h"
+#include "ranges.h"
 
 #include "../ops/ops.h"
 #include "../product.h"
-
-#include <stdio.h>
-
-/* The rows of one group in memory of {rows, width}. */
-typedef struct range {
-    int64_t first, n;
-} range;
 
 int te_grouped_count(const te_fuse_plan *plan, const te_group_node *node)
 {
@@ -25,6 +20,12 @@ int te_grouped_count(const te_fuse_plan *plan, const te_group_node *node)
 }
 
 static bool has_bias(const te_fuse_plan *plan, const te_group_node *node) { return te_grouped_count(plan, node) < node->n_list; }
+
+te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i)
+{
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    return unit->compute != TE_F64 && i < node->n_states ? node->recipes[i] : NULL;
+}
 
 te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
@@ -50,88 +51,78 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
     return TE_OK;
 }
 
-/* --- rows --------------------------------------------------------------------------------------------------------- */
-
-static te_status fail_sizes(const te_fuse_plan *plan, const int64_t *sizes, int64_t n, int groups, int64_t rows)
+/* What backward reads: of products in high precision the weights themselves. */
+void te_plan_describe_grouped(te_fuse_plan *plan, te_unit *unit)
 {
-    char text[160];
-    int used = 0;
-    for (int64_t i = 0; i < n && used < (int)sizeof text - 24; i++)
-        used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? ", " : "", (long long)sizes[i]);
-    return te_fail(plan->ctx, TE_ERROR_ARGUMENT, "te.GroupedLinear: split_sizes {%s} for %d groups and %lld rows", used ? text : "",
-                   groups, (long long)rows);
-}
-
-/* The ranges of a run; `ranges` has room for one per group. */
-static te_status read_ranges(const te_group_state *state, const te_unit *unit, te_tensor *sizes, range *ranges)
-{
-    const te_fuse_plan *plan = state->plan;
-    const te_mem *mem = &plan->ctx->mem;
-    const te_space *s = &state->frames[plan->values[unit->result].frame];
-    int groups = te_grouped_count(plan, &plan->nodes[unit->nodes[0]]);
-    int64_t n = te_tensor_numel(sizes), each = 1, at = 0;
-    for (int i = 1; i + 1 < s->ndim; i++) each *= s->shape[i];
-    int64_t *counts = te_mem_zalloc(mem, (size_t)(n ? n : 1) * sizeof *counts);
-    if (!counts) return te_fail_memory(plan->ctx, "grouped_linear");
-    te_status status = te_tensor_read(sizes, TE_I64, counts);
-    bool fits = n == groups;
-    for (int64_t i = 0; i < n && fits; i++) {
-        fits = counts[i] >= 0 && counts[i] <= s->shape[0] - at;
-        if (!fits) break;
-        ranges[i] = (range){at * each, counts[i] * each};
-        at += counts[i];
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    int groups = te_grouped_count(plan, node);
+    unit->compute = plan->values[unit->result].dtype;
+    unit->product = plan->n_products;
+    for (int i = 0; i < groups; i++) {
+        if (te_grouped_recipe(plan, unit, i)) unit->n_products = groups;
+        else plan->values[node->list[i]].saved |= plan->values[unit->x].wanted;
     }
-    if (status == TE_OK && !(fits && at == s->shape[0])) status = fail_sizes(plan, counts, n, groups, s->shape[0]);
-    te_mem_free(mem, counts, (size_t)(n ? n : 1) * sizeof *counts);
-    return status;
-}
-
-/* Those rows of a tensor whose rows are evenly spaced. NULL on failure. */
-static te_tensor *rows_of(te_tensor *t, range r)
-{
-    te_view v;
-    te_tensor *rows = te_rows_tensor(t, &v);
-    if (!rows) return NULL;
-    int64_t shape[] = {r.n, v.shape[1]}, start = rows->offset + r.first * v.stride[0];
-    te_tensor *part = te_tensor_alias(rows, 2, shape, v.stride, start);
-    te_tensor_release(rows);
-    return part;
+    plan->n_products += unit->n_products;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static te_status multiply(te_group_state *state, const te_group_node *node, const te_unit *unit, int i, range r, te_tensor *x)
+/* A group's product in high precision; while amaxes are collected without quantizing, those of its operands. */
+static te_status multiply_plain(te_group_state *state, const te_unit *unit, int i, te_tensor *y, te_tensor *x, te_tensor *weight,
+                                te_tensor *bias)
+{
+    const te_group_node *node = &state->plan->nodes[unit->nodes[0]];
+    te_recipe_state *observer = state->plan->ctx->calibrating && i < node->n_states ? node->states[i] : NULL;
+    te_tensor *w = te_tensor_cast_cached(weight, unit->compute);
+    te_status status = w ? te_linear_product(y, x, w, bias) : state->plan->ctx->status;
+    te_tensor_release(w);
+    if (status != TE_OK || !observer || !observer->recipe) return status;
+    status = te_role_observe(observer, TE_ROLE_INPUT, x, unit->compute);
+    return status == TE_OK ? te_role_observe(observer, TE_ROLE_WEIGHT, weight, unit->compute) : status;
+}
+
+static te_status multiply(te_group_state *state, const te_unit *unit, int i, te_range range, te_tensor *x)
 {
     const te_fuse_plan *plan = state->plan;
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
     int groups = te_grouped_count(plan, node);
-    te_tensor *bias = has_bias(plan, node) ? state->values[node->list[groups + i]] : NULL;
-    te_tensor *w = te_tensor_cast_cached(state->values[node->list[i]], unit->compute);
-    te_tensor *from = w ? rows_of(x, r) : NULL, *to = from ? rows_of(state->values[unit->result], r) : NULL;
-    te_status status = to ? te_linear_product(to, from, w, bias) : plan->ctx->status;
+    te_tensor *weight = state->values[node->list[i]], *bias = has_bias(plan, node) ? state->values[node->list[groups + i]] : NULL;
+    te_tensor *from = te_range_rows(state, unit, unit->x, x, range);
+    te_tensor *to = from ? te_range_rows(state, unit, unit->result, state->values[unit->result], range) : NULL;
+    te_status status = to ? TE_OK : plan->ctx->status;
+    if (status == TE_OK && te_grouped_recipe(plan, unit, i)) {
+        te_product_saved *saved = &state->products[unit->product + i];
+        status = te_quantized_product(node->states[i], to, from, NULL, weight, bias, plan->values[unit->x].wanted,
+                                      plan->values[node->list[i]].wanted, saved);
+        if (!plan->record) te_product_saved_close(saved);
+    } else if (status == TE_OK) {
+        status = multiply_plain(state, unit, i, to, from, weight, bias);
+    }
     te_tensor_release(to);
     te_tensor_release(from);
-    te_tensor_release(w);
     return status;
+}
+
+/* Whether backward reads x itself: some group's weight gradient is a product in high precision. */
+static bool keeps_x(const te_fuse_plan *plan, const te_unit *unit)
+{
+    bool keeps = false;
+    for (int i = 0; i < te_grouped_count(plan, &plan->nodes[unit->nodes[0]]); i++) keeps |= !te_grouped_recipe(plan, unit, i);
+    return keeps && plan->values[unit->result].wanted;
 }
 
 te_status te_grouped_forward(te_group_state *state, const te_unit *unit)
 {
     te_fuse_plan *plan = state->plan;
-    const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    te_tensor *sizes = state->values[node->in[1]];
-    int groups = te_grouped_count(plan, node);
-    range *ranges = te_mem_zalloc(&plan->ctx->mem, (size_t)groups * sizeof *ranges);
+    int groups = te_grouped_count(plan, &plan->nodes[unit->nodes[0]]);
+    te_range *ranges = te_mem_zalloc(&plan->ctx->mem, (size_t)groups * sizeof *ranges);
     if (!ranges) return te_fail_memory(plan->ctx, "grouped_linear");
-    te_status status = read_ranges(state, unit, sizes, ranges);
+    te_status status = te_ranges_read(state, unit, groups, ranges);
     te_tensor *x = status == TE_OK ? te_tensor_cast(state->values[unit->x], unit->compute) : NULL;
     if (x) state->values[unit->result] = te_state_tensor(state, &plan->values[unit->result]);
     if (status == TE_OK && !(x && state->values[unit->result])) status = plan->ctx->status;
-    for (int i = 0; i < groups && status == TE_OK; i++)
-        if (ranges[i].n) status = multiply(state, node, unit, i, ranges[i], x);
-    if (status == TE_OK && plan->values[unit->result].wanted) {
-        state->aux[unit->first_aux] = te_tensor_retain(x);
-        state->aux[unit->first_aux + 1] = te_tensor_retain(sizes);
-    }
+    for (int i = 0; i < groups && status == TE_OK; i++) status = multiply(state, unit, i, ranges[i], x);
+    if (status == TE_OK && keeps_x(plan, unit)) state->aux[unit->first_aux] = te_tensor_retain(x);
     te_tensor_release(x);
     te_mem_free(&plan->ctx->mem, ranges, (size_t)groups * sizeof *ranges);
     return status;
@@ -139,65 +130,111 @@ te_status te_grouped_forward(te_group_state *state, const te_unit *unit)
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* dw or db of a group, added straight to where the tape wants it, or in the dtype of the product and then cast. */
-static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int value, te_tensor *dy, te_tensor *x)
+/* The operands of a group's gradients. */
+typedef struct operands {
+    te_tensor *dy, *x;
+    te_factor factor; /* of dy under a recipe */
+    const te_product_saved *saved; /* under a recipe */
+} operands;
+
+/* dw of a group, added straight to where the tape wants it, or in the dtype of the product and then cast. */
+static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int edge, const operands *o)
 {
-    int edge = te_wanted_edge(b, value);
-    if (edge < 0) return TE_OK;
     const te_grad_meta *meta = te_grad_input(b->call, edge);
-    bool direct = te_product_fits(meta->dtype, unit->compute) || !x, accumulate = false;
+    bool direct = te_product_fits(meta->dtype, unit->compute), accumulate = false;
     te_tensor *target = direct ? te_grad_target(b->call, edge, &accumulate)
                                : te_tensor_new(b->ctx, meta->device, unit->compute, meta->ndim, meta->shape);
     if (!target) return b->ctx->status;
-    te_status status = x ? te_linear_wgrad(target, dy, x, accumulate) : te_sum_to(target, dy, 1, accumulate);
+    te_status status = o->saved ? te_quantized_wgrad(o->saved, target, &o->factor, accumulate)
+                                : te_linear_wgrad(target, o->dy, o->x, accumulate);
     if (direct) return status;
     if (status == TE_OK) return te_grad_give(b->call, edge, target);
     te_tensor_release(target);
     return status;
 }
 
-static te_status group_gradients(te_group_backward *b, const te_unit *unit, int i, range r, te_tensor *dy, te_tensor *dx, bool accumulate)
+static te_status input_gradient(te_group_backward *b, const te_unit *unit, int i, te_tensor *dx, bool accumulate, const operands *o)
 {
-    const te_group_node *node = &b->plan->nodes[unit->nodes[0]];
-    int groups = te_grouped_count(b->plan, node);
-    te_tensor *dy_rows = rows_of(dy, r), *x_rows = rows_of(b->state->aux[unit->first_aux], r), *w = NULL, *dx_rows = NULL;
-    te_status status = dy_rows && x_rows ? TE_OK : b->ctx->status;
-    if (status == TE_OK && dx && r.n) {
-        w = te_tensor_cast_cached(b->state->values[node->list[i]], unit->compute);
-        dx_rows = w ? rows_of(dx, r) : NULL;
-        status = dx_rows ? te_linear_dgrad(dx_rows, dy_rows, w, accumulate) : b->ctx->status;
-    }
-    if (status == TE_OK) status = weight_gradient(b, unit, node->list[i], dy_rows, x_rows);
-    if (status == TE_OK && has_bias(b->plan, node)) status = weight_gradient(b, unit, node->list[groups + i], dy_rows, NULL);
-    te_tensor_release(dx_rows);
+    if (o->saved) return te_quantized_dgrad(o->saved, dx, &o->factor, accumulate);
+    int value = b->plan->nodes[unit->nodes[0]].list[i];
+    te_tensor *w = te_tensor_cast_cached(b->state->values[value], unit->compute);
+    te_status status = w ? te_linear_dgrad(dx, o->dy, w, accumulate) : b->ctx->status;
     te_tensor_release(w);
-    te_tensor_release(x_rows);
-    te_tensor_release(dy_rows);
     return status;
 }
 
-te_status te_backward_grouped(te_group_backward *b, const te_unit *unit)
+static te_status bias_gradient(te_group_backward *b, int value, te_tensor *dy)
+{
+    int edge = te_wanted_edge(b, value);
+    if (edge < 0) return TE_OK;
+    bool accumulate;
+    te_tensor *db = te_grad_target(b->call, edge, &accumulate);
+    return db ? te_sum_to(db, dy, 1, accumulate) : b->ctx->status;
+}
+
+/* Of group i; dx: its rows of x's gradient, NULL when nobody wants them. */
+static te_status group_gradients(te_group_backward *b, const te_unit *unit, int i, te_range range, te_tensor *dy, te_tensor *dx,
+                                 bool accumulate)
+{
+    const te_group_node *node = &b->plan->nodes[unit->nodes[0]];
+    int groups = te_grouped_count(b->plan, node), edge = te_wanted_edge(b, node->list[i]);
+    operands o = {.dy = te_range_rows(b->state, unit, unit->result, dy, range)};
+    te_status status = o.dy ? TE_OK : b->ctx->status;
+    if (status == TE_OK && te_grouped_recipe(b->plan, unit, i)) {
+        o.saved = &b->state->products[unit->product + i];
+        status = te_quantized_grad_output(o.saved, o.dy, NULL, dx != NULL, edge >= 0, &o.factor);
+    } else if (status == TE_OK) {
+        o.x = te_range_rows(b->state, unit, unit->x, b->state->aux[unit->first_aux], range);
+        if (!o.x) status = b->ctx->status;
+    }
+    if (status == TE_OK && dx && range.n) status = input_gradient(b, unit, i, dx, accumulate, &o);
+    if (status == TE_OK && edge >= 0) status = weight_gradient(b, unit, edge, &o);
+    if (status == TE_OK && has_bias(b->plan, node)) status = bias_gradient(b, node->list[groups + i], o.dy);
+    te_factor_close(&o.factor);
+    te_tensor_release(o.x);
+    te_tensor_release(o.dy);
+    return status;
+}
+
+/* Where x's gradient is added to, or in a dtype that products have where theirs is another: *direct says which. */
+static te_tensor *open_dx(te_group_backward *b, const te_unit *unit, bool *direct, bool *accumulate)
+{
+    te_plan_value own = b->plan->values[unit->x];
+    *direct = te_product_fits(own.dtype, unit->compute);
+    *accumulate = false;
+    if (*direct) return te_tensor_retain(te_backward_target(b, unit->x, accumulate));
+    own.dtype = unit->compute;
+    return te_state_tensor(b->state, &own);
+}
+
+static te_status all_gradients(te_group_backward *b, const te_unit *unit, const te_range *ranges, te_tensor *dy)
 {
     const te_plan_value *x = &b->plan->values[unit->x];
-    te_tensor **aux = b->state->aux + unit->first_aux, *grad = b->state->grads[unit->result], *dx = NULL;
-    int groups = te_grouped_count(b->plan, &b->plan->nodes[unit->nodes[0]]);
-    bool direct = te_product_fits(x->dtype, unit->compute), accumulate = false;
-    if (!grad || !aux[0]) return TE_OK;
-    range *ranges = te_mem_zalloc(&b->ctx->mem, (size_t)groups * sizeof *ranges);
-    te_tensor *dy = ranges ? te_tensor_cast(grad, unit->compute) : NULL;
-    te_status status = dy ? read_ranges(b->state, unit, aux[1], ranges) : te_fail_memory(b->ctx, "grouped_linear");
-    te_plan_value own = *x;
-    own.dtype = direct ? x->dtype : unit->compute;
-    if (status == TE_OK && x->wanted) {
-        dx = direct ? te_tensor_retain(te_backward_target(b, unit->x, &accumulate)) : te_state_tensor(b->state, &own);
-        if (!dx) status = b->ctx->status;
+    bool direct = true, accumulate = false;
+    te_tensor *dx = x->wanted ? open_dx(b, unit, &direct, &accumulate) : NULL;
+    te_status status = x->wanted && !dx ? b->ctx->status : TE_OK;
+    for (int i = te_grouped_count(b->plan, &b->plan->nodes[unit->nodes[0]]) - 1; i >= 0 && status == TE_OK; i--) {
+        te_tensor *rows = dx ? te_range_rows(b->state, unit, unit->x, dx, ranges[i]) : NULL;
+        status = dx && !rows ? b->ctx->status : group_gradients(b, unit, i, ranges[i], dy, rows, accumulate);
+        te_tensor_release(rows);
     }
-    for (int i = 0; i < groups && status == TE_OK; i++) status = group_gradients(b, unit, i, ranges[i], dy, dx, accumulate);
     if (status == TE_OK && dx && !direct) {
         te_tensor *cast = te_tensor_cast(dx, x->dtype);
         status = cast ? te_backward_add(b, unit->x, cast) : b->ctx->status;
     }
     te_tensor_release(dx);
+    return status;
+}
+
+te_status te_backward_grouped(te_group_backward *b, const te_unit *unit)
+{
+    te_tensor *grad = b->state->grads[unit->result];
+    int groups = te_grouped_count(b->plan, &b->plan->nodes[unit->nodes[0]]);
+    if (!grad) return TE_OK;
+    te_range *ranges = te_mem_zalloc(&b->ctx->mem, (size_t)groups * sizeof *ranges);
+    te_tensor *dy = ranges ? te_tensor_cast(grad, unit->compute) : NULL;
+    te_status status = !ranges ? te_fail_memory(b->ctx, "grouped_linear") : dy ? te_ranges_read(b->state, unit, groups, ranges) : b->ctx->status;
+    if (status == TE_OK) status = all_gradients(b, unit, ranges, dy);
     te_tensor_release(dy);
     te_mem_free(&b->ctx->mem, ranges, (size_t)groups * sizeof *ranges);
     return status;

@@ -198,6 +198,8 @@ te_status te_plan_infer(te_fuse_plan *plan)
             status = te_plan_infer_reshape(plan, node, out);
         else if (strcmp(op->name, "grouped_linear") == 0)
             status = te_plan_infer_grouped(plan, node, out);
+        else if (strcmp(op->name, "grouped_biases") == 0)
+            status = te_plan_infer_biases(plan, node, out);
         else if (strcmp(op->name, "stochastic_depth_mask") == 0)
             status = infer_mask(plan, node, out);
         else if (strcmp(op->name, "embedding") == 0)

@@ -3,16 +3,32 @@
 
 #include "../autograd.h"
 
-bool te_node_own_list(const te_mem *mem, te_group_node *node, const int *list, int n)
+bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states, int n_states)
 {
     node->list = NULL;
-    node->n_list = 0;
-    if (!n) return true;
-    node->list = te_mem_alloc(mem, (size_t)n * sizeof *list);
-    if (!node->list) return false;
-    memcpy(node->list, list, (size_t)n * sizeof *list);
+    node->states = NULL;
+    node->recipes = NULL;
+    node->n_list = node->n_states = 0;
+    if (n && !(node->list = te_mem_alloc(mem, (size_t)n * sizeof *list))) return false;
+    if (n) memcpy(node->list, list, (size_t)n * sizeof *list);
     node->n_list = n;
-    return true;
+    if (!n_states) return true;
+    node->states = te_mem_zalloc(mem, (size_t)n_states * sizeof *states);
+    node->recipes = te_mem_zalloc(mem, (size_t)n_states * sizeof(te_product_recipe *));
+    node->n_states = n_states;
+    for (int i = 0; i < n_states && node->states; i++) node->states[i] = te_recipe_state_retain(states[i]);
+    return node->states && node->recipes;
+}
+
+void te_node_disown(const te_mem *mem, te_group_node *node)
+{
+    for (int i = 0; i < node->n_states; i++) {
+        if (node->states) te_recipe_state_release(node->states[i]);
+        if (node->recipes) te_product_recipe_release(node->recipes[i]);
+    }
+    te_mem_free(mem, node->states, (size_t)node->n_states * sizeof(te_recipe_state *));
+    te_mem_free(mem, node->recipes, (size_t)node->n_states * sizeof(te_product_recipe *));
+    te_mem_free(mem, node->list, (size_t)node->n_list * sizeof(int));
 }
 
 /* --- plans -------------------------------------------------------------------------------------------------------- */
@@ -34,7 +50,7 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     for (int i = 0; plan->nodes && i < plan->n_nodes; i++) {
         if (plan->nodes[i].call.op) te_op_release(plan->nodes[i].call.op);
         te_recipe_state_release(plan->nodes[i].recipe_state);
-        te_mem_free(mem, plan->nodes[i].list, (size_t)plan->nodes[i].n_list * sizeof(int));
+        te_node_disown(mem, &plan->nodes[i]);
     }
     for (int i = 0; plan->recipes && i < plan->n_nodes; i++) te_product_recipe_release(plan->recipes[i]);
     te_mem_free(mem, plan->keys, (size_t)plan->n_inputs * sizeof *plan->keys);
@@ -103,10 +119,14 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
     memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     bool owned = true;
     for (int i = 0; i < plan->n_nodes; i++) {
-        owned = te_node_own_list(&ctx->mem, &plan->nodes[i], group->nodes[i].list, group->nodes[i].n_list) && owned;
-        te_op_retain(plan->nodes[i].call.op);
-        te_recipe_state_retain(plan->nodes[i].recipe_state);
-        plan->recipes[i] = te_product_recipe_retain(te_recipe_active(plan->nodes[i].recipe_state));
+        te_group_node *node = &plan->nodes[i];
+        const te_group_node *from = &group->nodes[i];
+        owned = te_node_own(&ctx->mem, node, from->list, from->n_list, from->states, from->n_states) && owned;
+        te_op_retain(node->call.op);
+        te_recipe_state_retain(node->recipe_state);
+        plan->recipes[i] = te_product_recipe_retain(te_recipe_active(node->recipe_state));
+        for (int k = 0; k < node->n_states && owned; k++)
+            node->recipes[k] = te_product_recipe_retain(te_recipe_active(node->states[k]));
     }
     plan->compute_dtype = ctx->compute_dtype;
     plan->record = record;
@@ -158,8 +178,12 @@ static void read_key(te_plan_key *key, const te_tensor *t, const te_space *s, bo
 
 static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_ndim, bool record)
 {
-    for (int i = 0; i < plan->n_nodes; i++)
-        if (plan->recipes[i] != te_recipe_active(plan->nodes[i].recipe_state)) return false;
+    for (int i = 0; i < plan->n_nodes; i++) {
+        const te_group_node *node = &plan->nodes[i];
+        if (plan->recipes[i] != te_recipe_active(node->recipe_state)) return false;
+        for (int k = 0; k < node->n_states; k++)
+            if (node->recipes[k] != te_recipe_active(node->states[k])) return false;
+    }
     return plan->record == record && plan->x_ndim == x_ndim && plan->compute_dtype == plan->ctx->compute_dtype &&
            plan->recompute_width == plan->ctx->recompute_width &&
            memcmp(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys) == 0;

@@ -6,7 +6,7 @@
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
  *             -- emit.c, handed.c  what is stored quantized alone
- *      plan   -- forward.c, backward.c, gather.c, grouped.c
+ *      plan   -- forward.c, backward.c, gather.c, grouped.c, ranges.c
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
  * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in
@@ -30,7 +30,10 @@ typedef struct te_group_node {
     int     in[TE_OP_MAX_INPUTS];
     int     out, label;
     int     frame; /* a reshape: which of the group's, from 1 */
-    int    *list, n_list; /* grouped_linear: its weights, then its biases; owned */
+    int    *list, n_list; /* grouped_linear: its weights, then its biases; grouped_biases: those; owned */
+    te_recipe_state   **states;  /* grouped_linear: of its weights; owned, n_states of them or none */
+    te_product_recipe **recipes; /* of a plan: what they run under */
+    int n_states;
     te_recipe_state *recipe_state; /* NULL: its product is never quantized */
     bool    cache_quantized;
 } te_group_node;
@@ -70,6 +73,7 @@ typedef struct te_plan_value {
     bool           handed;      /* of FP8 attention: the product that reads it takes its bytes */
     bool           packed;      /* … as E4M3 with one factor: what is saved is that */
     bool           again;       /* operand of weight gradients that the gradient program of its unit computes anew */
+    bool           spread;      /* biases over the rows of ranges: backward reads them, and spreads them again */
     bool           inside;      /* never stored: read by its own unit alone */
     int            unit;        /* position in the plan of the unit that makes it; -1: an input */
     int            first_reader, last_reader; /* positions of units; -1: none */
@@ -81,6 +85,7 @@ typedef enum te_unit_kind {
     TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
     TE_UNIT_GATHER, /* rows of a table by id */
     TE_UNIT_GROUPED, /* ranges of rows times weights of their own */
+    TE_UNIT_BIASES, /* every row's bias, that of its range; made again where backward reads it */
     TE_UNIT_MASK,   /* which rows stochastic depth keeps */
     TE_UNIT_VIEW    /* memory read in rows of another width */
 } te_unit_kind;
@@ -136,7 +141,7 @@ typedef struct te_unit {
     int          x, weight, bias, result; /* values */
     te_dtype     compute;         /* dtype of the product */
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
-    int          product;         /* under a recipe: what backward reads, in the run's arrays */
+    int          product, n_products; /* under a recipe: what backward reads, in the run's arrays; of TE_UNIT_GROUPED for each group */
     /* TE_UNIT_CALL */
     te_product_recipe *attention; /* likewise, of an attention */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
@@ -216,7 +221,9 @@ typedef struct te_group_state {
 
 /* --- making plans ------------------------------------------------------------------------------------------------- */
 
-bool          te_node_own_list(const te_mem *mem, te_group_node *node, const int *list, int n); /* a copy; false: no memory */
+/* Gives a node lists of its own, copies; false: no memory, and te_node_disown lets go of those that are there. */
+bool          te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states, int n_states);
+void          te_node_disown(const te_mem *mem, te_group_node *node);
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record); /* found or made; NULL on failure */
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
 void          te_fuse_plan_release(te_fuse_plan *plan);
@@ -268,10 +275,14 @@ te_status te_plan_order_draws(te_fuse_plan *plan);
 void      te_state_draw(te_group_state *state);
 te_status te_mask_forward(te_group_state *state, const te_unit *unit);
 
-/* gather.c: units that look rows up. grouped.c: those of ranges of rows. */
+/* gather.c: units that look rows up. grouped.c, ranges.c: those of ranges of rows. */
 te_status te_gather_forward(te_group_state *state, const te_unit *unit);
 te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
 te_status te_grouped_forward(te_group_state *state, const te_unit *unit);
 int       te_grouped_count(const te_fuse_plan *plan, const te_group_node *node); /* of groups */
+void      te_plan_describe_grouped(te_fuse_plan *plan, te_unit *unit);
+te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i); /* of a group; NULL: high precision */
+te_status te_plan_infer_biases(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
+te_status te_biases_forward(te_group_state *state, const te_unit *unit);
 
 #endif

@@ -218,7 +218,7 @@ static te_status matmul_forward(te_call *call)
     return te_call_result(call, y);
 }
 
-static te_status grouped_linear_forward(te_call *call) { return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no weights"); }
+static te_status grouped_forward(te_call *call) { return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no parameters"); }
 
 const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
@@ -229,7 +229,16 @@ const te_op_def te_ops_linear[] = {
     {.signature = "grouped_linear(x, sizes)",
      .doc = "Rows of x in contiguous groups of so many, each times a weight of its own. Stands in plans alone, where it has weights.",
      .flags = TE_OP_HIDDEN,
-     .forward = grouped_linear_forward},
+     .forward = grouped_forward},
+    {.signature = "grouped_biases(scale, sizes)",
+     .doc = "For every row the bias of its group, rows in contiguous groups of so many. Stands in plans alone, where it has biases.",
+     .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .forward = grouped_forward},
+    {.signature = "addcmul_rows(x, scale, bias)",
+     .doc = "x + scale * bias: scale has one number for every row.",
+     .flags = TE_OP_HIDDEN,
+     .rows = "scale",
+     .formula = "y = x + scale * bias"},
     {.signature = "matmul(a, b)",
      .doc = "Matrix product over the last two dimensions; leading ones are batches and broadcast; a vector counts as a "
             "row (a) or a column (b).",

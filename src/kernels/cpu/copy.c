@@ -7,8 +7,10 @@
  *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
  *      anything else                            runs along the last dimension
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be read
- * first, and nobody would find them later. Measured, that pays where no less is written than read, and for tiles where
- * they are converted, thus go through such a block anyway.
+ * first, and nobody would find them later. Measured, that pays where no less is written than read. Tiles go past the caches
+ * where they are converted, thus go through such a block anyway, or where squares can be turned in registers, whose rows are
+ * whole lines. Then tiles are long, eight lines of a destination's row and more one behind the other, and follow the rows of
+ * the source.
  * The work is cut into units by shape alone; each element has one writer, so the number of threads changes nothing.
  */
 #include "copy.h"
@@ -17,6 +19,7 @@
 
 enum {
     TILE = 64,
+    LONG = 512,                /* columns of a tile that is turned in registers */
     RUN = 32768,               /* elements of a long run that one unit moves */
     UNIT = 4096,               /* elements of short runs that one unit moves, about */
     PARALLEL_FROM = 1 << 15,   /* elements: below this a parallel region costs more than it gains */
@@ -32,6 +35,16 @@ const te_copy_blocks *te_copy_blocks_of(te_exec *exec)
 #endif
     (void)exec;
     return &te_copy_blocks_portable;
+}
+
+static const te_transpose_fn *lines_of(te_exec *exec)
+{
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return te_transpose_lines_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return te_transpose_lines_avx2;
+#endif
+    (void)exec;
+    return te_transpose_lines_portable;
 }
 
 te_value_class te_value_class_of(te_dtype dtype)
@@ -92,6 +105,8 @@ typedef struct copy_plan {
     int64_t               outer;     /* combinations of the dimensions that are not inner */
     int64_t               per_outer; /* units in each */
     int64_t               at_once;   /* or combinations in one unit, where runs are short */
+    int64_t               tile_rows, tile_cols;
+    te_transpose_fn       turn;      /* for whole tiles, NULL: none */
     bool                  streams;   /* the destination is written past the caches where its lines are whole */
 } copy_plan;
 
@@ -127,7 +142,17 @@ static void plan_merge(copy_plan *plan)
     memcpy(s->shape, d->shape, sizeof s->shape);
 }
 
-static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src)
+static void plan_tiles(copy_plan *plan, const te_transpose_fn *lines, int64_t bytes)
+{
+    int log2_size = te_dtype_log2_size(plan->dst.dtype);
+    plan->tile_rows = plan->tile_cols = TILE;
+    if (plan->dst.dtype != plan->src.dtype || bytes < STREAM_FROM || !lines[log2_size]) return;
+    plan->turn = lines[log2_size];
+    plan->tile_rows = LINE >> log2_size;
+    plan->tile_cols = LONG;
+}
+
+static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, const te_transpose_fn *lines)
 {
     plan->dst.data = dst->data;
     plan->dst.dtype = dst->dtype;
@@ -143,12 +168,13 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src)
     if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1)
         for (int i = 0; i < last; i++)
             if (plan->src.stride[i] == 1 && plan->dst.shape[i] >= 4) plan->across = i;
-    int64_t inner = plan->dst.shape[last];
+    int64_t inner = plan->dst.shape[last], bytes = te_view_numel(dst) << te_dtype_log2_size(dst->dtype);
     if (plan->across < 0) {
         plan->per_outer = (inner + RUN - 1) / RUN;
     } else {
         int64_t rows = plan->dst.shape[plan->across];
-        plan->per_outer = ((rows + TILE - 1) / TILE) * ((inner + TILE - 1) / TILE);
+        plan_tiles(plan, lines, bytes);
+        plan->per_outer = ((rows + plan->tile_rows - 1) / plan->tile_rows) * ((inner + plan->tile_cols - 1) / plan->tile_cols);
         /* the tiled dimension goes next to the last one, so that the outer ones are a prefix */
         for (int i = plan->across; i + 1 < last; i++) {
             int64_t extent = plan->dst.shape[i], ds = plan->dst.stride[i], ss = plan->src.stride[i];
@@ -164,7 +190,6 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src)
     plan->outer = 1;
     for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
     plan->at_once = plan->across < 0 && inner < UNIT ? (UNIT + inner - 1) / inner : 1;
-    int64_t bytes = te_view_numel(dst) * ((int64_t)1 << te_dtype_log2_size(dst->dtype));
     int  wider = te_dtype_log2_size(dst->dtype) - te_dtype_log2_size(src->dtype);
     bool pays = plan->across < 0 ? wider >= 0 : dst->dtype != src->dtype;
     plan->streams = pays && bytes >= STREAM_FROM && plan->dst.stride[last] == 1;
@@ -256,15 +281,23 @@ static void copy_tile(const copy_plan *plan, char *dst, const char *src, int64_t
 {
     const te_view *d = &plan->dst, *s = &plan->src;
     int last = d->ndim - 1;
-    int64_t tiles = (d->shape[last] + TILE - 1) / TILE, row = part / tiles * TILE, col = part % tiles * TILE;
+    int64_t down = (d->shape[plan->across] + plan->tile_rows - 1) / plan->tile_rows;
+    int64_t along = (d->shape[last] + plan->tile_cols - 1) / plan->tile_cols;
+    int64_t row = (plan->turn ? part % down : part / along) * plan->tile_rows;
+    int64_t col = (plan->turn ? part / down : part % along) * plan->tile_cols;
     int64_t rows = d->shape[plan->across] - row, cols = d->shape[last] - col;
     int64_t dst_stride = d->stride[plan->across], src_stride = s->stride[last];
-    if (rows > TILE) rows = TILE;
-    if (cols > TILE) cols = TILE;
+    if (rows > plan->tile_rows) rows = plan->tile_rows;
+    if (cols > plan->tile_cols) cols = plan->tile_cols;
     int64_t size = (int64_t)1 << te_dtype_log2_size(d->dtype);
     dst = te_element(dst, d->dtype, row * dst_stride + col);
     src = te_element(src, s->dtype, row + col * src_stride);
-    if (!plan->streams || ((uintptr_t)dst | (uintptr_t)(dst_stride * size) | (uintptr_t)(cols * size)) % LINE != 0) {
+    bool lines = ((uintptr_t)dst | (uintptr_t)(dst_stride * size) | (uintptr_t)(cols * size)) % LINE == 0;
+    if (plan->turn && lines && rows == plan->tile_rows) {
+        plan->turn(dst, dst_stride, src, src_stride, rows, cols);
+        return;
+    }
+    if (!plan->streams || !lines) {
         tile_convert(plan, dst, dst_stride, src, src_stride, rows, cols);
         return;
     }
@@ -305,7 +338,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
-    plan_make(&plan, dst, src);
+    plan_make(&plan, dst, src, lines_of(exec));
     int64_t units = plan.at_once > 1 ? (plan.outer + plan.at_once - 1) / plan.at_once : plan.outer * plan.per_outer;
     int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -313,7 +346,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 #pragma omp for schedule(static) nowait
         for (int64_t unit = 0; unit < units; unit++)
             if (!te_cpu_stopping(exec)) copy_unit(&plan, unit);
-        if (plan.streams) plan.blocks->settle();
+        if (plan.streams || plan.turn) plan.blocks->settle();
     }
     return te_cpu_finish(exec, TE_OK);
 }

@@ -39,6 +39,10 @@ typedef struct te_copy_blocks {
 
 extern const te_copy_blocks te_copy_blocks_portable, te_copy_blocks_avx2, te_copy_blocks_avx512;
 
+/* isa/transpose_lines.c: tiles of whole squares with the side of a cache line, whose lines the destination's are, past the
+ * caches. By logarithm of the element's size; NULL: there is none. */
+extern const te_transpose_fn te_transpose_lines_portable[4], te_transpose_lines_avx2[4], te_transpose_lines_avx512[4];
+
 /* copy.c */
 const te_copy_blocks *te_copy_blocks_of(te_exec *exec);
 te_value_class        te_value_class_of(te_dtype dtype);

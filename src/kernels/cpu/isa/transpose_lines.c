@@ -1,0 +1,98 @@
+/* transpose_lines.c - transposes past the caches, see copy.h: squares with the side of a cache line, turned in registers and
+ * stored line by line. Only where a register holds a line.
+ *
+ * A square of 32-bit elements takes 16 registers and four rounds of exchanges. One of 16-bit elements is done in two
+ * halves: interleaved, two rows are one row of pairs, the lower halves of each 128 bits in one register and the upper halves
+ * in another, and a line of the result is a column of 16 pairs.
+ */
+#include "kernels/cpu/copy.h"
+
+#if defined(TE_ISA_avx512)
+#include <immintrin.h>
+
+static inline __attribute__((always_inline)) __m512i pair_low(__m512i x, __m512i y)
+{
+    return _mm512_castpd_si512(_mm512_unpacklo_pd(_mm512_castsi512_pd(x), _mm512_castsi512_pd(y)));
+}
+
+static inline __attribute__((always_inline)) __m512i pair_high(__m512i x, __m512i y)
+{
+    return _mm512_castpd_si512(_mm512_unpackhi_pd(_mm512_castsi512_pd(x), _mm512_castsi512_pd(y)));
+}
+
+/* a[c], element r <- a[r], element c. */
+static inline __attribute__((always_inline)) void turn_registers(__m512i *a)
+{
+    __m512i b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) { /* pairs of rows: 2 x 2 blocks in each quarter */
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) { /* fours of rows: quarter q of a[i + c] holds column 4 q + c */
+        a[i] = pair_low(b[i], b[i + 2]);
+        a[i + 1] = pair_high(b[i], b[i + 2]);
+        a[i + 2] = pair_low(b[i + 1], b[i + 3]);
+        a[i + 3] = pair_high(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) { /* a 4 x 4 transpose of the quarters */
+        __m512i even_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0x88), odd_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0xdd);
+        __m512i even_high = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0x88),
+                odd_high = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0xdd);
+        b[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        b[c + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        b[c + 8] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        b[c + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = b[i];
+}
+
+static inline void square_32(uint32_t *dst, int64_t dst_stride, const uint32_t *src, int64_t src_stride)
+{
+    __m512i a[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
+    turn_registers(a);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) _mm512_stream_si512((__m512i *)(dst + i * dst_stride), a[i]);
+}
+
+static inline void square_16(uint16_t *dst, int64_t dst_stride, const uint16_t *src, int64_t src_stride)
+{
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m512i a[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            __m512i x = _mm512_loadu_si512(src + 2 * i * src_stride), y = _mm512_loadu_si512(src + (2 * i + 1) * src_stride);
+            a[i] = half ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y);
+        }
+        turn_registers(a);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++)
+            _mm512_stream_si512((__m512i *)(dst + (i / 4 * 8 + i % 4 + 4 * half) * dst_stride), a[i]);
+    }
+}
+
+#define DEFINE_LINES(bits)                                                                                           \
+    static void lines_##bits(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,       \
+                             int64_t cols)                                                                           \
+    {                                                                                                                \
+        enum { SIDE = 512 / bits };                                                                                  \
+        uint##bits##_t       *d = dst;                                                                               \
+        const uint##bits##_t *s = src;                                                                               \
+        for (int64_t r = 0; r < rows; r += SIDE)                                                                     \
+            for (int64_t c = 0; c < cols; c += SIDE)                                                                 \
+                square_##bits(d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride);               \
+    }
+
+DEFINE_LINES(16)
+DEFINE_LINES(32)
+
+const te_transpose_fn TE_ISA_NAME(te_transpose_lines)[4] = {NULL, lines_16, lines_32, NULL};
+#else
+const te_transpose_fn TE_ISA_NAME(te_transpose_lines)[4] = {NULL, NULL, NULL, NULL};
+#endif

@@ -140,6 +140,13 @@ describe("te.optim.AdamW", function()
 end)
 
 describe("te.optim.SGD", function()
+    it("has no nesterov without momentum, or with dampening", function()
+        local p = { te.zeros { 2 } }
+        for _, options in ipairs { { nesterov = true }, { nesterov = true, momentum = 0.9, dampening = 0.1 } } do
+            assert.error_matches(function() te.optim.SGD(p, options) end, "te%.optim%.SGD: option nesterov: it needs momentum")
+        end
+    end)
+
     it("has momentum and nesterov", function()
         for _, nesterov in ipairs { false, true } do
             local p, expected, buffer = parameter { 1 }, 1, 0

@@ -1,3 +1,4 @@
+local te = require "te"
 local options = require "te.options"
 
 describe("te.options", function()
@@ -28,5 +29,47 @@ describe("te.options", function()
     it("finds the nearest name", function()
         assert.equal("learning_rate", options.nearest("leanring_rate", { "batch", "learning_rate" }))
         assert.is_nil(options.nearest("zzzzzzzz", { "batch" }))
+    end)
+end)
+
+-- By name: how it is called, and with how many arguments at most.
+describe("what follows the options is refused by", function()
+    local x, path = te.ones { 2, 2 }, os.tmpname()
+    te.save(path, { x = x })
+    teardown(function() os.remove(path) end)
+    local calls = {
+        Linear = { 4, 4, {} }, BasicLinear = { 4, 4, {} }, Bias = { 4, {} }, GroupedLinear = { 2, 4, 4, {} },
+        LayerNorm = { 4, {} }, RMSNorm = { 4, {} }, L2Normalization = { {} }, Embedding = { 4, 4, {} }, Dropout = { 0.5, {} },
+        StochasticDepth = { 0.5, {} }, ConstantScale = { 2, {} }, Identity = { {} }, Reshape = { { 4 }, {} }, Quantize = { {} },
+        MakeExtraOutput = { {} }, AddExtraInput = { {} }, AllReduce = { {} }, AllGather = { {} }, ReduceScatter = { {} },
+        Pointwise = { {}, function(v) return v end }, MultiHeadedSelfAttention = { 8, 2, {} },
+        GroupedQueryAttention = { 8, 2, 1, {} }, MultiQuerySelfAttention = { 8, 2, {} }, DotProductAttention = { {} },
+        quantize = { x, te.recipe.MXFP8BlockScaling {}, "input", {} }, save = { path, { x = x }, {} }, load = { path },
+        gradcheck = { te.exp, { te.ones({ 2 }, { dtype = "float64" }) }, {} }, zeros = { { 2 }, {} }, manual_seed = { 1 },
+        grad = { te.exp(te.ones({}, { requires_grad = true })), x, { retain_graph = true } }, devices = {}, memory_stats = { "cpu" },
+        ["optim.AdamW"] = { { x }, {} }, ["optim.SGD"] = { { x }, {} }, ["optim.clip_grad_norm"] = { { x }, 1 },
+        ["recipe.DelayedScaling"] = { {} }, ["recipe.NVFP4BlockScaling"] = { {} },
+    }
+    for _, name in ipairs {
+        "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
+        "SiTUGLU", "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU",
+    } do calls[name] = { {} } end
+    for name, arguments in pairs(calls) do
+        it("te." .. name, function()
+            local f, n = te, #arguments
+            for key in name:gmatch "[^.]+" do f = f[key] end
+            f(unpack(arguments))
+            f(unpack(arguments, 1, n + 1)) -- nil is nothing
+            arguments[n + 1] = 5
+            assert.error_matches(function() f(unpack(arguments)) end,
+                "te%." .. name:gsub("%.", "%%.") .. ": argument " .. n + 1 .. ", number 5, is too much")
+        end)
+    end
+
+    it("methods of tensors", function()
+        for method, takes in pairs { size = 1, dim = 0, numel = 0, totable = 0, clone = 0 } do
+            assert.error_matches(function() x[method](x, 1, takes == 1 and 5 or nil) end, "is too much", nil, method)
+        end
+        assert.error_matches(function() te.ones({}):item(1) end, "is too much")
     end)
 end)

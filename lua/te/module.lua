@@ -35,6 +35,9 @@ local function is_module(value)
 end
 
 local function instantiate(class, ...)
+    if class.takes and select("#", ...) > class.takes then
+        options.last("te." .. class.__name, class.takes, select(class.takes + 1, ...))
+    end
     local self = setmetatable({}, class)
     rawset(self, "_fields", {})
     rawset(self, "_registered", {})
@@ -53,6 +56,7 @@ function Module:extend(name)
     class.__index, class.__name, class.super = class, name, self
     -- Promises of a built-in class about its forward; whoever derives from it may write another one.
     class.pure = false
+    class.takes = false -- likewise how many arguments its constructor takes at most
     return setmetatable(class, {
         __index = self, __call = instantiate, __tostring = function() return "class " .. name end,
     })

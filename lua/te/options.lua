@@ -99,6 +99,17 @@ function options.check(who, given, declared)
     return complete
 end
 
+--- Raises where something follows the last argument that a function takes, the one numbered `takes`.
+function options.last(who, takes, ...)
+    for i = 1, select("#", ...) do
+        local value = (select(i, ...))
+        if value ~= nil then
+            local text = type(value) == "table" and "" or " " .. options.shown(value)
+            fail("%s: argument %d, %s%s, is too much", who, takes + i, type(value), text)
+        end
+    end
+end
+
 --- Checks one positional argument.
 function options.argument(who, name, value, declared)
     local reason = options.reason(declared, value)

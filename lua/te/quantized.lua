@@ -107,7 +107,8 @@ end
 ---@param opts table|nil    rowwise, columnwise: whether to make that copy (both, where the quantizer has both); scale,
 ---                         what delayed scaling multiplies by (1); seed of stochastic rounding (the library's generator
 ---                         otherwise)
-local function quantize(t, how, role, opts)
+local function quantize(t, how, role, opts, ...)
+    options.last("te.quantize", 4, ...)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
     if recipes.is_recipe(how) then how = how:quantizer(role) end
     if not recipes.is_quantizer(how) then

@@ -288,7 +288,8 @@ function methods:update(role, scale, history)
 end
 
 local function define(name)
-    return function(given)
+    return function(given, ...)
+        options.last("te.recipe." .. name, 1, ...)
         local self = setmetatable({}, Recipe)
         rawset(self, "_name", name)
         set_options(self, given)

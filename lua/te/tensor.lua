@@ -131,7 +131,8 @@ if core.safetensors_write then
     --- Writes named tensors and texts to a safetensors file, which appears whole or not at all.
     ---@param tensors table  tensors by name, or a list of {name, tensor}
     ---@param metadata table|nil  texts by name
-    function te.save(path, tensors, metadata)
+    function te.save(path, tensors, metadata, ...)
+        options().last("te.save", 3, ...)
         if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
         local entries, names = tensors, {}
         if not tensors[1] then
@@ -150,7 +151,8 @@ if core.safetensors_write then
     end
 
     --- Tensors by name, metadata by name, and the names in the order of the file.
-    function te.load(path)
+    function te.load(path, ...)
+        options().last("te.load", 1, ...)
         local names, tensors, metadata = core.safetensors_read(path)
         return tensors, metadata, names
     end
@@ -203,7 +205,8 @@ local GRADCHECK = {
 --- they differ. Inputs that require a gradient are checked, or all floating ones when none does; use float64.
 ---@param opts table|nil  eps (1e-6), atol (1e-5), rtol (1e-4)
 ---@return boolean true
-function te.gradcheck(fn, inputs, opts)
+function te.gradcheck(fn, inputs, opts, ...)
+    options().last("te.gradcheck", 3, ...)
     options().argument("te.gradcheck", "fn", fn, { "callable" })
     opts = options().check("te.gradcheck", opts, GRADCHECK)
     if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end

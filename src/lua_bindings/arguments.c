@@ -118,6 +118,13 @@ void te_lua_check_options(lua_State *L, int index, const char *function, const c
     }
 }
 
+void te_lua_check_count(lua_State *L, int n, const char *function)
+{
+    char text[256];
+    if (lua_gettop(L) > n && !lua_isnil(L, n + 1))
+        te_lua_fail(L, function, "argument %d, %s, is too much", n + 1, te_lua_describe(L, n + 1, text, sizeof text));
+}
+
 te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *function, const char *argument)
 {
     char text[256], entry[64];

@@ -28,6 +28,7 @@ static int backward(lua_State *L)
         if (!lua_isnoneornil(L, 2)) grad = te_lua_check_tensor(L, 2, "backward", "grad");
         options = 3;
     }
+    te_lua_check_count(L, options, "backward");
     te_lua_check_options(L, options, "backward", backward_options);
     bool retain = read_flag(L, options, "backward", "retain_graph");
     te_lua_enter(rt, L, "backward");
@@ -56,6 +57,7 @@ static bool make_list(lua_State *L, int index)
 static int grad(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
+    te_lua_check_count(L, 3, "grad");
     lua_settop(L, 3);
     te_lua_check_options(L, 3, "grad", grad_options);
     bool retain = read_flag(L, 3, "grad", "retain_graph");

@@ -120,6 +120,8 @@ bool te_lua_is_options(lua_State *L, int index, bool empty);
 /* Raises when the options table at `index` has a key that is not in `known` (ends with NULL). A value that is not a table
  * raises as well; nil is an empty table. */
 void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known);
+/* Raises when there are more than n arguments, nil aside. */
+void te_lua_check_count(lua_State *L, int n, const char *function);
 /* The list of tensors at `index` as an array that a pushed userdata owns, each retained until te_lua_drop_tensors. */
 typedef struct te_lua_tensors {
     int         n;

@@ -27,8 +27,7 @@ static creation read_options(te_lua *rt, lua_State *L, int index, const char *fu
     const char *device = rt->device;
     char        text[256];
     te_lua_enter(rt, L, function);
-    if (lua_gettop(L) > index && !lua_isnil(L, index + 1))
-        te_lua_fail(L, function, "argument %d, %s, is too much", index + 1, te_lua_describe(L, index + 1, text, sizeof text));
+    te_lua_check_count(L, index, function);
     if (!lua_isnoneornil(L, index)) {
         te_lua_check_options(L, index, function, known);
         lua_getfield(L, index, "dtype");

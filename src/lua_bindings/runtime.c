@@ -9,6 +9,7 @@ static int manual_seed(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     int64_t seed = te_lua_check_int(L, 1, "manual_seed", "seed");
+    te_lua_check_count(L, 1, "manual_seed");
     te_lua_enter(rt, L, "manual_seed");
     te_context_seed(rt->ctx, (uint64_t)seed);
     return 0;
@@ -50,6 +51,7 @@ static int memory_stats(lua_State *L)
 {
     te_lua         *rt = te_lua_runtime(L);
     te_memory_stats stats;
+    te_lua_check_count(L, 1, "memory_stats");
     te_lua_enter(rt, L, "memory_stats");
     te_status status = te_context_memory(rt->ctx, luaL_optstring(L, 1, rt->device), &stats);
     if (status != TE_OK) return te_lua_raise(rt, L, "memory_stats", status);
@@ -83,6 +85,7 @@ static int set_num_threads(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     int64_t n = te_lua_check_int(L, 1, "set_num_threads", "n");
+    te_lua_check_count(L, 1, "set_num_threads");
     if (n < 0 || n > 1024) return te_lua_fail(L, "set_num_threads", "n: %lld is not in 0 to 1024", (long long)n);
     te_lua_enter(rt, L, "set_num_threads");
     if (rt->restricted && (n == 0 || n > rt->threads)) n = rt->threads; /* the host's number is the most */
@@ -102,6 +105,7 @@ static int get_num_threads(lua_State *L)
 static int devices(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
+    te_lua_check_count(L, 0, "devices");
     te_lua_enter(rt, L, "devices");
     int n = te_context_cuda_devices(rt->ctx);
     lua_createtable(L, n + 1, 0);

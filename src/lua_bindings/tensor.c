@@ -230,6 +230,7 @@ static int tensor_newindex(lua_State *L)
 static int tensor_size(lua_State *L)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, "size", "self");
+    te_lua_check_count(L, 2, "size");
     if (lua_isnoneornil(L, 2)) {
         te_lua_push_shape(L, t);
         return 1;
@@ -243,13 +244,17 @@ static int tensor_size(lua_State *L)
 
 static int tensor_dim(lua_State *L)
 {
-    lua_pushinteger(L, te_lua_check_tensor(L, 1, "dim", "self")->ndim);
+    te_tensor *t = te_lua_check_tensor(L, 1, "dim", "self");
+    te_lua_check_count(L, 1, "dim");
+    lua_pushinteger(L, t->ndim);
     return 1;
 }
 
 static int tensor_numel(lua_State *L)
 {
-    lua_pushnumber(L, (double)te_tensor_numel(te_lua_check_tensor(L, 1, "numel", "self")));
+    te_tensor *t = te_lua_check_tensor(L, 1, "numel", "self");
+    te_lua_check_count(L, 1, "numel");
+    lua_pushnumber(L, (double)te_tensor_numel(t));
     return 1;
 }
 
@@ -286,6 +291,7 @@ static int tensor_item(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, "item", "self");
+    te_lua_check_count(L, 1, "item");
     double     value = 0;
     char       shape[160];
     if (te_tensor_numel(t) != 1)
@@ -318,6 +324,7 @@ static int tensor_totable(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, "totable", "self");
+    te_lua_check_count(L, 1, "totable");
     int64_t    n = te_tensor_numel(t);
     if (n > 1 << 27) return te_lua_fail(L, "totable", "%lld elements are too many for a table", (long long)n);
     double *values = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *values);

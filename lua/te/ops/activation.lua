@@ -61,7 +61,7 @@ end
 local function define(name, function_name, declarations, refused)
     local class = BasicOperation:extend(name)
     local run, names = te[function_name], options.names(declarations)
-    class.pure, class.plan_fields = true, names
+    class.pure, class.takes, class.plan_fields = true, 1, names
     local passed_on = {}
     for _, option in ipairs(names) do
         if option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end

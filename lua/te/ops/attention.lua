@@ -112,28 +112,28 @@ function SelfAttention:describe()
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")
-MultiHeadedSelfAttention.pure = true
+MultiHeadedSelfAttention.pure, MultiHeadedSelfAttention.takes = true, 3
 
 function MultiHeadedSelfAttention:init(hidden_size, num_heads, opts)
     init_heads(self, hidden_size, num_heads, num_heads, opts)
 end
 
 local GroupedQueryAttention = SelfAttention:extend("GroupedQueryAttention")
-GroupedQueryAttention.pure = true
+GroupedQueryAttention.pure, GroupedQueryAttention.takes = true, 4
 
 function GroupedQueryAttention:init(hidden_size, num_heads, num_kv_heads, opts)
     init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
 end
 
 local MultiQuerySelfAttention = SelfAttention:extend("MultiQuerySelfAttention")
-MultiQuerySelfAttention.pure = true
+MultiQuerySelfAttention.pure, MultiQuerySelfAttention.takes = true, 3
 
 function MultiQuerySelfAttention:init(hidden_size, num_heads, opts)
     init_heads(self, hidden_size, num_heads, 1, opts)
 end
 
 local DotProductAttention = BasicOperation:extend("DotProductAttention")
-DotProductAttention.pure = true
+DotProductAttention.pure, DotProductAttention.takes = true, 1
 DotProductAttention.num_extra_inputs = 2
 DotProductAttention.plan_fields = {
     "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training",

@@ -10,7 +10,7 @@ local BasicOperation = require("te.operation").BasicOperation
 local NONE = {} -- options of operations that have none
 
 local Identity = BasicOperation:extend("Identity")
-Identity.pure = true
+Identity.pure, Identity.takes = true, 1
 
 function Identity:init(opts) options.check("te.Identity", opts, NONE) end
 
@@ -19,7 +19,7 @@ function Identity:op_forward(_, x) return x end
 function Identity:lower(_, x) return x end
 
 local Reshape = BasicOperation:extend("Reshape")
-Reshape.pure = true
+Reshape.pure, Reshape.takes = true, 2
 Reshape.is_view = true -- moves nothing, as tensors usually lie
 Reshape.plan_fields = { "shape" }
 
@@ -47,7 +47,7 @@ end
 function Reshape:describe() return "{" .. table.concat(self.shape, ", ") .. "}" end
 
 local ConstantScale = BasicOperation:extend("ConstantScale")
-ConstantScale.pure = true
+ConstantScale.pure, ConstantScale.takes = true, 2
 ConstantScale.plan_fields = { "scale" }
 
 function ConstantScale:init(scale, opts)
@@ -62,7 +62,7 @@ function ConstantScale:lower(g, x) return g:op("mul", { x, self.scale }) end
 function ConstantScale:describe() return ("%g"):format(self.scale) end
 
 local Dropout = BasicOperation:extend("Dropout")
-Dropout.pure = true
+Dropout.pure, Dropout.takes = true, 2
 Dropout.plan_fields = { "p", "training" }
 
 --- Zeroes elements with probability p while training and scales the others by 1 / (1 - p).
@@ -84,7 +84,7 @@ end
 function Dropout:describe() return ("p=%g"):format(self.p) end
 
 local StochasticDepth = BasicOperation:extend("StochasticDepth")
-StochasticDepth.pure = true
+StochasticDepth.pure, StochasticDepth.takes = true, 2
 StochasticDepth.takes_seq_lens = true
 StochasticDepth.plan_fields = { "p", "training" }
 
@@ -135,7 +135,7 @@ end
 local function describe(self) return self.channel and ("channel=%q"):format(self.channel) or "" end
 
 local MakeExtraOutput = BasicOperation:extend("MakeExtraOutput")
-MakeExtraOutput.num_extra_outputs = 1
+MakeExtraOutput.num_extra_outputs, MakeExtraOutput.takes = 1, 1
 MakeExtraOutput.plan_fields = { "channel" }
 MakeExtraOutput.init, MakeExtraOutput.describe = init_extra, describe
 
@@ -145,7 +145,7 @@ function MakeExtraOutput:op_forward(_, x) return x, x end
 function MakeExtraOutput:lower(_, x) return x, x end
 
 local AddExtraInput = BasicOperation:extend("AddExtraInput")
-AddExtraInput.pure = true
+AddExtraInput.pure, AddExtraInput.takes = true, 1
 AddExtraInput.num_extra_inputs = 1
 AddExtraInput.plan_fields = { "channel" }
 AddExtraInput.init, AddExtraInput.describe = init_extra, describe
@@ -159,7 +159,7 @@ function AddExtraInput:lower(g, x, extra) return g:op("add", { x, extra }) end
 -- A process is a group of one, where reducing, gathering and scattering change nothing: models written for more run here.
 local function define_collective(name, declarations)
     local class = Identity:extend(name)
-    class.pure = true
+    class.pure, class.takes = true, 1
     function class:init(opts) declared.check("te." .. name, opts, declarations, { "group" }) end
     return class
 end

@@ -7,7 +7,7 @@ local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
 local Embedding = BasicOperation:extend("Embedding")
-Embedding.pure = true
+Embedding.pure, Embedding.takes = true, 3
 
 local EMBEDDING = {
     init_method = { "callable" },

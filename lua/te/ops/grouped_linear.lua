@@ -9,7 +9,7 @@ local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
 local GroupedLinear = BasicOperation:extend("GroupedLinear")
-GroupedLinear.pure = true
+GroupedLinear.pure, GroupedLinear.takes = true, 4
 
 local GROUPED = declared.join(declared.PLACE, {
     bias = { "boolean", true },

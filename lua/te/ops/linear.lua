@@ -41,7 +41,7 @@ end
 local function product_keys() return { "weight" } end
 
 local BasicLinear = BasicOperation:extend("BasicLinear")
-BasicLinear.pure = true
+BasicLinear.pure, BasicLinear.takes = true, 3
 BasicLinear.product_keys = product_keys
 
 function BasicLinear:init(in_features, out_features, opts)
@@ -69,7 +69,7 @@ function BasicLinear:describe()
 end
 
 local Bias = BasicOperation:extend("Bias")
-Bias.pure = true
+Bias.pure, Bias.takes = true, 2
 
 --- Adds a vector to the last dimension; the result has the dtype that both promote to.
 function Bias:init(size, opts)
@@ -85,7 +85,7 @@ function Bias:lower(g, x) return g:op("add", { x, g:param(self, "bias") }) end
 function Bias:describe() return ("size=%d"):format(self.size) end
 
 local Linear = BasicOperation:extend("Linear")
-Linear.pure = true
+Linear.pure, Linear.takes = true, 3
 Linear.product_keys = product_keys
 Linear.plan_fields = { "return_bias" }
 

@@ -78,7 +78,7 @@ local function describe(self)
 end
 
 local LayerNorm = BasicOperation:extend("LayerNorm")
-LayerNorm.pure, LayerNorm.describe, LayerNorm.plan_fields = true, describe, FIELDS
+LayerNorm.pure, LayerNorm.takes, LayerNorm.describe, LayerNorm.plan_fields = true, 2, describe, FIELDS
 
 --- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }).
 function LayerNorm:init(size, opts)
@@ -104,7 +104,7 @@ function LayerNorm:lower(g, x)
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
-RMSNorm.pure, RMSNorm.describe, RMSNorm.plan_fields = true, describe, FIELDS
+RMSNorm.pure, RMSNorm.takes, RMSNorm.describe, RMSNorm.plan_fields = true, 2, describe, FIELDS
 
 function RMSNorm:init(size, opts)
     init_norm(self, size, declared.check("te.RMSNorm", opts, NORM, { "sm_margin" }))
@@ -124,7 +124,7 @@ function RMSNorm:lower(g, x)
 end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")
-L2Normalization.pure = true
+L2Normalization.pure, L2Normalization.takes = true, 1
 L2Normalization.plan_fields = { "eps" }
 
 --- x / sqrt(sum of x^2 + eps).

@@ -11,7 +11,7 @@ local trace = require "te.pointwise.trace"
 local BasicOperation = require("te.operation").BasicOperation
 
 local Pointwise = BasicOperation:extend("Pointwise")
-Pointwise.pure = true
+Pointwise.pure, Pointwise.takes = true, 2
 
 local POINTWISE = {
     params = { "table" },                     -- tensors by name: parameters, and fields of the function's last argument

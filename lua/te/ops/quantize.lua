@@ -10,6 +10,7 @@ local mode = require "te.recipe.mode"
 local BasicOperation = require("te.operation").BasicOperation
 
 local Quantize = BasicOperation:extend("Quantize")
+Quantize.takes = 1
 
 local OPTIONS = { forward = { "boolean", true }, backward = { "boolean", false } }
 

@@ -26,7 +26,7 @@ Optimizer.__index = Optimizer
 --- The declaration of an optimizer's option master_dtype.
 Optimizer.MASTER_DTYPE = { "string", "float32", choices = { "float32", "bfloat16" } }
 
---- Makes an optimizer class.
+--- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
 ---@param name string
 ---@param declared table  options of a group
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
@@ -35,7 +35,10 @@ function Optimizer.define(name, declared, slots)
     class.__index = class
     return setmetatable(class, {
         __index = Optimizer,
-        __call = function(_, params, opts) return Optimizer.new(class, params, opts) end,
+        __call = function(_, params, opts, ...)
+            options.last("te.optim." .. name, 2, ...)
+            return Optimizer.new(class, params, opts)
+        end,
         __tostring = function() return "class te.optim." .. name end,
     })
 end
@@ -62,6 +65,7 @@ local function add_group(self, who, group, defaults, seen)
         if name ~= "params" then given[name] = value end
     end
     local complete = options.check(who, given, self.declared)
+    if self.check then self.check(who, complete) end
     complete.params = as_parameters(who, group.params)
     complete.slots = self.slots(complete)
     for i, parameter in ipairs(complete.params) do

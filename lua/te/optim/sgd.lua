@@ -1,6 +1,7 @@
 --- te.optim.SGD: stochastic gradient descent with momentum.
 
 local te = require "te"
+local fail = require "te.fail"
 local Optimizer = require "te.optim.optimizer"
 
 local SGD = Optimizer.define("SGD", {
@@ -12,6 +13,12 @@ local SGD = Optimizer.define("SGD", {
     master_weights = { "boolean", false },
     master_dtype = Optimizer.MASTER_DTYPE,
 }, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
+
+function SGD.check(who, group)
+    if group.nesterov and (group.momentum == 0 or group.dampening ~= 0) then
+        fail("%s: option nesterov: it needs momentum above 0 and no dampening, got %g and %g", who, group.momentum, group.dampening)
+    end
+end
 
 function SGD.describe(group, batch)
     return {

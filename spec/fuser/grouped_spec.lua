@@ -28,6 +28,14 @@ describe("a grouped linear operation in a group", function()
         end
     end)
 
+    it("may have groups without rows where all rows are one", function()
+        local seq = te.Sequential(experts(2), te.GELU())
+        for _, shape in ipairs { { 1, 8 }, { 1, 5, 8 }, { 1, 0, 8 } } do
+            for _, split in ipairs { { 0, 1 }, { 1, 0 } } do plans.assert_unchanged(seq, input(shape), sizes(split)) end
+        end
+        plans.assert_unchanged(seq, input { 0, 5, 8 }, sizes { 0, 0 })
+    end)
+
     it("moves the bytes that the plan says, as reshapes and look-ups do", function()
         local seq = te.Sequential(te.Embedding(50, 32), te.RMSNorm(32), te.Reshape { -1, 16 }, te.GroupedLinear(2, 16, 64), te.SwiGLU(),
             te.Reshape { -1, 64 }, te.Linear(64, 8))

@@ -30,9 +30,10 @@ bool te_rows_view(const te_tensor *t, te_view *out)
     te_view v = te_tensor_view(t);
     int64_t width = t->shape[t->ndim - 1], last = t->stride[t->ndim - 1], rows = 1, step = width;
     bool stepped = false; /* a step may be 0: gradients of sums are broadcast */
+    bool empty = te_tensor_numel(t) == 0; /* steps to nowhere */
     for (int i = t->ndim - 2; i >= 0; i--) {
         if (t->shape[i] == 1) continue;
-        if (stepped && rows > 0 && rows * step != t->stride[i]) return false; /* none are evenly spaced */
+        if (stepped && !empty && rows * step != t->stride[i]) return false; /* none are evenly spaced */
         if (!stepped) step = t->stride[i];
         stepped = true;
         rows *= t->shape[i];

@@ -31,13 +31,23 @@ local function bench(format, ...) print("BENCH " .. format:format(...)) end
 local rows, width = quick and 16 or 32768, quick and 64 or 768
 local function random(shape, dtype) return te.randn(shape, { device = device }):to(dtype or "bfloat16") end
 
+local bandwidth -- of a large copy, bytes a second
+
+local function copying()
+    local big = random({ quick and 1000 or 64 * 1024 * 1024 }, "float32")
+    local copy = te.empty(big.shape, { device = device })
+    bandwidth = 2 * 4 * big:numel() / best_of(function() copy:copy_(big) end)
+    bench("copy: %.0f GB/s", bandwidth / 1e9)
+end
+
+local function report(name, bytes, call)
+    local seconds = best_of(call)
+    bench("%s: %.1f us, %.0f%% of the copy's bandwidth", name, seconds * 1e6, 100 * bytes / seconds / bandwidth)
+end
+
 local function memory_bound()
     local x, y, w = random { rows, width }, random { rows, width }, random({ width }, "float32")
     local bytes = x:numel() * 2
-    local big = random({ quick and 1000 or 64 * 1024 * 1024 }, "float32")
-    local copy = te.empty(big.shape, { device = device })
-    local bandwidth = 2 * 4 * big:numel() / best_of(function() copy:copy_(big) end)
-    bench("copy: %.0f GB/s", bandwidth / 1e9)
     for _, case in ipairs {
         { "gelu", 2 * bytes, function() te.gelu(x):release() end },
         { "add", 3 * bytes, function() te.add(x, y):release() end },
@@ -45,10 +55,76 @@ local function memory_bound()
         { "softmax", 2 * bytes, function() te.softmax(x, -1):release() end },
         { "sum over rows", bytes, function() te.sum(x, 1):release() end },
         { "transposed copy", 2 * bytes, function() te.clone(x:transpose()):release() end },
+        { "rms_norm", 2 * bytes, function() te.rms_norm(x, w):release() end },
+        { "dropout", 2 * bytes, function() te.dropout(x, 0.1):release() end },
+        { "to float32", 3 * bytes, function() x:to("float32"):release() end },
     } do
-        local seconds = best_of(case[3])
-        bench("%s %dx%d bfloat16: %.1f us, %.0f%% of the copy's bandwidth", case[1], rows, width, seconds * 1e6,
-            100 * case[2] / seconds / bandwidth)
+        report(("%s %dx%d bfloat16"):format(case[1], rows, width), case[2], case[3])
+    end
+end
+
+-- Forward and backward together: gradients of x and of the weight are written, nothing but y is kept beside x.
+local function gradients()
+    local x, w = random { rows, width }, random({ width }, "float32")
+    local dy = random { rows, width }
+    local bytes = x:numel() * 2
+    x.requires_grad, w.requires_grad = true, true
+    for _, case in ipairs {
+        { "gelu", 5 * bytes, function() return te.gelu(x) end },
+        { "layer_norm", 5 * bytes, function() return te.layer_norm(x, w, w) end },
+    } do
+        report(("%s and its gradient %dx%d bfloat16"):format(case[1], rows, width), case[2], function()
+            case[3]():backward(dy)
+            x.grad, w.grad = nil, nil
+        end)
+    end
+    local classes, tokens = quick and 64 or 50304, quick and 16 or 4096
+    local logits, table_ = random { tokens, classes }, random({ classes, width }, "float32")
+    local ids = te.randint(0, classes - 1, { tokens }, { dtype = "int32", device = device })
+    logits.requires_grad, table_.requires_grad = true, true
+    report(("cross_entropy and its gradient %dx%d bfloat16"):format(tokens, classes), 3 * 2 * logits:numel(), function()
+        te.cross_entropy(logits, ids):backward()
+        logits.grad = nil
+    end)
+    local rows_dy = random({ tokens, width }, "float32")
+    report(("embedding and its gradient, %d of %dx%d float32"):format(tokens, classes, width),
+        (3 * rows_dy:numel() + table_:numel()) * 4, function()
+            te.embedding(table_, ids):backward(rows_dy)
+            table_.grad = nil
+        end)
+end
+
+-- AdamW on as many numbers as GPT-2 124M has, in tensors of its sizes: parameter, gradient and two moments, three are written.
+local function optimizer()
+    local parameters, n = {}, 0
+    for i = 1, quick and 3 or 48 do
+        local p = random({ quick and 64 or 768, quick and 64 or ({ 2304, 768, 3072, 3072 })[i % 4 + 1] }, "float32")
+        p.requires_grad = true
+        p.grad = random(p.shape, "float32")
+        parameters[i], n = p, n + p:numel()
+    end
+    local adam = te.optim.AdamW(parameters, { lr = 1e-4 })
+    report(("AdamW on %.1f million numbers"):format(n / 1e6), 28 * n, function() adam:step() end)
+    report("AdamW after clipping", 32 * n, function()
+        adam:step { clip = te.optim.grad_clip(parameters, { max = 1 }) }
+    end)
+end
+
+-- A byte an element, or half of one, is written for each direction; the factor of a whole tensor needs a look before.
+local function quantizing()
+    local x = random { rows, quick and 128 or 1024 }
+    local recipes = {
+        { "E4M3, a factor a tensor", function() return te.recipe.Float8CurrentScaling {} end, 2 },
+        { "E4M3, blocks", function() return te.recipe.Float8BlockScaling {} end, 1 },
+        { "MXFP8", function() return te.recipe.MXFP8BlockScaling {} end, 1 },
+        { "NVFP4", function() return te.recipe.NVFP4BlockScaling {} end, 2, 0.5 },
+    }
+    for _, recipe in ipairs(recipes) do
+        local how = recipe[2]()
+        report(("quantize %dx%d in both directions: %s"):format(x.shape[1], x.shape[2], recipe[1]),
+            x:numel() * (2 * recipe[3] + 2 * (recipe[4] or 1)), function()
+                for _, part in pairs(te.quantize(x, how, "input", { columnwise = true }):state_dict()) do part:release() end
+            end)
     end
 end
 
@@ -115,7 +191,7 @@ if only_products then
 end
 
 local failed = 0
-for _, part in ipairs { memory_bound, products, attention } do
+for _, part in ipairs { copying, attention, products, memory_bound, gradients, optimizer, quantizing } do
     local ok, problem = pcall(part)
     if not ok then
         bench("failed: %s", tostring(problem))

@@ -58,7 +58,9 @@ if(TE_BUILD_TESTS)
   set(fake ${CMAKE_BINARY_DIR}/cuda_fake)
   set_target_properties(te_cuda_fake PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${fake} OUTPUT_NAME te_cuda_fake)
   # Hands what the specs made on it to the real NVRTC: scripts/test.sh
-  add_executable(cuda_compile ${CMAKE_SOURCE_DIR}/tests/cuda_compile.c)
+  add_executable(cuda_compile ${CMAKE_SOURCE_DIR}/tests/cuda_compile.c ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c
+    ${CMAKE_SOURCE_DIR}/src/kernels/environment.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
+  target_include_directories(cuda_compile PRIVATE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
   target_include_directories(cuda_compile SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(cuda_compile PRIVATE te_flags ${CMAKE_DL_LIBS})
   set(faked libcuda.so.1 libnvrtc.so.13 libcublasLt.so.13)

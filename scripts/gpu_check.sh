@@ -1,7 +1,11 @@
 #!/bin/sh
 # Tests and measures tetrain on a GPU, from machines that have none.
 #
-#     gpu_check.sh pack [FILE]     from a build (in $BUILD, default build/): one archive with all that is needed
+#     gpu_check.sh kernels [FOLDER]
+#                                  from a build (in $BUILD, default build/): the kernels that `run` needs, compiled for $TARGET
+#                                  (default sm_90a), in FOLDER (default $BUILD/gpu-kernels). Takes some minutes; without them
+#                                  the GPU waits for its compiler half of the time
+#     gpu_check.sh pack [FILE]     from a build: one archive with all that is needed, and these kernels where they are
 #     gpu_check.sh run [--quick] [REPORT]
 #                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13 libraries:
 #                                  specs, training, sanitizer, benches; writes REPORT (default gpu_report.txt). --quick:
@@ -11,6 +15,41 @@
 # step has a limit, and steps that no time is left for are reported as left out.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
+bin=$here/bin
+# The specs that compare the device with the CPU; they come first.
+made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
+    spec/cuda/reports_spec.lua spec/graph_spec.lua"
+
+# --- kernels -------------------------------------------------------------------------------------------------------------
+
+# Everything runs once on the made-up GPU: specs in full, benches and training of full size on one that does nothing. Its cache
+# then has the source of each kernel under the name that its binary has on a card with this NVRTC.
+kernels() {
+    root=$(dirname "$here")
+    build=$(cd "${BUILD:-$root/build}" && pwd) || exit 2
+    folder=${1:-$build/gpu-kernels}
+    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.13 "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so.13 2>/dev/null | head -n 1)
+    for part in tetrain cuda_compile cuda_fake/libcuda.so.1; do
+        [ -e "$build/$part" ] || { echo "gpu_check.sh: $build/$part is missing; build first" >&2; exit 2; }
+    done
+    [ -n "$nvrtc" ] || { echo "gpu_check.sh: there is no NVRTC 13" >&2; exit 2; }
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    export TETRAIN_CUDA_LIBRARIES="$build/cuda_fake" TETRAIN_CACHE="$work/sources" TETRAIN="$build/tetrain"
+    cd "$root" || exit 2
+    printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
+        grep '^not ok'
+    export TE_FAKE_IDLE=1
+    for bench in "gpu_steps.lua --quick" gpu.lua gpu_steps.lua; do
+        "$TETRAIN" bench/$bench >"$work/log" 2>&1 || grep failed "$work/log"
+    done
+    here=$root bin=$build
+    repeat_training float32 >/dev/null 2>&1
+    repeat_training bfloat16 >/dev/null 2>&1
+    mkdir -p "$folder"
+    "$build/cuda_compile" "$nvrtc" "$TETRAIN_CACHE" "${TARGET:-sm_90a}" 100000 "$(nproc)" "$folder"
+    echo "$folder: $(ls "$folder" | wc -l) kernels, $(du -sm "$folder" | cut -f 1) MiB"
+}
 
 # --- pack ----------------------------------------------------------------------------------------------------------------
 
@@ -38,6 +77,7 @@ pack() {
     mkdir -p "$bundle/bench"
     cp -r "$root/spec" "$root/scripts" "$bundle/"
     cp "$root"/bench/*.lua "$root/bench/peers/gpu.py" "$bundle/bench/"
+    [ -d "$build/gpu-kernels" ] && cp -r "$build/gpu-kernels" "$bundle/kernels"
     # busted and what it is made of
     for module in busted cliargs luassert mediator pl say system term; do
         for found in /usr/share/lua/5.1/$module /usr/share/lua/5.1/$module.lua; do
@@ -84,7 +124,7 @@ step() {
     [ "$code" -eq 0 ] || failed=$((failed + 1))
 }
 
-tetrain() { "$here/bin/tetrain" "$@"; }
+tetrain() { "$bin/tetrain" "$@"; }
 
 # What this machine lacks of the executable's libraries, from the bundle; its own ones come first, for NVIDIA's need them.
 find_libraries() {
@@ -95,6 +135,25 @@ find_libraries() {
             ln -sf "$here/lib/$name" "$work/lib/$name"
         done
     done
+}
+
+# NVIDIA's libraries from Python's packages, where python3 has some and nothing says which Python is meant.
+find_python() {
+    python=${PYTHON:-python3}
+    prefix=$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)
+    [ -n "$prefix" ] && export VIRTUAL_ENV="${VIRTUAL_ENV:-$prefix}"
+}
+
+# What the device and its libraries are, and what they decline of small steps: the kernels that stand in, and why.
+first_look() {
+    tetrain -e 'print(require("te")._core.device_info("cuda"))' || return 1
+    TE_TRACE=dispatch timeout 30 "$bin/tetrain" bench/gpu_steps.lua --quick >"$work/look" 2>&1
+    code=$?
+    grep '^BENCH failed' "$work/look"
+    grep '^dispatch: ' "$work/look" | grep -E 'two passes|declines|own kernels|decoded|cuDNN' |
+        sed -E 's/[0-9]+x[0-9]+x[0-9]+ x[0-9]+/MxNxK/; s/from [0-9]+ x [0-9]+ to.*/to whole multiples/; s/[0-9]+ bytes/N bytes/' |
+        sort | uniq -c | sort -rn | head -n 40
+    return $code
 }
 
 # specs DEVICE FILE…
@@ -144,8 +203,11 @@ run() {
     find_libraries
     export work LUA_PATH="$here/lua/?.lua;$here/lua/?/init.lua;$here/?.lua;;" LUA_CPATH="$here/clua/?.so;;"
     export TETRAIN_CACHE="${TETRAIN_CACHE:-$work/cache}"
+    mkdir -p "$TETRAIN_CACHE"
+    [ -d "$here/kernels" ] && cp -r "$here/kernels/." "$TETRAIN_CACHE/"
     PATH=$PATH:/usr/local/cuda/bin
     cd "$here" || exit 2
+    find_python
     reason=$(tetrain -e 'local d, r = require("te").devices() if not d[2] then print(r) end') || exit 1
     if [ -n "$reason" ]; then
         echo "no usable GPU: $reason"
@@ -155,10 +217,10 @@ run() {
     { nvidia-smi || true; } >>"$report" 2>&1
 
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
-    step "every operation against the CPU" 130 specs cpu spec/cuda_spec.lua spec/cuda
+    step "a first look" 40 first_look
+    step "every operation against the CPU" 120 specs cpu spec/cuda_spec.lua spec/cuda
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
-    python=${PYTHON:-python3}
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
         step "benches of PyTorch" 100 peer "$python" $quick
     else
@@ -189,6 +251,7 @@ run() {
 case ${1:-} in
 pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
-specs | repeat_training | sanitize | tetrain | peer) "$@" ;; # a step of run
-*) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+kernels) shift; kernels "$@" ;;
+specs | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;; # a step of run
+*) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -1,11 +1,15 @@
 /* cuda_compile.c - hands the kernels that specs made on the made-up GPU to the real NVRTC, as the backend would on a
  * card. Where the GPU is made up, an entry of the kernel cache holds the source that it was compiled from.
  *
- *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES
+ *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT]
  *
  * What does not compile, and what spills registers, is printed and counted. Entries bear the hash of their source as
- * name, so the first MOST of them by name are a sample that neither favours anything nor changes from run to run.
+ * name, so the first MOST of them by name are a sample that neither favours anything nor changes from run to run. With KEPT
+ * the binaries are left in that folder under the same names: the cache of a device that is such a TARGET and has this NVRTC,
+ * so that nothing is compiled there.
  */
+#include "kernels/cuda/disk_cache.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <nvrtc.h>
@@ -26,7 +30,10 @@ typedef struct compiler {
     __typeof__(&nvrtcGetProgramLogSize) log_size;
     __typeof__(&nvrtcGetProgramLog) log;
     __typeof__(&nvrtcDestroyProgram) destroy;
+    __typeof__(&nvrtcGetCUBINSize) size;
+    __typeof__(&nvrtcGetCUBIN) binary;
     const char *target;
+    te_disk_cache *kept; /* NULL: nothing is */
 } compiler;
 
 static bool open_compiler(compiler *c, const char *path, const char *target)
@@ -42,7 +49,22 @@ static bool open_compiler(compiler *c, const char *path, const char *target)
     *(void **)&c->log_size = dlsym(library, "nvrtcGetProgramLogSize");
     *(void **)&c->log = dlsym(library, "nvrtcGetProgramLog");
     *(void **)&c->destroy = dlsym(library, "nvrtcDestroyProgram");
-    return c->create && c->compile && c->log_size && c->log && c->destroy;
+    *(void **)&c->size = dlsym(library, "nvrtcGetCUBINSize");
+    *(void **)&c->binary = dlsym(library, "nvrtcGetCUBIN");
+    return c->create && c->compile && c->log_size && c->log && c->destroy && c->size && c->binary;
+}
+
+/* Under the name of the entry that the source is from. */
+static bool keep(const compiler *c, const char *name, nvrtcProgram program)
+{
+    unsigned long long a = 0, b = 0;
+    size_t size = 0;
+    bool done = sscanf(name, "%16llx%16llx", &a, &b) == 2 && c->size(program, &size) == NVRTC_SUCCESS && size > 0;
+    char *binary = done ? malloc(size) : NULL;
+    done = binary && c->binary(program, binary) == NVRTC_SUCCESS;
+    if (done) te_disk_cache_write(c->kept, (te_hash128){a, b}, ".cubin", binary, size);
+    free(binary);
+    return done;
 }
 
 /* The text of a file after a header of a few bytes and the magic; NULL when it is something else. */
@@ -94,6 +116,10 @@ static bool compiles(const compiler *c, const char *name, const char *source)
         fprintf(stderr, "%s does not compile for %s: %.2000s\n", name, c->target, log ? log : "");
     else if (!fine)
         fprintf(stderr, "%s spills %ld bytes on %s: %.2000s\n", name, spills, c->target, log ? log : "");
+    if (fine && c->kept && !keep(c, name, program)) {
+        fprintf(stderr, "%s cannot be kept\n", name);
+        fine = false;
+    }
     free(log);
     c->destroy(&program);
     return fine;
@@ -122,11 +148,16 @@ static int compile_share(const compiler *c, const char *folder, struct dirent **
 
 int main(int argc, char **argv)
 {
-    compiler c;
+    compiler c = {.kept = NULL};
+    te_disk_cache kept;
     struct dirent **entries = NULL;
-    if (argc != 6) {
-        fprintf(stderr, "usage: cuda_compile NVRTC CACHE TARGET MOST PROCESSES\n");
+    if (argc != 6 && argc != 7) {
+        fprintf(stderr, "usage: cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT]\n");
         return 2;
+    }
+    if (argc == 7 && setenv("TETRAIN_CACHE", argv[6], 1) == 0) {
+        te_disk_cache_open(&kept, &te_mem_libc);
+        c.kept = &kept;
     }
     int all = scandir(argv[2], &entries, is_kernel, alphasort), most = atoi(argv[4]), processes = atoi(argv[5]);
     int n = all < most ? all : most, refused = 0;

@@ -3,6 +3,8 @@
 #include "kernels/cuda_sim/cuda_sim.h"
 #include "test.h"
 
+#include <stdlib.h>
+
 static char message[4096];
 
 static const char source[] =
@@ -45,6 +47,22 @@ static const char source[] =
     "    if (threadIdx.x >= 40) return;\n"
     "    __syncthreads();\n"
     "    out[threadIdx.x] = 1;\n"
+    "}\n"
+    "extern \"C\" __global__ void behind(int *out)\n" /* a barrier is missing; by number all comes right */
+    "{\n"
+    "    __shared__ int held[64];\n"
+    "    held[threadIdx.x] = threadIdx.x + 1;\n"
+    "    if (threadIdx.x > 0) out[threadIdx.x] = held[threadIdx.x - 1];\n"
+    "}\n"
+    "extern \"C\" __global__ void blocks(int *out)\n" /* and here blocks that wait for others */
+    "{\n"
+    "    out[blockIdx.x + 1] = out[blockIdx.x] + 1;\n"
+    "}\n"
+    "extern \"C\" __global__ void fresh(int *out)\n" /* what another block has left must not be seen */
+    "{\n"
+    "    __shared__ int left;\n"
+    "    out[blockIdx.x] = left;\n"
+    "    left = 7;\n"
     "}\n"
     "extern \"C\" __global__ void lost(int *out)\n"
     "{\n"
@@ -98,6 +116,31 @@ static void check_lanes(te_cuda_sim *sim)
     }
 }
 
+static int steps(te_cuda_sim *sim)
+{
+    int held[64] = {0}, chain[17] = {0}, right = 0;
+    CHECK_MSG(launch(sim, "behind", 1, 64, 0, held) == 0 && launch(sim, "blocks", 16, 1, 0, chain) == 0, "%s", message);
+    for (int i = 1; i < 64; i++) right += held[i] == i;
+    for (int i = 1; i < 17; i++) right += chain[i] == i;
+    return right;
+}
+
+static void check_orders(te_cuda_sim *sim)
+{
+    int out[3] = {0};
+    CHECK(steps(sim) == 63 + 16);
+    setenv("TE_SIM_STRICT", "reverse", 1);
+    CHECK(steps(sim) == 1); /* the first block's */
+    check_barriers(sim);
+    setenv("TE_SIM_STRICT", "shuffle", 1);
+    CHECK(steps(sim) < 63 + 16);
+    check_barriers(sim);
+    check_lanes(sim);
+    unsetenv("TE_SIM_STRICT");
+    CHECK_MSG(launch(sim, "fresh", 3, 1, 0, out) == 0 && out[0] == -1 && out[1] == -1 && out[2] == -1, "%d %d %d", out[0], out[1],
+              out[2]);
+}
+
 static void check_failures(te_cuda_sim *sim)
 {
     int out[64] = {0};
@@ -122,6 +165,7 @@ int main(void)
         check_places(sim);
         check_barriers(sim);
         check_lanes(sim);
+        check_orders(sim);
         check_failures(sim);
     }
     te_cuda_sim_release(sim);

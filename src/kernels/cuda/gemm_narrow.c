@@ -12,9 +12,9 @@
  * of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1 are stored. fp4's
  * factors of whole tensors go to alpha.
  *
- * Sizes and lines have to be multiples of 16 bytes. Operands that have others are copied with zeros beyond them: a byte read and
- * written an element, where to decode would write two or four. What the zeros add to the result is left out when its end is
- * written (gemm_finish.c).
+ * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied with
+ * zeros beyond them: a byte read and written an element, where to decode would write two or four. What the zeros add to the
+ * result is left out when its end is written (gemm_finish.c).
  */
 #include "gemm.h"
 
@@ -121,20 +121,21 @@ const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *g)
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* What the sum's length has to be a multiple of. */
-static int64_t step_of(int mode)
+static int64_t step_of(int mode, bool whole_blocks)
 {
-    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F ? 16 : is_float32_block(mode) ? 128 : 32;
+    bool scale_bytes = mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 || mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    return scale_bytes ? 32 : is_float32_block(mode) && whole_blocks ? 128 : 16;
 }
 
 /* An operand of whole multiples: as it is, or a copy with zeros beyond it, whose memory is in *lent. */
-static te_status pad(te_exec *exec, const narrow_operand *o, int mode, te_view *padded, void **lent)
+static te_status pad(te_exec *exec, const narrow_operand *o, int64_t step, te_view *padded, void **lent)
 {
     const te_view *v = o->view;
     int64_t elements = v->quant->element == TE_E2M1 ? 2 : 1; /* to a byte */
     int unit = v->stride[o->sum] == 1 ? o->sum : o->line, other = unit == o->sum ? o->line : o->sum;
     *padded = *v;
     padded->shape[o->line] = round_up(v->shape[o->line], 16);
-    padded->shape[o->sum] = round_up(v->shape[o->sum], step_of(mode));
+    padded->shape[o->sum] = round_up(v->shape[o->sum], step);
     bool whole = padded->shape[o->line] == v->shape[o->line] && padded->shape[o->sum] == v->shape[o->sum];
     if (whole && v->stride[other] % (16 * elements) == 0 && (uintptr_t)v->data % 16 == 0) return TE_OK;
     padded->stride[unit] = 1;
@@ -201,7 +202,7 @@ static te_status run_padded(te_exec *exec, const te_gemm *gemm, te_gemm *g, cons
     return status;
 }
 
-te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
+static te_status multiply(te_exec *exec, const te_gemm *gemm, bool whole_blocks)
 {
     narrow_operand o[2];
     te_cuda_narrow narrow = {{NULL, NULL}, {0, 0}};
@@ -213,7 +214,7 @@ te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
     for (int i = 0; i < 2 && status == TE_OK; i++) {
         narrow.mode[i] = mode_of(&o[i]);
         status = arrange(exec, &o[i], narrow.mode[i], &narrow.factors[i], &lent[i]);
-        if (status == TE_OK) status = pad(exec, &o[i], narrow.mode[i], padded[i], &lent[2 + i]);
+        if (status == TE_OK) status = pad(exec, &o[i], step_of(narrow.mode[i], whole_blocks), padded[i], &lent[2 + i]);
     }
     if (is_float32_block(narrow.mode[0])) g.fast_sums = false; /* their sums are always promoted, block by block */
     if (status == TE_OK && gemm->a.quant->element == TE_E2M1) {
@@ -225,4 +226,14 @@ te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
     for (int i = 4; i >= 0; i--)
         if (lent[i]) exec->scratch_free(exec, lent[i]);
     return status;
+}
+
+/* A last block of 128 may be short; a library that does not think so is given zeros behind it. */
+te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
+{
+    narrow_operand o[2];
+    operands_of(gemm, o);
+    te_status status = multiply(exec, gemm, false);
+    bool short_block = is_float32_block(mode_of(&o[0])) && gemm->a.shape[o[0].sum] % 128 != 0;
+    return status == TE_ERROR_UNSUPPORTED && short_block ? multiply(exec, gemm, true) : status;
 }

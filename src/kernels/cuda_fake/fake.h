@@ -6,6 +6,9 @@
  * memory holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
  *
  * Kernels are compiled and run by the simulator (cuda_sim.h).
+ *
+ * With TE_FAKE_IDLE in the environment the device has the memory of a large card and does nothing but small copies: what the
+ * host does for models of any size can be watched, and the cache of kernels holds the source of all that they need.
  */
 #ifndef TE_KERNELS_CUDA_FAKE_H
 #define TE_KERNELS_CUDA_FAKE_H
@@ -52,6 +55,8 @@ CUresult        te_fake_record_queue(const te_fake_record *record);
 void            te_fake_record_free(te_fake_record *record);
 /* Whether the stream's device is the thread's current one. */
 bool te_fake_takes_work(CUstream stream);
+/* Whether the device does nothing. */
+bool te_fake_idle(void);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);
 /* 90 for sm_90. */

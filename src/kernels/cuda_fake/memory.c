@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 enum { BORDER = 256, FILL_BORDER = 0xA5, FILL_NEW = 0xFF, LARGE_PAGE = 2 << 20 };
-static const size_t arena_size = (size_t)64 << 30;
+static const size_t arena_size = (size_t)256 << 30, idle_limit = (size_t)140 << 30;
 
 typedef struct region {
     size_t start, size; /* in the arena, border included behind */
@@ -24,7 +24,7 @@ TE_FAKE int te_fake_faults(void) { return faults; }
 
 void te_fake_open_memory(bool open)
 {
-    if (arena && high) mprotect(arena, high, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    if (arena && high && !te_fake_idle()) mprotect(arena, high, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 static bool grow(void)
@@ -41,10 +41,11 @@ static bool grow(void)
 static bool make_arena(void)
 {
     if (arena) return true;
-    char *made = mmap(NULL, arena_size + LARGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int access = te_fake_idle() ? PROT_READ | PROT_WRITE : PROT_NONE;
+    char *made = mmap(NULL, arena_size + LARGE_PAGE, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (made == MAP_FAILED) return false;
     arena = made + (LARGE_PAGE - (uintptr_t)made % LARGE_PAGE) % LARGE_PAGE;
-    madvise(arena, arena_size, MADV_HUGEPAGE); /* slower without */
+    if (!te_fake_idle()) madvise(arena, arena_size, MADV_HUGEPAGE); /* slower without */
     return true;
 }
 
@@ -52,7 +53,8 @@ static bool make_arena(void)
 CUdeviceptr te_fake_allocate(size_t bytes)
 {
     size_t size = (bytes + BORDER - 1) / BORDER * BORDER + BORDER, at = BORDER, i = 0;
-    if (!make_arena() || bytes > limit || used > limit - bytes || !grow()) return 0;
+    size_t most = te_fake_idle() ? idle_limit : limit;
+    if (!make_arena() || bytes > most || used > most - bytes || !grow()) return 0;
     for (; i < n_regions && regions[i].start - at < size; i++) at = regions[i].start + regions[i].size;
     if (at + size > arena_size) return 0;
     memmove(&regions[i + 1], &regions[i], (n_regions - i) * sizeof *regions);
@@ -61,6 +63,7 @@ CUdeviceptr te_fake_allocate(size_t bytes)
     used += bytes;
     size_t end = (at + size + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     if (end > high) high = end;
+    if (te_fake_idle()) return (CUdeviceptr)(uintptr_t)(arena + at);
     te_fake_open_memory(true);
     memset(arena + at, FILL_NEW, bytes);
     memset(arena + at + bytes, FILL_BORDER, size - bytes);
@@ -94,7 +97,7 @@ bool te_fake_release(CUdeviceptr ptr)
         return false;
     }
     te_fake_open_memory(true);
-    for (size_t i = r->bytes; i < r->size; i++) faults += (unsigned char)arena[r->start + i] != FILL_BORDER;
+    for (size_t i = r->bytes; i < r->size && !te_fake_idle(); i++) faults += (unsigned char)arena[r->start + i] != FILL_BORDER;
     te_fake_open_memory(false);
     used -= r->bytes;
     n_regions--;

@@ -106,7 +106,7 @@ TE_FAKE nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int n_options, const cha
 {
     ENTER();
     nvrtcResult r = compile_really(p->image + sizeof magic - 1, n_options, options, p->log, sizeof p->log);
-    if (r != NVRTC_SUCCESS) return r;
+    if (r != NVRTC_SUCCESS || te_fake_idle()) return r;
     te_cuda_sim *sim = te_cuda_sim_compile(p->image + sizeof magic - 1, NULL, p->log, sizeof p->log);
     if (!sim) return NVRTC_ERROR_COMPILATION;
     te_cuda_sim_release(sim);

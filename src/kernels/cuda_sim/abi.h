@@ -8,6 +8,7 @@ struct te_sim_state {
     unsigned thread[3], block[3], block_dim[3], grid_dim[3]; /* of the running thread */
     unsigned lane;                                           /* in its warp */
     void    *shared;                                         /* dynamic shared memory */
+    char    *variables, *variables_end;                      /* all shared variables of the module */
 
     /* Until every thread of the block that has not returned is here. */
     void (*barrier)(te_sim_state *);

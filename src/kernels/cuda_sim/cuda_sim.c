@@ -39,7 +39,13 @@ static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=nat
 #endif
 };
 
-enum { N_OPTIONS = sizeof compiler_options / sizeof compiler_options[0], PATH_SIZE = 512 };
+/* Under TE_SIM_STRICT: what a GPU refuses, or does in silence, ends the process. */
+static const char *const strict_options[] = {"-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
+                                             "-fsanitize-undefined-trap-on-error"};
+
+enum { N_OPTIONS = sizeof compiler_options / sizeof compiler_options[0], N_STRICT = 2, PATH_SIZE = 512 };
+
+static bool strict(void) { return getenv("TE_SIM_STRICT") != NULL; }
 
 static const char *compiler(void)
 {
@@ -61,6 +67,7 @@ static void object_name(const char *source, char name[33])
     for (int k = 0; k < 2; k++) {
         h[k] = hash(hash(hash(h[k], compiler()), te_cuda_sim_prelude), source);
         for (int i = 0; i < N_OPTIONS; i++) h[k] = hash(h[k], compiler_options[i]);
+        for (int i = 0; strict() && i < N_STRICT; i++) h[k] = hash(h[k], strict_options[i]);
     }
     snprintf(name, 33, "%016llx%016llx", (unsigned long long)h[0], (unsigned long long)h[1]);
 }
@@ -118,11 +125,12 @@ static bool write_source(const char *path, const char *source, char *message, si
 
 static int run_compiler(const char *source, const char *object, const char *log)
 {
-    const char                *args[N_OPTIONS + 8] = {compiler()};
+    const char                *args[N_OPTIONS + N_STRICT + 8] = {compiler()};
     posix_spawn_file_actions_t actions;
     int                        n = 1, status = -1;
     pid_t                      pid;
     for (int i = 0; i < N_OPTIONS; i++) args[n++] = compiler_options[i];
+    for (int i = 0; strict() && i < N_STRICT; i++) args[n++] = strict_options[i];
     args[n++] = "-x";
     args[n++] = "c++";
     args[n++] = source;

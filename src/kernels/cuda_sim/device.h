@@ -7,15 +7,23 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__    __attribute__((noinline))
-#define __shared__      static
+#define __shared__      static __attribute__((section("te_shared")))
 #define __constant__    static
 #define __align__(n)    __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define TE_DYNAMIC_SHARED(type, name) type *name = (type *)te_sim->shared
 
+/* The linker's names for the section of shared variables; null where there are none. */
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_te_shared[], __stop_te_shared[];
+
 static te_sim_state *te_sim;
-extern "C" __attribute__((visibility("default"))) void te_sim_attach(te_sim_state *state) { te_sim = state; }
+extern "C" __attribute__((visibility("default"))) void te_sim_attach(te_sim_state *state)
+{
+    te_sim = state;
+    te_sim->variables = __start_te_shared;
+    te_sim->variables_end = __stop_te_shared;
+}
 
 /* --- places ------------------------------------------------------------------------------------------------------ */
 

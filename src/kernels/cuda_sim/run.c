@@ -4,6 +4,9 @@
  * all of their mask are there. When every thread of the block waits at the barrier or has returned, the barrier opens.
  * A thread that never waits borrows a stack and gives it back, so most kernels need one stack. The memory of the stacks
  * is kept for the next launch: most launches are of a few elements, and would spend their time on fresh pages.
+ *
+ * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come in another order and
+ * warps take turns at every wait: what a missing barrier or an order of blocks decides has other results then.
  */
 #include "run.h"
 
@@ -16,6 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+/* Numbers below 2^n are visited in the order of 0, 1, 2 … with some of their bits turned. */
+typedef struct order {
+    bool     strict, shuffled;
+    uint64_t state; /* of the generator */
+} order;
 
 /* A few cache lines more than a power of two, so that the tops of stacks lie in different sets of the cache. */
 enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = (256 << 10) + 9 * 64 };
@@ -43,12 +52,37 @@ typedef struct launch {
     thread              *threads;
     warp                *warps;
     int                  n_threads, current;
+    order                order;
     char                *stacks;
     int                 *free_stacks, n_free, n_stacks;
 } launch;
 
 /* The fiber that is about to start has no other way to know its launch. */
 static _Thread_local launch *starting;
+
+/* --- order -------------------------------------------------------------------------------------------------------- */
+
+static order order_wanted(void)
+{
+    const char *wish = getenv("TE_SIM_STRICT");
+    return (order){.strict = wish != NULL, .shuffled = wish && strcmp(wish, "reverse") != 0, .state = 0x9e3779b97f4a7c15u};
+}
+
+/* The bits to turn in the next round of visits: none, all, or some. */
+static uint64_t turned(order *o)
+{
+    o->state ^= o->state << 13;
+    o->state ^= o->state >> 7;
+    o->state ^= o->state << 17;
+    return o->shuffled ? o->state >> 20 : o->strict ? ~UINT64_C(0) : 0;
+}
+
+static uint64_t power_above(uint64_t n)
+{
+    uint64_t power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
 
 /* --- threads ----------------------------------------------------------------------------------------------------- */
 
@@ -129,13 +163,31 @@ static bool release_lanes(launch *l, int first, int end)
     return ready != 0;
 }
 
-static void run_warp(launch *l, int first)
+/* Every lane that can goes as far as it can; whether some may go on after that. */
+static bool step_warp(launch *l, int first)
 {
     int end = first + WARP < l->n_threads ? first + WARP : l->n_threads;
-    do {
-        for (int i = first; i < end; i++)
-            if (l->threads[i].status == THREAD_NEW || l->threads[i].status == THREAD_READY) resume(l, i);
-    } while (release_lanes(l, first, end));
+    unsigned turn = (unsigned)turned(&l->order) % WARP;
+    for (unsigned k = 0; k < WARP; k++) {
+        int i = first + (int)(k ^ turn);
+        if (i < end && (l->threads[i].status == THREAD_NEW || l->threads[i].status == THREAD_READY)) resume(l, i);
+    }
+    return release_lanes(l, first, end);
+}
+
+/* All warps, until each thread has returned, is at the barrier or waits for lanes that are not there. */
+static void run_warps(launch *l)
+{
+    unsigned warps = (unsigned)(l->n_threads + WARP - 1) / WARP, slots = (unsigned)power_above(warps);
+    for (bool again = true; again;) {
+        unsigned turn = (unsigned)turned(&l->order) % slots;
+        again = false;
+        for (unsigned k = 0; k < slots; k++) {
+            int first = (int)(k ^ turn) * WARP;
+            if (first >= l->n_threads) continue;
+            while (step_warp(l, first) && !(again = l->order.strict)) {}
+        }
+    }
 }
 
 static int stuck(const launch *l, char *message, size_t size)
@@ -159,7 +211,7 @@ static int run_block(launch *l, char *message, size_t size)
     for (int i = 0; i < l->n_threads; i++) l->threads[i].status = THREAD_NEW, l->threads[i].round = 0;
     for (;;) {
         int waiting = 0, done = 0;
-        for (int first = 0; first < l->n_threads; first += WARP) run_warp(l, first);
+        run_warps(l);
         for (int i = 0; i < l->n_threads; i++) {
             waiting += l->threads[i].status == THREAD_AT_BARRIER;
             done += l->threads[i].status == THREAD_DONE;
@@ -220,10 +272,27 @@ static int check_geometry(const uint32_t grid[3], const uint32_t block[3], uint3
     return -1;
 }
 
+static int run_blocks(launch *l, const uint32_t grid[3], uint32_t shared, char *message, size_t size)
+{
+    uint64_t n = (uint64_t)grid[0] * grid[1] * grid[2], slots = power_above(n), turn = turned(&l->order) % slots;
+    int      result = 0;
+    for (uint64_t k = 0; k < slots && result == 0; k++) {
+        uint64_t b = k ^ turn;
+        if (b >= n) continue;
+        l->state.block[0] = (unsigned)(b % grid[0]);
+        l->state.block[1] = (unsigned)(b / grid[0] % grid[1]);
+        l->state.block[2] = (unsigned)(b / grid[0] / grid[1]);
+        memset(l->state.shared, 0xff, shared); /* NaN: what is read must have been written */
+        memset(l->state.variables, 0xff, (size_t)(l->state.variables_end - l->state.variables));
+        result = run_block(l, message, size);
+    }
+    return result;
+}
+
 int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                     void *const *params, char *message, size_t message_size)
 {
-    launch l = {.kernel = kernel, .params = params};
+    launch l = {.kernel = kernel, .params = params, .order = order_wanted()};
     int    result = check_geometry(grid, block, shared, message, message_size);
     if (result != 0) return result;
     l.n_threads = (int)(block[0] * block[1] * block[2]);
@@ -237,14 +306,7 @@ int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const u
         l.state.barrier = barrier;
         l.state.exchange = exchange;
         kernel->attach(&l.state);
-        uint64_t n = (uint64_t)grid[0] * grid[1] * grid[2];
-        for (uint64_t b = 0; b < n && result == 0; b++) {
-            l.state.block[0] = (unsigned)(b % grid[0]);
-            l.state.block[1] = (unsigned)(b / grid[0] % grid[1]);
-            l.state.block[2] = (unsigned)(b / grid[0] / grid[1]);
-            memset(l.state.shared, 0xff, shared); /* NaN: what is read must have been written */
-            result = run_block(&l, message, message_size);
-        }
+        result = run_blocks(&l, grid, shared, message, message_size);
     } else {
         snprintf(message, message_size, "out of memory for %d simulated threads", l.n_threads);
         result = -1;

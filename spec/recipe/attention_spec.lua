@@ -197,6 +197,24 @@ describe("FP8 attention", function()
         end)
     end
 
+    it("hands its bytes on behind a reshape that counts rows anew", function()
+        local results, recipe = {}, te.recipe.Float8CurrentScaling { fp8_mha = true }
+        for i, fused in ipairs { true, false } do
+            te.set_fusion(fused)
+            finally(function() te.set_fusion(true) end)
+            te.manual_seed(3)
+            local m = te.Sequential(te.Linear(48, 64), te.Reshape { 2, -1, 32 }, te.LayerNorm(32), te.MultiHeadedSelfAttention(32, 4))
+            local x = te.randn({ 9, 48 })
+            if fused then
+                local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function() return tostring(m:explain(x)) end)
+                assert.truthy(plan:find("result as bytes to its product", 1, true))
+            end
+            results[i] = step(m, recipe, x, "bfloat16")
+        end
+        te.set_fusion(true)
+        assert.is_true(results[1] == results[2])
+    end)
+
     it("rounds once under fp8_mha: the projection quantizes nothing", function()
         local m, recipe = model(), te.recipe.DelayedScaling { fp8_mha = true }
         te.manual_seed(8)

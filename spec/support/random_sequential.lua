@@ -171,7 +171,10 @@ local PIECES = {
         for i = 1, m.random(3) do sizes[i] = m.random(left + 1) - 1 left = left - sizes[i] end
         sizes[#sizes + 1] = left
         m.extras[#m.extras + 1] = { sizes = sizes }
-        list[#list + 1] = te.GroupedLinear(#sizes, w, out, { bias = m.random(2) == 1, params_dtype = m.dtype, init_method = m.init })
+        local choice = m.random(3)
+        if choice == 3 then m:extra() end
+        list[#list + 1] = te.GroupedLinear(#sizes, w, out, { bias = choice > 1, scale_bias = choice == 3, params_dtype = m.dtype,
+            init_method = m.init })
         return out
     end,
     function(m, list, w)

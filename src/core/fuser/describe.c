@@ -85,7 +85,7 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
 
 static te_emit_way way_of(const describing *d, int value)
 {
-    return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, 0));
+    return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, d->plan->values[value].space));
 }
 
 /* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
@@ -442,7 +442,7 @@ static const char *why_stored(const describing *d, const te_unit *product, char 
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
     format_text(q, format, sizeof format);
     snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s %s", format,
-             te_emit_reason(d->plan, d->device, product->x, (int64_t)rows_of(d, 0)));
+             te_emit_reason(d->plan, d->device, product->x, (int64_t)rows_of(d, d->plan->values[product->x].space)));
     return text;
 }
 
@@ -460,6 +460,8 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
     if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
+    if (a->kind == TE_UNIT_VIEW && b->kind == TE_UNIT_LINEAR && b->recipe)
+        return "behind the reshape rows have another width, so a program before it cannot leave the product's operand quantized";
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
     if (b->kind == TE_UNIT_GROUPED && b->n_products)
         return "products of ranges of rows: each quantizes its own, and which they are is known when it runs";

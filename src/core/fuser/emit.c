@@ -37,14 +37,14 @@ static bool emits(const te_unit *product, te_role role, int distance)
 /* Between one program and one product, and seen by nobody else. */
 static bool between(const te_fuse_plan *plan, const te_plan_value *v, te_unit_kind maker, te_unit_kind reader)
 {
-    return v->cls == TE_VALUE_TOKENS && v->unit >= 0 && v->output < 0 && v->first_reader >= 0 &&
+    return v->cls == TE_VALUE_TOKENS && plan->frames[v->space].ndim > 1 && v->unit >= 0 && v->output < 0 && v->first_reader >= 0 &&
            v->first_reader == v->last_reader && plan->units[v->unit].kind == maker &&
            plan->units[v->first_reader].kind == reader;
 }
 
 static void mark(te_fuse_plan *plan)
 {
-    for (int i = 0; i < plan->n_values && plan->x_ndim > 1; i++) {
+    for (int i = 0; i < plan->n_values; i++) {
         te_plan_value *v = &plan->values[i];
         if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_LINEAR)) {
             const te_unit *product = &plan->units[v->first_reader];
@@ -80,7 +80,6 @@ te_status te_plan_mark_emissions(te_fuse_plan *plan)
 {
     te_status status = TE_OK;
     mark(plan);
-    for (int v = 0; v < plan->n_values; v++) plan->values[v].emitted &= plan->values[v].space == 0; /* stripes are of x's rows */
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];
         if (unit->kind != TE_UNIT_PROGRAM) continue;
@@ -115,7 +114,7 @@ int64_t te_emit_stripe(const te_emitting *e)
 {
     int64_t bytes = 0;
     for (int i = 0; i < e->n; i++) bytes += e->of[i].width * (int64_t)te_dtype_size(e->of[i].dtype);
-    return stripe_of(te_emit_rows(e->state), bytes);
+    return stripe_of(te_emit_rows(e->space), bytes);
 }
 
 /* Halves of one matrix are tiles of their own, so blocks must not lie across their border; random bits are numbered along whole
@@ -196,8 +195,6 @@ const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, in
     te_emit_way way = te_plan_emits(plan, device, value, rows);
     if (way == TE_EMIT_AT_ONCE) return "by the program that makes it";
     if (way == TE_EMIT_TWICE) return "by the program that makes it: to run that once more for the amax costs less than to store";
-    if (plan->values[value].space)
-        return "by a kernel of its own: its rows are not those of x, but counted anew behind a reshape";
     if (!marked) return "by a kernel of its own: it is not between one program and one product alone";
     if (!fits(plan, device, value, rows))
         return tiles ? "by a kernel of its own: the program's has no room for tiles of it"
@@ -234,7 +231,7 @@ static bool add(te_emitting *e, int output, int value, bool rowwise, bool column
     const te_plan_value *v = &state->plan->values[value];
     te_role role;
     const te_unit *product = te_emitted_product(state->plan, value, &role);
-    te_emit_way way = te_plan_emits(state->plan, state->device, value, te_emit_rows(state));
+    te_emit_way way = te_plan_emits(state->plan, state->device, value, te_emit_rows(e->space));
     if (way == TE_EMIT_APART) return false;
     e->of[e->n++] = (te_emission){
         .output = output, .second = -1, .value = value, .role = role, .way = way, .dtype = v->dtype, .width = v->width,
@@ -248,6 +245,7 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->space = s;
     e->measuring = &state->plan->units[unit - plan->units].measuring[0];
     e->n = 0;
     for (int i = 0; i < unit->n_results; i++) {
@@ -265,6 +263,7 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
 {
     const te_fuse_plan *plan = state->plan;
     e->state = state; /* entries are written whole where there are any */
+    e->space = s;
     e->measuring = &state->plan->units[unit - plan->units].measuring[1];
     e->n = 0;
     for (int k = 0; k < unit->n_grads; k++) {

@@ -37,6 +37,7 @@ typedef struct te_emission {
 /* Those of one run. */
 typedef struct te_emitting {
     te_group_state *state;
+    const te_space *space; /* of the unit: its rows */
     te_program **measuring; /* of the unit */
     int n;
     te_emission of[TE_UNIT_SLOTS];
@@ -73,7 +74,7 @@ te_emission *te_emission_of(te_emitting *e, int value); /* NULL: none */
 /* Runs the program; outputs that are emitted may be bound to anything. */
 te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run);
 int64_t te_emit_stripe(const te_emitting *e); /* rows of one */
-int64_t te_emit_rows(const te_group_state *state);
+int64_t te_emit_rows(const te_space *s);
 /* Operands over {rows, width}: false when the rows of one are not evenly spaced. */
 bool te_emit_flatten(int ndim, const int64_t *shape, te_operand *operands, int n);
 

@@ -3,10 +3,10 @@
 
 #include "../program_build.h"
 
-int64_t te_emit_rows(const te_group_state *state)
+int64_t te_emit_rows(const te_space *s)
 {
     int64_t rows = 1;
-    for (int i = 0; i + 1 < state->ndim; i++) rows *= state->shape[i];
+    for (int i = 0; i + 1 < s->ndim; i++) rows *= s->shape[i];
     return rows;
 }
 
@@ -111,17 +111,16 @@ static te_status run_stripes(te_emitting *e, te_program *program, const te_run *
 
 static te_status open_emission(te_emitting *e, te_emission *m)
 {
-    te_group_state *state = e->state;
     int64_t shape[TE_MAX_DIMS];
-    memcpy(shape, state->shape, sizeof shape);
-    shape[state->ndim - 1] = m->width;
-    return te_role_open(m->state, m->role, state->device, m->dtype, state->ndim, shape, m->want, m->target, &m->factor);
+    memcpy(shape, e->space->shape, sizeof shape);
+    shape[e->space->ndim - 1] = m->width;
+    return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target, &m->factor);
 }
 
 static te_status open_stripe(te_emitting *e, te_emission *m, int64_t stripe)
 {
     te_exec *exec = &e->state->device->exec;
-    int64_t rows = m->way == TE_EMIT_STORED ? te_emit_rows(e->state) : stripe;
+    int64_t rows = m->way == TE_EMIT_STORED ? te_emit_rows(e->space) : stripe;
     m->stripe = exec->scratch(exec, (size_t)(rows * m->width) * te_dtype_size(m->dtype));
     return m->stripe ? TE_OK : te_fail_memory(e->state->plan->ctx, "quantize");
 }
@@ -272,7 +271,7 @@ static te_status run_in_stripes(te_emitting *e, te_program *program, const te_ru
     te_emit_flatten(run->ndim, run->shape, inputs, program->n_inputs);
     te_emit_flatten(run->ndim, run->shape, outputs, program->n_outputs); /* dense, all of them */
     flat.ndim = 2;
-    flat.shape[0] = te_emit_rows(e->state);
+    flat.shape[0] = te_emit_rows(e->space);
     flat.shape[1] = run->shape[run->ndim - 1];
     flat.inputs = inputs;
     flat.outputs = outputs;

@@ -30,7 +30,6 @@ const char *te_plan_why_not_handed(const te_fuse_plan *plan, const te_unit *call
     if (!call->attention) return NULL;
     if (!call->attention->hands_on) return "the recipe hands it on in high precision";
     if (option(&plan->nodes[call->nodes[0]], "dropout") > 0) return "with dropout it may leave the range of its factor";
-    if (v->space) return "its rows are not those of x, but counted anew behind a reshape";
     if (!product) return "something else than one product reads it";
     if (!product->recipe || !product->recipe->quantized[TE_ROLE_INPUT]) return "the product is in high precision";
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];

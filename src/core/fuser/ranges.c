@@ -77,7 +77,9 @@ te_tensor *te_range_rows(const te_group_state *state, const te_unit *unit, int v
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, seen->shape, sizeof shape);
     shape[0] = range.n;
-    te_tensor *rows = te_tensor_alias(seen, seen->ndim, shape, seen->stride, seen->offset + range.first * seen->stride[0]);
+    /* strides of none are those of dense memory, whatever a dimension of 1 had */
+    te_tensor *rows = range.n ? te_tensor_alias(seen, seen->ndim, shape, seen->stride, seen->offset + range.first * seen->stride[0])
+                              : te_tensor_alias(seen, seen->ndim, shape, NULL, seen->offset);
     te_tensor_release(seen);
     return rows;
 }

@@ -232,6 +232,8 @@ static int without_centered(te_diff *diff, int a, int depth)
 int te_diff_rowsum(te_diff *diff, int a)
 {
     enum { MAX_SPLIT_DEPTH = 8 }; /* shared factors are visited once per path */
+    if (a >= 0 && diff->status == TE_OK && is_op(diff, a, TE_PW_NEG))
+        return te_diff_neg(diff, te_diff_rowsum(diff, insn_of(diff, a)->arg[0]));
     if (a >= 0 && diff->status == TE_OK) a = without_centered(diff, a, MAX_SPLIT_DEPTH);
     if (a < 0 || diff->status != TE_OK) return TE_VALUE_NONE;
     if (rate_of(diff, a) != TE_RATE_ELEM) return te_diff_mul(diff, a, row_length(diff));

@@ -207,14 +207,14 @@ plain() {
 }
 step "without oneDNN" plain
 
-# Where threads meet outside OpenMP, whose barriers ThreadSanitizer does not see.
+# Where threads meet.
 threads() {
-    tests="test_host test_interrupt_stress test_tetrain test_tokens"
+    tests="test_host test_interrupt_stress test_tetrain test_tokens test_workers"
     cmake --preset tsan -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && limited 1200 cmake --build --preset tsan --target $tests
 }
 step "build with ThreadSanitizer" threads
 if [ -x build-tsan/test_tokens ]; then
-    TSAN_OPTIONS=allocator_may_return_null=1 c_tests build-tsan -R '^test_(host|interrupt_stress|tetrain|tokens)$'
+    TSAN_OPTIONS=allocator_may_return_null=1 c_tests build-tsan -R '^test_(host|interrupt_stress|tetrain|tokens|workers)$'
 fi
 
 step "build with sanitizers" build asan

@@ -1,9 +1,9 @@
 /* attention.c - attention: what is accepted, how sequences are laid out, and the forward pass over threads. */
 #include "attention.h"
+#include "workers.h"
 
 #include "copy.h"
 
-#include <omp.h>
 
 enum { SERIAL_WORK = 1 << 18 }; /* multiply-adds below which a parallel region costs more than it gains */
 
@@ -168,6 +168,33 @@ static int64_t list_blocks(const te_attention *a, int64_t size, query_block *blo
     return n;
 }
 
+typedef struct forward_job {
+    te_exec                   *exec;
+    const te_attention        *a;
+    const float               *times;
+    const te_attention_blocks *blocks;
+    const query_block         *list;
+    char                      *scratch; /* a part per thread */
+    size_t                     task_bytes;
+} forward_job;
+
+static void run_blocks(void *context, int64_t first, int64_t end, int thread)
+{
+    const forward_job  *job = context;
+    const te_attention *a = job->a;
+    int64_t             heads = a->q.shape[1];
+    void               *own = job->scratch + (size_t)thread * job->task_bytes;
+    for (int64_t task = first; task < end && !te_cpu_stopping(job->exec); task++) {
+        const query_block *block = &job->list[task / heads];
+        te_attention_seq   seq = te_attention_seq_at(a, block->seq);
+        seq.exec = job->exec;
+        if (job->times)
+            job->blocks->forward_rounded(a, &seq, task % heads, block->first, block->end, *job->times, own);
+        else
+            job->blocks->forward(a, &seq, task % heads, block->first, block->end, own);
+    }
+}
+
 te_status te_attention_run(te_exec *exec, const te_attention *a, const float *times)
 {
     int64_t heads = a->q.shape[1];
@@ -184,18 +211,8 @@ te_status te_attention_run(te_exec *exec, const te_attention *a, const float *ti
     if (!scratch) return TE_ERROR_MEMORY;
     query_block *list = (query_block *)scratch;
     list_blocks(a, size, list);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
-    for (int64_t task = 0; task < n_blocks * heads; task++) {
-        if (te_cpu_stopping(exec)) continue;
-        const query_block *block = &list[task / heads];
-        te_attention_seq seq = te_attention_seq_at(a, block->seq);
-        seq.exec = exec;
-        void *own = scratch + list_bytes + (size_t)omp_get_thread_num() * task_bytes;
-        if (times)
-            blocks->forward_rounded(a, &seq, task % heads, block->first, block->end, *times, own);
-        else
-            blocks->forward(a, &seq, task % heads, block->first, block->end, own);
-    }
+    forward_job job = {exec, a, times, blocks, list, scratch + list_bytes, task_bytes};
+    te_cpu_loop(exec, threads, n_blocks * heads, 1, run_blocks, &job);
     exec->scratch_free(exec, scratch);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -1,10 +1,10 @@
 /* attention_backward.c - the gradient of attention over threads: tasks are kv heads, or chunks of their keys where
  * there are fewer heads than threads can use. attention.h explains why the two give the same bits. */
 #include "attention.h"
+#include "workers.h"
 
 #include "copy.h"
 
-#include <omp.h>
 
 enum {
     SERIAL_WORK = 1 << 17,       /* multiply-adds of a forward pass below which one thread does all */
@@ -96,6 +96,14 @@ static void run_task(const backward_plan *p, int64_t chunk, int64_t index, char 
     p->blocks->backward(p->g, &keys, scratch);
 }
 
+static void run_tasks(void *context, int64_t first, int64_t end, int thread)
+{
+    const backward_plan *p = context;
+    int64_t              heads = p->seqs * p->kv_heads;
+    for (int64_t task = first; task < end && !te_cpu_stopping(p->exec); task++)
+        run_task(p, task / heads, task % heads, p->scratch + (size_t)thread * p->task_bytes);
+}
+
 static void run_sum(const backward_plan *p, int64_t index)
 {
     int64_t row_blocks = (p->longest_q + SUM_ROWS - 1) / SUM_ROWS;
@@ -103,6 +111,13 @@ static void run_sum(const backward_plan *p, int64_t index)
     te_attention_seq s = te_attention_seq_at(&p->g->forward, index / row_blocks / p->heads);
     int64_t end = first + SUM_ROWS < s.n_q ? first + SUM_ROWS : s.n_q;
     if (first < end) p->blocks->sum_dq(p->g, &s, head, first, end, p->chunk, parts_of(p, &s, head), p->part_stride);
+}
+
+static void run_sums(void *context, int64_t first, int64_t end, int thread)
+{
+    const backward_plan *p = context;
+    (void)thread;
+    for (int64_t i = first; i < end && !te_cpu_stopping(p->exec); i++) run_sum(p, i);
 }
 
 te_status te_cpu_attention_backward(te_exec *exec, const te_attention_grad *g)
@@ -118,15 +133,10 @@ te_status te_cpu_attention_backward(te_exec *exec, const te_attention_grad *g)
     p.scratch = p.parts + p.parts_bytes;
     int64_t heads = p.seqs * p.kv_heads, tasks = p.split ? heads * p.chunks : heads;
     /* early chunks first: under a causal mask most queries see them */
-#pragma omp parallel for num_threads(p.threads) schedule(dynamic, 1) if (p.threads > 1)
-    for (int64_t task = 0; task < tasks; task++)
-        if (!te_cpu_stopping(exec))
-            run_task(&p, task / heads, task % heads, p.scratch + (size_t)omp_get_thread_num() * p.task_bytes);
+    te_cpu_loop(exec, p.threads, tasks, 1, run_tasks, &p);
     if (p.split) {
         int64_t sums = p.seqs * p.heads * ((p.longest_q + SUM_ROWS - 1) / SUM_ROWS);
-#pragma omp parallel for num_threads(p.threads) schedule(static) if (p.threads > 1)
-        for (int64_t i = 0; i < sums; i++)
-            if (!te_cpu_stopping(exec)) run_sum(&p, i);
+        te_cpu_loop(exec, p.threads, sums, te_cpu_even_grain(sums, p.threads), run_sums, &p);
     }
     exec->scratch_free(exec, p.parts);
     return te_cpu_finish(exec, TE_OK);

@@ -1,5 +1,5 @@
 /* backend.c - the CPU backend's table, its memory and the choice of instruction set. */
-#include "cpu.h"
+#include "workers.h"
 
 #include "../environment.h"
 
@@ -51,6 +51,7 @@ static void cpu_close(te_exec *exec)
 {
     te_cpu_device *device = te_cpu(exec);
     if (!device) return;
+    te_cpu_workers_free(exec);
     if (device->gemm_release) device->gemm_release(exec, device->gemm);
     te_mem_free(exec->mem, device, sizeof *device);
     exec->device = NULL;

@@ -14,6 +14,7 @@
  * The work is cut into units by shape alone; each element has one writer, so the number of threads changes nothing.
  */
 #include "copy.h"
+#include "workers.h"
 
 #include <stdio.h>
 
@@ -326,6 +327,19 @@ static void copy_unit(const copy_plan *plan, int64_t unit)
         copy_tile(plan, dst, src, part);
 }
 
+typedef struct copy_job {
+    te_exec         *exec;
+    const copy_plan *plan;
+} copy_job;
+
+static void copy_units(void *context, int64_t first, int64_t end, int thread)
+{
+    const copy_job *job = context;
+    (void)thread;
+    for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) copy_unit(job->plan, unit);
+    if (job->plan->streams || job->plan->turn) job->plan->blocks->settle();
+}
+
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -341,12 +355,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     plan_make(&plan, dst, src, lines_of(exec));
     int64_t units = plan.at_once > 1 ? (plan.outer + plan.at_once - 1) / plan.at_once : plan.outer * plan.per_outer;
     int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for schedule(static) nowait
-        for (int64_t unit = 0; unit < units; unit++)
-            if (!te_cpu_stopping(exec)) copy_unit(&plan, unit);
-        if (plan.streams || plan.turn) plan.blocks->settle();
-    }
+    copy_job job = {exec, &plan};
+    te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), copy_units, &job);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -23,6 +23,7 @@ typedef struct te_cpu_device {
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);
+    struct te_cpu_workers *workers; /* workers.h; NULL: not needed so far */
 } te_cpu_device;
 
 static inline te_cpu_device *te_cpu(te_exec *exec) { return (te_cpu_device *)exec->device; }

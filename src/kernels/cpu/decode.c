@@ -1,5 +1,6 @@
 /* decode.c - decoding run by run, through values in the first-level cache. */
 #include "decode.h"
+#include "workers.h"
 
 #include <string.h>
 
@@ -128,13 +129,28 @@ static bool decode_to(const te_quantize_blocks *blocks, const te_decode *d, te_d
     return good;
 }
 
+typedef struct decode_job {
+    te_exec                  *exec;
+    const te_quantize_blocks *blocks;
+    const te_decode          *d;
+    te_dtype                  dtype;
+    void                     *to;
+    atomic_int                bad; /* a row has values that dtype does not hold */
+} decode_job;
+
+static void decode_lines(void *context, int64_t first, int64_t end, int thread)
+{
+    decode_job *job = context;
+    (void)thread;
+    for (int64_t i = first; i < end && (i % ROWS_AT_ONCE != 0 || !te_cpu_stopping(job->exec)); i++)
+        if (!decode_to(job->blocks, job->d, job->dtype, job->to, i)) atomic_store(&job->bad, 1);
+}
+
 bool te_decode_matrix(te_exec *exec, const te_decode *d, te_dtype dtype, void *to)
 {
-    const te_quantize_blocks *blocks = te_quantize_blocks_of(exec);
-    int bad = 0, threads = exec->threads;
+    decode_job job = {.exec = exec, .blocks = te_quantize_blocks_of(exec), .d = d, .dtype = dtype, .to = to};
+    int threads = exec->threads;
     if (threads < 1 || d->rows * d->cols < PARALLEL_FROM) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static, ROWS_AT_ONCE) reduction(| : bad) if (threads > 1)
-    for (int64_t i = 0; i < d->rows; i++)
-        if (i % ROWS_AT_ONCE != 0 || !te_cpu_stopping(exec)) bad |= !decode_to(blocks, d, dtype, to, i);
-    return !bad;
+    te_cpu_loop(exec, threads, d->rows, ROWS_AT_ONCE, decode_lines, &job);
+    return !atomic_load(&job.bad);
 }

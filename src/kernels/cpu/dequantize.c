@@ -4,6 +4,7 @@
  */
 #include "copy.h"
 #include "decode.h"
+#include "workers.h"
 
 #include <string.h>
 
@@ -47,6 +48,23 @@ static void decode_square(const target *t, int64_t row, int64_t col)
     for (int i = 0; i < rows && row + i < t->job->rows; i++) put(t, row + i, col, values[i], cols);
 }
 
+typedef struct decode_job {
+    te_exec      *exec;
+    const target *t;
+    int64_t       over; /* squares beside each other; 0: parts are rows */
+} decode_job;
+
+static void decode_parts(void *context, int64_t first, int64_t end, int thread)
+{
+    const decode_job *all = context;
+    (void)thread;
+    for (int64_t i = first; i < end && !te_cpu_stopping(all->exec); i++)
+        if (all->over)
+            decode_square(all->t, i / all->over * SQUARE, i % all->over * SQUARE);
+        else
+            decode_rows(all->t, i);
+}
+
 te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
     te_quant quant;
@@ -63,13 +81,7 @@ te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
     int threads = exec->threads < 1 || job->rows * job->cols < PARALLEL_FROM ? 1 : exec->threads;
     int64_t over = (job->cols + SQUARE - 1) / SQUARE, squares = (job->rows + SQUARE - 1) / SQUARE * over;
     int64_t parts = turned ? squares : job->rows;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t i = 0; i < parts; i++) {
-        if (te_cpu_stopping(exec)) continue;
-        if (turned)
-            decode_square(&t, i / over * SQUARE, i % over * SQUARE);
-        else
-            decode_rows(&t, i);
-    }
+    decode_job all = {exec, &t, turned ? over : 0};
+    te_cpu_loop(exec, threads, parts, te_cpu_even_grain(parts, threads), decode_parts, &all);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -5,6 +5,7 @@
  * additions is fixed, and one id that owns all positions is still spread over threads by columns.
  */
 #include "copy.h"
+#include "workers.h"
 
 enum {
     COLUMNS = 256,          /* width of a column range */
@@ -39,20 +40,32 @@ static te_status check_operands(te_exec *exec, const char *op, const te_view *ro
     return TE_OK;
 }
 
+typedef struct lookup {
+    te_exec              *exec;
+    const te_copy_blocks *blocks;
+    const te_view        *out, *table, *ids;
+} lookup;
+
+static void copy_rows(void *context, int64_t first, int64_t end, int thread)
+{
+    const lookup  *l = context;
+    const te_view *out = l->out, *table = l->table;
+    int            last = l->ids->ndim;
+    (void)thread;
+    for (int64_t i = first; i < end && !te_cpu_stopping(l->exec); i++)
+        te_convert(l->blocks, te_element(out->data, out->dtype, te_offset_of(out, last, i)), out->dtype, out->stride[last],
+                   te_element(table->data, table->dtype, id_at(l->ids, i) * table->stride[0]), table->dtype,
+                   table->stride[1], table->shape[1]);
+}
+
 te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
 {
     te_status status = check_operands(exec, "embedding", out, table, ids);
     if (status != TE_OK) return status;
-    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int64_t n = te_view_numel(ids), width = table->shape[1];
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t i = 0; i < n; i++) {
-        if (te_cpu_stopping(exec)) continue;
-        te_convert(blocks, te_element(out->data, out->dtype, te_offset_of(out, ids->ndim, i)), out->dtype,
-                   out->stride[ids->ndim], te_element(table->data, table->dtype, id_at(ids, i) * table->stride[0]),
-                   table->dtype, table->stride[1], width);
-    }
+    lookup l = {exec, te_copy_blocks_of(exec), out, table, ids};
+    te_cpu_loop(exec, threads, n, te_cpu_even_grain(n, threads), copy_rows, &l);
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -89,6 +102,7 @@ typedef struct scatter {
     const te_copy_blocks *blocks;
     const te_view        *dtable, *dy;
     const id_position    *sorted;
+    const int64_t        *groups; /* where each begins in sorted, and its end */
 } scatter;
 
 /* dtable[id, column … column + width) += the rows at sorted[first … end), in that order; float32 sums (float64 when the
@@ -131,6 +145,18 @@ static int64_t find_groups(const id_position *sorted, int64_t n, int64_t *groups
     return count;
 }
 
+/* Units are ranges of columns of the groups. */
+static void add_groups(void *context, int64_t first, int64_t end, int thread)
+{
+    const scatter *s = context;
+    int64_t        width = s->dtable->shape[1], ranges = (width + COLUMNS - 1) / COLUMNS;
+    (void)thread;
+    for (int64_t unit = first; unit < end && !te_cpu_stopping(s->exec); unit++) {
+        int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
+        add_rows(s, s->groups[group], s->groups[group + 1], column, width - column < COLUMNS ? width - column : COLUMNS);
+    }
+}
+
 te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
 {
     te_status status = check_operands(exec, "embedding backward", dy, dtable, ids);
@@ -148,15 +174,10 @@ te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const 
     const id_position *sorted = sort_by_id(pairs, pairs + n, n, dtable->shape[0]);
     int64_t n_groups = find_groups(sorted, n, groups);
 
-    scatter s = {exec, te_copy_blocks_of(exec), dtable, dy, sorted};
+    scatter s = {exec, te_copy_blocks_of(exec), dtable, dy, sorted, groups};
     int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 8) if (threads > 1)
-    for (int64_t unit = 0; unit < n_groups * ranges; unit++) {
-        if (te_cpu_stopping(exec)) continue;
-        int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
-        add_rows(&s, groups[group], groups[group + 1], column, width - column < COLUMNS ? width - column : COLUMNS);
-    }
+    te_cpu_loop(exec, threads, n_groups * ranges, 8, add_groups, &s);
     exec->scratch_free(exec, pairs);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -18,8 +18,8 @@
  */
 #include "../dtype.h"
 #include "gemm_plan.h"
+#include "workers.h"
 
-#include <omp.h>
 #include <string.h>
 
 enum { STACK_BYTES = 32 << 10 };
@@ -178,20 +178,16 @@ static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
     return u;
 }
 
-static void run_units(const te_gemm_plan *plan, char *work)
+typedef struct gemm_units {
+    const te_gemm_plan *plan;
+    char *work; /* a part per thread */
+} gemm_units;
+
+static void run_units(void *context, int64_t first, int64_t end, int thread)
 {
-    int64_t units = plan->blocks * plan->groups * plan->p->batches;
-    size_t each = te_gemm_thread_bytes(plan);
-    if (plan->threads == 1) {
-        for (int64_t i = 0; i < units; i++) {
-            gemm_unit u = unit_make(plan, i, work);
-            run_unit(&u);
-        }
-        return;
-    }
-#pragma omp parallel for num_threads(plan->threads) schedule(dynamic)
-    for (int64_t i = 0; i < units; i++) {
-        gemm_unit u = unit_make(plan, i, work + omp_get_thread_num() * each);
+    const gemm_units *units = context;
+    for (int64_t i = first; i < end; i++) {
+        gemm_unit u = unit_make(units->plan, i, units->work + (size_t)thread * te_gemm_thread_bytes(units->plan));
         run_unit(&u);
     }
 }
@@ -228,7 +224,8 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     char *work = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!work) return TE_ERROR_MEMORY;
     plan.bias = bias_array(&plan, work);
-    run_units(&plan, work + bias_bytes(&plan));
+    gemm_units units = {&plan, work + bias_bytes(&plan)};
+    te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, 1, run_units, &units);
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;
 }

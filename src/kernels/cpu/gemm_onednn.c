@@ -18,6 +18,7 @@
 #include "../dtype.h"
 #include "gemm_cache.h"
 #include "gemm_onednn.h"
+#include "workers.h"
 
 #include <omp.h>
 #include <string.h>
@@ -170,6 +171,8 @@ typedef struct gemm_job {
     const char            *packed; /* b, one part per column of the grid; or NULL */
     size_t                 part_bytes, scratch_bytes;
     char                  *scratch; /* one part per thread */
+    te_exec               *exec;
+    atomic_int             failed;
 } gemm_job;
 
 /* Piece `x` of the product whose operands are a, b, c, aux. */
@@ -190,17 +193,15 @@ static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, in
     return true;
 }
 
-static bool run_pieces(te_exec *exec, const gemm_job *job, int threads)
+static void run_pieces(void *context, int64_t first, int64_t end, int thread)
 {
-    int64_t per_product = job->grid.down * job->grid.across, pieces = per_product * job->p->batches;
-    int failed = 0;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(| : failed) if (threads > 1)
-    for (int64_t i = 0; i < pieces; i++) {
-        if (te_cpu_stopping(exec)) continue;
+    gemm_job *job = context;
+    int64_t per_product = job->grid.down * job->grid.across;
+    if (thread > 0) omp_set_num_threads(1); /* for the caller it is done already */
+    for (int64_t i = first; i < end && !te_cpu_stopping(job->exec); i++) {
         te_gemm_product t = te_gemm_product_of(job->p, i / per_product);
-        failed |= !run_piece(job, &t, piece_at(job->p, &job->grid, i % per_product), omp_get_thread_num());
+        if (!run_piece(job, &t, piece_at(job->p, &job->grid, i % per_product), thread)) atomic_store(&job->failed, 1);
     }
-    return !failed;
 }
 
 /* Fills room with b packed for the pieces of each column of the grid. */
@@ -258,19 +259,19 @@ static te_status run_job(te_exec *exec, gemm_job *job)
             job->scratch_bytes = round_up(job->matmul[i]->scratchpad_bytes, 4096);
     if (job->scratch_bytes && !(job->scratch = exec->scratch(exec, threads * job->scratch_bytes)))
         return TE_ERROR_MEMORY;
-    bool good = run_pieces(exec, job, threads);
+    te_cpu_loop(exec, threads, pieces, 1, run_pieces, job);
     if (job->scratch) exec->scratch_free(exec, job->scratch);
-    return good ? TE_OK
-                : te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",
-                               (long long)job->p->m, (long long)job->p->n, (long long)job->p->k,
-                               te_dtype_name(job->p->a.dtype));
+    if (!atomic_load(&job->failed)) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_DEVICE, "matrix product: oneDNN failed on %lld x %lld x %lld of %s",
+                        (long long)job->p->m, (long long)job->p->n, (long long)job->p->k,
+                        te_dtype_name(job->p->a.dtype));
 }
 
 te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     te_dnnl_spec spec;
-    gemm_job job = {.p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
+    gemm_job job = {.exec = exec, .p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
     if (!te_gemm_onednn_streams(exec, state->onednn, exec->threads > 1 ? exec->threads : 1))

@@ -5,6 +5,7 @@
  * way the additions to one element happen in index order, whatever the number of threads.
  */
 #include "copy.h"
+#include "workers.h"
 
 enum { PARALLEL_FROM = 1 << 14, PART = 1 << 15, POLL = 1 << 12 }; /* elements */
 
@@ -85,6 +86,24 @@ static void gather_row(const walk *w, int64_t r, int64_t first, int64_t end)
     }
 }
 
+typedef struct index_job {
+    te_exec    *exec;
+    const walk *w;
+    int64_t     shares; /* of a scatter */
+    bool        by_row, by_column;
+} index_job;
+
+static void gather_parts(void *context, int64_t first, int64_t end, int thread)
+{
+    const index_job *job = context;
+    int64_t          row = job->w->row, parts = (row + PART - 1) / PART;
+    (void)thread;
+    for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) {
+        int64_t begin = unit % parts * PART, stop = begin + PART;
+        gather_row(job->w, unit / parts, begin, stop < row ? stop : row);
+    }
+}
+
 te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
 {
     walk w = {.whole = src, .part = out, .index = index, .dim = dim};
@@ -96,11 +115,9 @@ te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, c
     if (status != TE_OK) return status;
     int threads = numel < PARALLEL_FROM ? 1 : exec->threads;
     int64_t parts = (w.row + PART - 1) / PART;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t unit = 0; unit < numel / w.row * parts; unit++) {
-        int64_t first = unit % parts * PART, end = first + PART;
-        if (!te_cpu_stopping(exec)) gather_row(&w, unit / parts, first, end < w.row ? end : w.row);
-    }
+    index_job job = {.exec = exec, .w = &w};
+    int64_t units = numel / w.row * parts;
+    te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), gather_parts, &job);
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -143,6 +160,27 @@ static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk 
     }
 }
 
+static void scatter_share(const index_job *job, int64_t i)
+{
+    const walk *w = job->w;
+    int64_t     shares = job->shares, rows = te_view_numel(w->index) / w->row;
+    share       s = {0, w->row, 0, w->whole->shape[w->dim]};
+    int64_t    *first = job->by_column ? &s.first : &s.low, *end = job->by_column ? &s.end : &s.high;
+    if (!job->by_row) {
+        int64_t n = *end;
+        *first = n * i / shares;
+        *end = n * (i + 1) / shares;
+    }
+    for (int64_t r = job->by_row ? rows * i / shares : 0; r < (job->by_row ? rows * (i + 1) / shares : rows); r++)
+        scatter_row(job->exec, te_copy_blocks_of(job->exec), w, r, &s);
+}
+
+static void scatter_shares(void *context, int64_t first, int64_t end, int thread)
+{
+    (void)thread;
+    for (int64_t i = first; i < end; i++) scatter_share(context, i);
+}
+
 te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
 {
     walk w = {.whole = dst, .part = src, .index = index, .dim = dim};
@@ -154,23 +192,12 @@ te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *s
     status = check_indices(exec, "scatter_add", &w);
     if (status != TE_OK) return status;
 
-    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
-    int64_t rows = numel / w.row, extent = dst->shape[dim];
+    int64_t rows = numel / w.row;
     /* Rows are independent of each other when dim is the last dimension, columns when it is not. */
     bool by_row = dim == index->ndim - 1, by_column = !by_row && w.row >= 16;
     int64_t shares = numel < PARALLEL_FROM ? 1 : exec->threads;
     by_row = by_row && rows >= shares;
-#pragma omp parallel for num_threads((int)shares) schedule(static) if (shares > 1)
-    for (int64_t i = 0; i < shares; i++) {
-        share s = {0, w.row, 0, extent};
-        int64_t *first = by_column ? &s.first : &s.low, *end = by_column ? &s.end : &s.high;
-        if (!by_row) {
-            int64_t n = *end;
-            *first = n * i / shares;
-            *end = n * (i + 1) / shares;
-        }
-        for (int64_t r = by_row ? rows * i / shares : 0; r < (by_row ? rows * (i + 1) / shares : rows); r++)
-            scatter_row(exec, blocks, &w, r, &s);
-    }
+    index_job job = {exec, &w, shares, by_row, by_column};
+    te_cpu_loop(exec, (int)shares, shares, 1, scatter_shares, &job);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -1,6 +1,7 @@
 /* program_join.c - the parts of sums that chunks leave behind: where they lie, and how they are joined, in the order of
  * the chunks. */
 #include "program_walker.h"
+#include "workers.h"
 
 #include <string.h>
 
@@ -74,9 +75,27 @@ static void join_columns(const te_job *job, const te_operand *out, char *parts, 
     }
 }
 
+enum { SLICE = 1024 };
+
+typedef struct columns_job {
+    const te_job     *job;
+    const te_operand *out;
+    char             *parts;
+} columns_job;
+
+static void join_slices(void *context, int64_t first, int64_t end, int thread)
+{
+    const columns_job *all = context;
+    (void)thread;
+    for (int64_t i = first; i < end; i++) {
+        int64_t left = all->job->columns - i * SLICE;
+        join_columns(all->job, all->out, all->parts, i * SLICE, left < SLICE ? left : SLICE);
+    }
+}
+
 void te_job_join(const te_job *job, void *parts, int threads)
 {
-    enum { SLICE = 1024, WORTHWHILE = 1 << 17 };
+    enum { WORTHWHILE = 1 << 17 };
     const te_program *p = job->program;
     for (int o = 0, s = 0; o < p->n_outputs; o++) {
         const te_operand *out = &job->run->outputs[o];
@@ -89,10 +108,7 @@ void te_job_join(const te_job *job, void *parts, int threads)
         char   *mine = te_job_column_part(job, parts, o, 0);
         int64_t slices = (job->columns + SLICE - 1) / SLICE;
         bool    share = threads > 1 && job->columns * job->row_chunks > WORTHWHILE;
-#pragma omp parallel for schedule(static) num_threads(threads) if (share)
-        for (int64_t i = 0; i < slices; i++) {
-            int64_t left = job->columns - i * SLICE;
-            join_columns(job, out, mine, i * SLICE, left < SLICE ? left : SLICE);
-        }
+        columns_job all = {job, out, mine};
+        te_cpu_loop(job->exec, share ? threads : 1, slices, te_cpu_even_grain(slices, threads), join_slices, &all);
     }
 }

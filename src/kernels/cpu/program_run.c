@@ -1,15 +1,15 @@
 /* program_run.c - the backend's entry for programs: memory, threads, and the joining of sums.
  *
- * All runs of a call share one parallel region. The chunks of all of them, one run after the other, are dealt out in
+ * All runs of a call share one loop of the workers. The chunks of all of them, one run after the other, are dealt out in
  * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
  * neither threads nor memory: their workspace is on the stack. The smallest do not even come that far: program_again.c.
  */
 #include "program_exec.h"
+#include "workers.h"
 
 #include <math.h>
-#include <omp.h>
 
-/* Below this many element-additions a parallel region costs more than it saves. */
+/* Below this many element-additions calling workers costs more than it saves. */
 enum { PARALLEL_WORK = 1 << 18, STACK_WORKSPACE = 48 << 10, STACK_PARTS = 4 << 10 };
 
 /* What a call works on. Jobs but the first are described again where they are needed, which costs less than keeping
@@ -79,19 +79,28 @@ static void run_share(const call *c, int index, int count, void *workspace, char
     }
 }
 
+typedef struct shares {
+    const call *c;
+    int         count;
+    char       *workspace, *parts;
+} shares;
+
+static void run_shares(void *context, int64_t first, int64_t end, int thread)
+{
+    const shares     *s = context;
+    _Alignas(64) char stack[STACK_WORKSPACE];
+    char             *mine = s->workspace ? s->workspace + (size_t)thread * s->c->workspace : stack;
+    for (int64_t i = first; i < end; i++) run_share(s->c, (int)i, s->count, mine, s->parts);
+}
+
 static void run_all(const call *c, int threads, char *workspace, char *parts)
 {
     if (threads == 1) {
         run_share(c, 0, 1, workspace, parts);
         return;
     }
-#pragma omp parallel num_threads(threads)
-    {
-        _Alignas(64) char stack[STACK_WORKSPACE];
-        int               index = omp_get_thread_num();
-        char             *mine = workspace ? workspace + (size_t)index * c->workspace : stack;
-        run_share(c, index, omp_get_num_threads(), mine, parts);
-    }
+    shares s = {c, threads, workspace, parts};
+    te_cpu_loop(c->exec, threads, threads, 1, run_shares, &s);
 }
 
 static void join_all(const call *c, int threads, char *parts)

@@ -3,6 +3,7 @@
  * One pass makes both sides. Where a factor of the whole tensor is wanted, an earlier pass takes the amaxes, or the job has them.
  */
 #include "quantize_panel.h"
+#include "workers.h"
 
 #include <string.h>
 
@@ -34,17 +35,29 @@ static void convert(const te_panel_job *p, te_panel_lane *l, te_panel x)
     if (p->job.side[1].data) te_panel_columnwise(p, l, x);
 }
 
-/* Row by row: an amax of its own for each. */
-static void measure_rows(te_exec *exec, const te_panel_job *p)
+typedef struct rows_job {
+    te_exec            *exec;
+    const te_panel_job *p;
+} rows_job;
+
+static void measure_some_rows(void *context, int64_t first, int64_t end, int thread)
 {
-    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS ? exec->threads : 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t i = 0; i < p->job.rows; i++) {
-        if (te_cpu_stopping(exec)) continue;
+    const rows_job     *all = context;
+    const te_panel_job *p = all->p;
+    (void)thread;
+    for (int64_t i = first; i < end && !te_cpu_stopping(all->exec); i++) {
         float *amax = &p->job.side[0].amax[i];
         *amax = 0; /* of no elements */
         p->loops->amax_along(amax, te_panel_source(p, i, 0), p->job.cols, p->job.cols);
     }
+}
+
+/* Row by row: an amax of its own for each. */
+static void measure_rows(te_exec *exec, const te_panel_job *p)
+{
+    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS ? exec->threads : 1;
+    rows_job all = {exec, p};
+    te_cpu_loop(exec, threads, p->job.rows, te_cpu_even_grain(p->job.rows, threads), measure_some_rows, &all);
 }
 
 static void put_amaxes(te_exec *exec, te_panel_job *p, const float amax[2])

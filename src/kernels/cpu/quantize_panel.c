@@ -1,7 +1,7 @@
 /* quantize_panel.c - going over panels, and what both sides share. */
 #include "quantize_panel.h"
+#include "workers.h"
 
-#include <omp.h>
 #include <string.h>
 
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
@@ -23,6 +23,27 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
 }
 
+typedef struct panels_job {
+    te_exec            *exec;
+    const te_panel_job *p;
+    int                 rows, cols; /* of a panel */
+    te_panel_visit     *visit;
+    te_panel_lane      *lanes; /* one per thread */
+} panels_job;
+
+static void visit_panels(void *context, int64_t first, int64_t end, int thread)
+{
+    const panels_job      *all = context;
+    const te_quantize_job *job = &all->p->job;
+    int64_t                across = (job->cols + all->cols - 1) / all->cols;
+    for (int64_t t = first; t < end && !te_cpu_stopping(all->exec); t++) {
+        te_panel x = {.row = t / across * all->rows, .col = t % across * all->cols};
+        x.rows = (int)(job->rows - x.row < all->rows ? job->rows - x.row : all->rows);
+        x.cols = (int)(job->cols - x.col < all->cols ? job->cols - x.col : all->cols);
+        all->visit(all->p, &all->lanes[thread], x);
+    }
+}
+
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])
 {
     const te_quantize_job *job = &p->job;
@@ -35,14 +56,8 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int co
     te_panel_lane *lanes = exec->scratch(exec, (size_t)threads * sizeof *lanes);
     if (!lanes) return TE_ERROR_MEMORY;
     for (int i = 0; i < threads; i++) lanes[i].amax[0] = lanes[i].amax[1] = 0;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t t = 0; t < panels; t++) {
-        if (te_cpu_stopping(exec)) continue;
-        te_panel x = {.row = t / across * rows, .col = t % across * cols};
-        x.rows = (int)(job->rows - x.row < rows ? job->rows - x.row : rows);
-        x.cols = (int)(job->cols - x.col < cols ? job->cols - x.col : cols);
-        visit(p, &lanes[omp_get_thread_num()], x);
-    }
+    panels_job all = {exec, p, rows, cols, visit, lanes};
+    te_cpu_loop(exec, threads, panels, te_cpu_even_grain(panels, threads), visit_panels, &all);
     for (int i = 0; i < threads; i++)
         for (int s = 0; s < 2; s++) amax[s] = te_amax(amax[s], lanes[i].amax[s]);
     exec->scratch_free(exec, lanes);

@@ -4,6 +4,7 @@
  * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
  */
 #include "copy.h"
+#include "workers.h"
 
 #include "kernels/philox.h"
 
@@ -29,6 +30,15 @@ static void *row_at(const te_view *v, int64_t row)
 {
     return te_element(v->data, v->dtype, te_offset_of(v, v->ndim - 1, row));
 }
+
+/* Work on rows of `src` that do not depend on each other. */
+typedef struct rows_job {
+    te_exec              *exec;
+    const te_copy_blocks *blocks;
+    const te_view        *src, *dst, *index;
+    void                 *room;
+    bool                  flag; /* the largest are wanted; from the end */
+} rows_job;
 
 static int threads_for(te_exec *exec, int64_t rows, int64_t elements)
 {
@@ -105,6 +115,16 @@ static int64_t best_of_row(te_exec *exec, const te_copy_blocks *blocks, const te
     return where;
 }
 
+static void find_best(void *context, int64_t first, int64_t end, int thread)
+{
+    const rows_job *job = context;
+    int64_t        *index = job->index->data;
+    (void)thread;
+    for (int64_t row = first; row < end; row++)
+        index[te_offset_of(job->index, job->index->ndim, row)] =
+            best_of_row(job->exec, job->blocks, job->src, row, job->flag);
+}
+
 te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
     char a[160], b[160];
@@ -117,11 +137,9 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     int64_t rows = row_count(src), n = row_length(src);
     if (rows > 0 && n == 0)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_view_text(src, a));
-    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int threads = threads_for(exec, rows, rows * n);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++)
-        ((int64_t *)index->data)[te_offset_of(index, index->ndim, row)] = best_of_row(exec, blocks, src, row, largest);
+    rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .index = index, .flag = largest};
+    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), find_best, &job);
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -181,6 +199,25 @@ static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *hea
     return !te_cpu_stopped(exec);
 }
 
+static void take_topk(void *context, int64_t first, int64_t end, int thread)
+{
+    const rows_job *job = context;
+    const te_view  *src = job->src;
+    int64_t         k = row_length(job->dst);
+    candidate      *heap = (candidate *)job->room + thread * k;
+    for (int64_t row = first; row < end; row++) {
+        if (!topk_row(job->exec, job->blocks, heap, k, src, row, job->flag)) continue;
+        const char *from = row_at(src, row);
+        char       *to = row_at(job->dst, row);
+        int64_t    *index = row_at(job->index, row);
+        for (int64_t i = 0; i < k; i++) {
+            index[i * row_stride(job->index)] = heap[i].index;
+            te_convert(job->blocks, te_element(to, src->dtype, i * row_stride(job->dst)), src->dtype, 1,
+                       te_element(from, src->dtype, heap[i].index * row_stride(src)), src->dtype, 1, 1);
+        }
+    }
+}
+
 te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
 {
     te_status status = check_rows(exec, "topk", values, src);
@@ -192,23 +229,11 @@ te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indic
                             "topk: %lld values and %lld indices of %lld elements; indices must be int64, values of the "
                             "source's dtype", (long long)k, (long long)row_length(indices), (long long)row_length(src));
     if (rows == 0 || k == 0) return TE_OK;
-    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int threads = threads_for(exec, rows, rows * row_length(src));
     candidate *heaps = exec->scratch(exec, (size_t)threads * (size_t)k * sizeof(candidate));
     if (!heaps) return TE_ERROR_MEMORY;
-#pragma omp parallel for num_threads(threads) schedule(static, (rows + threads - 1) / threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) {
-        candidate *heap = heaps + row / ((rows + threads - 1) / threads) * k;
-        if (!topk_row(exec, blocks, heap, k, src, row, largest)) continue;
-        const char *from = row_at(src, row);
-        char *to = row_at(values, row);
-        int64_t *index = row_at(indices, row);
-        for (int64_t i = 0; i < k; i++) {
-            index[i * row_stride(indices)] = heap[i].index;
-            te_convert(blocks, te_element(to, src->dtype, i * row_stride(values)), src->dtype, 1,
-                       te_element(from, src->dtype, heap[i].index * row_stride(src)), src->dtype, 1, 1);
-        }
-    }
+    rows_job job = {exec, te_copy_blocks_of(exec), src, values, indices, heaps, largest};
+    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), take_topk, &job);
     exec->scratch_free(exec, heaps);
     return te_cpu_finish(exec, TE_OK);
 }
@@ -245,6 +270,14 @@ static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_vie
     }
 }
 
+static void sum_rows(void *context, int64_t first, int64_t end, int thread)
+{
+    const rows_job *job = context;
+    (void)thread;
+    for (int64_t row = first; row < end; row++)
+        cumsum_row(job->exec, job->blocks, job->dst, job->src, row, job->flag);
+}
+
 te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
     te_status status = check_rows(exec, "cumsum", dst, src);
@@ -253,10 +286,9 @@ te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, b
     if (row_length(dst) != n)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cumsum: rows of %lld sums for rows of %lld elements",
                             (long long)row_length(dst), (long long)n);
-    const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int threads = threads_for(exec, rows, rows * n);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) cumsum_row(exec, blocks, dst, src, row, reverse);
+    rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .dst = dst, .flag = reverse};
+    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), sum_rows, &job);
     return te_cpu_finish(exec, TE_OK);
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/philox.h"
 #include "quantize_amax.h"
+#include "quantize_decode.h"
 #include "quantize_encode.h"
 #include "quantize_errors.h"
 #include "quantize_narrow.h"
@@ -364,6 +365,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .factor_values = factor_values,
     .multiply = multiply,
     .transform_back = transform_back,
+    .decode_to = FORMATS(decode_to),
     .narrow = narrow,
     .narrow_along = {[TE_E4M3] = narrow_along_e4m3, [TE_E5M2] = narrow_along_e5m2},
 };

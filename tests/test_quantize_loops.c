@@ -1,5 +1,5 @@
 /* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte for byte:
- * maxima of blocks, random bytes, stochastic rounding, the transform, errors of candidates, decoding. Sources hold ordinary values, or
+ * maxima of blocks, factors, random bytes, stochastic rounding, the transform, errors of candidates, decoding. Sources hold ordinary values, or
  * any bits at all: infinities, NaNs, subnormal numbers. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
@@ -60,6 +60,29 @@ static void check_stochastic(const te_quantize_blocks *both[2], int dtype, int a
             for (int i = 0; i < ROWS; i++)
                 both[v]->of[dtype].stochastic(bytes[v] + i * WIDTH, row(dtype, i), factors, blocks[k], random, COLUMNS);
         same("stochastic", dtype, any, blocks[k], bytes[0], bytes[1], sizeof bytes[0]);
+    }
+}
+
+static void check_factors(const te_quantize_blocks *both[2])
+{
+    enum { MANY = 133 };
+    static float amax[MANY], multipliers[2][MANY], stored[2][MANY];
+    for (int turn = 0; turn < 600; turn++) {
+        te_factor_rule rule = {.scale = (te_scale_kind)(turn % 3), .max = turn % 2 ? 448 : 57344, .overflow = TE_FLT_MAX,
+                               .power_of_two = turn % 5 == 0};
+        rule.encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu), turn % 2 ? 448 : 256);
+        for (int i = 0; i < MANY; i++) {
+            uint32_t bits = (uint32_t)test_random(&state) & 0x7fffffffu, rare = (uint32_t)test_random(&state) % 16;
+            amax[i] = rare == 0   ? ldexpf(1, (int)(bits % 277) - 149)
+                      : rare == 1 ? 0
+                      : rare < 8  ? (float)test_uniform(&state, 0, 8)
+                                  : te_f32_from_bits(bits <= 0x7f800000u ? bits : 0x7f800000u);
+        }
+        if (!(rule.encode <= TE_FLT_MAX)) rule.encode = 1;
+        memset(stored, 0xa5, sizeof stored);
+        for (int v = 0; v < 2; v++) both[v]->factors(&rule, amax, MANY, stored[v], multipliers[v]);
+        same("factors", 0, turn, rule.scale, stored[0], stored[1], sizeof stored[0]);
+        same("multipliers", 0, turn, rule.scale, multipliers[0], multipliers[1], sizeof multipliers[0]);
     }
 }
 
@@ -200,6 +223,7 @@ int main(void)
             if (dtype == 0) check_errors_across(both, any);
         }
     check_random(both);
+    check_factors(both);
     for (int element = 0; element < TE_ELEMENT_COUNT; element++)
         for (int any = 0; any < 3; any++) check_decode_to(both, (te_element_kind)element, any);
     test_exec_close(&exec);

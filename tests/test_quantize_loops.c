@@ -1,5 +1,5 @@
 /* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte for byte:
- * maxima of blocks, random bytes, stochastic rounding, the transform, errors of candidates. Sources hold ordinary values, or
+ * maxima of blocks, factors, random bytes, stochastic rounding, the transform, errors of candidates, decoding. Sources hold ordinary values, or
  * any bits at all: infinities, NaNs, subnormal numbers. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
@@ -60,6 +60,29 @@ static void check_stochastic(const te_quantize_blocks *both[2], int dtype, int a
             for (int i = 0; i < ROWS; i++)
                 both[v]->of[dtype].stochastic(bytes[v] + i * WIDTH, row(dtype, i), factors, blocks[k], random, COLUMNS);
         same("stochastic", dtype, any, blocks[k], bytes[0], bytes[1], sizeof bytes[0]);
+    }
+}
+
+static void check_factors(const te_quantize_blocks *both[2])
+{
+    enum { MANY = 133 };
+    static float amax[MANY], multipliers[2][MANY], stored[2][MANY];
+    for (int turn = 0; turn < 600; turn++) {
+        te_factor_rule rule = {.scale = (te_scale_kind)(turn % 3), .max = turn % 2 ? 448 : 57344, .overflow = TE_FLT_MAX,
+                               .power_of_two = turn % 5 == 0};
+        rule.encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu), turn % 2 ? 448 : 256);
+        for (int i = 0; i < MANY; i++) {
+            uint32_t bits = (uint32_t)test_random(&state) & 0x7fffffffu, rare = (uint32_t)test_random(&state) % 16;
+            amax[i] = rare == 0   ? ldexpf(1, (int)(bits % 277) - 149)
+                      : rare == 1 ? 0
+                      : rare < 8  ? (float)test_uniform(&state, 0, 8)
+                                  : te_f32_from_bits(bits <= 0x7f800000u ? bits : 0x7f800000u);
+        }
+        if (!(rule.encode <= TE_FLT_MAX)) rule.encode = 1;
+        memset(stored, 0xa5, sizeof stored);
+        for (int v = 0; v < 2; v++) both[v]->factors(&rule, amax, MANY, stored[v], multipliers[v]);
+        same("factors", 0, turn, rule.scale, stored[0], stored[1], sizeof stored[0]);
+        same("multipliers", 0, turn, rule.scale, multipliers[0], multipliers[1], sizeof multipliers[0]);
     }
 }
 
@@ -148,6 +171,44 @@ static void check_random(const te_quantize_blocks *both[2])
         }
 }
 
+/* Values of stored bytes by the short way, where it is taken, against codes one by one. `any`: of a hundred bytes, how many may be
+ * no numbers; of a hundred factors, how many are no powers of two, or are any number. */
+static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind element, int any)
+{
+    enum { WIDE = 1088 };
+    static const int64_t blocks[] = {16, 32, 64, 128, 192, WIDE};
+    static uint8_t stored[WIDE], codes[WIDE];
+    static float values[WIDE], some[WIDE];
+    static _Alignas(64) float found_wide[WIDE];
+    static _Alignas(64) uint16_t found_narrow[WIDE];
+    if (!both[0]->decode_to[element]) return;
+    for (int turn = 0; turn < 48; turn++) {
+        int64_t block = blocks[turn % 6], n = turn % 7 == 6 ? 512 : WIDE;
+        float times = turn % 4 ? 1 : (float)test_uniform(&state, 0.1, 3);
+        for (int i = 0; i < WIDE; i++) {
+            float power = ldexpf(1, (int)(test_random(&state) % 40) - 20);
+            stored[i] = (uint8_t)test_random(&state);
+            if (element == TE_E4M3 && (stored[i] & 0x7f) == 0x7f && any == 0) stored[i]--;
+            if (element == TE_E5M2 && (stored[i] & 0x7f) >= 0x7c && any == 0) stored[i] &= 0xf0;
+            some[i] = turn % 3 ? power : power * (float)test_uniform(&state, 1, 2);
+            if (test_random(&state) % 1000 < (uint64_t)any) some[i] = te_f32_from_bits((uint32_t)test_random(&state));
+        }
+        both[1]->unpack_along(codes, stored, n);
+        both[1]->decode_along[element](values, element == TE_E2M1 ? codes : stored, some, n, block);
+        both[1]->multiply(values, times, n);
+        bool wide = both[0]->decode_to[element](found_wide, TE_F32, stored, some, n, block, times, turn % 2);
+        bool narrow = both[0]->decode_to[element](found_narrow, TE_BF16, stored, some, n, block, times, turn % 2);
+        CHECK_MSG(any || (wide && narrow), "decode_to: element %d, blocks of %lld: not taken", element, (long long)block);
+        for (int64_t i = 0; i < n; i++) {
+            CHECK_MSG(!wide || te_f32_bits(found_wide[i]) == te_f32_bits(values[i]), "decode_to: element %d, byte %02x: %g, not %g",
+                      element, stored[i], (double)found_wide[i], (double)values[i]);
+            CHECK_MSG(!narrow || found_narrow[i] == te_f32_to_bf16(values[i]), "decode_to: element %d, byte %02x: %04x, not %04x",
+                      element, stored[i], found_narrow[i], te_f32_to_bf16(values[i]));
+        }
+    }
+    CHECK(!both[0]->decode_to[element](found_wide, TE_F16, stored, some, 64, 64, 1, false));
+}
+
 int main(void)
 {
     te_exec exec = test_exec_open(1);
@@ -162,6 +223,9 @@ int main(void)
             if (dtype == 0) check_errors_across(both, any);
         }
     check_random(both);
+    check_factors(both);
+    for (int element = 0; element < TE_ELEMENT_COUNT; element++)
+        for (int any = 0; any < 3; any++) check_decode_to(both, (te_element_kind)element, any);
     test_exec_close(&exec);
     return TEST_END();
 }

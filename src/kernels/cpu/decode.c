@@ -101,6 +101,20 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
     if (d->times != 1 && d->block_rows) blocks->multiply(values, d->times, n);
 }
 
+bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n, te_dtype dtype,
+                   void *to, bool past)
+{
+    float factors[TE_DECODE_RUN], times = d->block_rows ? d->times : 1;
+    if (!blocks->decode_to[d->element] || d->col_stride != 1 || (d->amax && d->amax_col_stride)) return false;
+    int64_t at = row * d->row_stride + col, block = factors_of_row(blocks, d, row, col, n, factors);
+    if (d->amax) {
+        if (times != 1) return false;
+        times = te_two_level_decode(d->amax[row * d->amax_row_stride], d->scale_max);
+    }
+    const uint8_t *stored = d->data + (d->element == TE_E2M1 ? at / 2 : at);
+    return blocks->decode_to[d->element](to, dtype, stored, factors, n, block, times, past);
+}
+
 /* n elements to bfloat16, which holds what is written if true comes back. */
 static bool decode_narrow(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                           uint16_t *to)

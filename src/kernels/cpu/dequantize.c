@@ -8,7 +8,11 @@
 
 #include <string.h>
 
-enum { SQUARE = 128, PARALLEL_FROM = 16 << 10 };
+enum {
+    SQUARE = 128,
+    PARALLEL_FROM = 16 << 10,
+    STREAM_FROM = 32 << 20, /* bytes that no cache holds are written past the caches */
+};
 
 typedef struct target {
     const te_quantize_job *job;
@@ -16,12 +20,17 @@ typedef struct target {
     const te_quantize_blocks *blocks;
     te_store_fn store;
     te_transpose_fn transpose; /* of float32 */
+    bool past;
 } target;
+
+static void *place(const target *t, int64_t row, int64_t col)
+{
+    return (char *)t->job->source + (row * t->job->source_stride + col) * (int64_t)te_dtype_size(t->job->dtype);
+}
 
 static void put(const target *t, int64_t row, int64_t col, const float *values, int n)
 {
-    int64_t at = row * t->job->source_stride + col;
-    t->store((char *)t->job->source + at * (int64_t)te_dtype_size(t->job->dtype), 1, values, 1, n);
+    t->store(place(t, row, col), 1, values, 1, n);
 }
 
 static void decode_rows(const target *t, int64_t row)
@@ -29,6 +38,7 @@ static void decode_rows(const target *t, int64_t row)
     float values[TE_DECODE_RUN];
     for (int64_t col = 0; col < t->job->cols; col += TE_DECODE_RUN) {
         int n = (int)(t->job->cols - col < TE_DECODE_RUN ? t->job->cols - col : TE_DECODE_RUN);
+        if (te_decode_run(t->blocks, &t->decode, row, col, n, t->job->dtype, place(t, row, col), t->past)) continue;
         te_decode_row(t->blocks, &t->decode, row, col, n, values);
         put(t, row, col, values, n);
     }
@@ -49,9 +59,10 @@ static void decode_square(const target *t, int64_t row, int64_t col)
 }
 
 typedef struct decode_job {
-    te_exec      *exec;
-    const target *t;
-    int64_t       over; /* squares beside each other; 0: parts are rows */
+    te_exec              *exec;
+    const target         *t;
+    const te_copy_blocks *copy;
+    int64_t               over; /* squares beside each other; 0: parts are rows */
 } decode_job;
 
 static void decode_parts(void *context, int64_t first, int64_t end, int thread)
@@ -63,6 +74,7 @@ static void decode_parts(void *context, int64_t first, int64_t end, int thread)
             decode_square(all->t, i / all->over * SQUARE, i % all->over * SQUARE);
         else
             decode_rows(all->t, i);
+    if (all->t->past) all->copy->settle();
 }
 
 te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
@@ -81,7 +93,8 @@ te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
     int threads = exec->threads < 1 || job->rows * job->cols < PARALLEL_FROM ? 1 : exec->threads;
     int64_t over = (job->cols + SQUARE - 1) / SQUARE, squares = (job->rows + SQUARE - 1) / SQUARE * over;
     int64_t parts = turned ? squares : job->rows;
-    decode_job all = {exec, &t, turned ? over : 0};
+    t.past = job->rows * job->cols * (int64_t)te_dtype_size(job->dtype) >= STREAM_FROM;
+    decode_job all = {exec, &t, copy, turned ? over : 0};
     te_cpu_loop(exec, threads, parts, te_cpu_even_grain(parts, threads), decode_parts, &all);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -75,6 +75,10 @@ typedef struct te_quantize_blocks {
     void (*decode_along[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n,
                                            int64_t block);
     void (*decode_down[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n);
+    /* n elements as they are stored to float32 or bfloat16, all multiplied by `times` once more; past: `to` is not read soon. Returns
+     * false, and nothing is written, where that is not easy. NULL: never. */
+    bool (*decode_to[TE_ELEMENT_COUNT])(void *to, te_dtype dtype, const uint8_t *stored, const float *factors, int64_t n,
+                                        int64_t block, float times, bool past);
     void (*factor_values)(float *factors, const uint8_t *stored, te_scale_kind scale, int n);  /* E8M0 or E4M3 */
     void (*multiply)(float *values, float factor, int64_t n);
     void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */

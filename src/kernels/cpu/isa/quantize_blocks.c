@@ -3,8 +3,10 @@
 
 #include "kernels/philox.h"
 #include "quantize_amax.h"
+#include "quantize_decode.h"
 #include "quantize_encode.h"
 #include "quantize_errors.h"
+#include "quantize_factors.h"
 #include "quantize_narrow.h"
 #include "quantize_random.h"
 #include "quantize_transform.h"
@@ -184,12 +186,12 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
             wide[i] = 1.0f / m[i];
         }
     else if (r.scale == TE_SCALE_E8M0)
-        for (int i = 0; i < n; i++) {
+        for (int i = te_exponent_factors(codes, m, amax, n, 1.0f / r.max); i < n; i++) {
             codes[i] = te_f32_to_e8m0(amax[i] * (1.0f / r.max));
             m[i] = te_e8m0_inverse(codes[i]);
         }
     else
-        for (int i = 0; i < n; i++) {
+        for (int i = te_two_level_factors(codes, m, amax, n, r.encode); i < n; i++) {
             codes[i] = te_two_level_block(amax[i], r.encode);
             m[i] = te_two_level_multiplier(codes[i], r.encode);
         }
@@ -364,6 +366,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .factor_values = factor_values,
     .multiply = multiply,
     .transform_back = transform_back,
+    .decode_to = FORMATS(decode_to),
     .narrow = narrow,
     .narrow_along = {[TE_E4M3] = narrow_along_e4m3, [TE_E5M2] = narrow_along_e5m2},
 };

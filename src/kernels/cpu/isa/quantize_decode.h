@@ -1,0 +1,182 @@
+/* quantize_decode.h - stored codes to rows of float32 or bfloat16 by vector instructions, for quantize_blocks.c.
+ *
+ * An 8-bit code is put where float16 has its sign, exponent and mantissa, and converted as such: subnormal numbers, too, come out
+ * right. E5M2 is the upper half of a float16; E4M3 ends up 2^8 too small, which its factor makes good. A half byte is looked up.
+ * Codes that are no finite numbers, and factors so large that infinities could arise, are left to the plain loops.
+ */
+#ifndef TE_KERNELS_CPU_QUANTIZE_DECODE_H
+#define TE_KERNELS_CPU_QUANTIZE_DECODE_H
+
+#include "quantize_vectors.h"
+
+#if defined(TE_ISA_avx512)
+
+/* What a factor is multiplied by before 64 values of each format are, and the first size of a byte that is no finite number. */
+#define TE_LIFT_E4M3 256.0f
+#define TE_LIFT_E5M2 1.0f
+#define TE_LIFT_E2M1 1.0f
+#define TE_ODD_E4M3  0x7f
+#define TE_ODD_E5M2  0x7c
+
+TE_INLINE void te_convert_halves(__m512 v[2], __m512i halves)
+{
+    v[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    v[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+}
+
+TE_INLINE __m512i te_top_bytes(const uint8_t *codes)
+{
+    return _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)codes)), 8);
+}
+
+TE_INLINE void te_values_64_e4m3(__m512 v[4], const uint8_t *codes)
+{
+    const __m512i mask = _mm512_set1_epi16((short)0xbf80);
+    for (int k = 0; k < 2; k++)
+        te_convert_halves(v + 2 * k, _mm512_and_si512(_mm512_srai_epi16(te_top_bytes(codes + 32 * k), 1), mask));
+}
+
+TE_INLINE void te_values_64_e5m2(__m512 v[4], const uint8_t *codes)
+{
+    for (int k = 0; k < 2; k++) te_convert_halves(v + 2 * k, te_top_bytes(codes + 32 * k));
+}
+
+/* Of 32 bytes, each lane takes the word of eight codes that has its own and moves it down; four bits of an index count. */
+TE_INLINE void te_values_64_e2m1(__m512 v[4], const uint8_t *pairs)
+{
+    const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i words = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    __m512i all = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)pairs));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        __m512i mine = _mm512_permutexvar_epi32(_mm512_add_epi32(words, _mm512_set1_epi32(2 * k)), all);
+        v[k] = _mm512_permutexvar_ps(_mm512_srlv_epi32(mine, places), values);
+    }
+}
+
+/* Whether all of n codes, a multiple of 64, are finite numbers. */
+TE_INLINE bool te_all_finite(const uint8_t *codes, int64_t n, int odd)
+{
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 64)
+        most = _mm512_max_epu8(most, _mm512_and_si512(_mm512_loadu_si512(codes + i), _mm512_set1_epi8(0x7f)));
+    return !_mm512_cmpge_epu8_mask(most, _mm512_set1_epi8((char)odd));
+}
+
+/* Whether factors and one more are below 2^100 in size: products with elements and with each other give no NaN. */
+TE_INLINE bool te_all_modest(const float *factors, int64_t n, float times)
+{
+    uint32_t most = te_f32_bits(times) & 0x7fffffffu;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t size = te_f32_bits(factors[i]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    return most < 0x71800000u;
+}
+
+/* Whether all are powers of two under which no value of a byte leaves the normal numbers of bfloat16. */
+TE_INLINE bool te_all_powers(const float *factors, int64_t n)
+{
+    uint32_t parts = 0, least = 0x3f800000u;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = te_f32_bits(factors[i]);
+        parts |= bits & 0x807fffffu;
+        least = bits < least ? bits : least;
+    }
+    return parts == 0 && least >= 0x0d800000u; /* 2^-100 */
+}
+
+/* How values go to memory: as float32, rounded to bfloat16, or cut to bfloat16, which holds them. */
+typedef enum te_decode_way { TE_WIDE, TE_ROUNDED, TE_CUT } te_decode_way;
+
+/* As te_f32_to_bf16, in the upper half of each; no NaNs. */
+TE_INLINE __m512i te_round_upper(__m512 v)
+{
+    __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+}
+
+TE_INLINE void te_put_vector(void *to, __m512i v, bool past)
+{
+    if (past)
+        _mm512_stream_si512((__m512i *)to, v);
+    else
+        _mm512_storeu_si512(to, v);
+}
+
+TE_INLINE void te_put_64(void *to, int64_t i, const __m512 v[4], te_decode_way way, bool past)
+{
+    static const uint16_t upper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                       33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    for (int k = 0; k < 4 && way == TE_WIDE; k++)
+        te_put_vector((float *)to + i + 16 * k, _mm512_castps_si512(v[k]), past);
+    for (int k = 0; k < 4 && way != TE_WIDE; k += 2) {
+        __m512i a = way == TE_CUT ? _mm512_castps_si512(v[k]) : te_round_upper(v[k]);
+        __m512i b = way == TE_CUT ? _mm512_castps_si512(v[k + 1]) : te_round_upper(v[k + 1]);
+        te_put_vector((uint16_t *)to + i + 16 * k, _mm512_permutex2var_epi16(a, _mm512_loadu_si512(upper), b), past);
+    }
+}
+
+/* Factors of 64 elements from number i on, of which blocks of 16 or 32 begin with the row; block 0: all have the first. */
+TE_INLINE void te_factors_of_64(__m512 f[4], const float *factors, int64_t i, int block, float lift)
+{
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) f[k] = _mm512_set1_ps(factors[block ? (i + 16 * k) / block : 0] * lift);
+}
+
+#define TE_DEFINE_DECODE_TO(format, LIFT, SHIFT)                                                                       \
+    TE_INLINE void te_decode_##format(void *to, te_decode_way way, const uint8_t *stored, const float *factors,        \
+                                      int64_t i, int64_t end, int block, float times, bool past)                       \
+    {                                                                                                                  \
+        const __m512 again = _mm512_set1_ps(times);                                                                    \
+        for (; i < end; i += 64) {                                                                                     \
+            __m512 v[4], f[4];                                                                                         \
+            te_values_64_##format(v, stored + (i >> SHIFT));                                                           \
+            te_factors_of_64(f, factors, i, block, LIFT);                                                              \
+            for (int k = 0; k < 4; k++) v[k] = _mm512_mul_ps(v[k], f[k]);                                              \
+            for (int k = 0; k < 4 && way != TE_CUT; k++) v[k] = _mm512_mul_ps(v[k], again);                            \
+            te_put_64(to, i, v, way, past);                                                                            \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TE_INLINE void te_decode_blocks_##format(void *to, te_decode_way way, const uint8_t *stored, const float *factors, \
+                                             int64_t n, int64_t block, float times, bool past)                         \
+    {                                                                                                                  \
+        if (block == 16)                                                                                               \
+            te_decode_##format(to, way, stored, factors, 0, n, 16, times, past);                                       \
+        else if (block == 32)                                                                                          \
+            te_decode_##format(to, way, stored, factors, 0, n, 32, times, past);                                       \
+        for (int64_t i = 0; i < n && block > 32; i += block, factors++)                                                \
+            te_decode_##format(to, way, stored, factors, i, n - i < block ? n : i + block, 0, times, past);            \
+    }                                                                                                                  \
+    static bool decode_to_##format(void *to, te_dtype dtype, const uint8_t *stored, const float *factors, int64_t n,   \
+                                   int64_t block, float times, bool past)                                              \
+    {                                                                                                                  \
+        int64_t blocks = block < n ? (n + block - 1) / block : 1;                                                      \
+        if (n % 64 != 0 || (dtype != TE_F32 && dtype != TE_BF16)) return false;                                        \
+        if (block != 16 && block != 32 && block % 64 != 0 && block < n) return false;                                  \
+        if (!te_all_modest(factors, blocks, times) || !TE_FINITE_##format(stored, n)) return false;                    \
+        past = past && (uintptr_t)to % 64 == 0;                                                                        \
+        if (dtype == TE_F32)                                                                                           \
+            te_decode_blocks_##format(to, TE_WIDE, stored, factors, n, block, times, past);                            \
+        else if (times == 1 && te_all_powers(factors, blocks))                                                         \
+            te_decode_blocks_##format(to, TE_CUT, stored, factors, n, block, times, past);                             \
+        else                                                                                                           \
+            te_decode_blocks_##format(to, TE_ROUNDED, stored, factors, n, block, times, past);                         \
+        return true;                                                                                                   \
+    }
+
+#define TE_FINITE_e4m3(codes, n) te_all_finite(codes, n, TE_ODD_E4M3)
+#define TE_FINITE_e5m2(codes, n) te_all_finite(codes, n, TE_ODD_E5M2)
+#define TE_FINITE_e2m1(codes, n) true
+
+TE_DEFINE_DECODE_TO(e4m3, TE_LIFT_E4M3, 0)
+TE_DEFINE_DECODE_TO(e5m2, TE_LIFT_E5M2, 0)
+TE_DEFINE_DECODE_TO(e2m1, TE_LIFT_E2M1, 1)
+#else
+#define decode_to_e4m3 NULL
+#define decode_to_e5m2 NULL
+#define decode_to_e2m1 NULL
+#endif
+
+#endif

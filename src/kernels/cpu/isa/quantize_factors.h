@@ -1,0 +1,53 @@
+/* quantize_factors.h - factors of sixteen blocks at a time, for quantize_blocks.c.
+ *
+ * Exponents and E4M3 factors are a few instructions on vectors, where compilers leave loops that go one by one. Functions say how
+ * many factors they have done. No amax is a NaN.
+ */
+#ifndef TE_KERNELS_CPU_QUANTIZE_FACTORS_H
+#define TE_KERNELS_CPU_QUANTIZE_FACTORS_H
+
+#include "quantize_vectors.h"
+
+#if defined(TE_ISA_avx512)
+
+/* As te_f32_to_e8m0 of amax * inverse and te_e8m0_inverse of that. Adding all ones below the exponent rounds it up; of subnormal
+ * numbers only those above 2^-127 may go up. */
+TE_INLINE int te_exponent_factors(uint8_t *codes, float *multipliers, const float *amax, int n, float inverse)
+{
+    const __m512i fraction = _mm512_set1_epi32(0x7fffff), top = _mm512_set1_epi32(254), half = _mm512_set1_epi32(0x400000);
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512i bits = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(inverse)));
+        __m512i code = _mm512_srli_epi32(_mm512_add_epi32(bits, fraction), 23);
+        code = _mm512_maskz_min_epu32(_mm512_cmpgt_epu32_mask(bits, half), code, top);
+        __m512i power = _mm512_slli_epi32(_mm512_sub_epi32(top, code), 23);
+        power = _mm512_mask_mov_epi32(power, _mm512_cmpeq_epi32_mask(code, top), half);
+        _mm_storeu_si128((__m128i *)(codes + i), _mm512_cvtepi32_epi8(code));
+        _mm512_storeu_si512(multipliers + i, power);
+    }
+    return i;
+}
+
+/* As te_two_level_block and te_two_level_multiplier. */
+TE_INLINE int te_two_level_factors(uint8_t *codes, float *multipliers, const float *amax, int n, float encode)
+{
+    const te_wide_form f = te_wide_form_of(TE_E4M3_CODE);
+    const __m512 first = _mm512_set1_ps(encode * (1.0f / 6.0f)), second = _mm512_set1_ps(1.0f / encode);
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {
+        __m512i code = te_sums(_mm512_mul_ps(_mm512_loadu_ps(amax + i), first), f);
+        code = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
+        __m256i half = _mm512_cvtepi32_epi16(_mm512_slli_epi32(code, 7)); /* a float16 that is 2^8 too small */
+        __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256));
+        __m512 multiplier = _mm512_div_ps(_mm512_set1_ps(1), _mm512_mul_ps(value, second));
+        _mm_storeu_si128((__m128i *)(codes + i), _mm512_cvtepi32_epi8(code));
+        _mm512_storeu_ps(multipliers + i, _mm512_min_ps(multiplier, _mm512_set1_ps(TE_FLT_MAX)));
+    }
+    return i;
+}
+#else
+#define te_exponent_factors(codes, multipliers, amax, n, inverse) 0
+#define te_two_level_factors(codes, multipliers, amax, n, encode) 0
+#endif
+
+#endif

@@ -117,12 +117,8 @@ int64_t te_emit_stripe(const te_emitting *e)
     return stripe_of(te_emit_rows(e->space), bytes);
 }
 
-/* Halves of one matrix are tiles of their own, so blocks must not lie across their border; random bits are numbered along whole
- * rows. */
-static bool halves_apart(const te_quantizer *q, int64_t width)
-{
-    return !q->block_rows || (width / 2 % TILE == 0 && !q->stochastic);
-}
+/* Halves of one matrix are tiles of their own, so blocks must not lie across their border. */
+static bool halves_apart(const te_quantizer *q, int64_t width) { return !q->block_rows || width / 2 % TILE == 0; }
 
 /* How many tiles a value takes in the kernel of a program on a device, more than there are where it cannot be. */
 static int tiles_of(const te_fuse_plan *plan, int value, bool forward)

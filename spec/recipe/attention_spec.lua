@@ -2,9 +2,10 @@
 --- backward against float64 attention of the same operands, and what delayed scaling remembers.
 
 local te = require "te"
+local operation = require "te.operation"
 local book = require "spec.support.attention"
 
-local f64 = book.f64
+local core, f64 = te._core, book.f64
 
 local function current(opts)
     opts = opts or {}
@@ -196,6 +197,45 @@ describe("FP8 attention", function()
             for i, p in ipairs(fused) do assert_near(p.grad, unfused[i].grad, 0.02 * largest(unfused[i].grad)) end
         end)
     end
+
+    -- A projection with a program behind it, as for rotations of q and k.
+    local Projection = te.BasicOperation:extend "Projection"
+    function Projection:init(width, out) self.linear = te.Linear(width, out) end
+    function Projection:forward(x) return te.silu(self.linear(x)) end
+    function Projection:lower(g, x) return g:op("silu", { operation.lower_child(self.linear, g, x) }) end
+
+    for name, make in pairs { delayed = te.recipe.DelayedScaling, current = te.recipe.Float8CurrentScaling,
+        mxfp8 = te.recipe.MXFP8BlockScaling } do
+        for _, option in ipairs { "fp8_dpa", "fp8_mha" } do
+            it(("takes its operand quantized from the program before it: %s, %s"):format(name, option), function()
+                local kept, batch = {}, te.get_default_device() == "cpu" and 192 or 1 -- stripes take a run of some size
+                for i, fused in ipairs { true, false } do
+                    te.set_fusion(fused)
+                    finally(function() te.set_fusion(true) end)
+                    te.manual_seed(3)
+                    local attention = te.MultiHeadedSelfAttention(64, 2)
+                    attention.qkv = Projection(64, 192)
+                    local m, recipe = te.Sequential(te.LayerNorm(64), attention), make { [option] = true }
+                    local x, all = te.randn { batch, 32, 64 }, {}
+                    for _ = 1, 2 do all[#all + 1] = step(m, recipe, x, "bfloat16") end
+                    for key, t in pairs(m:state_dict()) do all[key] = core.tensor_bytes(t:to("cpu"):contiguous()) end
+                    all.gradient = core.tensor_bytes(attention.qkv.linear.weight.grad:to "cpu")
+                    kept[i] = all
+                    if fused then
+                        local plan = te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, function() return tostring(m:explain(x)) end)
+                        assert.truthy(plan:find "silu, [^\n]*input", plan)
+                    end
+                end
+                te.set_fusion(true)
+                for key, bytes in pairs(kept[2]) do assert.is_true(bytes == kept[1][key], key) end
+            end)
+        end
+    end
+
+    it("says that a projection's kernels do not leave it quantized", function()
+        local plan = te.autocast({ recipe = te.recipe.DelayedScaling { fp8_dpa = true } }, function() return tostring(model():explain(te.randn { 2, 9, 32 })) end)
+        assert.truthy(plan:find("the product's kernels round to 16 or 32 bits", 1, true))
+    end)
 
     it("hands its bytes on behind a reshape that counts rows anew", function()
         local results, recipe = {}, te.recipe.Float8CurrentScaling { fp8_mha = true }

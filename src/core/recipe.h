@@ -103,8 +103,10 @@ struct te_quantized_values {
     uint64_t version; /* of the storage, when they were its values */
 };
 
-/* The values of copies, which are taken over, with them attached. NULL on failure. */
+/* The values of copies, which are taken over, with them attached; or a tensor without values, for operations that read nothing but the
+ * copies. NULL on failure. */
 te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies);
+te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies);
 /* The values of t's copies in dtype `compute`, with the copies attached. NULL on failure. */
 te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool columnwise);
 void te_quantized_values_free(te_storage *storage);

@@ -145,9 +145,9 @@ static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool 
     return same && (copies->side[0].data || !rowwise) && (!columnwise || te_quantized_may_complete(copies));
 }
 
-te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies)
+/* Takes both over. */
+static te_tensor *attach(te_context *ctx, te_tensor *values, te_quantized *copies)
 {
-    te_tensor *values = te_dequantize(ctx, copies, 0);
     struct te_quantized_values *attached = values ? te_mem_alloc(&ctx->mem, sizeof *attached) : NULL;
     if (!attached) {
         if (values) te_fail_memory(ctx, "quantize");
@@ -158,6 +158,13 @@ te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies)
     *attached = (struct te_quantized_values){*copies, values->storage->version};
     values->storage->attached = attached;
     return values;
+}
+
+te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies) { return attach(ctx, te_dequantize(ctx, copies, 0), copies); }
+
+te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies)
+{
+    return attach(ctx, te_tensor_new_unbacked(ctx, device, copies->dtype, copies->ndim, copies->shape), copies);
 }
 
 te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,

@@ -46,6 +46,7 @@ typedef struct te_quantized_side {
     float *amax;                                /* NULL: none */
     int64_t amax_stride;                        /* 1: one per row */
     te_rng rng; /* stochastic: element k of group g of 16 takes byte k of counter offset + g */
+    int64_t line_groups; /* on devices: groups from row to row, of a part of a side; 0: those of its columns */
 } te_quantized_side;
 
 /* Where factors follow from the whole tensor (te_quantizer_measures) it is looked at before any of it is converted. The two

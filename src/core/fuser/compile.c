@@ -375,6 +375,9 @@ te_status te_plan_compile(te_fuse_plan *plan)
         if (unit->kind == TE_UNIT_CALL) {
             unit->compute = plan->values[unit->x].dtype;
             unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
+            unit->product = plan->n_products;
+            unit->n_products = unit->attention != NULL;
+            plan->n_products += unit->n_products;
         }
         unit->first_aux = plan->n_aux;
         if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;

@@ -98,16 +98,18 @@ static double emitted_bytes(const describing *d, int value, char *detail, size_t
     char format[64];
     const te_plan_value *v = &d->plan->values[value];
     double n = rows_of(d, v->space) * (double)v->width;
-    bool columns = d->plan->values[product->weight].wanted && product->recipe->backward == TE_BACKWARD_QUANTIZED;
+    te_unit read = *product;
+    read.recipe = (te_product_recipe *)(uintptr_t)te_emitted_recipe(product);
+    bool columns = te_emitted_columns(d->plan, product);
     bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
     if (way == TE_EMIT_STORED) {
         snprintf(detail, size, ", amax of %s%s", te_role_names[role], d->device->exec.backend->emits ? "" : ", in stripes");
         return value_bytes(d, value, 0);
     }
     snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "", te_role_names[role],
-             format_text(&product->recipe->quantizers[role], format, sizeof format),
+             format_text(&read.recipe->quantizers[role], format, sizeof format),
              d->device->exec.backend->emits ? "tiles" : "stripes");
-    return (rows + columns) * operand_bytes(product, role, n);
+    return (rows + columns) * operand_bytes(&read, role, n);
 }
 
 /* What a first run that only measures reads and computes. */
@@ -307,7 +309,7 @@ static void forward_quantized_call(const describing *d, const te_unit *unit)
     const char *format = te_element_names[unit->attention->quantizers[TE_ROLE_INPUT].element];
     char kernel[192];
     quantized.recipe = unit->attention;
-    say_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false, TE_EMIT_APART);
+    say_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false, way_of(d, unit->x));
     snprintf(kernel, sizeof kernel, "%s of %s%s", d->plan->nodes[unit->nodes[0]].call.op->name, format,
              result->handed ? ", result as bytes to its product" : "");
     say(d, unit, TE_STEP_CALLED, kernel, x, y, attention_flops(d, unit), false);
@@ -432,6 +434,18 @@ static void backward_unit(const describing *d, const te_unit *unit)
 
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
+/* How attention's operands get into the form that it reads. */
+static const char *why_before_attention(const describing *d, const te_unit *maker, const te_unit *call, char *text, size_t size)
+{
+    char format[64];
+    if (maker->kind == TE_UNIT_LINEAR)
+        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 bits";
+    snprintf(text, size, "attention reads its operands from memory, quantized to %s %s",
+             format_text(&call->attention->quantizers[TE_ROLE_INPUT], format, sizeof format),
+             te_emit_reason(d->plan, d->device, call->x, (int64_t)rows_of(d, d->plan->values[call->x].space)));
+    return text;
+}
+
 /* How a product's operand gets into the form that it is multiplied in. */
 static const char *why_stored(const describing *d, const te_unit *product, char *text, size_t size)
 {
@@ -470,8 +484,7 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     if (a->kind == TE_UNIT_MASK) return "one number is drawn for a whole sample, before programs read it row by row";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
     if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);
-    if (b->kind == TE_UNIT_CALL && b->attention)
-        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 bits";
+    if (b->kind == TE_UNIT_CALL && b->attention) return why_before_attention(d, a, b, text, size);
     if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);

@@ -26,10 +26,20 @@ bool te_quantizer_is_local(const te_quantizer *q)
            (q->needs_history || q->block_rows);
 }
 
+const te_product_recipe *te_emitted_recipe(const te_unit *product)
+{
+    return product->kind == TE_UNIT_CALL ? product->attention : product->recipe;
+}
+
+bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product)
+{
+    return product->kind == TE_UNIT_LINEAR && product->recipe->backward == TE_BACKWARD_QUANTIZED && plan->values[product->weight].wanted;
+}
+
 /* Random bits are drawn when quantizing begins: nothing else may draw between the program and the product, `distance` units on. */
 static bool emits(const te_unit *product, te_role role, int distance)
 {
-    const te_product_recipe *recipe = product->recipe;
+    const te_product_recipe *recipe = te_emitted_recipe(product);
     return recipe && recipe->quantized[role] && (role == TE_ROLE_INPUT || recipe->backward == TE_BACKWARD_QUANTIZED) &&
            (!recipe->quantizers[role].stochastic || distance == 1);
 }
@@ -51,6 +61,9 @@ static void mark(te_fuse_plan *plan)
             bool high = product->recipe && product->recipe->backward == TE_BACKWARD_HIGH_PRECISION;
             v->emitted = emits(product, TE_ROLE_INPUT, v->first_reader - v->unit) && !high && !v->saved &&
                          v->dtype == product->compute;
+        } else if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_CALL)) {
+            const te_unit *call = &plan->units[v->first_reader];
+            v->emitted = emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved && v->dtype == call->compute;
         } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
             const te_unit *product = &plan->units[v->unit];
             bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;
@@ -73,7 +86,7 @@ const te_quantizer *te_emitted_quantizer(const te_fuse_plan *plan, int value)
 {
     te_role role;
     const te_unit *product = te_emitted_product(plan, value, &role);
-    return &product->recipe->quantizers[role];
+    return &te_emitted_recipe(product)->quantizers[role];
 }
 
 te_status te_plan_mark_emissions(te_fuse_plan *plan)
@@ -117,12 +130,8 @@ int64_t te_emit_stripe(const te_emitting *e)
     return stripe_of(te_emit_rows(e->space), bytes);
 }
 
-/* Halves of one matrix are tiles of their own, so blocks must not lie across their border; random bits are numbered along whole
- * rows. */
-static bool halves_apart(const te_quantizer *q, int64_t width)
-{
-    return !q->block_rows || (width / 2 % TILE == 0 && !q->stochastic);
-}
+/* Halves of one matrix are tiles of their own, so blocks must not lie across their border. */
+static bool halves_apart(const te_quantizer *q, int64_t width) { return !q->block_rows || width / 2 % TILE == 0; }
 
 /* How many tiles a value takes in the kernel of a program on a device, more than there are where it cannot be. */
 static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
@@ -252,8 +261,7 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
         int value = te_emitted_by(plan, unit, true, i);
         if (value == TE_NO_VALUE) continue;
         const te_unit *product = &plan->units[plan->values[value].first_reader];
-        bool columnwise = product->recipe->backward == TE_BACKWARD_QUANTIZED && plan->values[product->weight].wanted;
-        add(e, i, value, true, columnwise);
+        add(e, i, value, true, te_emitted_columns(plan, product));
     }
     return settle(e, s, inputs, unit->gradient.forward->n_inputs);
 }

@@ -48,8 +48,11 @@ bool te_quantizer_is_local(const te_quantizer *q);
 
 /* Finds the values between one program and one product, and what measuring them would cost. */
 te_status te_plan_mark_emissions(te_fuse_plan *plan);
-/* The product that reads a marked value, or in backward its gradient, and as what. */
+/* The product, or attention, that reads a marked value, or in backward the product that reads its gradient, and as what; what that runs
+ * under; and whether it reads a copy for its weight gradient. */
 const te_unit *te_emitted_product(const te_fuse_plan *plan, int value, te_role *role);
+const te_product_recipe *te_emitted_recipe(const te_unit *product);
+bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product);
 const te_quantizer *te_emitted_quantizer(const te_fuse_plan *plan, int value); /* what it is quantized by */
 /* The marked value that an output of a unit's program is, or in backward its gradient; TE_NO_VALUE: none. */
 int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, int output);

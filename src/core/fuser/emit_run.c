@@ -133,12 +133,15 @@ static te_quantize_job half_of(const te_quantizer *q, te_quantize_job job, int64
     int64_t blocks = q->block_rows ? first / q->block_cols : 0;
     int64_t lines = q->block_rows ? first / (q->replicated ? 1 : q->block_rows) : 0;
     job.cols = width;
-    if (rows->data) {
+    if (rows->data) { /* random bits are numbered along whole rows */
+        rows->line_groups = (rows->cols + 15) / 16;
+        rows->rng.offset += (uint64_t)first / 16;
         rows->cols = width;
         rows->data += first * rows->col_stride / (q->element == TE_E2M1 ? 2 : 1);
         rows->scale_inv = (char *)rows->scale_inv + blocks * rows->scale_col_stride * factor[q->scale];
     }
     if (columns->data) {
+        columns->rng.offset += (uint64_t)first * (uint64_t)((columns->cols + 15) / 16);
         columns->rows = width;
         columns->data += first * columns->row_stride;
         columns->scale_inv = (char *)columns->scale_inv + lines * columns->scale_row_stride * factor[q->scale];

@@ -187,6 +187,21 @@ static te_status forget_values(te_tensor *t)
     return TE_OK;
 }
 
+/* What a program left quantized for an attention stands for its operand, which has no values. */
+static te_status open_operand(te_group_state *state, const te_unit *unit)
+{
+    te_quantized *left = unit->n_products ? &state->emitted[2 * unit->product] : NULL;
+    if (!left || !te_quantized_is_there(left)) return TE_OK;
+    const te_plan_value *x = &state->plan->values[unit->x];
+    te_space s = state->frames[state->plan->values[unit->result].frame];
+    s.shape[s.ndim - 1] = x->width;
+    left->ndim = s.ndim;
+    memcpy(left->shape, s.shape, sizeof left->shape);
+    state->values[unit->x] = te_quantized_shell(state->plan->ctx, state->device, left);
+    memset(left, 0, sizeof *left);
+    return state->values[unit->x] ? TE_OK : state->plan->ctx->status;
+}
+
 /* An operation with a tape of its own: its input is a leaf there. */
 static te_status run_call(te_group_state *state, const te_unit *unit)
 {
@@ -194,6 +209,8 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     te_context *ctx = plan->ctx;
     const te_group_node *node = &plan->nodes[unit->nodes[0]];
     const te_plan_value *result = &plan->values[unit->result];
+    te_status status = open_operand(state, unit);
+    if (status != TE_OK) return status;
     te_tensor *x = te_state_seen(state, &plan->values[unit->x], state->values[unit->x], result->frame);
     te_tensor *leaf = x ? te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset) : NULL;
     te_tensor_release(x);
@@ -209,7 +226,7 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     bool handed = plan->values[unit->result].handed;
     ctx->product_state = node->recipe_state;
     ctx->product_bytes = handed;
-    te_status status = te_call_run_op(&call);
+    status = te_call_run_op(&call);
     ctx->product_state = NULL;
     ctx->product_bytes = false;
     if (unit->n_rngs) ctx->rng_offset = offset;

@@ -143,7 +143,8 @@ typedef struct te_unit {
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
     int          product, n_products; /* under a recipe: what backward reads, in the run's arrays; of TE_UNIT_GROUPED for each group */
     /* TE_UNIT_CALL */
-    te_product_recipe *attention; /* likewise, of an attention */
+    te_product_recipe *attention; /* likewise, of an attention, which has a place among the products: for its operands, where a
+                                     program leaves them quantized */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
     int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
                                      weight gradient waits for x, the gradient of the result as well */

@@ -72,6 +72,7 @@ typedef struct te_quantize_place {
     float   *amax;
     int64_t  amax_stride;
     uint64_t rng[4];
+    int64_t  line_groups;
 } te_quantize_place;
 
 /* A te_quantize_job with its quantizer; `from`: the side that is dequantized. Floats as doubles. */

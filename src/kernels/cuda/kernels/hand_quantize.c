@@ -16,7 +16,8 @@ static te_quantize_place place_of(const te_quantized_side *s)
                                .scale_col_stride = s->scale_col_stride,
                                .amax = s->amax,
                                .amax_stride = s->amax_stride,
-                               .rng = {s->rng.seed, s->rng.stream, s->rng.offset, (uint64_t)(uintptr_t)s->rng.base}};
+                               .rng = {s->rng.seed, s->rng.stream, s->rng.offset, (uint64_t)(uintptr_t)s->rng.base},
+                               .line_groups = s->line_groups ? s->line_groups : (s->cols + 15) / 16};
 }
 
 te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)

@@ -239,7 +239,7 @@ static __device__ void te_encode_unit(const te_quantize_args &a, const te_tile &
     const te_quantize_place &p = a.side[b.side];
     int      line = u % TE_SQUARE, place = u / TE_SQUARE * b.n;
     uint8_t *codes = x.codes + line * TE_CODES_PITCH + place;
-    uint64_t group = (uint64_t)((b.line + line) * ((p.cols + 15) / 16) + (b.col + place) / 16);
+    uint64_t group = (uint64_t)((b.line + line) * p.line_groups + (b.col + place) / 16);
     te_rng   rng = {p.rng[0], p.rng[1], p.rng[2], (const uint64_t *)p.rng[3]};
     te_philox_words w = {{0, 0, 0, 0}};
     for (int k = 0; k < b.n; k++) {

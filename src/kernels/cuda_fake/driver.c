@@ -196,11 +196,9 @@ static void run_transfer(void *work)
     memmove(t->dst, t->src, t->bytes);
 }
 
-enum { IDLE_BYTES = 1 << 20 };
-
 static CUresult queue_transfer(void *dst, const void *src, size_t bytes, CUstream stream)
 {
-    if (te_fake_idle() && bytes <= IDLE_BYTES) memmove(dst, src, bytes);
+    if (te_fake_idle() && bytes <= TE_FAKE_IDLE_BYTES) memmove(dst, src, bytes);
     return te_fake_queue(stream, run_transfer, &(transfer){dst, src, bytes}, sizeof(transfer), 1000 + bytes / 32);
 }
 
@@ -241,7 +239,7 @@ TE_FAKE CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t by
 {
     ENTER();
     if (!te_fake_contains(dst, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (te_fake_idle() && bytes <= IDLE_BYTES) memset((void *)(uintptr_t)dst, value, bytes);
+    if (te_fake_idle() && bytes <= TE_FAKE_IDLE_BYTES) memset((void *)(uintptr_t)dst, value, bytes);
     return te_fake_queue(stream, run_filling, &(filling){(void *)(uintptr_t)dst, value, bytes}, sizeof(filling), 1000);
 }
 

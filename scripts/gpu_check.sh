@@ -40,7 +40,7 @@ kernels() {
     printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
         grep '^not ok'
     export TE_FAKE_IDLE=1
-    for bench in "gpu_steps.lua --quick" gpu.lua gpu_steps.lua; do
+    for bench in "gpu_steps.lua --quick" "gpu.lua --once" "gpu_steps.lua --once"; do
         "$TETRAIN" bench/$bench >"$work/log" 2>&1 || grep failed "$work/log"
     done
     here=$root bin=$build

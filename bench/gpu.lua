@@ -1,6 +1,6 @@
 -- Kernels of the CUDA device against what the card can do. Lines that begin with BENCH are the results; steps are in gpu_steps.lua.
 --
---     build/tetrain bench/gpu.lua [--quick]
+--     build/tetrain bench/gpu.lua [--quick | --once]
 --     build/tetrain bench/gpu.lua --products [--quick]     the times of matrix products alone, for the other form
 --
 -- Memory-bound kernels are given as a share of the bandwidth of a large copy, in bytes that they must read and write;
@@ -11,17 +11,18 @@ local te = require "te"
 local clock = te._core.clock
 local only_products = arg[1] == "--products"
 local quick = arg[only_products and 2 or 1] == "--quick" -- sizes for machines where only the way is tested
+local once = quick or arg[1] == "--once" -- full sizes, for kernels that are to be compiled
 local device = "cuda"
 
 local function best_of(fn)
     for _ = 1, 2 do fn() end
     te.synchronize(device)
     local best = math.huge
-    for _ = 1, quick and 1 or 7 do
+    for _ = 1, once and 1 or 7 do
         local start = clock()
-        for _ = 1, quick and 1 or 10 do fn() end
+        for _ = 1, once and 1 or 10 do fn() end
         te.synchronize(device)
-        best = math.min(best, (clock() - start) / (quick and 1 or 10))
+        best = math.min(best, (clock() - start) / (once and 1 or 10))
     end
     return best
 end

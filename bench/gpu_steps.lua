@@ -2,7 +2,7 @@
 -- FP8, run as they are and as recorded graphs. Lines that begin with BENCH are the results; what matters most comes first, in case
 -- that time runs out.
 --
---     build/tetrain bench/gpu_steps.lua [--quick]
+--     build/tetrain bench/gpu_steps.lua [--quick | --once]
 --
 -- Each figure is the median of several measurements; `host` is what the host works for one step while the device goes on.
 -- bench/peers/gpu.py measures the same in PyTorch.
@@ -10,17 +10,18 @@
 local te = require "te"
 local clock = te._core.clock
 local quick = arg[1] == "--quick" -- sizes for machines where only the way is tested
+local once = quick or arg[1] == "--once" -- full sizes, for kernels that are to be compiled
 local device = "cuda"
 
 local function bench(format, ...) print("BENCH " .. format:format(...)) end
 
 -- Milliseconds of a call: until the device is done, and on the host alone.
 local function measure(fn, calls)
-    calls = quick and 1 or calls
-    for _ = 1, quick and 1 or 3 do fn() end
+    calls = once and 1 or calls
+    for _ = 1, once and 1 or 3 do fn() end
     te.synchronize(device)
     local walls, hosts = {}, {}
-    for i = 1, quick and 1 or 5 do
+    for i = 1, once and 1 or 5 do
         local start = clock()
         for _ = 1, calls do fn() end
         hosts[i] = (clock() - start) / calls * 1e3

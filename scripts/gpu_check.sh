@@ -40,7 +40,7 @@ kernels() {
     printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
         grep '^not ok'
     export TE_FAKE_IDLE=1
-    for bench in "gpu_steps.lua --quick" gpu.lua gpu_steps.lua; do
+    for bench in "gpu_steps.lua --quick" "gpu.lua --once" "gpu_steps.lua --once"; do
         "$TETRAIN" bench/$bench >"$work/log" 2>&1 || grep failed "$work/log"
     done
     here=$root bin=$build
@@ -156,11 +156,19 @@ first_look() {
     return $code
 }
 
-# specs DEVICE FILE…
+# specs DEVICE FILE…: side by side, for most of their time goes to compiling and to the CPU that they compare with. Their lines
+# mix; the names of specs say where they are from.
 specs() {
     device=$1
+    failures=0
+    started_all=
     shift
-    TE_DEVICE=$device TETRAIN=$here/bin/tetrain tetrain "$here/lua/busted_run.lua" -o TAP "$@"
+    for file in "$@"; do
+        TE_DEVICE=$device TETRAIN=$bin/tetrain tetrain "$here/lua/busted_run.lua" -o TAP "$file" &
+        started_all="$started_all $!"
+    done
+    for process in $started_all; do wait "$process" || failures=$((failures + 1)); done
+    [ "$failures" -eq 0 ]
 }
 
 # The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last digit.
@@ -218,7 +226,7 @@ run() {
 
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
     step "a first look" 40 first_look
-    step "every operation against the CPU" 120 specs cpu spec/cuda_spec.lua spec/cuda
+    step "every operation against the CPU" 120 specs cpu $made_of
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
@@ -226,7 +234,6 @@ run() {
     else
         echo "LEFT OUT  benches of PyTorch: no $python with a PyTorch that sees a GPU" >>"$summary"
     fi
-    step "recorded graphs" 60 specs cpu spec/graph_spec.lua
     step "training in float32 repeats bit for bit" 40 repeat_training float32
     step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16
     if command -v compute-sanitizer >/dev/null; then
@@ -236,7 +243,7 @@ run() {
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
     step "specs of gradients, optimizers and models, on the device" 120 specs cuda spec/autograd_spec.lua spec/optim_spec.lua \
-        spec/module_spec.lua spec/sequential_spec.lua spec/tensor_spec.lua spec/models
+        spec/module_spec.lua spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua
     step "specs of operations, on the device" 200 specs cuda spec/ops_spec.lua
     # The last lines are whole steps, and of those GPT-2's.
     say "== summary"

@@ -24,6 +24,7 @@ typedef struct nvrtc_functions {
     int (*log_size)(void *program, size_t *size);
     int (*log)(void *program, char *text);
     int (*destroy)(void **program);
+    bool     translates; /* to PTX, which takes a third of the time; else to sm_90a's binary */
     int      compiled; /* different sources so far */
     uint64_t seen[2048];
 } nvrtc_functions;
@@ -62,7 +63,8 @@ static inline bool nvrtc_saw(nvrtc_functions *nvrtc, const char *source)
 /* True when the source compiles, or when there is no NVRTC. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
-    static const char *const options[] = {"--gpu-architecture=sm_90a", "--fmad=false", "--std=c++17"};
+    const char *options[] = {nvrtc->translates ? "--gpu-architecture=compute_90a" : "--gpu-architecture=sm_90a", "--fmad=false",
+                             "--std=c++17"};
     void  *program = NULL;
     static char log[1 << 18];
     size_t size = 0;

@@ -153,6 +153,28 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
+/* A library that wants whole blocks of 128 gets them; one that wants no bytes of a shape, or says so when they are to run, decoded
+ * operands. */
+static void check_declined(void)
+{
+    enum { DECLINES = 15, BLOCKS = 4 }; /* CUBLAS_STATUS_NOT_SUPPORTED */
+    static const char *const calls[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"};
+    fake.set_devices(1, 90);
+    for (int i = 0; i < 2; i++) {
+        te_context *ctx = te_context_open(NULL);
+        for (int r = 0; r < QUANTIZER_RECIPES; r++) {
+            bool blocks = strcmp(quantizer_recipes[r].name, narrow_kinds[BLOCKS]) == 0;
+            if (!blocks && strcmp(quantizer_recipes[r].name, "current") != 0) continue;
+            fake.fail_call(calls[i], 0, DECLINES);
+            int taken = count_narrow(ctx, &quantizer_recipes[r], 37, 50, 21); /* two of the four are one product, padded */
+            CHECK_MSG(taken == (blocks ? 4 : 2), "%s, %s declines: %d products of bytes", quantizer_recipes[r].name,
+                      calls[i], taken);
+        }
+        fake.reset();
+        te_context_release(ctx);
+    }
+}
+
 /* --- what else a product of bytes has to do ------------------------------------------------------------------------ */
 
 /* How the result lies: its strides in a tensor of {48, 53} or {32, 61}. */
@@ -384,6 +406,7 @@ int main(void)
     check_kept(ctx);
     te_context_release(ctx);
     for (size_t i = 0; i < sizeof narrow_devices / sizeof *narrow_devices; i++) check_device(&narrow_devices[i]);
+    check_declined();
     check_narrow_cases(90, &quantizer_recipes[1]);
     check_narrow_cases(100, &quantizer_recipes[2]);
     check_fast_sums();

@@ -182,11 +182,13 @@ static te_status find_function(te_exec *exec, te_cuda_code *code, const char *na
         if (strcmp(code->functions[*index].name, name) == 0) return TE_OK;
     if (code->n_functions == MAX_FUNCTIONS || strlen(name) >= sizeof code->functions[0].name)
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "kernel %s: no room in its module's table", name);
-    te_status status = te_cuda_result(
-        exec, d->driver.cuModuleGetFunction(&code->functions[*index].function, code->module, name), name);
-    if (status != TE_OK) return status;
+    int variables = 0;
+    CUfunction *function = &code->functions[*index].function;
+    CUresult r = d->driver.cuModuleGetFunction(function, code->module, name);
+    if (r == CUDA_SUCCESS) r = d->driver.cuFuncGetAttribute(&variables, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, *function);
+    if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, name);
     snprintf(code->functions[*index].name, sizeof code->functions[0].name, "%s", name);
-    code->functions[*index].shared = 48 << 10; /* what a kernel may ask for without saying so */
+    code->functions[*index].shared = (48u << 10) - (uint32_t)variables; /* what it may ask for without saying so */
     code->n_functions++;
     return TE_OK;
 }

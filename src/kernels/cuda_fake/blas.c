@@ -128,9 +128,9 @@ TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefer
                                                             cublasLtMatmulPreferenceAttributes_t name,
                                                             const void *value, size_t size)
 {
-    (void)p, (void)name, (void)value;
+    (void)p, (void)value;
     ENTER();
-    return size == 4 || size == 8 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return size == (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 /* --- what is supported -------------------------------------------------------------------------------------------- */

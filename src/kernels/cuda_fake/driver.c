@@ -196,11 +196,9 @@ static void run_transfer(void *work)
     memmove(t->dst, t->src, t->bytes);
 }
 
-enum { IDLE_BYTES = 1 << 20 };
-
 static CUresult queue_transfer(void *dst, const void *src, size_t bytes, CUstream stream)
 {
-    if (te_fake_idle() && bytes <= IDLE_BYTES) memmove(dst, src, bytes);
+    if (te_fake_idle() && bytes <= TE_FAKE_IDLE_BYTES) memmove(dst, src, bytes);
     return te_fake_queue(stream, run_transfer, &(transfer){dst, src, bytes}, sizeof(transfer), 1000 + bytes / 32);
 }
 
@@ -241,7 +239,7 @@ TE_FAKE CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t by
 {
     ENTER();
     if (!te_fake_contains(dst, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (te_fake_idle() && bytes <= IDLE_BYTES) memset((void *)(uintptr_t)dst, value, bytes);
+    if (te_fake_idle() && bytes <= TE_FAKE_IDLE_BYTES) memset((void *)(uintptr_t)dst, value, bytes);
     return te_fake_queue(stream, run_filling, &(filling){(void *)(uintptr_t)dst, value, bytes}, sizeof(filling), 1000);
 }
 
@@ -382,8 +380,18 @@ TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 typedef struct function {
     te_cuda_sim *sim;
     struct function *next;
+    uint32_t dynamic; /* shared memory that a launch may ask for */
     char name[64];
 } function;
+
+enum { SHARED_UNASKED = 48 << 10, SHARED_MOST = 227 << 10 };
+
+/* Shared variables of all kernels of the module: at least those of the function, as far as one may have them. */
+static uint32_t variables_of(const function *f)
+{
+    uint32_t bytes = f->sim ? te_cuda_sim_variables(f->sim) : 0;
+    return bytes < SHARED_UNASKED ? bytes : SHARED_UNASKED;
+}
 
 typedef struct module {
     te_cuda_sim *sim;
@@ -431,18 +439,29 @@ TE_FAKE CUresult cuModuleGetFunction(CUfunction *out, CUmodule module_, const ch
     if (m->sim && !te_cuda_sim_has(m->sim, name)) return CUDA_ERROR_NOT_FOUND;
     function *f = calloc(1, sizeof *f);
     *f = (function){.sim = m->sim, .next = m->functions};
+    f->dynamic = SHARED_UNASKED - variables_of(f);
     snprintf(f->name, sizeof f->name, "%s", name);
     m->functions = f;
     *out = (CUfunction)(void *)f;
     return CUDA_SUCCESS;
 }
 
-TE_FAKE CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value)
+TE_FAKE CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction f)
 {
-    (void)f;
-    (void)attribute;
     ENTER();
-    return value <= 227 << 10 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (attribute != CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
+    *value = (int)variables_of((const function *)(void *)f);
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value)
+{
+    function *f = (function *)(void *)handle;
+    ENTER();
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || (uint32_t)value + variables_of(f) > SHARED_MOST)
+        return CUDA_ERROR_INVALID_VALUE;
+    f->dynamic = (uint32_t)value;
+    return CUDA_SUCCESS;
 }
 
 typedef struct launch {
@@ -470,7 +489,7 @@ TE_FAKE CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned
     ENTER();
     bool fits =
         gx && gy && gz && bx && by && bz && gy < 65536 && gz < 65536 && (uint64_t)bx * by * bz <= 1024 && !extra;
-    if (!fits) return CUDA_ERROR_INVALID_VALUE;
+    if (!fits || shared > ((const function *)(void *)f)->dynamic) return CUDA_ERROR_INVALID_VALUE;
     launch l = {.function = (const function *)(void *)f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
     memcpy(l.args, params[0], sizeof l.args);
     return te_fake_queue(stream, run_launch, &l, sizeof l, 2000);

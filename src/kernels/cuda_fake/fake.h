@@ -55,7 +55,8 @@ CUresult        te_fake_record_queue(const te_fake_record *record);
 void            te_fake_record_free(te_fake_record *record);
 /* Whether the stream's device is the thread's current one. */
 bool te_fake_takes_work(CUstream stream);
-/* Whether the device does nothing. */
+/* Whether the device does nothing but copies of so many bytes. */
+enum { TE_FAKE_IDLE_BYTES = 1 << 20 };
 bool te_fake_idle(void);
 /* Runs what is queued. */
 CUresult te_fake_flush(void);

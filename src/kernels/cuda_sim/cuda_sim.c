@@ -6,6 +6,7 @@
  */
 #include "cuda_sim.h"
 
+#include "abi.h"
 #include "run.h"
 
 #include <dlfcn.h>
@@ -221,6 +222,13 @@ static void *find(te_cuda_sim *sim, const char *kernel)
 }
 
 int te_cuda_sim_has(te_cuda_sim *sim, const char *kernel) { return find(sim, kernel) != NULL; }
+
+uint32_t te_cuda_sim_variables(te_cuda_sim *sim)
+{
+    te_sim_state state;
+    sim->attach(&state);
+    return (uint32_t)(state.variables_end - state.variables);
+}
 
 int te_cuda_sim_launch(te_cuda_sim *sim, const char *kernel, const uint32_t grid[3], const uint32_t block[3],
                        uint32_t shared, void *const *params, char *message, size_t message_size)

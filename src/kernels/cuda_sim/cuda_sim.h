@@ -28,6 +28,9 @@ void         te_cuda_sim_release(te_cuda_sim *sim);
 /* Whether there is a kernel of that name. */
 int te_cuda_sim_has(te_cuda_sim *sim, const char *kernel);
 
+/* Bytes of the shared variables of all its kernels. */
+uint32_t te_cuda_sim_variables(te_cuda_sim *sim);
+
 /* Runs it: params[i] points to the value of parameter i, as for cuLaunchKernel. 0, or -1 with the reason in `message`.
  * Launches of one te_cuda_sim are made one at a time, from any thread. */
 int te_cuda_sim_launch(te_cuda_sim *sim, const char *kernel, const uint32_t grid[3], const uint32_t block[3],

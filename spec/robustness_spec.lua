@@ -178,4 +178,43 @@ describe("hostile scripts", function()
             y:backward()
         end
     end)
+
+    it("takes the setting of a scope along when it yields", function()
+        local recipe = te.recipe.Float8CurrentScaling {}
+        local scopes = {
+            no_grad = te.no_grad, nested = function(fn) return te.enable_grad(te.no_grad, fn) end,
+            autocast = function(fn) return te.autocast({ dtype = "bfloat16", recipe = recipe }, fn) end,
+            quantized_model_init = function(fn) return te.quantized_model_init({ recipe = recipe }, fn) end,
+        }
+        local x = te.ones({ 2, 32 }, { requires_grad = true })
+        local function setting()
+            local layer = te.Linear(32, 4)
+            local y = layer(x)
+            return ("%s %s %s"):format(tostring(y.requires_grad), y.dtype, tostring(te._core.is_quantized(layer.weight)))
+        end
+        for name, scope in pairs(scopes) do
+            local inside = scope(setting)
+            assert.not_equal("true float32 false", inside, name)
+            local seen = {}
+            local co = coroutine.wrap(function(a)
+                return "end", scope(function()
+                    for i = 1, 2 do seen[i] = { coroutine.yield(a, i), setting() } end
+                    return 3, nil
+                end)
+            end)
+            for i = 1, 2 do
+                assert.same({ "a", i }, { co("a") }, name)
+                assert.equal("true float32 false", setting(), name)
+            end
+            assert.same({ "end", 3 }, { co("b") }, name)
+            assert.same({ { "a", inside }, { "b", inside } }, seen, name)
+            local dead = coroutine.create(function() scope(function() coroutine.yield() error { "mine" } end) end)
+            coroutine.resume(dead) -- left alone, it has changed nothing
+            assert.equal("true float32 false", setting(), name)
+            local ok, problem = coroutine.resume(dead)
+            assert.same({ false, { "mine" } }, { ok, problem }, name)
+            assert.equal("true float32 false", setting(), name)
+        end
+        assert.error_matches(function() coroutine.wrap(te.checkpoint)(function() coroutine.yield() end) end, "attempt to yield")
+    end)
 end)

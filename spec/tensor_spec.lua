@@ -260,5 +260,26 @@ describe("files", function()
         assert.error_matches(function() te.from_file(path, "float32", { count = 2 }) end, "do not fit")
         assert.error_matches(function() te.from_file("/no/such/file", "uint8") end, "/no/such/file")
         assert.same({ 3, 1, 4 }, (x + 1):totable())
+        for _, map in ipairs { true, false } do
+            assert.same({ 0x03000200 }, te.from_file(path, "int32", { offset = 1, count = 1, map = map }):totable())
+            assert.same({ 2, 0, 3, 0, 255 }, te.from_file(path, "uint8", { offset = 2, map = map }):totable())
+        end
+    end)
+
+    it("are mapped: pages that nobody uses take no memory", function()
+        local size = 2 ^ 36
+        local file = io.open(path, "wb")
+        file:seek("set", size - 4)
+        file:write("\1\2\3\4")
+        file:close()
+        local before = te.memory_stats().current
+        local x = te.from_file(path, "uint8")
+        assert.equal(size, x:numel())
+        assert.same({ 0, 1, 2, 3, 4 }, x:narrow(1, size - 4, 5):totable())
+        local y = te.from_file(path, "uint8", { offset = size - 65537, count = 2 }) -- not at a page
+        assert.same({ 0, 0 }, y:totable())
+        assert.equal(before, te.memory_stats().current)
+        assert.error_matches(function() x:fill_(1) end, "read%-only")
+        assert.error_matches(function() te.from_file(path, "uint8", { map = 1 }) end, "map: expected true or false")
     end)
 end)

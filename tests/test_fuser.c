@@ -245,6 +245,43 @@ static void test_refusals(void)
     te_context_release(ctx);
 }
 
+/* With the functions of te.h alone: what operations one by one give, forward and backward, and mistakes. */
+static void test_public(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_group *group = te_group_new(ctx);
+    const te_op *norm = te_op_find(ctx, "rms_norm"), *silu = te_op_find(ctx, "silu");
+    const te_arg attributes[] = {{.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_NUMBER, .as.number = 0.5}};
+    int x = te_group_input(group, false), w = te_group_input(group, true), normed, y;
+    CHECK(te_group_apply(group, norm, (int[]){x, w}, 2, attributes, 3, &normed) == TE_OK);
+    CHECK(te_group_apply(group, silu, &normed, 1, NULL, 0, &y) == TE_OK && te_group_output(group, y) == TE_OK);
+    CHECK(te_group_n_inputs(group) == 2 && te_group_n_outputs(group) == 1 && te_group_n_plans(group) == 0);
+    te_tensor *in[2] = {te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){5, 24}), te_tensor_full(ctx, TE_F32, 1, (int64_t[]){24}, 1.5)};
+    te_tensor *apart = NULL, *sums[2] = {NULL, NULL}, *grad = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){5, 24}, 0.25);
+    for (int i = 0; i < 120; i++) ((float *)te_tensor_data(in[0]))[i] = (float)(i * 37 % 41 - 20) / 8;
+    float gradients[2][24];
+    for (int i = 0; i < 2; i++) te_tensor_set_requires_grad(in[i], true);
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = in[0]}, {.kind = TE_ARG_TENSOR, .as.tensor = in[1]}, attributes[2]};
+    CHECK(te_op_run(ctx, norm, args, 3, &apart, 1) == TE_OK);
+    args[0].as.tensor = apart;
+    CHECK(te_op_run(ctx, silu, args, 1, &sums[0], 1) == TE_OK && te_group_run(group, in, &sums[1]) == TE_OK);
+    CHECK(te_group_n_plans(group) == 1 && !te_group_refused(group));
+    for (int i = 0; i < 2; i++) {
+        te_tensor_set_grad(in[1], NULL);
+        CHECK(te_backward(sums[i], grad, false) == TE_OK && te_tensor_read(te_tensor_grad(in[1]), TE_F32, gradients[i]) == TE_OK);
+    }
+    for (int i = 0; i < 24; i++) CHECK(fabsf(gradients[0][i] - gradients[1][i]) <= 1e-5f * fabsf(gradients[0][i]) + 1e-6f);
+    for (int i = 0; i < 120; i++)
+        CHECK(fabsf(((float *)te_tensor_data(sums[0]))[i] - ((float *)te_tensor_data(sums[1]))[i]) <= 1e-6f);
+    CHECK(te_group_apply(group, NULL, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT && y == TE_NO_VALUE);
+    CHECK(te_group_apply(group, silu, (int[]){x, w}, 2, NULL, 0, &y) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "2 values"));
+    CHECK(te_group_apply(group, silu, (int[]){99}, 1, NULL, 0, &y) != TE_OK && te_group_output(group, 99) == TE_ERROR_ARGUMENT);
+    te_tensor *all[] = {in[0], in[1], apart, sums[0], sums[1], grad};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
+    te_group_release(group);
+    te_context_release(ctx);
+}
+
 /* --- memory that runs out ----------------------------------------------------------------------------------------- */
 
 static bool block_step(network *net)
@@ -333,6 +370,7 @@ int main(void)
     compare(TE_BF16, 0.3);
     test_retain_and_changes();
     test_refusals();
+    test_public();
     test_failing_allocations(block_step);
     test_failing_allocations(rows_step);
     return TEST_END();

@@ -5,6 +5,8 @@
 
 #include "tetrain/tetrain.h"
 
+#include <pthread.h>
+
 /* What a script does. */
 static const char *const deeds[] = {
     "while true do end",
@@ -138,11 +140,60 @@ static void test_all(unsigned flags, int stride)
     CHECK(counts[TETRAIN_ERROR_LIMIT] > 0 && counts[TETRAIN_ERROR_MEMORY] > 0 && counts[TETRAIN_ERROR_SCRIPT] > 0);
 }
 
+/* --- calls without end through C, where no limit is set ------------------------------------------------------------------ */
+
+static const char *const nestings[] = {
+    "local function f() coroutine.wrap(f)() end f()",
+    "local function f() error(select(2, coroutine.resume(coroutine.create(f))), 0) end f()",
+    "local function f() string.gsub('a', 'a', f) end f()",
+    "local function f() local _ = string.format('%s', setmetatable({}, {__tostring = f})) end f()",
+    "local function f() print(setmetatable({}, {__tostring = f})) end f()",
+    "local function f() table.sort({1, 2, 3}, f) end f()",
+    "local function f() table.foreach({1}, f) end f()",
+    "local function f() error((select(2, load(f))) or 'over', 0) end f()",
+    "local te = require 'te' local function f() te.no_grad(f) end f()",
+    "local te = require 'te' local function f() coroutine.wrap(te.no_grad)(f) end f()",
+    "local te = require 'te' local function f() coroutine.wrap(te.autocast)({}, f) end f()",
+    "local te = require 'te' local x = te.ones({2}, {requires_grad = true})\n"
+    "local function f() return (te.checkpoint(f, x)) end f()",
+};
+
+static void no_log(void *user, int level, const char *message) { (void)user, (void)level, (void)message; }
+
+static void *nest(void *user)
+{
+    static const char again[] = "assert(coroutine.wrap(function() return ('a'):gsub('a', 'b') end)() == 'b')";
+    tetrain_options   options = {.struct_size = sizeof options, .threads = 1, .flags = *(unsigned *)user, .log = no_log};
+    tetrain          *rt = tetrain_open(&options);
+    for (size_t i = 0; i < sizeof nestings / sizeof *nestings; i++) {
+        tetrain_status status = tetrain_run_string(rt, nestings[i], strlen(nestings[i]), "=nested");
+        CHECK_MSG(status == TETRAIN_ERROR_SCRIPT && tetrain_error(rt)[0], "%s: status %d, %.100s", nestings[i], (int)status, tetrain_error(rt));
+        CHECK(tetrain_run_string(rt, again, sizeof again - 1, "=again") == TETRAIN_OK);
+    }
+    tetrain_close(rt);
+    return NULL;
+}
+
+/* On this thread's stack and on one of 1 MiB. */
+static void test_nesting(unsigned flags)
+{
+    pthread_attr_t attributes;
+    pthread_t      thread;
+    nest(&flags);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1 << 20);
+    CHECK(pthread_create(&thread, &attributes, nest, &flags) == 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
 /* test_host_hostile [STRIDE]: 1 tries all of them, the test every seventh. */
 int main(int argc, char **argv)
 {
     int stride = argc > 1 ? atoi(argv[1]) : 7;
     test_all(TETRAIN_RESTRICTED, stride);
     test_all(0, stride);
+    test_nesting(TETRAIN_RESTRICTED);
+    test_nesting(0);
     return TEST_END();
 }

@@ -1,4 +1,4 @@
-/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients.
+/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser.
  *
  * Conventions
  *   - A function that can fail returns te_status, or NULL where it makes an object; te_context_error then holds a
@@ -21,6 +21,7 @@ extern "C" {
 typedef struct te_context te_context;
 typedef struct te_tensor  te_tensor;
 typedef struct te_op      te_op;
+typedef struct te_group   te_group;
 
 /* --- context ------------------------------------------------------------------------------------------------------ */
 
@@ -138,6 +139,42 @@ TE_API const char  *te_op_signature(const te_op *op); /* "softmax(x, dim: dim = 
 TE_API const char  *te_op_doc(const te_op *op);
 /* Runs an operation. out receives op's results, one reference each; on failure all are NULL. */
 TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out);
+
+/* --- groups: neighbouring operations planned and run as one ------------------------------------------------------- */
+
+/* A group is a small graph. Its inputs are x, further activations and parameters, its nodes apply operations, and its outputs are
+ * values of either kind. Values are numbered from 0.
+ *
+ *      te_group *g = te_group_new(ctx);
+ *      int x = te_group_input(g, false), w = te_group_input(g, true), normed, y;
+ *      te_group_apply(g, te_op_find(ctx, "rms_norm"), (int[]){x, w}, 2, NULL, 0, &normed);
+ *      te_group_apply(g, te_op_find(ctx, "silu"), &normed, 1, NULL, 0, &y);
+ *      te_group_output(g, y);
+ *      te_tensor *out, *in[] = {hidden, weight};
+ *      te_group_run(g, in, &out);
+ *
+ * The first run with inputs of a new kind makes a plan: which nodes share a kernel, forward and backward. Gradients go through a
+ * run as through one operation. Results are those of te_op_run for each node. A group is never NULL below but for its release. */
+enum { TE_NO_VALUE = -1 };
+
+TE_API te_group *te_group_new(te_context *ctx);
+TE_API void      te_group_release(te_group *group); /* NULL is a no-op; runs whose backward is still to come are not disturbed */
+/* A parameter has a shape of its own; an activation is x, the first input, or has x's leading dimensions. TE_NO_VALUE on failure. */
+TE_API int te_group_input(te_group *group, bool parameter);
+/* Whether a group may hold the operation: the context's message is the reason otherwise. */
+TE_API bool te_group_accepts(te_context *ctx, const te_op *op);
+/* values: by position of the operation's tensor parameters, TE_NO_VALUE (or nothing at the end) where absent. args: all of its
+ * arguments in the order of its signature, of which those that are no tensors count; NULL for the defaults. */
+TE_API te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args,
+                                int *result);
+TE_API te_status te_group_output(te_group *group, int value);
+TE_API int       te_group_n_inputs(const te_group *group);
+TE_API int       te_group_n_outputs(const te_group *group);
+TE_API int       te_group_n_plans(const te_group *group); /* made so far, those that refuse included */
+/* inputs: te_group_n_inputs tensors, NULL where one stands for nothing. outputs: te_group_n_outputs, one reference each; all NULL on
+ * failure. TE_ERROR_UNSUPPORTED before anything ran where these inputs cannot be planned: then run the operations one by one. */
+TE_API te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs);
+TE_API bool      te_group_refused(const te_group *group); /* the last run ended so */
 
 TE_API const char *te_version(void);
 

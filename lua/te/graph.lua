@@ -33,7 +33,7 @@ local function record(device, hooks, fn, ...)
     local handle = core.graph_begin(device)
     if not handle then return nil end
     recording = hooks
-    local results = pack(xpcall(fn, core.remember, ...))
+    local results = pack(core.within(fn, ...))
     recording = nil
     local ended, reason = pcall(core.graph_end, handle, results[1])
     if not results[1] then error(results[2], 0) end
@@ -147,7 +147,7 @@ end
 local function with_fresh_gradients(parameters, fn)
     local before, fresh = {}, {}
     for i, p in ipairs(parameters) do before[i], p.grad = p.grad or false, nil end
-    local ok, reason = xpcall(fn, core.remember)
+    local ok, reason = core.within(fn)
     for i, p in ipairs(parameters) do fresh[i], p.grad = p.grad or false, before[i] or nil end
     if not ok then error(reason, 0) end
     return fresh

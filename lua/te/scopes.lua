@@ -1,6 +1,7 @@
 --- Settings for the duration of a function, and operations defined in Lua.
 ---
---- A scope returns what its function returns, and restores the setting also when it raises; the error passes unchanged.
+--- A scope returns what its function returns, and restores the setting also when it raises; the error passes unchanged. A
+--- coroutine that yields from inside takes the setting with it: outside it does not hold, and holds again once resumed.
 
 local te = require "te"
 local mode = require "te.recipe.mode"
@@ -8,9 +9,41 @@ local core = te._core
 
 local function pack(...) return { n = select("#", ...), ... } end
 
--- Last step of a scope: `before` goes back through `set`, then results or error pass on.
-local function leave(set, before, ok, ...)
-    set(before)
+-- In a coroutine the function of a scope runs in one of its own, which says when it yields.
+local create, resume, status, yield, running = coroutine.create, coroutine.resume, coroutine.status, coroutine.yield,
+    coroutine.running
+
+local suspend
+
+-- After a resume: what the inner one made of the setting is taken out while others run.
+local function stepped(swap, before, inner, ok, ...)
+    local inside = swap(before)
+    if status(inner) ~= "dead" then return suspend(swap, inner, inside, yield(...)) end
+    if ok then return ... end
+    return false, ...
+end
+
+function suspend(swap, inner, inside, ...)
+    local before = swap(inside)
+    return stepped(swap, before, inner, resume(inner, ...))
+end
+
+local function ended_scope(swap, before, ...)
+    swap(before)
+    return ...
+end
+
+--- Runs fn(...) under a setting: swap(value) sets it and returns the one before. Returns what xpcall returns.
+function core.under(swap, value, fn, ...)
+    if running() then
+        local function run(...) return xpcall(fn, core.remember, ...) end
+        return suspend(swap, create(run), value, ...)
+    end
+    return ended_scope(swap, swap(value), xpcall(fn, core.remember, ...))
+end
+
+-- The results, or the error.
+local function pass(ok, ...)
     if ok then return ... end
     error((...), 0)
 end
@@ -26,13 +59,13 @@ end
 --- Runs fn(...) without recording gradients.
 function te.no_grad(fn, ...)
     check_function("no_grad", fn)
-    return leave(core.set_grad_enabled, core.set_grad_enabled(false), xpcall(fn, core.remember, ...))
+    return pass(core.under(core.set_grad_enabled, false, fn, ...))
 end
 
 --- Runs fn(...) with gradients recorded, also inside te.no_grad.
 function te.enable_grad(fn, ...)
     check_function("enable_grad", fn)
-    return leave(core.set_grad_enabled, core.set_grad_enabled(true), xpcall(fn, core.remember, ...))
+    return pass(core.under(core.set_grad_enabled, true, fn, ...))
 end
 
 local in_backward = false
@@ -156,7 +189,7 @@ local function run_recorded(state, fn, ...)
     local before = mode.recording
     mode.recording = true
     core.record_scales()
-    return recorded(state, before, xpcall(fn, core.remember, ...))
+    return recorded(state, before, core.within(fn, ...))
 end
 
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -94,6 +95,22 @@ static int posix_list(void *user, const char *path, int (*each)(void *arg, const
     return code;
 }
 
+/* Writable, so that a host that writes through a tensor's pointer changes memory of its own; without a claim on memory for that. */
+static int posix_map(void *user, int fd, size_t size, int64_t offset, void **data)
+{
+    (void)user;
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, (off_t)offset);
+    if (at == MAP_FAILED) return -errno;
+    *data = at;
+    return 0;
+}
+
+static int posix_unmap(void *user, void *data, size_t size)
+{
+    (void)user;
+    return munmap(data, size) != 0 ? -errno : 0;
+}
+
 const te_io te_io_posix = {
     .open = posix_open,
     .pread = posix_pread,
@@ -105,4 +122,6 @@ const te_io te_io_posix = {
     .unlink = posix_unlink,
     .mkdir = posix_mkdir,
     .list = posix_list,
+    .map = posix_map,
+    .unmap = posix_unmap,
 };

@@ -36,6 +36,8 @@ typedef struct te_lua {
     atomic_bool        polls_stop; /* the script asks te._core.interrupt_flag() itself */
     atomic_int         stop_requested; /* from any thread or a signal handler */
     char               device[32]; /* default device for new tensors */
+    const char        *stack_base; /* where the host's call began on C's stack; NULL: nobody looks */
+    size_t             stack_room; /* bytes that calls may take below, 0: not known yet */
     struct tetrain    *host; /* who made the state; NULL: a host with a Lua of its own */
 } te_lua;
 
@@ -94,6 +96,8 @@ void te_lua_push_tensor(lua_State *L, te_tensor *t);
 void te_lua_charge(te_lua *rt, lua_State *L);
 /* Raises unless the engine may be entered. */
 void te_lua_enter(te_lua *rt, lua_State *L, const char *function);
+/* Raises where calls have left too little of C's stack, see stack.c. */
+void te_lua_check_stack(te_lua *rt, lua_State *L);
 /* Raises when t's memory belongs to a file. */
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
 /* Pushes {2, 3}. */

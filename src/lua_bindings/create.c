@@ -306,10 +306,11 @@ static int create_randint(lua_State *L)
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
-/* Memory of a file: the block and what is needed to give it back. */
+/* A file's bytes, mapped or in a block of memory behind this. */
 typedef struct file_memory {
     te_mem mem;
-    size_t size;
+    void  *mapped; /* NULL: they follow */
+    size_t size;   /* of the mapping, or of the block */
 } file_memory;
 
 enum { FILE_HEADER = 64 }; /* keeps the data aligned */
@@ -317,56 +318,97 @@ enum { FILE_HEADER = 64 }; /* keeps the data aligned */
 void te_lua_file_deleter(void *user);
 void te_lua_file_deleter(void *user)
 {
-    file_memory *block = user;
-    te_mem       mem = block->mem;
-    te_mem_free(&mem, block, block->size);
+    file_memory *file = user;
+    te_mem       mem = file->mem;
+    if (file->mapped) te_io_posix.unmap(te_io_posix.user, file->mapped, file->size);
+    te_mem_free(&mem, file, file->mapped ? FILE_HEADER : file->size);
 }
 
-/* te.from_file(path, dtype, {offset=, count=, device=, requires_grad=}): the elements of a file, one dimension. Read whole, not mapped: a mapped
- * file that somebody cuts short takes the process down. */
+/* What te.from_file is asked for. */
+typedef struct file_part {
+    const char *path;
+    int64_t     element, offset, count; /* bytes of one, where they begin, how many: -1 for all */
+    bool        map;
+} file_part;
+
+static file_part check_part(lua_State *L, te_dtype dtype)
+{
+    char      text[256];
+    file_part p = {te_lua_check_text(L, 1, "from_file", "path"), (int64_t)te_dtype_size(dtype), 0, -1, true};
+    if (!lua_istable(L, 3)) return p;
+    lua_getfield(L, 3, "offset");
+    if (!lua_isnil(L, -1)) p.offset = te_lua_check_int(L, -1, "from_file", "offset");
+    lua_getfield(L, 3, "count");
+    if (!lua_isnil(L, -1)) p.count = te_lua_check_int(L, -1, "from_file", "count");
+    if (p.offset < 0 || (p.count < 0 && !lua_isnil(L, -1))) te_lua_fail(L, "from_file", "offset and count are not negative");
+    lua_getfield(L, 3, "map");
+    if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
+        te_lua_fail(L, "from_file", "map: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));
+    p.map = lua_isnil(L, -1) || lua_toboolean(L, -1);
+    lua_pop(L, 3);
+    return p;
+}
+
+/* Maps the part, or reads it where it cannot be mapped: nothing has no pages, and elements at odd places are not aligned. *data
+ * is its first byte; the owner, for the deleter, or NULL with the error on the context. */
+static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const char **data)
+{
+    te_io_error  error;
+    te_mem       mem = ctx->mem;
+    size_t       bytes = (size_t)(p->count * p->element), before = (size_t)(p->offset % TE_IO_PAGE);
+    bool         map = p->map && bytes && p->offset % p->element == 0 && te_io_posix.map;
+    size_t       size = map ? FILE_HEADER : bytes + FILE_HEADER;
+    file_memory *file = te_mem_alloc(&mem, size);
+    int          code = 0;
+    if (!file) {
+        te_fail_memory(ctx, "te.from_file");
+        return NULL;
+    }
+    *file = (file_memory){.mem = mem, .size = map ? bytes + before : size};
+    *data = (char *)file + FILE_HEADER;
+    if (map && (code = te_io_posix.map(te_io_posix.user, fd, file->size, p->offset - (int64_t)before, &file->mapped)) == 0)
+        *data = (char *)file->mapped + before;
+    else if (map)
+        te_io_fail_errno(&error, code, p->path, "cannot be mapped");
+    else if (te_io_read(&te_io_posix, fd, p->path, (char *)file + FILE_HEADER, bytes, p->offset, &error) != TE_OK)
+        code = -1;
+    if (code == 0) return file;
+    te_fail(ctx, error.status, "%s", error.message);
+    te_mem_free(&mem, file, size);
+    return NULL;
+}
+
+/* te.from_file(path, dtype, {offset=, count=, map = true, device=, requires_grad=}): the elements of a file, one dimension.
+ * Mapped: a page is read when it is used first, and whoever truncates the file ends the process with the next use of what is
+ * gone. map = false reads everything at once. */
 static int create_from_file(lua_State *L)
 {
-    static const char *const options[] = {"offset", "count", "device", "requires_grad", NULL};
+    static const char *const options[] = {"offset", "count", "map", "device", "requires_grad", NULL};
     te_lua     *rt = te_lua_runtime(L);
-    te_mem      mem = rt->ctx->mem;
     te_io_error error;
     int         fd;
-    int64_t     size, offset = 0;
-    const char *path = te_lua_check_text(L, 1, "from_file", "path");
+    int64_t     size, end;
+    const char *data = NULL;
     te_dtype    dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
-    int64_t     element = (int64_t)te_dtype_size(dtype), count = -1;
     creation    c = read_options(rt, L, 3, "from_file", dtype, options);
-    if (lua_istable(L, 3)) {
-        lua_getfield(L, 3, "offset");
-        if (!lua_isnil(L, -1)) offset = te_lua_check_int(L, -1, "from_file", "offset");
-        lua_getfield(L, 3, "count");
-        if (!lua_isnil(L, -1)) count = te_lua_check_int(L, -1, "from_file", "count");
-        if (offset < 0 || (count < 0 && !lua_isnil(L, -1))) return te_lua_fail(L, "from_file", "offset and count are not negative");
-    }
+    file_part   p = check_part(L, dtype);
     te_lua_enter(rt, L, "from_file");
     te_lua_tensor *result = te_lua_new_tensor(L);
-    if (te_io_open_read(&te_io_posix, path, &fd, &size, &error) != TE_OK) return te_lua_fail(L, "from_file", "%s", error.message);
-    if (count < 0) count = size > offset ? (size - offset) / element : 0;
-    int64_t      end;
-    bool         fits = !__builtin_mul_overflow(count, element, &end) && !__builtin_add_overflow(end, offset, &end) && end <= size;
-    size_t       bytes = fits ? (size_t)(count * element) + FILE_HEADER : 0;
-    file_memory *block = fits ? te_mem_alloc(&mem, bytes) : NULL;
-    te_status    status = TE_OK;
+    if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK) return te_lua_fail(L, "from_file", "%s", error.message);
+    if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
+    bool         fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) && end <= size;
+    file_memory *file = fits ? open_part(rt->ctx, &p, fd, &data) : NULL;
+    te_status    status = file ? TE_OK : rt->ctx->status;
     if (!fits)
-        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit", path,
-                         (long long)size, (long long)count, te_dtype_name(dtype), (long long)offset);
-    else if (!block)
-        status = te_fail_memory(rt->ctx, "te.from_file");
-    else if (te_io_read(&te_io_posix, fd, path, (char *)block + FILE_HEADER, bytes - FILE_HEADER, offset, &error) != TE_OK)
-        status = te_fail(rt->ctx, error.status, "%s", error.message);
+        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit", p.path,
+                         (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
     te_io_posix.close(te_io_posix.user, fd);
-    if (status == TE_OK) {
-        *block = (file_memory){mem, bytes};
-        result->t = te_tensor_from_data(rt->ctx, (char *)block + FILE_HEADER, dtype, 1, &count, te_lua_file_deleter, block);
+    if (file) {
+        result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, te_lua_file_deleter, file);
+        if (!result->t) te_lua_file_deleter(file);
         if (!result->t) status = rt->ctx->status;
     }
-    if (status != TE_OK) te_mem_free(&mem, block, bytes);
-    if (status == TE_OK && !c.device->exec.backend->host_memory) status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &count), result->t);
+    if (status == TE_OK && !c.device->exec.backend->host_memory) status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &p.count), result->t);
     return finish(rt, L, &c, status);
 }
 

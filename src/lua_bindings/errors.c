@@ -131,15 +131,26 @@ static bool push_frame(lua_State *L, lua_Debug *frame, bool library)
     return true;
 }
 
+/* Levels of the stack, those from `level` on. LuaJIT walks over all of them to find one, so not one after the other. */
+static int stack_depth(lua_State *L, int level)
+{
+    lua_Debug frame;
+    int       step = 1;
+    for (; lua_getstack(L, level + step - 1, &frame); step *= 2) level += step;
+    for (; step; step /= 2)
+        if (lua_getstack(L, level + step - 1, &frame)) level += step;
+    return level;
+}
+
 /* Pushes the frames from `level` on, one a line, for the message at 1. */
 static void push_frames(lua_State *L, int level)
 {
     enum { FIRST = 12, LAST = 10 }; /* shown of a deep stack */
     lua_Debug frame;
-    int       depth = level, parts = 1, first = level;
+    int       depth, parts = 1, first = level;
     bool      library = strncmp(lua_tostring(L, 1), "te/", 3) == 0;
     luaL_checkstack(L, FIRST + LAST + LUA_MINSTACK, "traceback");
-    while (lua_getstack(L, depth, &frame)) depth++;
+    depth = stack_depth(L, level);
     lua_pushliteral(L, "\nstack traceback:");
     for (; lua_getstack(L, level, &frame); level++) {
         if (depth - first > FIRST + LAST && level == first + FIRST) {

@@ -198,6 +198,7 @@ static int open_state(lua_State *L)
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);
     if (host->interpreted) tetrain_guard_script(L);
+    tetrain_guard_stack(L);
     host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
@@ -339,9 +340,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     lua_State     *L = host->L;
     int            top = lua_gettop(L);
     tetrain_status status = TETRAIN_OK;
+    const char     here = 0, *outer = host->rt->stack_base; /* of a call inside which the host calls again */
+    if (!outer) host->rt->stack_base = &here, host->rt->stack_room = 0;
     host->error[0] = 0;
     host->rt->status = TE_OK;
-    if (!lua_checkstack(L, LUA_MINSTACK)) return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
+    if (!lua_checkstack(L, LUA_MINSTACK)) {
+        host->rt->stack_base = outer;
+        return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
+    }
     if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0) lua_pop(L, 1); /* now, when there may be memory again */
     tetrain_start_limits(host);
     host->failure = 0;
@@ -356,6 +362,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     host->failed = failure != 0;
     tetrain_stop_limits(host);
     host->rt->L = NULL;
+    host->rt->stack_base = outer;
     lua_settop(L, top);
     return status;
 }

@@ -113,6 +113,19 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     return rt;
 }
 
+/* _core.within(fn, ...): xpcall(fn, remember, ...) that a coroutine cannot leave by yielding, since there is C on its stack. For what
+ * the engine records meanwhile. */
+static int within(lua_State *L)
+{
+    te_lua_check_stack(te_lua_attached(L), L);
+    lua_pushcfunction(L, te_lua_remember);
+    lua_insert(L, 1);
+    bool ok = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 1) == 0;
+    lua_pushboolean(L, ok);
+    lua_replace(L, 1);
+    return lua_gettop(L);
+}
+
 static void open_core(te_lua *rt, lua_State *L)
 {
     lua_newtable(L);
@@ -129,6 +142,8 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_register(rt, L, te_lua_library_functions);
     lua_pushcfunction(L, te_lua_remember);
     lua_setfield(L, -2, "remember");
+    lua_pushcfunction(L, within);
+    lua_setfield(L, -2, "within");
     te_lua_push_kept(L, te_lua_tensor_methods);
     lua_setfield(L, -2, "tensor_methods");
     te_lua_push_kept(L, te_lua_tensor_metatable);

@@ -56,9 +56,14 @@ local function finish(scope, before)
     if trains and mode.products and (scope.enabled or scope.calibrating) then mode.products.update("input", "weight") end
 end
 
-local function leave(scope, before, dtype, ok, ...)
-    core.set_compute_dtype(dtype)
-    mode.set(before)
+local function swap(new)
+    local dtype = core.set_compute_dtype(new.dtype) -- which may refuse
+    local before = mode.set(new)
+    before.dtype = dtype
+    return before
+end
+
+local function pass(scope, before, ok, ...)
     if not ok then error((...), 0) end
     finish(scope, before)
     return ...
@@ -69,10 +74,10 @@ local function run(who, opts, fn, ...)
     if options.reason({ "callable" }, fn) then fail("%s: expected a function, got %s", who, type(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
-    local scope, dtype_before = inner(opts), core.set_compute_dtype(dtype)
-    local before = mode.set(scope)
+    local scope, before = inner(opts), mode.get()
+    scope.dtype = dtype
     if mode.watching then begin(scope, before) end
-    return leave(scope, before, dtype_before, xpcall(fn, core.remember, ...))
+    return pass(scope, before, core.under(swap, scope, fn, ...))
 end
 
 local autocast = {}

@@ -35,8 +35,13 @@ local OPTIONS = {
     preserve_high_precision_init_val = { "boolean", false },
 }
 
-local function leave(before, ok, ...)
-    mode.init = before
+local function swap(init)
+    local before = mode.init
+    mode.init = init
+    return before
+end
+
+local function pass(ok, ...)
     if not ok then error((...), 0) end
     return ...
 end
@@ -53,10 +58,9 @@ function parameters.quantized_model_init(opts, fn, ...)
     if opts.recipe ~= nil and not recipes.is_recipe(opts.recipe) then
         fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
     end
-    local before = mode.init
-    mode.init = opts.enabled and { recipe = opts.recipe or recipes.DelayedScaling {},
+    local init = opts.enabled and { recipe = opts.recipe or recipes.DelayedScaling {},
         preserve = opts.preserve_high_precision_init_val } or nil
-    return leave(before, xpcall(fn, core.remember, ...))
+    return pass(core.under(swap, init, fn, ...))
 end
 
 -- State -------------------------------------------------------------------------------------------------------------

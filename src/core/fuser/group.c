@@ -134,9 +134,21 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     return TE_OK;
 }
 
+te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args, int *result)
+{
+    te_group_call call = {.op = op, .args = args, .n_args = n_args};
+    *result = TE_NO_VALUE;
+    if (!op) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: there is no operation");
+    if (n_values < 0 || n_values > op->n_inputs)
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values for %d inputs", op->name, n_values, op->n_inputs);
+    for (int i = 0; i < TE_OP_MAX_INPUTS; i++) call.values[i] = i < n_values ? values[i] : TE_NO_VALUE;
+    return te_group_op(group, &call, result);
+}
+
 te_status te_group_output(te_group *group, int value)
 {
-    if (value < 0 || value >= group->n_values || group->n_outputs == TE_GROUP_MAX_OUTPUTS)
+    if (value < 0 || value >= group->n_values) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "no value %d in the group", value);
+    if (group->n_outputs == TE_GROUP_MAX_OUTPUTS)
         return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group has at most %d outputs", TE_GROUP_MAX_OUTPUTS);
     group->outputs[group->n_outputs++] = value;
     return TE_OK;

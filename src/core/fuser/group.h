@@ -22,16 +22,9 @@
 #include "../op.h"
 #include "../recipe.h"
 
-enum { TE_NO_VALUE = -1, TE_GROUP_MAX_OUTPUTS = TE_OP_MAX_OUTPUTS };
+enum { TE_GROUP_MAX_OUTPUTS = TE_OP_MAX_OUTPUTS };
 
-typedef struct te_group te_group;
-
-/* Values of inputs and results are numbered from 0. Each function returns a value, or TE_NO_VALUE (status on the context). */
-te_group *te_group_new(te_context *ctx);
-void      te_group_release(te_group *group); /* NULL is a no-op; plans in use by the tape stay alive */
-
-/* A parameter has a shape of its own; an activation is x (the first input), or has x's leading dimensions. */
-int te_group_input(te_group *group, bool parameter);
+/* The functions of te.h, and what hosts do without. */
 
 /* One application of an operation. `values` by position of the operation's tensor parameters, TE_NO_VALUE where absent; `args`
  * are the operation's arguments in the order of its signature, of which those that are no tensors count. `label` says which
@@ -49,16 +42,6 @@ typedef struct te_group_call {
     te_recipe_state *recipe_state; /* of a product or an attention, which then runs under the recipe that is active; or NULL */
 } te_group_call;
 
-/* Whether a group may hold the operation; the reason is recorded otherwise. */
-bool      te_group_accepts(te_context *ctx, const te_op *op);
 te_status te_group_op(te_group *group, const te_group_call *call, int *result);
-te_status te_group_output(te_group *group, int value);
-int       te_group_n_inputs(const te_group *group);
-int       te_group_n_outputs(const te_group *group);
-int       te_group_n_plans(const te_group *group); /* made so far, those that refuse included */
-
-/* inputs: te_group_n_inputs tensors, borrowed; an input that stands for nothing is NULL. outputs: one new reference each. */
-bool      te_group_refused(const te_group *group); /* the last run failed because these inputs cannot be planned */
-te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs);
 
 #endif

@@ -85,11 +85,13 @@ typedef struct te_blocks {
     void (*repeat)(void *dst, const void *src, size_t rows, size_t columns); /* each of `rows` values `columns` times */
 
     void (*fold_start)(te_fold *fold, te_fold_kind kind);
-    /* Where `by` is not NULL, the products src[i] * by[i] are added: only to sums. */
-    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n, te_ahead ahead);
+    /* Sums only: where `by` is not NULL, the products src[i] * by[i] are added; where `about` is not, a number, the distance
+     * src[i] - *about takes the place of src[i] and, without `by`, of both factors. */
+    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
+                     te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
-    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns,
-                      te_ahead ahead);
+    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, const void *about, size_t rows,
+                      size_t columns, te_ahead ahead);
     void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
                          size_t columns); /* sums[j] += each row's [j] */
 

@@ -47,9 +47,12 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 #define TE_JOIN_AMAX(h, v) join_amax_vector(h, v)
 #endif
 
-/* What is folded: the element, or its product with another block's. */
-#define TE_PLAIN(x, y)   (x)
-#define TE_PRODUCT(x, y) ((x) * (y))
+/* What is folded: the element, its product with another block's, the square of its distance from a number, or that distance's
+ * product with another block's. */
+#define TE_PLAIN(x, y, about)    (x)
+#define TE_PRODUCT(x, y, about)  ((x) * (y))
+#define TE_SQUARE(x, y, about)   (((x) - (about)) * ((x) - (about)))
+#define TE_DISTANCE(x, y, about) (((x) - (about)) * (y))
 
 /* Lane i of v beside lane i + half. */
 #define TE_UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
@@ -76,47 +79,71 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
         h = JOIN(h, TE_UPPER1(h));                                                                       \
         return h[0];                                                                                     \
     }                                                                                                    \
-    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, size_t n,        \
-                                  te_ahead ahead)                                                        \
+    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, te_real about,   \
+                                  size_t n, te_ahead ahead)                                              \
     {                                                                                                    \
         te_vec *l = (te_vec *)lane;                                                                      \
         te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
         for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
             const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
-            (void)u;                                                                                     \
+            (void)u, (void)about;                                                                        \
             fetch_ahead(&ahead);                                                                         \
-            h0 = JOIN(h0, VALUE(v[0], u[0]));                                                            \
-            h1 = JOIN(h1, VALUE(v[1], u[1]));                                                            \
-            h2 = JOIN(h2, VALUE(v[2], u[2]));                                                            \
-            h3 = JOIN(h3, VALUE(v[3], u[3]));                                                            \
+            h0 = JOIN(h0, VALUE(v[0], u[0], about));                                                            \
+            h1 = JOIN(h1, VALUE(v[1], u[1], about));                                                            \
+            h2 = JOIN(h2, VALUE(v[2], u[2], about));                                                            \
+            h3 = JOIN(h3, VALUE(v[3], u[3], about));                                                            \
         }                                                                                                \
         l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
-        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i]));                                          \
+        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i], about));                                          \
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
         const te_vec *l = (const te_vec *)lane, h = JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3]));            \
         return tree_##name(&h);                                                                          \
     }                                                                                                    \
-    static void rows_##name(te_real *d, const te_real *s, const te_real *by, size_t rows, size_t columns, \
-                            te_real neutral, te_ahead ahead)                                             \
+    /* A row whose lanes stay in registers: columns > WIDTH. */                                          \
+    static inline te_real row_##name(const te_real *s, const te_real *by, te_real about, size_t n,       \
+                                     te_real neutral, te_ahead *ahead)                                   \
+    {                                                                                                    \
+        te_vec h0 = neutral - (te_vec){0}, h1 = h0, h2 = h0, h3 = h0;                                    \
+        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, s += TE_FOLD_LANES, by += TE_FOLD_LANES) {        \
+            const te_vec *v = (const te_vec *)s, *u = (const te_vec *)by;                                \
+            (void)u, (void)about;                                                                        \
+            fetch_ahead(ahead);                                                                          \
+            h0 = JOIN(h0, VALUE(v[0], u[0], about));                                                            \
+            h1 = JOIN(h1, VALUE(v[1], u[1], about));                                                            \
+            h2 = JOIN(h2, VALUE(v[2], u[2], about));                                                            \
+            h3 = JOIN(h3, VALUE(v[3], u[3], about));                                                            \
+        }                                                                                                \
+        if (n > 0) {                                                                                     \
+            te_real lane[TE_FOLD_LANES];                                                                 \
+            te_vec *l = (te_vec *)lane;                                                                  \
+            l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                  \
+            TE_EACH lane[i] = JOIN1(lane[i], VALUE(s[i], by[i], about));                                        \
+            h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                                  \
+        }                                                                                                \
+        h0 = JOIN(JOIN(h0, h2), JOIN(h1, h3));                                                           \
+        return tree_##name(&h0);                                                                         \
+    }                                                                                                    \
+    static void rows_##name(te_real *d, const te_real *s, const te_real *by, te_real about, size_t rows, \
+                            size_t columns, te_real neutral, te_ahead ahead)                             \
     {                                                                                                    \
         for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
-            te_real lane[TE_FOLD_LANES];                                                                 \
             if (columns <= WIDTH) {                                                                      \
+                te_real lane[WIDTH];                                                                     \
                 _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
-                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i])) : neutral;                \
+                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i], about)) : neutral;                \
                 d[r] = tree_##name((const te_vec *)lane);                                                \
             } else {                                                                                     \
-                for (int i = 0; i < TE_FOLD_LANES; i++) lane[i] = neutral;                               \
-                add_##name(lane, s, by, columns, ahead);                                                 \
-                d[r] = join_##name(lane);                                                                \
+                d[r] = row_##name(s, by, about, columns, neutral, &ahead);                                      \
             }                                                                                            \
         }                                                                                                \
     }
 
 TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
 TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
+TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE)
+TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE)
 TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
 TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
 TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
@@ -147,17 +174,20 @@ static te_real join_lanes(te_fold *fold, te_fold_kind kind)
     }
 }
 
-static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, size_t n, te_ahead ahead)
+static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
+                     te_ahead ahead)
 {
-    te_real *lane = (te_real *)fold->lane;
+    te_real *lane = (te_real *)fold->lane, centre = about ? *(const te_real *)about : 0;
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by) add_dot(lane, src, by, n, ahead);
-        else add_sum(lane, src, src, n, ahead);
+        if (by && about) add_distance(lane, src, by, centre, n, ahead);
+        else if (about) add_square(lane, src, src, centre, n, ahead);
+        else if (by) add_dot(lane, src, by, 0, n, ahead);
+        else add_sum(lane, src, src, 0, n, ahead);
         break;
-    case TE_FOLD_MAX: add_max(lane, src, src, n, ahead); return;
-    case TE_FOLD_MIN: add_min(lane, src, src, n, ahead); return;
-    case TE_FOLD_AMAX: add_amax(lane, src, src, n, ahead); return;
+    case TE_FOLD_MAX: add_max(lane, src, src, 0, n, ahead); return;
+    case TE_FOLD_MIN: add_min(lane, src, src, 0, n, ahead); return;
+    case TE_FOLD_AMAX: add_amax(lane, src, src, 0, n, ahead); return;
     }
     fold->held += n;
     if (fold->held < TE_FOLD_SPAN) return;
@@ -173,18 +203,20 @@ static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
     *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
 }
 
-static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, size_t rows, size_t columns,
-                      te_ahead ahead)
+static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, const void *about, size_t rows,
+                      size_t columns, te_ahead ahead)
 {
-    te_real neutral = neutral_of(kind);
+    te_real neutral = neutral_of(kind), centre = about ? *(const te_real *)about : 0;
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by) rows_dot(dst, src, by, rows, columns, neutral, ahead);
-        else rows_sum(dst, src, src, rows, columns, neutral, ahead);
+        if (by && about) rows_distance(dst, src, by, centre, rows, columns, neutral, ahead);
+        else if (about) rows_square(dst, src, src, centre, rows, columns, neutral, ahead);
+        else if (by) rows_dot(dst, src, by, 0, rows, columns, neutral, ahead);
+        else rows_sum(dst, src, src, 0, rows, columns, neutral, ahead);
         break;
-    case TE_FOLD_MAX: rows_max(dst, src, src, rows, columns, neutral, ahead); break;
-    case TE_FOLD_MIN: rows_min(dst, src, src, rows, columns, neutral, ahead); break;
-    case TE_FOLD_AMAX: rows_amax(dst, src, src, rows, columns, neutral, ahead); break;
+    case TE_FOLD_MAX: rows_max(dst, src, src, 0, rows, columns, neutral, ahead); break;
+    case TE_FOLD_MIN: rows_min(dst, src, src, 0, rows, columns, neutral, ahead); break;
+    case TE_FOLD_AMAX: rows_amax(dst, src, src, 0, rows, columns, neutral, ahead); break;
     }
 }
 

@@ -21,6 +21,11 @@ static int order_loads(te_plan *plan, int first, int end)
     return first;
 }
 
+static bool makes_part_of(const te_step *step, const te_step *sum)
+{
+    return step->dst >= 0 && (step->dst == sum->arg[0] || step->dst == sum->arg[1]);
+}
+
 /* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
  * to each other. */
 static void order_sums(te_plan *plan, const te_pass *pass)
@@ -30,9 +35,7 @@ static void order_sums(te_plan *plan, const te_pass *pass)
         const te_step *step = &plan->steps[s];
         int            to = s;
         if (step->kind == TE_STEP_LOAD_ROW) to = rows++;
-        while (step->kind == TE_STEP_COLSUM && to > rows && plan->steps[to - 1].dst != step->arg[0] &&
-               plan->steps[to - 1].dst != step->arg[1])
-            to--;
+        while (step->kind == TE_STEP_COLSUM && to > rows && !makes_part_of(&plan->steps[to - 1], step)) to--;
         move_step(plan, s, to);
     }
 }

@@ -15,7 +15,7 @@
 
 #include "program_plan.h"
 
-enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64 };
+enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32 };
 
 /* An input or output, seen from the merged dimensions. Strides are in bytes but for `columns`. */
 typedef struct te_bound_operand {

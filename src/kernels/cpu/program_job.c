@@ -114,7 +114,11 @@ static void choose_chunks(te_job *job)
     if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
         job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
     job->chunk_rows = TE_CHUNK / job->chunk_columns;
-    int64_t least = job->compiled->columns_summed ? (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS : 1;
+    int64_t least = 1;
+    if (job->compiled->columns_summed) { /* a chunk's sums are cleared, read and written as often as it has columns */
+        least = (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS;
+        if (least < TE_COLSUM_ROWS) least = TE_COLSUM_ROWS;
+    }
     if (job->chunk_rows < least) job->chunk_rows = least;
     job->chunk_rows = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows * job->tile_rows;
     job->row_chunks = (job->rows + job->chunk_rows - 1) / job->chunk_rows;

@@ -4,6 +4,10 @@
  * of its arguments. Level l can be computed in pass l. A pass computes what its reductions need, the last one with
  * element work also what the outputs need, each from the loads up unless the value was kept. program_registers.c
  * finishes each pass.
+ *
+ * A tile that is a whole row goes by the same levels within one pass, so that reductions of a level stand next to each other
+ * and what no reduction needs comes last. What is made of tensors and numbers in one operation is made anew at each level,
+ * which takes no longer than reading it, and where it is made of one tensor, for each use: there it becomes half of a pair.
  */
 #include "program_maker.h"
 
@@ -11,6 +15,9 @@ static te_fold_kind fold_of(int op)
 {
     return op == TE_PW_ROWSUM ? TE_FOLD_SUM : op == TE_PW_ROWMAX ? TE_FOLD_MAX : TE_FOLD_MIN;
 }
+
+/* Whether the plan goes by levels. */
+static bool has_levels(const te_maker *m) { return m->kind != TE_PLAN_ROWS; }
 
 static bool sweeps(const te_maker *m) { return m->kind == TE_PLAN_PASSES || m->kind == TE_PLAN_REPEAT; }
 
@@ -97,7 +104,7 @@ static void find_levels(te_maker *m)
             if (arg->level > info->level) info->level = arg->level;
             if (p->insns[argument(m, v, k)].rate == TE_RATE_ELEM && info->cost < TE_COST_DEAR) info->cost += arg->cost;
         }
-        if (!info->needed || !sweeps(m)) continue;
+        if (!info->needed || !has_levels(m)) continue;
         if (reduces(m, v)) {
             if (info->level > m->output_pass) m->output_pass = info->level;
             info->level++;
@@ -117,7 +124,7 @@ static void mark_pass(te_maker *m, int pass)
     for (int v = 0; v < p->n_insns; v++) m->values[v].in_pass = false;
     for (int v = 0; v < p->n_insns; v++) {
         const te_insn *insn = &p->insns[v];
-        if (m->values[v].needed && reduces(m, v) && (!sweeps(m) || m->values[v].level == pass + 1))
+        if (m->values[v].needed && reduces(m, v) && (!has_levels(m) || m->values[v].level == pass + 1))
             m->values[insn->arg[0]].in_pass = true;
     }
     for (int o = 0; o < p->n_outputs; o++)
@@ -131,10 +138,32 @@ static void mark_pass(te_maker *m, int pass)
     }
 }
 
-/* Keeps the dear values of one pass that a later one uses for something new. */
+/* The tensors that an operation is made of besides numbers; 0 where it is made of anything else, or dear. */
+static int tensors_of(const te_maker *m, int v)
+{
+    const te_insn *insn = &m->program->insns[v], *insns = m->program->insns;
+    int            n = 0;
+    if (insn->rate != TE_RATE_ELEM || te_op_is_random(insn->op) || te_op_cost(insn->op) >= TE_COST_DIVISION) return 0;
+    for (int k = 0; k < te_opcode_args(insn->op); k++) {
+        const te_insn *arg = &insns[insn->arg[k]];
+        if (arg->rate == TE_RATE_ELEM && arg->op != TE_PW_LOAD) return 0;
+        n += arg->rate == TE_RATE_ELEM;
+    }
+    return n <= 2 ? n : 0;
+}
+
+/* A value of a whole row that is made anew for each use. */
+static bool made_per_use(const te_maker *m, int v)
+{
+    return m->kind == TE_PLAN_ROW && m->n_levels > 1 && tensors_of(m, v) == 1;
+}
+
+/* Keeps the dear values of one pass that a later one uses for something new; of a whole row all but the cheapest. */
 static void find_kept(te_maker *m)
 {
     const te_program *p = m->program;
+    for (int v = 0; m->kind == TE_PLAN_ROW && v < p->n_insns; v++) m->values[v].kept = tensors_of(m, v) == 0;
+    if (m->kind == TE_PLAN_ROW) return;
     for (int pass = 0; pass < m->n_levels; pass++) mark_pass(m, pass);
     for (int w = 0; w < p->n_insns; w++) {
         const te_insn *insn = &p->insns[w];
@@ -156,12 +185,17 @@ static void find_kept(te_maker *m)
 
 /* --- steps ------------------------------------------------------------------------------------------------------ */
 
+static void emit_element(te_maker *m, int v);
+
 /* The slot of a value as blocks of elements. */
 static int32_t element_slot(te_maker *m, int v)
 {
     te_value_info *info = &m->values[v];
     int         rate = m->program->insns[v].rate;
-    if (rate == TE_RATE_ELEM) return info->slot;
+    if (rate == TE_RATE_ELEM) {
+        if (made_per_use(m, v)) emit_element(m, v);
+        return info->slot;
+    }
     if (info->spread < 0) {
         info->spread = add_slot(m, TE_SLOT_REGISTER);
         add_step(m, (te_step){.kind = TE_STEP_SPREAD, .rate = (uint8_t)rate, .dst = info->spread,
@@ -179,7 +213,8 @@ static void set_arguments(te_maker *m, te_step *step, const te_insn *insn, te_ra
         te_rate arg_rate = (te_rate)m->program->insns[a].rate;
         bool    scalar = arg_rate == TE_RATE_UNIFORM || (arg_rate == TE_RATE_ROW && m->kind != TE_PLAN_ROWS);
         if (rate == TE_RATE_ELEM && !scalar) {
-            step->arg[k] = element_slot(m, a);
+            bool again = k > 0 && insn->arg[k - 1] == a;
+            step->arg[k] = again ? step->arg[k - 1] : element_slot(m, a);
         } else {
             step->arg[k] = m->values[a].slot;
             if (scalar) step->scalars |= (uint8_t)(1u << k);
@@ -201,7 +236,7 @@ static void emit_element(te_maker *m, int v)
     if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD;
     if (insn->op == TE_PW_COLUMN) step.kind = TE_STEP_COLUMN;
     if (te_op_is_random(insn->op)) step.kind = TE_STEP_RANDOM;
-    step.dst = m->values[v].slot = add_slot(m, m->values[v].kept ? TE_SLOT_KEPT : TE_SLOT_REGISTER);
+    step.dst = m->values[v].slot = add_slot(m, sweeps(m) && m->values[v].kept ? TE_SLOT_KEPT : TE_SLOT_REGISTER);
     add_step(m, step);
 }
 
@@ -288,27 +323,60 @@ static void emit_tile(te_maker *m)
     emit_row_outputs(m);
 }
 
-static void emit_sweep(te_maker *m, te_pass *pass, int number)
+static void emit_row_values(te_maker *m, int level)
+{
+    const te_program *p = m->program;
+    for (int v = 0; v < p->n_insns; v++)
+        if (p->insns[v].rate == TE_RATE_ROW && !reduces(m, v) && m->values[v].needed && m->values[v].level == level)
+            emit_row(m, v);
+}
+
+/* The element values of a level, but for those that are there from earlier ones. */
+static void emit_elements(te_maker *m, int level)
 {
     const te_program *p = m->program;
     for (int v = 0; v < p->n_insns; v++) {
         te_value_info *info = &m->values[v];
-        if (p->insns[v].rate == TE_RATE_ROW && !reduces(m, v) && info->needed && info->level == number)
-            emit_row(m, v);
-        if (p->insns[v].rate == TE_RATE_ELEM && !(info->kept && info->first_pass < number)) info->slot = -1;
-        info->spread = -1;
+        bool           there = info->kept && info->first_pass >= 0 && info->first_pass < level;
+        if (p->insns[v].rate == TE_RATE_ELEM && !there) info->slot = -1;
+        if (sweeps(m)) info->spread = -1;
     }
+    mark_pass(m, level);
+    for (int v = 0; v < p->n_insns; v++)
+        if (m->values[v].in_pass && p->insns[v].rate == TE_RATE_ELEM && m->values[v].slot < 0 && !made_per_use(m, v))
+            emit_element(m, v);
+}
+
+static void emit_folds(te_maker *m, int level)
+{
+    for (int v = 0; v < m->program->n_insns; v++)
+        if (reduces(m, v) && m->values[v].needed && m->values[v].level == level + 1) emit_fold(m, v);
+}
+
+static void emit_sweep(te_maker *m, te_pass *pass, int number)
+{
+    const te_program *p = m->program;
+    emit_row_values(m, number);
     if (number == m->n_levels - 1) emit_row_outputs(m);
     pass->body = m->plan->n_steps;
-    mark_pass(m, number);
-    for (int v = 0; v < p->n_insns; v++)
-        if (m->values[v].in_pass && p->insns[v].rate == TE_RATE_ELEM && m->values[v].slot < 0) emit_element(m, v);
+    emit_elements(m, number);
     for (int v = 0; v < p->n_insns; v++)
         if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1)
             (void)element_slot(m, p->insns[v].arg[0]);
     if (number == m->output_pass) emit_outputs(m);
-    for (int v = 0; v < p->n_insns; v++)
-        if (reduces(m, v) && m->values[v].needed && m->values[v].level == number + 1) emit_fold(m, v);
+    emit_folds(m, number);
+}
+
+/* All of the program over a tile that is a row, level by level. */
+static void emit_levels(te_maker *m)
+{
+    for (int level = 0; level < m->n_levels; level++) {
+        emit_row_values(m, level);
+        emit_elements(m, level);
+        emit_folds(m, level);
+        if (level == m->output_pass) emit_outputs(m);
+    }
+    emit_row_outputs(m);
 }
 
 /* --- putting it together ---------------------------------------------------------------------------------------- */
@@ -327,10 +395,11 @@ void te_plan_free(const te_mem *mem, te_plan *plan)
 static void make_passes(te_maker *m)
 {
     te_plan *plan = m->plan;
-    for (int number = 0; number < m->n_levels && !m->failed; number++) {
+    for (int number = 0; number < (sweeps(m) ? m->n_levels : 1) && !m->failed; number++) {
         if (!grow(m, (void **)&plan->passes, &plan->pass_capacity, number, sizeof *plan->passes)) return;
         te_pass pass = {.head = plan->n_steps, .body = plan->n_steps};
         if (sweeps(m)) emit_sweep(m, &pass, number);
+        else if (has_levels(m)) emit_levels(m);
         else emit_tile(m);
         pass.end = plan->n_steps;
         if (!m->failed) te_maker_finish_pass(m, &pass);
@@ -355,7 +424,7 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
         find_picks(&m);
         find_needed(&m);
         find_levels(&m);
-        if (kind == TE_PLAN_PASSES) find_kept(&m);
+        if (kind == TE_PLAN_PASSES || kind == TE_PLAN_ROW) find_kept(&m);
         make_passes(&m);
     }
     te_mem_free(mem, m.values, n * sizeof *m.values);

@@ -46,7 +46,8 @@ typedef struct te_step {
     int32_t operand; /* input; n_inputs + output; generator */
     int32_t number;
     int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products, of
-                          * column sums the third is their TE_SLOT_SUMS */
+                          * column sums the third is their TE_SLOT_SUMS, of row sums a number
+                          * that is taken from the first, see te_blocks.fold_add */
     int32_t last_use;    /* the last step of the pass that reads dst */
     bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
     int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */

@@ -38,6 +38,23 @@ static bool join_steps(te_step *step, int at, const te_step *def)
     return true;
 }
 
+/* A row sum of products, of which one factor or both are x minus a number that nothing else uses: subtracts it itself.
+ * Returns the step that did, -1: none. */
+static int join_distance(te_plan *plan, te_step *step, const int32_t *uses, const int32_t *maker_of)
+{
+    bool square = step->arg[0] == step->arg[1];
+    if (step->kind != TE_STEP_FOLD || step->op != TE_FOLD_SUM || step->arg[1] < 0) return -1;
+    for (int k = 0; k < 2; k++) {
+        int32_t        factor = step->arg[k], def = maker_of[factor];
+        const te_step *distance = def >= 0 ? &plan->steps[def] : NULL;
+        if (!distance || distance->op != TE_PW_SUB || distance->scalars != 2 || uses[factor] != 1 + square) continue;
+        *step = (te_step){.kind = TE_STEP_FOLD, .op = step->op, .number = step->number, .dst = step->dst, .scalars = 4,
+                          .arg = {distance->arg[0], square ? -1 : step->arg[1 - k], distance->arg[1]}};
+        return def;
+    }
+    return -1;
+}
+
 /* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain
  * every other operation takes up its predecessor. */
 static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker_of)
@@ -59,6 +76,8 @@ static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker
             plan->steps[def] = (te_step){.kind = TE_STEP_OP, .dst = -1, .arg = {-1, -1, -1}};
             break;
         }
+        int distance = join_distance(plan, step, uses, maker_of);
+        if (distance >= 0) plan->steps[distance] = (te_step){.kind = TE_STEP_OP, .dst = -1, .arg = {-1, -1, -1}};
     }
     int kept = pass->body;
     for (int s = pass->body; s < pass->end; s++)

@@ -213,11 +213,11 @@ static const char *factor(const te_walker *w, const te_step *step)
 
 static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
-    const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = step->arg[2] >= 0 ? w->slot[step->arg[2]] : NULL;
     te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
     if (w->job->kind <= TE_PLAN_ROWS)
-        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, w->tile_rows, w->tile_columns, ahead);
-    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, n, ahead);
+        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, about, w->tile_rows, w->tile_columns, ahead);
+    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
 }
 
 /* Of the columns of the tile. */
@@ -307,7 +307,7 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
     case TE_STEP_COLSUM: step_column_sum(w, step); break;
     case TE_STEP_SUM:
-        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), n,
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), NULL, n,
                             (te_ahead){0});
         break;
     }

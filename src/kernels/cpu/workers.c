@@ -10,8 +10,12 @@
  * open, and the caller closes before it looks whether somebody is inside; in one order of all four (they are
  * sequentially consistent) one of the two sees the other. The same holds between who goes to sleep and who wakes.
  *
+ * Every thread has a share of neighbouring pieces, the same in every loop of as many, so that rows stay in the cache of
+ * one core from one kernel to the next. Who is through with its share takes from those of others.
+ *
  * Between the loops of a training step pass some microseconds, and waking a thread takes tens of them; so who waits first
- * spins for a while, unless there are more threads than processors.
+ * spins for a while, unless there are more threads than processors. A worker that no loop needs spins no longer because
+ * others are called.
  */
 #include "workers.h"
 
@@ -20,42 +24,45 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NANOSECONDS = 100000, PAUSES = 32 };
+enum { SPIN_NANOSECONDS = 100000, PAUSES = 32, LINE = 64 };
 
 typedef struct worker {
     struct te_cpu_workers *all;
     struct worker         *next;
     pthread_t              thread;
+    pthread_cond_t         called;
+    atomic_bool            sleeps;
     int                    index; /* from 1 on; 0 is the caller */
-    unsigned               seen;  /* the call it answered last */
+    unsigned               seen;  /* the call it looked at last */
+    int64_t                spins_until;
 } worker;
+
+/* The pieces next … end - 1 of a thread. */
+typedef struct share {
+    _Alignas(LINE) atomic_llong next;
+    int64_t                     end;
+} share;
 
 typedef struct te_cpu_workers {
     /* the job */
     te_cpu_body *body;
     void        *context;
     int64_t      n, grain;
-    int          threads;
-    bool         busy; /* of the caller: a loop within a loop finds it set */
-    atomic_bool  spins;
+    share       *shares; /* of all threads */
+    bool         busy;   /* of the caller: a loop within a loop finds it set */
 
-    _Alignas(64) atomic_llong piece; /* the next one */
-    _Alignas(64) atomic_bool  open;
-    atomic_uint               calls;
-    atomic_bool               ends;
-    _Alignas(64) atomic_int   inside;
+    _Alignas(LINE) atomic_uint calls;
+    atomic_int                 threads;
+    atomic_bool                open, spins, ends;
+    _Alignas(LINE) atomic_int  inside;
+    atomic_bool                caller_sleeps;
+    pthread_mutex_t            mutex; /* of who sleeps */
+    pthread_cond_t             left;
 
-    /* sleeping */
-    _Alignas(64) atomic_int sleepers;
-    atomic_bool             caller_sleeps;
-    pthread_mutex_t         mutex;
-    pthread_cond_t          called, left;
-
-    int     n_workers;
-    worker *workers;
+    int     n_workers, capacity; /* there are shares for as many threads */
+    worker *workers;             /* the last one first */
     long    processors;
-    void   *block; /* what this lies in */
-    size_t  bytes;
+    void   *block, *shares_block; /* what this and the shares lie in */
 } te_cpu_workers;
 
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
@@ -84,45 +91,45 @@ static bool all_left(te_cpu_workers *all, unsigned unused)
     return atomic_load(&all->inside) == 0;
 }
 
-/* Spins until it holds, false when that takes long. */
-static bool spin_until(te_cpu_workers *all, bool (*holds)(te_cpu_workers *, unsigned), unsigned seen)
+/* Spins until it holds, false when it is later than `end`. */
+static bool spin_until(te_cpu_workers *all, bool (*holds)(te_cpu_workers *, unsigned), unsigned seen, int64_t end)
 {
-    if (holds(all, seen)) return true;
-    if (!atomic_load_explicit(&all->spins, memory_order_relaxed)) return false;
-    int64_t end = nanoseconds() + SPIN_NANOSECONDS;
     do {
         for (int i = 0; i < PAUSES; i++) {
             if (holds(all, seen)) return true;
             pause_briefly();
         }
-    } while (nanoseconds() < end);
+    } while (atomic_load_explicit(&all->spins, memory_order_relaxed) && nanoseconds() < end);
     return false;
 }
 
 static void wait_for_call(te_cpu_workers *all, worker *w)
 {
-    if (!spin_until(all, was_called, w->seen)) {
+    if (!spin_until(all, was_called, w->seen, w->spins_until)) {
         pthread_mutex_lock(&all->mutex);
-        atomic_fetch_add(&all->sleepers, 1);
-        while (!was_called(all, w->seen)) pthread_cond_wait(&all->called, &all->mutex);
-        atomic_fetch_sub(&all->sleepers, 1);
+        atomic_store(&w->sleeps, true);
+        while (!was_called(all, w->seen)) pthread_cond_wait(&w->called, &all->mutex);
+        atomic_store(&w->sleeps, false);
         pthread_mutex_unlock(&all->mutex);
     }
     w->seen = atomic_load(&all->calls);
 }
 
-static void call_workers(te_cpu_workers *all)
+/* Wakes those of the first `threads` that sleep. */
+static void call_workers(te_cpu_workers *all, int threads)
 {
     atomic_fetch_add(&all->calls, 1);
-    if (atomic_load(&all->sleepers) == 0) return;
-    pthread_mutex_lock(&all->mutex);
-    pthread_cond_broadcast(&all->called);
-    pthread_mutex_unlock(&all->mutex);
+    for (worker *w = all->workers; w; w = w->next) {
+        if (w->index >= threads || !atomic_load(&w->sleeps)) continue;
+        pthread_mutex_lock(&all->mutex);
+        pthread_cond_signal(&w->called);
+        pthread_mutex_unlock(&all->mutex);
+    }
 }
 
 static void wait_until_left(te_cpu_workers *all)
 {
-    if (spin_until(all, all_left, 0)) return;
+    if (all_left(all, 0) || spin_until(all, all_left, 0, nanoseconds() + SPIN_NANOSECONDS)) return;
     pthread_mutex_lock(&all->mutex);
     atomic_store(&all->caller_sleeps, true);
     while (!all_left(all, 0)) pthread_cond_wait(&all->left, &all->mutex);
@@ -140,13 +147,21 @@ static void leave(te_cpu_workers *all)
 
 /* --- working ------------------------------------------------------------------------------------------------------ */
 
+static void run_piece(te_cpu_workers *all, int64_t piece, int thread)
+{
+    int64_t first = piece * all->grain, left = all->n - first;
+    all->body(all->context, first, first + (left < all->grain ? left : all->grain), thread);
+}
+
 static void take_pieces(te_cpu_workers *all, int thread)
 {
-    for (;;) {
-        int64_t first = atomic_fetch_add(&all->piece, 1) * all->grain;
-        if (first >= all->n) return;
-        int64_t left = all->n - first;
-        all->body(all->context, first, first + (left < all->grain ? left : all->grain), thread);
+    int threads = atomic_load_explicit(&all->threads, memory_order_relaxed);
+    for (int i = 0; i < threads; i++) {
+        share *s = &all->shares[(thread + i) % threads];
+        while (atomic_load_explicit(&s->next, memory_order_relaxed) < s->end) {
+            int64_t piece = atomic_fetch_add(&s->next, 1);
+            if (piece < s->end) run_piece(all, piece, thread);
+        }
     }
 }
 
@@ -158,52 +173,76 @@ static void *work(void *argument)
         wait_for_call(all, w);
         if (atomic_load(&all->ends)) return NULL;
         atomic_fetch_add(&all->inside, 1);
-        if (atomic_load(&all->open) && w->index < all->threads) take_pieces(all, w->index);
+        if (atomic_load(&all->open) && w->index < atomic_load(&all->threads)) take_pieces(all, w->index);
         leave(all);
+        bool wanted = w->index < atomic_load(&all->threads); /* were it too late this time */
+        if (wanted) w->spins_until = nanoseconds() + SPIN_NANOSECONDS;
     }
 }
 
 /* --- the threads -------------------------------------------------------------------------------------------------- */
 
+/* size bytes at a multiple of LINE within *block; NULL when there is no memory. */
+static void *lines_new(const te_mem *mem, size_t size, void **block)
+{
+    *block = te_mem_zalloc(mem, size + LINE);
+    return *block ? (void *)(((uintptr_t)*block + LINE - 1) & ~(uintptr_t)(LINE - 1)) : NULL;
+}
+
 static te_cpu_workers *workers_new(const te_mem *mem)
 {
-    size_t bytes = sizeof(te_cpu_workers) + 63;
-    char  *block = te_mem_zalloc(mem, bytes);
-    if (!block) return NULL;
-    te_cpu_workers *all = (te_cpu_workers *)(((uintptr_t)block + 63) & ~(uintptr_t)63);
+    void           *block;
+    te_cpu_workers *all = lines_new(mem, sizeof *all, &block);
+    if (!all) return NULL;
     all->block = block;
-    all->bytes = bytes;
     all->processors = sysconf(_SC_NPROCESSORS_ONLN);
-    if (pthread_mutex_init(&all->mutex, NULL) != 0) goto no_mutex;
-    if (pthread_cond_init(&all->called, NULL) != 0) goto no_called;
-    if (pthread_cond_init(&all->left, NULL) != 0) goto no_left;
-    return all;
-no_left:
-    pthread_cond_destroy(&all->called);
-no_called:
-    pthread_mutex_destroy(&all->mutex);
-no_mutex:
-    te_mem_free(mem, block, bytes);
+    if (pthread_mutex_init(&all->mutex, NULL) == 0) {
+        if (pthread_cond_init(&all->left, NULL) == 0) return all;
+        pthread_mutex_destroy(&all->mutex);
+    }
+    te_mem_free(mem, block, sizeof *all + LINE);
     return NULL;
 }
 
 /* Signals are the host's: its handlers must not run on these threads. */
-static bool start_worker(te_cpu_workers *all, const te_mem *mem)
+static bool start_thread(worker *w)
 {
-    worker *w = te_mem_zalloc(mem, sizeof *w);
-    if (!w) return false;
-    *w = (worker){.all = all, .next = all->workers, .index = all->n_workers + 1, .seen = atomic_load(&all->calls)};
     sigset_t every, before;
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before);
     bool started = pthread_create(&w->thread, NULL, work, w) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!started) {
-        te_mem_free(mem, w, sizeof *w);
-        return false;
+    return started;
+}
+
+static bool start_worker(te_cpu_workers *all, const te_mem *mem)
+{
+    worker *w = te_mem_zalloc(mem, sizeof *w);
+    if (!w) return false;
+    *w = (worker){.all = all, .next = all->workers, .index = all->n_workers + 1, .seen = atomic_load(&all->calls)};
+    if (pthread_cond_init(&w->called, NULL) == 0) {
+        if (start_thread(w)) {
+            all->workers = w;
+            all->n_workers++;
+            return true;
+        }
+        pthread_cond_destroy(&w->called);
     }
-    all->workers = w;
-    all->n_workers++;
+    te_mem_free(mem, w, sizeof *w);
+    return false;
+}
+
+/* Room for the shares of as many threads; nobody reads them while no job is open. */
+static bool reserve_shares(te_cpu_workers *all, const te_mem *mem, int threads)
+{
+    if (threads <= all->capacity) return true;
+    void  *block;
+    share *shares = lines_new(mem, (size_t)threads * sizeof *shares, &block);
+    if (!shares) return false;
+    te_mem_free(mem, all->shares_block, (size_t)all->capacity * sizeof *shares + LINE);
+    all->shares = shares;
+    all->shares_block = block;
+    all->capacity = threads;
     return true;
 }
 
@@ -212,16 +251,17 @@ void te_cpu_workers_free(te_exec *exec)
     te_cpu_workers *all = te_cpu(exec)->workers;
     if (!all) return;
     atomic_store(&all->ends, true);
-    call_workers(all);
+    call_workers(all, all->n_workers + 1);
     for (worker *w = all->workers, *next; w; w = next) {
         next = w->next;
         pthread_join(w->thread, NULL);
+        pthread_cond_destroy(&w->called);
         te_mem_free(exec->mem, w, sizeof *w);
     }
     pthread_cond_destroy(&all->left);
-    pthread_cond_destroy(&all->called);
     pthread_mutex_destroy(&all->mutex);
-    te_mem_free(exec->mem, all->block, all->bytes);
+    te_mem_free(exec->mem, all->shares_block, (size_t)all->capacity * sizeof *all->shares + LINE);
+    te_mem_free(exec->mem, all->block, sizeof *all + LINE);
     te_cpu(exec)->workers = NULL;
 }
 
@@ -231,29 +271,41 @@ static te_cpu_workers *workers_for(te_exec *exec, int threads)
     te_cpu_device *device = te_cpu(exec);
     if (!device->workers) device->workers = workers_new(exec->mem);
     te_cpu_workers *all = device->workers;
-    if (!all || all->busy) return NULL;
+    if (!all || all->busy || !reserve_shares(all, exec->mem, threads)) return NULL;
     while (all->n_workers < threads - 1 && start_worker(all, exec->mem)) continue;
     return all->n_workers ? all : NULL;
 }
 
+/* Of as many pieces, in shares of the threads. */
+static void open_job(te_cpu_workers *all, int64_t pieces, int threads)
+{
+    all->busy = true;
+    atomic_store(&all->threads, threads);
+    for (int i = 0; i < threads; i++) {
+        int64_t each = pieces / threads, more = pieces % threads;
+        atomic_store_explicit(&all->shares[i].next, each * i + (i < more ? i : more), memory_order_relaxed);
+        all->shares[i].end = each * (i + 1) + (i < more ? i + 1 : more);
+    }
+    atomic_store_explicit(&all->spins, threads <= all->processors, memory_order_relaxed);
+    atomic_store(&all->open, true);
+}
+
 void te_cpu_loop(te_exec *exec, int threads, int64_t n, int64_t grain, te_cpu_body *body, void *context)
 {
-    if (grain < 1) grain = 1;
-    te_cpu_workers *all = threads > 1 && n > grain ? workers_for(exec, threads) : NULL;
+    if (n < 1) return;
+    int64_t pieces = grain > 0 ? (n + grain - 1) / grain : n;
+    if (threads > pieces) threads = (int)pieces;
+    te_cpu_workers *all = threads > 1 ? workers_for(exec, threads) : NULL;
     if (!all) {
-        if (n > 0) body(context, 0, n, 0);
+        body(context, 0, n, 0);
         return;
     }
     all->body = body;
     all->context = context;
     all->n = n;
-    all->grain = grain;
-    all->threads = threads;
-    all->busy = true;
-    atomic_store_explicit(&all->spins, threads <= all->processors, memory_order_relaxed);
-    atomic_store(&all->piece, 0);
-    atomic_store(&all->open, true);
-    call_workers(all);
+    all->grain = grain > 0 ? grain : 1;
+    open_job(all, pieces, threads);
+    call_workers(all, threads);
     take_pieces(all, 0);
     atomic_store(&all->open, false);
     wait_until_left(all);

@@ -1,6 +1,6 @@
 /* workers.h - the threads that share the loops of the CPU's kernels.
  *
- * A loop over 0 … n - 1 is cut into pieces of `grain`, and threads take the next piece as they become free: the caller, who
+ * A loop over 0 … n - 1 is cut into pieces of `grain`, and threads take pieces as they become free: the caller, who
  * begins at once, and workers as they arrive. The caller waits for workers that are inside a piece and for nobody else. So
  * where another process has the second core, the caller does all the work at the speed of one thread, instead of
  * waiting at the end of every loop for a thread that does not run.

@@ -21,6 +21,10 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     p->transpose = p->blocks->turn[p->past] ? p->blocks->turn[p->past] : te_copy_blocks_of(exec)->transpose[0];
     p->turn = te_copy_blocks_of(exec)->transpose[2];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
+    const te_quantized_side *side = job->side;
+    uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
+    if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
+    p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
 }
 
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])

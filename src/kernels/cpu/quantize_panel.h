@@ -40,6 +40,7 @@ typedef struct te_panel_job {
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
+    bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -79,6 +80,17 @@ bool te_panel_shares_codes(const te_panel_job *p);
 /* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Both sides of a panel whose codes may come from one rounding (te_panel_rounds_once). */
+bool te_panel_rounds_once(const te_panel_job *p);
+void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
+ * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
+
+/* Asks for what row i of this panel and of the next one need. */
+void te_panel_foresee_row(const te_panel_job *p, te_panel x, int i);
 
 /* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
  * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */

@@ -21,8 +21,7 @@ static void foresee_row(const te_panel_job *p, te_panel x, int i)
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
-/* What row i of this panel and of the next one need. */
-static void foresee(const te_panel_job *p, te_panel x, int i)
+void te_panel_foresee_row(const te_panel_job *p, te_panel x, int i)
 {
     const te_quantized_side *side = p->job.side;
     bool turned = p->job.quantizer->transposed;
@@ -33,7 +32,7 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
         if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
         return;
     }
-    if (!te_panel_foresee(p, x, i, &row, &col)) return;
+    if (!te_panel_foresee(p, x, i, &row, &col) || p->streams) return;
     te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
@@ -47,7 +46,7 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
     uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[0];
-    foresee(p, x, i);
+    te_panel_foresee_row(p, x, i);
     if (q->element != TE_E2M1) {
         p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
         return;
@@ -70,7 +69,7 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
     const void *source = te_panel_source(p, x.row + i, x.col);
-    foresee(p, x, i);
+    te_panel_foresee_row(p, x, i);
     float amax = p->loops->encode_whole[p->job.quantizer->element](to, source, p->job.scale, x.cols);
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }
@@ -91,9 +90,7 @@ static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int
     }
 }
 
-/* `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have
- * one rule, since short loops are dear. */
-static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     int n = (x.cols + q->block_cols - 1) / q->block_cols, left = x.rows - i;
@@ -112,6 +109,15 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
     put_factors(p, l, x, i, n, count);
+    return n;
+}
+
+/* Rows of blocks as te_panel_row_factors takes them. */
+static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+{
+    const te_quantizer *q = p->job.quantizer;
+    int n = te_panel_row_factors(p, l, x, i, count), left = x.rows - i;
+    int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     for (int k = 0; k < rows; k++)
         encode_row(p, l, x, i + k, l->blocks + (q->block_rows == 1 ? k * n : 0), q->block_cols);
 }

@@ -15,7 +15,7 @@ enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a sour
 
 /* Rows of n elements on their way to both directions: under along[i * step + j / block], and under down[j]. */
 typedef struct te_two_ways {
-    const void  *x;
+    const void  *x, *next; /* rows that are asked for on the way, as far apart; NULL: none */
     int64_t      stride; /* elements from row to row */
     int          rows;
     int64_t      n, block;

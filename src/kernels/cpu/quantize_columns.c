@@ -129,8 +129,9 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
     const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype), x.rows};
     for (int i = 0; i < x.rows; i += q->block_cols) {
         int high = x.rows - i < q->block_cols ? x.rows - i : q->block_cols;
-        for (int k = 0; k < high; k++) te_panel_foresee_row(p, x, i + k);
-        te_two_ways w = {.x = row_at(&r, i), .stride = r.stride, .rows = high, .n = x.cols, .block = q->block_cols,
+        int64_t row, col;
+        bool more = te_panel_next(p, x, i, &row, &col);
+        te_two_ways w = {.x = row_at(&r, i), .next = more ? te_panel_source(p, row, col) : NULL, .stride = r.stride, .rows = high, .n = x.cols, .block = q->block_cols,
                          .along = l->blocks, .down = l->multipliers, .past = {p->streams, p->streams && !q->transposed}};
         w.step = te_panel_row_factors(p, l, x, i, high);
         make_factors(p, l, x, &r, i, high);

@@ -70,8 +70,10 @@ static inline void te_ask_to_write(const void *to, int64_t bytes)
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)to + at, 1, 2);
 }
 
-/* Asks for row i of the panel of TE_PANEL_COLS columns that comes after x, and says where it begins; false where there is none. Rows
- * of a panel are far apart, so that no machine foresees them. */
+/* Where row i of the panel of TE_PANEL_COLS columns that comes after x begins; false where there is none. */
+bool te_panel_next(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
+
+/* The same, and asks for it. Rows of a panel are far apart, so that no machine foresees them. */
 bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
 
 /* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
@@ -88,9 +90,6 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
 /* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
  * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
-
-/* Asks for what row i of this panel and of the next one need. */
-void te_panel_foresee_row(const te_panel_job *p, te_panel x, int i);
 
 /* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
  * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */

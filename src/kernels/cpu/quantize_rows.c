@@ -21,7 +21,8 @@ static void foresee_row(const te_panel_job *p, te_panel x, int i)
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
-void te_panel_foresee_row(const te_panel_job *p, te_panel x, int i)
+/* What row i of this panel and of the next one need. */
+static void foresee(const te_panel_job *p, te_panel x, int i)
 {
     const te_quantized_side *side = p->job.side;
     bool turned = p->job.quantizer->transposed;
@@ -32,7 +33,7 @@ void te_panel_foresee_row(const te_panel_job *p, te_panel x, int i)
         if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
         return;
     }
-    if (!te_panel_foresee(p, x, i, &row, &col) || p->streams) return;
+    if (!te_panel_foresee(p, x, i, &row, &col)) return;
     te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
@@ -46,7 +47,7 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
     uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[0];
-    te_panel_foresee_row(p, x, i);
+    foresee(p, x, i);
     if (q->element != TE_E2M1) {
         p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
         return;
@@ -69,7 +70,7 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
     const void *source = te_panel_source(p, x.row + i, x.col);
-    te_panel_foresee_row(p, x, i);
+    foresee(p, x, i);
     float amax = p->loops->encode_whole[p->job.quantizer->element](to, source, p->job.scale, x.cols);
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }

@@ -126,11 +126,12 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
             top = offset > top ? offset : top;                                                                         \
         }                                                                                                              \
         const __m512i down = _mm512_loadu_si512(under);                                                                \
-        const type *x = (const type *)w->x + j;                                                                        \
+        const type *x = (const type *)w->x + j, *next = (const type *)(w->next ? w->next : w->x) + j;                  \
         const float *along = w->along + j / w->block;                                                                  \
         uint8_t *to[2] = {w->codes[0] + j, w->codes[1] + j};                                                           \
         const bool two = w->block < 64;                                                                                \
-        for (int i = 0; i < w->rows; i++, x += w->stride, along += w->step) {                                          \
+        for (int i = 0; i < w->rows; i++, x += w->stride, next += w->stride, along += w->step) {                       \
+            for (int k = 0; k < 64; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + k, 0, 2);                   \
             int first = te_offset_under(along[0], f.smallest), second = te_offset_under(along[two], f.smallest);       \
             int most = first > second ? first : second;                                                                \
             te_rounded_64 r = te_round_64_##dtype(x, f.mantissa);                                                      \

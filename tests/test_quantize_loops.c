@@ -1,6 +1,6 @@
 /* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte for byte:
- * maxima of blocks, factors, random bytes, stochastic rounding, the transform, errors of candidates, decoding. Sources hold ordinary values, or
- * any bits at all: infinities, NaNs, subnormal numbers. */
+ * maxima of blocks, factors, codes of both directions, random bytes, stochastic rounding, the transform, errors of candidates,
+ * decoding. Sources hold ordinary values, or any bits at all: infinities, NaNs, subnormal numbers. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
 
@@ -171,6 +171,47 @@ static void check_random(const te_quantize_blocks *both[2])
         }
 }
 
+/* Codes of both directions from one rounding against each by itself. Factors bring what is not infinite near the format's largest
+ * value, or far below it, so that codes are subnormal, or 0. `any`: of a hundred values, how many are bits drawn at random. */
+static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
+{
+    enum { WIDE = 512, HIGH = 32 };
+    static _Alignas(64) uint8_t codes[2][2][HIGH * WIDE];
+    static float x[HIGH * WIDE], along[HIGH * WIDE / 32], down[WIDE];
+    static uint16_t narrow[HIGH * WIDE];
+    const te_quantize_loops *fast = &both[0]->of[dtype], *slow = &both[1]->of[dtype];
+    if (!fast->encode_both[element]) return;
+    for (int turn = 0; turn < 24; turn++) {
+        te_two_ways w = {.x = dtype == 0 ? (void *)x : narrow, .stride = WIDE, .rows = turn % 5 ? HIGH : 7,
+                         .n = turn % 3 ? WIDE : WIDE - 48, .block = turn % 2 ? 32 : 128, .along = along, .down = down,
+                         .step = WIDE / 32, .codes_stride = {WIDE, WIDE}, .past = {turn % 4 == 0, turn % 4 == 1}};
+        int low = turn % 6 == 5 ? 60 : 3; /* powers of two below which the largest value stays */
+        for (int i = 0; i < HIGH * WIDE; i++) {
+            bool wild = test_random(&state) % 100 < (uint64_t)any;
+            x[i] = wild ? te_f32_from_bits((uint32_t)test_random(&state)) : (float)test_uniform(&state, -1, 1);
+            if (test_random(&state) % 64 == 0) x[i] = 0.0f * x[i];
+            if (!wild && test_random(&state) % 512 == 0) x[i] *= 0x1p-15f;
+            if (fabsf(x[i]) > 1 && fabsf(x[i]) <= TE_FLT_MAX) x[i] = 0.25f;
+            narrow[i] = te_f32_to_bf16(x[i]);
+        }
+        for (int i = 0; i < HIGH * WIDE / 32; i++) along[i] = ldexpf(1, 8 - (int)(test_random(&state) % (uint32_t)low));
+        for (int j = 0; j < WIDE; j++) down[j] = ldexpf(1, 8 - (int)(test_random(&state) % (uint32_t)low));
+        if (turn == 23) down[3] = 0x1.8p3f;
+        memset(codes, 0xa5, sizeof codes);
+        for (int side = 0; side < 2; side++) w.codes[side] = codes[0][side];
+        int64_t done = fast->encode_both[element](&w);
+        CHECK(done == (turn == 23 ? 0 : w.n - w.n % 64));
+        for (int i = 0; i < w.rows; i++) {
+            const char *row = (const char *)w.x + (size_t)(i * WIDE) * (dtype == 0 ? 4 : 2);
+            slow->encode_along[element](codes[1][0] + i * WIDE, row, along + i * w.step, w.n, w.block);
+            slow->encode_down[element](codes[1][1] + i * WIDE, WIDE, row, WIDE, 1, down, w.n);
+            for (int side = 0; side < 2; side++)
+                same(side ? "encode_both, down" : "encode_both, along", dtype, any, w.block, codes[0][side] + i * WIDE,
+                     codes[1][side] + i * WIDE, (size_t)done);
+        }
+    }
+}
+
 /* Values of stored bytes by the short way, where it is taken, against codes one by one. `any`: of a hundred bytes, how many may be
  * no numbers; of a hundred factors, how many are no powers of two, or are any number. */
 static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind element, int any)
@@ -221,6 +262,11 @@ int main(void)
             check_transform(both, dtype, any);
             if (dtype == 0) check_errors(both, any);
             if (dtype == 0) check_errors_across(both, any);
+        }
+    for (int dtype = 0; dtype < TE_SOURCES; dtype++)
+        for (int any = 0; any < 3; any++) {
+            check_both(both, dtype, TE_E4M3, any);
+            check_both(both, dtype, TE_E5M2, any);
         }
     check_random(both);
     check_factors(both);

@@ -31,6 +31,10 @@ static void convert(const te_panel_job *p, te_panel_lane *l, te_panel x)
         p->loops->amax_along(l->amaxes, te_panel_source(p, x.row + i, x.col), x.cols, x.cols);
         l->amax[0] = te_amax(l->amax[0], l->amaxes[0]);
     }
+    if (te_panel_rounds_once(p)) {
+        te_panel_both(p, l, x);
+        return;
+    }
     if (p->job.side[0].data) te_panel_rowwise(p, l, x);
     if (p->job.side[1].data) te_panel_columnwise(p, l, x);
 }

@@ -13,6 +13,19 @@
 
 enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a source */
 
+/* Rows of n elements on their way to both directions: under along[i * step + j / block], and under down[j]. */
+typedef struct te_two_ways {
+    const void  *x, *next; /* rows that are asked for on the way, as far apart; NULL: none */
+    int64_t      stride; /* elements from row to row */
+    int          rows;
+    int64_t      n, block;
+    const float *along, *down;
+    int64_t      step;
+    uint8_t     *codes[2];
+    int64_t      codes_stride[2];
+    bool         past[2]; /* codes are not read soon; their lines of 64 are whole */
+} te_two_ways;
+
 /* For one dtype of source. A NaN is passed over by maxima. */
 typedef struct te_quantize_loops {
     /* amax[i] = the largest magnitude of elements i * block … of n. */
@@ -24,6 +37,9 @@ typedef struct te_quantize_loops {
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
+    /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the first on. NULL:
+     * none ever. */
+    int64_t (*encode_both[TE_ELEMENT_COUNT])(const te_two_ways *ways);
     /* n elements under one factor, and their largest magnitude. */
     float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n);
     /* A row of E2M1 by random bytes, one per element. */

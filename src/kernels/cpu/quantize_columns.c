@@ -101,6 +101,51 @@ bool te_panel_shares_codes(const te_panel_job *p)
            !q->hadamard;
 }
 
+bool te_panel_rounds_once(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
+    return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 && p->loops->encode_both[q->element];
+}
+
+/* What lies between column j and the right edge of `w`, each way by itself. */
+static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
+{
+    te_element_kind element = p->job.quantizer->element;
+    const char *x = (const char *)w->x + (size_t)j * te_dtype_size(p->job.dtype);
+    size_t row = (size_t)w->stride * te_dtype_size(p->job.dtype);
+    if (j == w->n) return;
+    for (int i = 0; i < w->rows; i++)
+        p->loops->encode_along[element](w->codes[0] + i * w->codes_stride[0] + j, x + (size_t)i * row,
+                                        w->along + i * w->step + j / w->block, w->n - j, w->block);
+    p->loops->encode_down[element](w->codes[1] + j, w->codes_stride[1], x, w->stride, w->rows, w->down + j, w->n - j);
+}
+
+/* Rows are a block of the columns high; where one has an infinite amax codes may saturate. */
+void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = p->job.side;
+    const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype), x.rows};
+    for (int i = 0; i < x.rows; i += q->block_cols) {
+        int high = x.rows - i < q->block_cols ? x.rows - i : q->block_cols;
+        int64_t row, col;
+        bool more = te_panel_next(p, x, i, &row, &col);
+        te_two_ways w = {.x = row_at(&r, i), .next = more ? te_panel_source(p, row, col) : NULL, .stride = r.stride, .rows = high, .n = x.cols, .block = q->block_cols,
+                         .along = l->blocks, .down = l->multipliers, .past = {p->streams, p->streams && !q->transposed}};
+        w.step = te_panel_row_factors(p, l, x, i, high);
+        make_factors(p, l, x, &r, i, high);
+        w.codes[0] = side[0].data + (x.row + i) * side[0].row_stride + x.col;
+        w.codes_stride[0] = side[0].row_stride;
+        w.codes[1] = q->transposed ? l->codes[i] : side[1].data + (x.row + i) * side[1].col_stride + x.col;
+        w.codes_stride[1] = q->transposed ? TE_PANEL_COLS : side[1].col_stride;
+        float most;
+        p->blocks->of[0].amax_along(&most, l->amaxes, x.cols, x.cols);
+        encode_rest(p, &w, most <= TE_FLT_MAX ? p->loops->encode_both[q->element](&w) : 0);
+    }
+    if (q->transposed) turn(p, l, x, l->codes[0], TE_PANEL_COLS, x.rows);
+}
+
 static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;

@@ -21,6 +21,10 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     p->transpose = p->blocks->turn[p->past] ? p->blocks->turn[p->past] : te_copy_blocks_of(exec)->transpose[0];
     p->turn = te_copy_blocks_of(exec)->transpose[2];
     p->loops = te_quantize_loops_of(p->blocks, job->dtype);
+    const te_quantized_side *side = job->side;
+    uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
+    if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
+    p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
 }
 
 typedef struct panels_job {
@@ -64,12 +68,17 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int co
     return te_cpu_finish(exec, TE_OK);
 }
 
-bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col)
+bool te_panel_next(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col)
 {
     bool same_rows = x.col + TE_PANEL_COLS < p->job.cols;
     *row = x.row + i + (same_rows ? 0 : x.rows);
     *col = same_rows ? x.col + TE_PANEL_COLS : 0;
-    if (*row >= p->job.rows) return false;
+    return *row < p->job.rows;
+}
+
+bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col)
+{
+    if (!te_panel_next(p, x, i, row, col)) return false;
     const char *from = te_panel_source(p, *row, *col);
     int64_t bytes = x.cols * (int64_t)te_dtype_size(p->job.dtype);
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);

@@ -40,6 +40,7 @@ typedef struct te_panel_job {
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
+    bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -69,8 +70,10 @@ static inline void te_ask_to_write(const void *to, int64_t bytes)
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)to + at, 1, 2);
 }
 
-/* Asks for row i of the panel of TE_PANEL_COLS columns that comes after x, and says where it begins; false where there is none. Rows
- * of a panel are far apart, so that no machine foresees them. */
+/* Where row i of the panel of TE_PANEL_COLS columns that comes after x begins; false where there is none. */
+bool te_panel_next(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
+
+/* The same, and asks for it. Rows of a panel are far apart, so that no machine foresees them. */
 bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
 
 /* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
@@ -79,6 +82,14 @@ bool te_panel_shares_codes(const te_panel_job *p);
 /* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Both sides of a panel whose codes may come from one rounding (te_panel_rounds_once). */
+bool te_panel_rounds_once(const te_panel_job *p);
+void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
+ * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
 
 /* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
  * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */

@@ -91,9 +91,7 @@ static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int
     }
 }
 
-/* `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have
- * one rule, since short loops are dear. */
-static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     int n = (x.cols + q->block_cols - 1) / q->block_cols, left = x.rows - i;
@@ -112,6 +110,15 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
     put_factors(p, l, x, i, n, count);
+    return n;
+}
+
+/* Rows of blocks as te_panel_row_factors takes them. */
+static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+{
+    const te_quantizer *q = p->job.quantizer;
+    int n = te_panel_row_factors(p, l, x, i, count), left = x.rows - i;
+    int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     for (int k = 0; k < rows; k++)
         encode_row(p, l, x, i + k, l->blocks + (q->block_rows == 1 ? k * n : 0), q->block_cols);
 }

@@ -3,6 +3,7 @@
 
 #include "kernels/philox.h"
 #include "quantize_amax.h"
+#include "quantize_both.h"
 #include "quantize_decode.h"
 #include "quantize_encode.h"
 #include "quantize_errors.h"
@@ -345,6 +346,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
     {                                                                                                                  \
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype,                                              \
         .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
+        .encode_both = {[TE_E4M3] = both_##dtype##_e4m3, [TE_E5M2] = both_##dtype##_e5m2},                             \
         .encode_whole = FORMATS(whole_##dtype),                                                                        \
         .stochastic = stochastic_##dtype,                                                                              \
         .load = load_##dtype, .transform = transform_##dtype, .transform_amax = transform_amax_##dtype                 \

@@ -337,6 +337,62 @@ static bool rows_step(network *net)
     return ok;
 }
 
+/* E4M3 with one factor a tensor, for every operand. */
+static bool open_states(te_context *ctx, te_recipe_state **states, int n)
+{
+    te_product_recipe description = {.history_length = 1}, *recipe;
+    for (int r = 0; r < TE_ROLE_COUNT; r++) {
+        description.quantized[r] = true;
+        description.quantizers[r] = (te_quantizer){.element = TE_E4M3, .scale = TE_SCALE_F32, .has_columnwise = true, .transposed = true};
+    }
+    bool ok = (recipe = te_product_recipe_new(ctx, &description)) != NULL;
+    for (int i = 0; i < n && ok; i++) ok = (states[i] = te_recipe_state_new(ctx)) && te_recipe_state_use(states[i], recipe) == TE_OK;
+    te_product_recipe_release(recipe);
+    return ok;
+}
+
+/* grouped_linear under a recipe, and the biases of its groups: in memory of their own, since plans keep their lists */
+static bool groups_step(network *net)
+{
+    te_context *ctx = net->ctx;
+    te_group *group = te_group_new(ctx);
+    te_recipe_state *states[2] = {NULL, NULL};
+    te_tensor *out[1] = {NULL}, *sizes = te_tensor_full(ctx, TE_I32, 1, (int64_t[]){2}, 1);
+    te_tensor *scale = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){BATCH, TOKENS}, 2);
+    int v[7], y = -1, biases = -1, sum = -1;
+    bool ok = group && sizes && scale && open_states(ctx, states, 2);
+    for (int i = 0; i < 7 && ok; i++) ok = (v[i] = te_group_input(group, i > 2)) >= 0;
+    if (ok) {
+        te_arg none[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
+        te_group_call calls[] = {
+            {.op = te_op_find(ctx, "grouped_linear"), .values = {v[0], v[1]}, .list = v + 3, .n_list = 2, .states = states, .n_states = 2},
+            {.op = te_op_find(ctx, "grouped_biases"), .values = {v[2], v[1]}, .list = v + 5, .n_list = 2},
+            {.op = te_op_find(ctx, "addcmul_rows"), .values = {0, v[2], 0}}};
+        int *results[] = {&y, &biases, &sum};
+        for (int i = 0; i < 3 && ok; i++) {
+            calls[i].args = none;
+            calls[i].n_args = calls[i].op->n_params;
+            if (i == 2) calls[i].values[0] = y;
+            if (i == 2) calls[i].values[2] = biases;
+            ok = te_group_op(group, &calls[i], results[i]) == TE_OK;
+        }
+    }
+    te_tensor *in[] = {net->in[0], sizes, scale, net->in[5], net->in[5], net->in[6], net->in[10]};
+    ctx->recipe_enabled = true;
+    ok = ok && te_group_output(group, sum) == TE_OK && te_group_run(group, in, out) == TE_OK;
+    te_tensor *seed = ok ? te_tensor_full(ctx, TE_F32, out[0]->ndim, out[0]->shape, 1) : NULL;
+    ok = seed && te_backward(out[0], seed, false) == TE_OK;
+    ctx->recipe_enabled = false;
+    te_tensor_release(seed);
+    te_tensor_release(out[0]);
+    te_tensor_release(scale);
+    te_tensor_release(sizes);
+    for (int i = 0; i < 2; i++) te_recipe_state_release(states[i]);
+    te_group_release(group);
+    for (int i = 0; i < N_INPUTS; i++) te_tensor_set_grad(net->in[i], NULL);
+    return ok;
+}
+
 /* Returns whether the step got by without reaching allocation n. */
 static bool step_with_failure(long n, bool (*take_step)(network *))
 {
@@ -373,5 +429,6 @@ int main(void)
     test_public();
     test_failing_allocations(block_step);
     test_failing_allocations(rows_step);
+    test_failing_allocations(groups_step);
     return TEST_END();
 }

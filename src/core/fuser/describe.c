@@ -2,63 +2,56 @@
 #include "describe.h"
 
 #include "../autograd.h"
-#include "describe_product.h"
-#include "emit.h"
+#include "describe_internal.h"
 #include "handed.h"
-#include "plan.h"
 
 #include <stdio.h>
 
-typedef struct describing {
-    const te_fuse_plan *plan;
-    te_device          *device;
-    const te_space     *frames; /* of a run with these inputs */
-    void              (*step)(void *user, const te_step_description *);
-    void               *user;
-} describing;
-
-static double rows_of(const describing *d, int space)
+double te_described_rows(const te_describing *d, int space)
 {
     double rows = 1;
     for (int i = 0; i + 1 < d->frames[space].ndim; i++) rows *= (double)d->frames[space].shape[i];
     return rows;
 }
 
-static double value_bytes(const describing *d, int value, int half)
+double te_described_bytes(const te_describing *d, int value, int half)
 {
     const te_plan_value *v = &d->plan->values[value];
     double size = (double)te_dtype_size(v->dtype);
     switch (v->cls) {
-    case TE_VALUE_TOKENS: return rows_of(d, v->space) * (double)v->width * size / (half ? 2 : 1);
-    case TE_VALUE_ROWS: return rows_of(d, v->space) * size;
+    case TE_VALUE_TOKENS: return te_described_rows(d, v->space) * (double)v->width * size / (half ? 2 : 1);
+    case TE_VALUE_ROWS: return te_described_rows(d, v->space) * size;
     case TE_VALUE_FIXED: return (double)v->width * size;
     default: return 0;
     }
 }
 
-static double row_bytes(const describing *d, const te_unit *unit) { return rows_of(d, unit->space) * (unit->compute_f64 ? 8 : 4); }
+static double row_bytes(const te_describing *d, const te_unit *unit)
+{
+    return te_described_rows(d, unit->space) * (unit->compute_f64 ? 8 : 4);
+}
 
-static double program_flops(const describing *d, const te_unit *unit, const te_program *program)
+static double program_flops(const te_describing *d, const te_unit *unit, const te_program *program)
 {
     double per_element = 0;
     for (int i = 0; i < program->n_insns; i++)
         per_element += program->insns[i].rate == TE_RATE_ELEM && te_opcode_args((te_opcode)program->insns[i].op) > 0;
-    return per_element * rows_of(d, unit->space) * (double)unit->width;
+    return per_element * te_described_rows(d, unit->space) * (double)unit->width;
 }
 
-static void say(const describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
-                double flops, bool backward)
+void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read,
+                      double written, double flops, bool backward)
 {
     te_step_description step = {what, kernel, unit->n_nodes, unit->nodes, read, written, flops, backward};
     d->step(d->user, &step);
 }
 
-static double attention_flops(const describing *d, const te_unit *unit)
+static double attention_flops(const te_describing *d, const te_unit *unit)
 {
     const te_plan_value *y = &d->plan->values[unit->result];
     const te_space *s = &d->frames[y->frame];
     double sequence = s->ndim > 1 ? (double)s->shape[s->ndim - 2] : 1;
-    return 4 * rows_of(d, y->space) * sequence * (double)y->width;
+    return 4 * te_described_rows(d, y->space) * sequence * (double)y->width;
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
@@ -74,7 +67,7 @@ static const char *format_text(const te_quantizer *q, char *text, size_t size)
 }
 
 /* Bytes that an operand of n elements takes in one direction; in high precision when its role is not quantized. */
-static double operand_bytes(const te_unit *unit, te_role role, double n)
+double te_described_operand(const te_unit *unit, te_role role, double n)
 {
     static const double factor[] = {4, 1, 1};
     if (!unit->recipe || !unit->recipe->quantized[role]) return n * (double)te_dtype_size(unit->compute);
@@ -83,48 +76,49 @@ static double operand_bytes(const te_unit *unit, te_role role, double n)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
 }
 
-static te_emit_way way_of(const describing *d, int value)
+static te_emit_way way_of(const te_describing *d, int value)
 {
-    return te_plan_emits(d->plan, d->device, value, (int64_t)rows_of(d, d->plan->values[value].space));
+    return te_plan_emits(d->plan, d->device, value, (int64_t)te_described_rows(d, d->plan->values[value].space));
 }
 
-/* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the gradient of
- * the result. `detail` says so behind the kernel's name. */
-static double emitted_bytes(const describing *d, int value, char *detail, size_t size)
+/* What a program writes of a value that it may leave quantized for a product: in forward the input, in backward the
+ * gradient of the result. `detail` says so behind the kernel's name. */
+static double emitted_bytes(const te_describing *d, int value, char *detail, size_t size)
 {
     te_role role;
     const te_unit *product = te_emitted_product(d->plan, value, &role);
     te_emit_way way = way_of(d, value);
     char format[64];
     const te_plan_value *v = &d->plan->values[value];
-    double n = rows_of(d, v->space) * (double)v->width;
+    double n = te_described_rows(d, v->space) * (double)v->width;
     te_unit read = *product;
     read.recipe = (te_product_recipe *)(uintptr_t)te_emitted_recipe(product);
     bool columns = te_emitted_columns(d->plan, product);
     bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
     if (way == TE_EMIT_STORED) {
-        snprintf(detail, size, ", amax of %s%s", te_role_names[role], d->device->exec.backend->emits ? "" : ", in stripes");
-        return value_bytes(d, value, 0);
+        snprintf(detail, size, ", amax of %s%s", te_role_names[role],
+                 d->device->exec.backend->emits ? "" : ", in stripes");
+        return te_described_bytes(d, value, 0);
     }
-    snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "", te_role_names[role],
-             format_text(&read.recipe->quantizers[role], format, sizeof format),
+    snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "",
+             te_role_names[role], format_text(&read.recipe->quantizers[role], format, sizeof format),
              d->device->exec.backend->emits ? "tiles" : "stripes");
-    return (rows + columns) * operand_bytes(&read, role, n);
+    return (rows + columns) * te_described_operand(&read, role, n);
 }
 
 /* What a first run that only measures reads and computes. */
-static double measuring_bytes(const describing *d, const te_unit *unit, bool forward, bool twice)
+static double measuring_bytes(const te_describing *d, const te_unit *unit, bool forward, bool twice)
 {
-    return twice ? rows_of(d, unit->space) * (double)unit->emit_cost[!forward].read : 0;
+    return twice ? te_described_rows(d, unit->space) * (double)unit->emit_cost[!forward].read : 0;
 }
 
-static double measuring_flops(const describing *d, const te_unit *unit, bool forward, bool twice)
+static double measuring_flops(const te_describing *d, const te_unit *unit, bool forward, bool twice)
 {
-    return twice ? rows_of(d, unit->space) * (double)unit->emit_cost[!forward].flops : 0;
+    return twice ? te_described_rows(d, unit->space) * (double)unit->emit_cost[!forward].flops : 0;
 }
 
-static void say_quantize(const describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
-                         bool backward, te_emit_way way)
+void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role role, double n, bool rowwise,
+                          bool columnwise, bool backward, te_emit_way way)
 {
     char format[64], kernel[128];
     if (way == TE_EMIT_AT_ONCE || way == TE_EMIT_TWICE) return;
@@ -133,207 +127,144 @@ static void say_quantize(const describing *d, const te_unit *unit, te_role role,
              format_text(&unit->recipe->quantizers[role], format, sizeof format),
              rowwise && columnwise ? "row-wise and column-wise" : rowwise ? "row-wise" : "column-wise",
              way == TE_EMIT_STORED ? ", by that amax" : "");
-    say(d, unit, TE_STEP_QUANTIZE, kernel, n * (double)te_dtype_size(unit->compute),
-        (rowwise + columnwise) * operand_bytes(unit, role, n), 0, backward);
+    te_describe_step(d, unit, TE_STEP_QUANTIZE, kernel, n * (double)te_dtype_size(unit->compute),
+        (rowwise + columnwise) * te_described_operand(unit, role, n), 0, backward);
 }
 
-static double elements(const describing *d, int value)
+double te_described_elements(const te_describing *d, int value)
 {
     const te_plan_value *v = &d->plan->values[value];
-    return (v->cls == TE_VALUE_TOKENS ? rows_of(d, v->space) : 1) * (double)v->width;
+    return (v->cls == TE_VALUE_TOKENS ? te_described_rows(d, v->space) : 1) * (double)v->width;
 }
 
 /* Whether backward multiplies quantized operands. */
-static bool quantized_backward(const te_unit *unit)
+bool te_described_quantized(const te_unit *unit)
 {
     return unit->recipe && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
 }
 
-static te_described_product product_of(const describing *d, const te_unit *unit)
+te_described_product te_described_gemm(const te_describing *d, const te_unit *unit)
 {
-    return (te_described_product){.exec = &d->device->exec, .recipe = unit->recipe, .compute = unit->compute, .result = unit->compute,
-                                  .tokens = (int64_t)rows_of(d, unit->space), .in = d->plan->values[unit->x].width,
+    return (te_described_product){.exec = &d->device->exec,
+                                  .recipe = unit->recipe,
+                                  .compute = unit->compute,
+                                  .result = unit->compute,
+                                  .tokens = (int64_t)te_described_rows(d, unit->space),
+                                  .in = d->plan->values[unit->x].width,
                                   .out = d->plan->values[unit->result].width};
 }
 
-static void forward_linear(const describing *d, const te_unit *unit)
+static void forward_linear(const te_describing *d, const te_unit *unit)
 {
     const te_plan_value *values = d->plan->values;
-    double x = elements(d, unit->x), w = elements(d, unit->weight), y = value_bytes(d, unit->result, 0);
-    bool columns = quantized_backward(unit);
+    double x = te_described_elements(d, unit->x), w = te_described_elements(d, unit->weight),
+           y = te_described_bytes(d, unit->result, 0);
+    bool columns = te_described_quantized(unit);
     if (!values[unit->x].handed)
-        say_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false, way_of(d, unit->x));
-    double read = operand_bytes(unit, TE_ROLE_INPUT, x) + operand_bytes(unit, TE_ROLE_WEIGHT, w);
-    if (unit->bias != TE_NO_VALUE) read += value_bytes(d, unit->bias, 0);
-    double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
-    te_described_product p = product_of(d, unit);
+        te_describe_quantize(d, unit, TE_ROLE_INPUT, x, true, columns && values[unit->weight].wanted, false,
+                             way_of(d, unit->x));
+    double read = te_described_operand(unit, TE_ROLE_INPUT, x) + te_described_operand(unit, TE_ROLE_WEIGHT, w);
+    if (unit->bias != TE_NO_VALUE) read += te_described_bytes(d, unit->bias, 0);
+    double flops =
+        2 * te_described_rows(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
+    te_described_product p = te_described_gemm(d, unit);
     char kernel[160];
-    say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_FORWARD, "linear", kernel, sizeof kernel), read, y, flops, false);
+    te_describe_step(d, unit, TE_STEP_PRODUCT,
+                     te_describe_product(&p, TE_PRODUCT_FORWARD, "linear", kernel, sizeof kernel), read, y, flops,
+                     false);
 }
 
-static void backward_linear(const describing *d, const te_unit *unit)
+static void backward_linear(const te_describing *d, const te_unit *unit)
 {
     const te_plan_value *values = d->plan->values;
     bool want_dx = values[unit->x].wanted, want_dweight = values[unit->weight].wanted;
-    te_role dy_role = quantized_backward(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
-    double x = elements(d, unit->x), w = elements(d, unit->weight), y = elements(d, unit->result);
+    te_role dy_role = te_described_quantized(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
+    double x = te_described_elements(d, unit->x), w = te_described_elements(d, unit->weight),
+           y = te_described_elements(d, unit->result);
     double high = (double)te_dtype_size(unit->compute);
-    double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
-    double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : operand_bytes(unit, TE_ROLE_INPUT, x);
-    double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : operand_bytes(unit, TE_ROLE_WEIGHT, w);
-    double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : operand_bytes(unit, dy_role, y);
-    if (dy_role != TE_ROLE_COUNT) say_quantize(d, unit, dy_role, y, want_dx, want_dweight, true, way_of(d, unit->result));
-    te_described_product p = product_of(d, unit);
+    double flops =
+        2 * te_described_rows(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
+    double x_bytes = dy_role == TE_ROLE_COUNT ? high * x : te_described_operand(unit, TE_ROLE_INPUT, x);
+    double w_bytes = dy_role == TE_ROLE_COUNT ? high * w : te_described_operand(unit, TE_ROLE_WEIGHT, w);
+    double y_bytes = dy_role == TE_ROLE_COUNT ? high * y : te_described_operand(unit, dy_role, y);
+    if (dy_role != TE_ROLE_COUNT)
+        te_describe_quantize(d, unit, dy_role, y, want_dx, want_dweight, true, way_of(d, unit->result));
+    te_described_product p = te_described_gemm(d, unit);
     char kernel[160];
     if (want_dx)
-        say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_DGRAD, "dgrad", kernel, sizeof kernel),
-            y_bytes + w_bytes, value_bytes(d, unit->x, 0), flops, true);
+        te_describe_step(d, unit, TE_STEP_PRODUCT,
+                         te_describe_product(&p, TE_PRODUCT_DGRAD, "dgrad", kernel, sizeof kernel), y_bytes + w_bytes,
+                         te_described_bytes(d, unit->x, 0), flops, true);
     p.result = values[unit->weight].dtype;
     if (want_dweight && !values[unit->x].again)
-        say(d, unit, TE_STEP_PRODUCT, te_describe_product(&p, TE_PRODUCT_WGRAD, "wgrad", kernel, sizeof kernel),
-            x_bytes + y_bytes, value_bytes(d, unit->weight, 0), flops, true);
+        te_describe_step(d, unit, TE_STEP_PRODUCT,
+                         te_describe_product(&p, TE_PRODUCT_WGRAD, "wgrad", kernel, sizeof kernel), x_bytes + y_bytes,
+                         te_described_bytes(d, unit->weight, 0), flops, true);
     if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)
-        say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", value_bytes(d, unit->result, 0),
-            value_bytes(d, unit->bias, 0), 0, true);
+        te_describe_step(d, unit, TE_STEP_ROW_PROGRAM, "bias gradient", te_described_bytes(d, unit->result, 0),
+            te_described_bytes(d, unit->bias, 0), 0, true);
 }
 
 /* The weight gradients that waited for a value to be computed again. */
-static void waiting_products(const describing *d, int value)
+static void waiting_products(const te_describing *d, int value)
 {
     const te_plan_value *values = d->plan->values;
     for (int u = d->plan->n_units - 1; u >= 0; u--) {
         const te_unit *unit = &d->plan->units[u];
         if (unit->kind != TE_UNIT_LINEAR || unit->x != value || !values[unit->weight].wanted) continue;
-        double flops = 2 * rows_of(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
-        say(d, unit, TE_STEP_PRODUCT, "wgrad", value_bytes(d, unit->x, 0) + value_bytes(d, unit->result, 0),
-            value_bytes(d, unit->weight, 0), flops, true);
+        double flops =
+            2 * te_described_rows(d, unit->space) * (double)values[unit->x].width * (double)values[unit->result].width;
+        te_describe_step(d, unit, TE_STEP_PRODUCT, "wgrad",
+                         te_described_bytes(d, unit->x, 0) + te_described_bytes(d, unit->result, 0),
+                         te_described_bytes(d, unit->weight, 0), flops, true);
     }
 }
 
-static double id_bytes(const describing *d, const te_unit *unit)
+static double id_bytes(const te_describing *d, const te_unit *unit)
 {
-    return rows_of(d, unit->space) * (double)te_dtype_size(d->plan->values[unit->x].dtype);
-}
-
-static double grouped_flops(const describing *d, const te_unit *unit)
-{
-    return 2 * rows_of(d, unit->space) * (double)d->plan->values[unit->x].width * (double)d->plan->values[unit->result].width;
-}
-
-/* A grouped unit as if it were one product, under the recipe that the first of its groups has that has any; `n`: how many have. */
-static te_unit as_product(const describing *d, const te_unit *unit, int *n)
-{
-    te_unit product = *unit;
-    int groups = te_grouped_count(d->plan, &d->plan->nodes[unit->nodes[0]]);
-    *n = 0;
-    for (int i = groups - 1; i >= 0; i--) {
-        te_product_recipe *recipe = te_grouped_recipe(d->plan, unit, i);
-        if (recipe) product.recipe = recipe;
-        *n += recipe != NULL;
-    }
-    return product;
-}
-
-/* "grouped_linear, decoded: …", and of how many groups that is true. */
-static const char *grouped_text(const describing *d, const te_unit *product, te_product_kind kind, const char *name, int quantized,
-                                char *text, size_t size)
-{
-    int groups = te_grouped_count(d->plan, &d->plan->nodes[product->nodes[0]]);
-    te_described_product p = product_of(d, product);
-    char of[64];
-    if (quantized && quantized < groups) snprintf(of, sizeof of, "%s, %d of %d groups quantized", name, quantized, groups);
-    return te_describe_product(&p, kind, quantized && quantized < groups ? of : name, text, size);
-}
-
-/* All groups together, taking every weight to be read. */
-static void forward_grouped(const describing *d, const te_unit *unit)
-{
-    const te_fuse_plan *plan = d->plan;
-    const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    int quantized, groups = te_grouped_count(plan, node);
-    te_unit product = as_product(d, unit, &quantized);
-    double x = elements(d, unit->x), read = 0;
-    bool wanted = false;
-    char text[224];
-    for (int i = 0; i < node->n_list; i++) {
-        wanted |= i < groups && plan->values[node->list[i]].wanted;
-        read += i < groups ? operand_bytes(&product, TE_ROLE_WEIGHT, elements(d, node->list[i])) : value_bytes(d, node->list[i], 0);
-    }
-    say_quantize(d, &product, TE_ROLE_INPUT, x, true, quantized_backward(&product) && wanted, false, TE_EMIT_APART);
-    say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_FORWARD, "grouped_linear", quantized, text, sizeof text),
-        read + operand_bytes(&product, TE_ROLE_INPUT, x), value_bytes(d, unit->result, 0), grouped_flops(d, unit), false);
-}
-
-static void backward_grouped(const describing *d, const te_unit *unit)
-{
-    const te_fuse_plan *plan = d->plan;
-    const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    int quantized, groups = te_grouped_count(plan, node);
-    te_unit product = as_product(d, unit, &quantized);
-    if (!quantized_backward(&product)) product.recipe = NULL;
-    double weights = 0, dweights = 0, dbiases = 0, flops = grouped_flops(d, unit);
-    for (int i = 0; i < node->n_list; i++) {
-        if (i < groups) weights += operand_bytes(&product, TE_ROLE_WEIGHT, elements(d, node->list[i]));
-        if (plan->values[node->list[i]].wanted) *(i < groups ? &dweights : &dbiases) += value_bytes(d, node->list[i], 0);
-    }
-    double x = operand_bytes(&product, TE_ROLE_INPUT, elements(d, unit->x));
-    double y = operand_bytes(&product, TE_ROLE_GRAD_OUTPUT, elements(d, unit->result));
-    bool want_dx = plan->values[unit->x].wanted;
-    char text[224];
-    say_quantize(d, &product, TE_ROLE_GRAD_OUTPUT, elements(d, unit->result), want_dx, dweights > 0, true, TE_EMIT_APART);
-    if (want_dx)
-        say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_DGRAD, "grouped dgrad", quantized, text, sizeof text),
-            y + weights, value_bytes(d, unit->x, 0), flops, true);
-    if (dweights > 0)
-        say(d, unit, TE_STEP_PRODUCT, grouped_text(d, &product, TE_PRODUCT_WGRAD, "grouped wgrad", quantized, text, sizeof text), x + y,
-            dweights, flops, true);
-    if (dbiases > 0) say(d, unit, TE_STEP_ROW_PROGRAM, "bias gradients", value_bytes(d, unit->result, 0), dbiases, 0, true);
-}
-
-static double list_bytes(const describing *d, const te_unit *unit)
-{
-    const te_group_node *node = &d->plan->nodes[unit->nodes[0]];
-    double bytes = 0;
-    for (int i = 0; i < node->n_list; i++) bytes += value_bytes(d, node->list[i], 0);
-    return bytes;
+    return te_described_rows(d, unit->space) * (double)te_dtype_size(d->plan->values[unit->x].dtype);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* Attention under a recipe: reads bytes and leaves bytes, from which values are made unless a product takes them. */
-static void forward_quantized_call(const describing *d, const te_unit *unit)
+static void forward_quantized_call(const te_describing *d, const te_unit *unit)
 {
-    double x = elements(d, unit->x), y = elements(d, unit->result);
+    double x = te_described_elements(d, unit->x), y = te_described_elements(d, unit->result);
     const te_plan_value *result = &d->plan->values[unit->result];
     te_unit quantized = *unit;
     const char *format = te_element_names[unit->attention->quantizers[TE_ROLE_INPUT].element];
     char kernel[192];
     quantized.recipe = unit->attention;
-    say_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false, way_of(d, unit->x));
+    te_describe_quantize(d, &quantized, TE_ROLE_INPUT, x, true, false, false, way_of(d, unit->x));
     snprintf(kernel, sizeof kernel, "%s of %s%s", d->plan->nodes[unit->nodes[0]].call.op->name, format,
              result->handed ? ", result as bytes to its product" : "");
-    say(d, unit, TE_STEP_CALLED, kernel, x, y, attention_flops(d, unit), false);
-    if (!result->handed) say(d, unit, TE_STEP_QUANTIZE, "values of the result", y, value_bytes(d, unit->result, 0), 0, false);
+    te_describe_step(d, unit, TE_STEP_CALLED, kernel, x, y, attention_flops(d, unit), false);
+    if (!result->handed)
+        te_describe_step(d, unit, TE_STEP_QUANTIZE, "values of the result", y, te_described_bytes(d, unit->result, 0),
+                         0, false);
 }
 
-static void forward_unit(const describing *d, const te_unit *unit)
+static void forward_unit(const te_describing *d, const te_unit *unit)
 {
     const te_fuse_plan *plan = d->plan;
     double read = 0, written = 0;
     if (unit->kind == TE_UNIT_PROGRAM) {
         if (!unit->n_results) return;
-        for (int i = 0; i < unit->n_slots; i++) read += value_bytes(d, unit->slots[i].value, unit->slots[i].part.half);
+        for (int i = 0; i < unit->n_slots; i++)
+            read += te_described_bytes(d, unit->slots[i].value, unit->slots[i].part.half);
         char kernel[256], detail[160] = "";
         bool twice = false;
         for (int i = 0; i < unit->n_results; i++) {
             te_emit_way way = way_of(d, unit->results[i]);
             twice |= way == TE_EMIT_TWICE;
-            written += way ? emitted_bytes(d, unit->results[i], detail, sizeof detail) : value_bytes(d, unit->results[i], 0);
+            written += way ? emitted_bytes(d, unit->results[i], detail, sizeof detail)
+                           : te_described_bytes(d, unit->results[i], 0);
         }
         written += unit->gradient.n_rows * row_bytes(d, unit);
         const te_program *program = unit->gradient.forward;
         snprintf(kernel, sizeof kernel, "%s%s", program->name, detail);
-        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, true, twice), written,
+        te_describe_step(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, true, twice), written,
             program_flops(d, unit, program) + measuring_flops(d, unit, true, twice), false);
         return;
     }
@@ -345,36 +276,37 @@ static void forward_unit(const describing *d, const te_unit *unit)
         forward_quantized_call(d, unit);
         return;
     }
-    double y = value_bytes(d, unit->result, 0);
+    double y = te_described_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_MASK)
-        say(d, unit, TE_STEP_GATHER, "stochastic_depth_mask", 0, y, 0, false);
+        te_describe_step(d, unit, TE_STEP_GATHER, "stochastic_depth_mask", 0, y, 0, false);
     else if (unit->kind == TE_UNIT_GROUPED)
-        forward_grouped(d, unit);
+        te_describe_grouped(d, unit);
     else if (unit->kind == TE_UNIT_BIASES)
-        say(d, unit, TE_STEP_GATHER, "grouped_biases", list_bytes(d, unit), y, 0, false);
+        te_describe_step(d, unit, TE_STEP_GATHER, "grouped_biases", te_described_list(d, unit), y, 0, false);
     else if (unit->kind == TE_UNIT_GATHER)
-        say(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
+        te_describe_step(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
     else if (unit->kind == TE_UNIT_CALL)
-        say(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name, value_bytes(d, unit->x, 0), y,
-            attention_flops(d, unit), false);
+        te_describe_step(d, unit, TE_STEP_CALLED, plan->nodes[unit->nodes[0]].call.op->name,
+                         te_described_bytes(d, unit->x, 0), y, attention_flops(d, unit), false);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-static double source_bytes(const describing *d, const te_unit *unit, const te_grad_source *source)
+static double source_bytes(const te_describing *d, const te_unit *unit, const te_grad_source *source)
 {
     switch (source->kind) {
-    case TE_GRAD_FROM_INPUT: return value_bytes(d, unit->slots[source->index].value, unit->slots[source->index].part.half);
-    case TE_GRAD_FROM_OUTPUT: return value_bytes(d, unit->results[source->index], 0);
+    case TE_GRAD_FROM_INPUT:
+        return te_described_bytes(d, unit->slots[source->index].value, unit->slots[source->index].part.half);
+    case TE_GRAD_FROM_OUTPUT: return te_described_bytes(d, unit->results[source->index], 0);
     case TE_GRAD_FROM_ROW: return row_bytes(d, unit);
     default: break;
     }
-    if (source->index < unit->n_results) return value_bytes(d, unit->results[source->index], 0);
+    if (source->index < unit->n_results) return te_described_bytes(d, unit->results[source->index], 0);
     const te_unit_slot *slot = &unit->slots[unit->identities[source->index - unit->n_results]];
-    return value_bytes(d, slot->value, slot->part.half);
+    return te_described_bytes(d, slot->value, slot->part.half);
 }
 
-static void backward_program(const describing *d, const te_unit *unit)
+static void backward_program(const te_describing *d, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
     double read = 0, written = 0;
@@ -393,23 +325,25 @@ static void backward_program(const describing *d, const te_unit *unit)
             if (unit->slots[grad->slot].part.half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
             continue;
         }
-        written += value_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
+        written += te_described_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
                                unit->slots[grad->slot].part.half);
     }
-    for (int i = 0; i < unit->n_again; i++) written += value_bytes(d, unit->again[i], 0);
+    for (int i = 0; i < unit->n_again; i++) written += te_described_bytes(d, unit->again[i], 0);
     for (int i = 0; i < unit->n_slots; i++) { /* before it runs */
         const te_plan_value *v = &d->plan->values[unit->slots[i].value];
-        if (v->spread) say(d, &d->plan->units[v->unit], TE_STEP_GATHER, "grouped_biases again", list_bytes(d, &d->plan->units[v->unit]),
-                           value_bytes(d, unit->slots[i].value, 0), 0, true);
+        if (v->spread)
+            te_describe_step(d, &d->plan->units[v->unit], TE_STEP_GATHER, "grouped_biases again",
+                             te_described_list(d, &d->plan->units[v->unit]),
+                             te_described_bytes(d, unit->slots[i].value, 0), 0, true);
     }
     snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, unit->n_again ? ", operand again" : "", detail);
     if (computes || unit->n_again)
-        say(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, false, twice), written,
+        te_describe_step(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, false, twice), written,
             program_flops(d, unit, g->backward) + measuring_flops(d, unit, false, twice), true);
     for (int i = 0; i < unit->n_again; i++) waiting_products(d, unit->again[i]);
 }
 
-static void backward_unit(const describing *d, const te_unit *unit)
+static void backward_unit(const te_describing *d, const te_unit *unit)
 {
     const te_plan_value *values = d->plan->values;
     if (!values[unit->kind == TE_UNIT_PROGRAM ? d->plan->nodes[unit->nodes[0]].out : unit->result].wanted) return;
@@ -417,37 +351,43 @@ static void backward_unit(const describing *d, const te_unit *unit)
         backward_program(d, unit);
         return;
     }
-    double x = value_bytes(d, unit->x, 0), y = value_bytes(d, unit->result, 0);
+    double x = te_described_bytes(d, unit->x, 0), y = te_described_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_CALL) {
         if (unit->attention)
-            say(d, unit, TE_STEP_QUANTIZE, "values of operands and result", elements(d, unit->x) + elements(d, unit->result), x + y,
-                0, true);
-        say(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
+            te_describe_step(d, unit, TE_STEP_QUANTIZE, "values of operands and result",
+                             te_described_elements(d, unit->x) + te_described_elements(d, unit->result), x + y, 0,
+                             true);
+        te_describe_step(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
             2.5 * attention_flops(d, unit), true);
         return;
     }
-    if (unit->kind == TE_UNIT_GATHER) say(d, unit, TE_STEP_GATHER, "embedding_backward", 2 * y + id_bytes(d, unit), y, 0, true);
-    if (unit->kind == TE_UNIT_GROUPED) backward_grouped(d, unit);
-    if (unit->kind == TE_UNIT_BIASES) say(d, unit, TE_STEP_GATHER, "bias gradients", y, list_bytes(d, unit), 0, true);
+    if (unit->kind == TE_UNIT_GATHER)
+        te_describe_step(d, unit, TE_STEP_GATHER, "embedding_backward", 2 * y + id_bytes(d, unit), y, 0, true);
+    if (unit->kind == TE_UNIT_GROUPED) te_describe_grouped_backward(d, unit);
+    if (unit->kind == TE_UNIT_BIASES)
+        te_describe_step(d, unit, TE_STEP_GATHER, "bias gradients", y, te_described_list(d, unit), 0, true);
     if (unit->kind == TE_UNIT_LINEAR) backward_linear(d, unit);
 }
 
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
 /* How attention's operands get into the form that it reads. */
-static const char *why_before_attention(const describing *d, const te_unit *maker, const te_unit *call, char *text, size_t size)
+static const char *why_before_attention(const te_describing *d, const te_unit *maker, const te_unit *call, char *text,
+                                        size_t size)
 {
     char format[64];
     if (maker->kind == TE_UNIT_LINEAR)
-        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 bits";
-    snprintf(text, size, "attention reads its operands from memory, quantized to %s %s",
-             format_text(&call->attention->quantizers[TE_ROLE_INPUT], format, sizeof format),
-             te_emit_reason(d->plan, d->device, call->x, (int64_t)rows_of(d, d->plan->values[call->x].space)));
+        return "attention reads its operands quantized by a kernel of its own: the product's kernels round to 16 or 32 "
+               "bits";
+    snprintf(
+        text, size, "attention reads its operands from memory, quantized to %s %s",
+        format_text(&call->attention->quantizers[TE_ROLE_INPUT], format, sizeof format),
+        te_emit_reason(d->plan, d->device, call->x, (int64_t)te_described_rows(d, d->plan->values[call->x].space)));
     return text;
 }
 
 /* How a product's operand gets into the form that it is multiplied in. */
-static const char *why_stored(const describing *d, const te_unit *product, char *text, size_t size)
+static const char *why_stored(const te_describing *d, const te_unit *product, char *text, size_t size)
 {
     char format[64];
     if (!product->recipe) return "a matrix product reads its operand from memory";
@@ -456,7 +396,8 @@ static const char *why_stored(const describing *d, const te_unit *product, char 
     const te_quantizer *q = &product->recipe->quantizers[TE_ROLE_INPUT];
     format_text(q, format, sizeof format);
     snprintf(text, size, "a matrix product reads its operand from memory, quantized to %s %s", format,
-             te_emit_reason(d->plan, d->device, product->x, (int64_t)rows_of(d, d->plan->values[product->x].space)));
+             te_emit_reason(d->plan, d->device, product->x,
+                            (int64_t)te_described_rows(d, d->plan->values[product->x].space)));
     return text;
 }
 
@@ -468,18 +409,21 @@ static const char *why_not_handed(const te_fuse_plan *plan, const te_unit *call,
     return text;
 }
 
-static const char *why_split(const describing *d, int from, int to, char *text, size_t size)
+static const char *why_split(const te_describing *d, int from, int to, char *text, size_t size)
 {
     const te_fuse_plan *plan = d->plan;
     const te_unit *a = &plan->units[plan->values[plan->nodes[from].out].unit];
     const te_unit *b = &plan->units[plan->values[plan->nodes[to].out].unit];
-    if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR) return "two matrix products: the second needs whole rows of the first";
+    if (a->kind == TE_UNIT_LINEAR && b->kind == TE_UNIT_LINEAR)
+        return "two matrix products: the second needs whole rows of the first";
     if (a->kind == TE_UNIT_VIEW && b->kind == TE_UNIT_LINEAR && b->recipe)
-        return "behind the reshape rows have another width, so a program before it cannot leave the product's operand quantized";
+        return "behind the reshape rows have another width, so a program before it cannot leave the product's operand "
+               "quantized";
     if (a->kind == TE_UNIT_VIEW || b->kind == TE_UNIT_VIEW) return "behind the reshape rows have another width";
     if (b->kind == TE_UNIT_GROUPED && b->n_products)
         return "products of ranges of rows: each quantizes its own, and which they are is known when it runs";
-    if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED) return "products of ranges of rows read and write memory";
+    if (a->kind == TE_UNIT_GROUPED || b->kind == TE_UNIT_GROUPED)
+        return "products of ranges of rows read and write memory";
     if (a->kind == TE_UNIT_BIASES) return "biases are spread over the rows of their ranges, then read by one program";
     if (a->kind == TE_UNIT_MASK) return "one number is drawn for a whole sample, before programs read it row by row";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
@@ -492,7 +436,7 @@ static const char *why_split(const describing *d, int from, int to, char *text, 
     return "a matrix product lies between them on another path";
 }
 
-static void say_splits(const describing *d, void (*split)(void *, const te_split_description *), void *user)
+static void say_splits(const te_describing *d, void (*split)(void *, const te_split_description *), void *user)
 {
     const te_fuse_plan *plan = d->plan;
     for (int n = 0; n < plan->n_nodes; n++) {
@@ -512,14 +456,16 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
 {
     const te_tensor *x = inputs[0];
     bool record = false;
-    if (!x || x->ndim < 1) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
-    for (int i = 0; i < group->n_inputs; i++) record |= inputs[i] && group->ctx->grad_enabled && te_needs_grad(inputs[i]);
+    if (!x || x->ndim < 1)
+        return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
+    for (int i = 0; i < group->n_inputs; i++)
+        record |= inputs[i] && group->ctx->grad_enabled && te_needs_grad(inputs[i]);
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
     te_group_state *state = te_group_state_new(plan, inputs);
     if (!state) return group->ctx->status;
-    describing d = {.plan = plan, .device = x->storage->device, .frames = state->frames, .step = step, .user = user};
+    te_describing d = {.plan = plan, .device = x->storage->device, .frames = state->frames, .step = step, .user = user};
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
     for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
     say_splits(&d, split, user);

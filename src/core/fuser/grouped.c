@@ -19,7 +19,10 @@ int te_grouped_count(const te_fuse_plan *plan, const te_group_node *node)
     return n;
 }
 
-static bool has_bias(const te_fuse_plan *plan, const te_group_node *node) { return te_grouped_count(plan, node) < node->n_list; }
+static bool has_bias(const te_fuse_plan *plan, const te_group_node *node)
+{
+    return te_grouped_count(plan, node) < node->n_list;
+}
 
 te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i)
 {
@@ -31,9 +34,11 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
 {
     const te_plan_value *x = &plan->values[node->in[0]], *sizes = &plan->values[node->in[1]];
     int n = te_grouped_count(plan, node);
-    if (x->cls != TE_VALUE_TOKENS || plan->frames[x->frame].ndim < 2) return te_plan_refuse(plan, node, "its input has no rows");
+    if (x->cls != TE_VALUE_TOKENS || plan->frames[x->frame].ndim < 2)
+        return te_plan_refuse(plan, node, "its input has no rows");
     if (sizes->cls != TE_VALUE_LENGTHS) return te_plan_refuse(plan, node, "the sizes of groups are no integers");
-    if (n == 0 || (node->n_list != n && node->n_list != 2 * n)) return te_plan_refuse(plan, node, "its weights are no matrices");
+    if (n == 0 || (node->n_list != n && node->n_list != 2 * n))
+        return te_plan_refuse(plan, node, "its weights are no matrices");
     const te_plan_value *first = &plan->values[node->list[0]];
     for (int i = 0; i < node->n_list; i++) {
         const te_plan_value *p = &plan->values[node->list[i]];
@@ -41,7 +46,8 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
         if (i < n) fits = fits && p->shape[1] == x->width;
         else fits = fits && p->ndim == 1;
         if (!fits)
-            return te_plan_refuse(plan, node, "parameter %d does not fit rows of %lld, or the first one", i + 1, (long long)x->width);
+            return te_plan_refuse(plan, node, "parameter %d does not fit rows of %lld, or the first one", i + 1,
+                                  (long long)x->width);
     }
     out->cls = TE_VALUE_TOKENS;
     out->width = first->shape[0];
@@ -68,8 +74,8 @@ void te_plan_describe_grouped(te_fuse_plan *plan, te_unit *unit)
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* A group's product in high precision; while amaxes are collected without quantizing, those of its operands. */
-static te_status multiply_plain(te_group_state *state, const te_unit *unit, int i, te_tensor *y, te_tensor *x, te_tensor *weight,
-                                te_tensor *bias)
+static te_status multiply_plain(te_group_state *state, const te_unit *unit, int i, te_tensor *y, te_tensor *x,
+                                te_tensor *weight, te_tensor *bias)
 {
     const te_group_node *node = &state->plan->nodes[unit->nodes[0]];
     te_recipe_state *observer = state->plan->ctx->calibrating && i < node->n_states ? node->states[i] : NULL;
@@ -86,7 +92,8 @@ static te_status multiply(te_group_state *state, const te_unit *unit, int i, te_
     const te_fuse_plan *plan = state->plan;
     const te_group_node *node = &plan->nodes[unit->nodes[0]];
     int groups = te_grouped_count(plan, node);
-    te_tensor *weight = state->values[node->list[i]], *bias = has_bias(plan, node) ? state->values[node->list[groups + i]] : NULL;
+    te_tensor *weight = state->values[node->list[i]],
+              *bias = has_bias(plan, node) ? state->values[node->list[groups + i]] : NULL;
     te_tensor *from = te_range_rows(state, unit, unit->x, x, range);
     te_tensor *to = from ? te_range_rows(state, unit, unit->result, state->values[unit->result], range) : NULL;
     te_status status = to ? TE_OK : plan->ctx->status;
@@ -153,7 +160,8 @@ static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int 
     return status;
 }
 
-static te_status input_gradient(te_group_backward *b, const te_unit *unit, int i, te_tensor *dx, bool accumulate, const operands *o)
+static te_status input_gradient(te_group_backward *b, const te_unit *unit, int i, te_tensor *dx, bool accumulate,
+                                const operands *o)
 {
     if (o->saved) return te_quantized_dgrad(o->saved, dx, &o->factor, accumulate);
     int value = b->plan->nodes[unit->nodes[0]].list[i];
@@ -173,8 +181,8 @@ static te_status bias_gradient(te_group_backward *b, int value, te_tensor *dy)
 }
 
 /* Of group i; dx: its rows of x's gradient, NULL when nobody wants them. */
-static te_status group_gradients(te_group_backward *b, const te_unit *unit, int i, te_range range, te_tensor *dy, te_tensor *dx,
-                                 bool accumulate)
+static te_status group_gradients(te_group_backward *b, const te_unit *unit, int i, te_range range, te_tensor *dy,
+                                 te_tensor *dx, bool accumulate)
 {
     const te_group_node *node = &b->plan->nodes[unit->nodes[0]];
     int groups = te_grouped_count(b->plan, node), edge = te_wanted_edge(b, node->list[i]);
@@ -233,7 +241,9 @@ te_status te_backward_grouped(te_group_backward *b, const te_unit *unit)
     if (!grad) return TE_OK;
     te_range *ranges = te_mem_zalloc(&b->ctx->mem, (size_t)groups * sizeof *ranges);
     te_tensor *dy = ranges ? te_tensor_cast(grad, unit->compute) : NULL;
-    te_status status = !ranges ? te_fail_memory(b->ctx, "grouped_linear") : dy ? te_ranges_read(b->state, unit, groups, ranges) : b->ctx->status;
+    te_status status = !ranges ? te_fail_memory(b->ctx, "grouped_linear")
+                       : dy    ? te_ranges_read(b->state, unit, groups, ranges)
+                               : b->ctx->status;
     if (status == TE_OK) status = all_gradients(b, unit, ranges, dy);
     te_tensor_release(dy);
     te_mem_free(&b->ctx->mem, ranges, (size_t)groups * sizeof *ranges);

@@ -20,8 +20,8 @@ static te_status fail_sizes(const te_fuse_plan *plan, te_tensor *sizes, int grou
     const int64_t *n = te_tensor_data(sizes);
     for (int64_t i = 0; i < te_tensor_numel(sizes) && used < (int)sizeof text - 24; i++)
         used += snprintf(text + used, sizeof text - (size_t)used, "%s%lld", i ? ", " : "", (long long)n[i]);
-    return te_fail(plan->ctx, TE_ERROR_ARGUMENT, "te.GroupedLinear: split_sizes {%s} for %d groups and %lld rows", used ? text : "",
-                   groups, (long long)rows);
+    return te_fail(plan->ctx, TE_ERROR_ARGUMENT, "te.GroupedLinear: split_sizes {%s} for %d groups and %lld rows",
+                   used ? text : "", groups, (long long)rows);
 }
 
 static te_tensor **kept_sizes(const te_group_state *state, const te_unit *unit) { return &state->aux[unit->first_aux + 1]; }
@@ -32,7 +32,8 @@ static te_tensor *shared_sizes(const te_group_state *state, int value)
     const te_fuse_plan *plan = state->plan;
     for (int u = 0; u < plan->n_units; u++) {
         const te_unit *unit = &plan->units[u];
-        bool same = (unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES) && plan->nodes[unit->nodes[0]].in[1] == value;
+        bool same = (unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES) &&
+                    plan->nodes[unit->nodes[0]].in[1] == value;
         if (same && *kept_sizes(state, unit)) return te_tensor_retain(*kept_sizes(state, unit));
     }
     return NULL;
@@ -78,8 +79,9 @@ te_tensor *te_range_rows(const te_group_state *state, const te_unit *unit, int v
     memcpy(shape, seen->shape, sizeof shape);
     shape[0] = range.n;
     /* strides of none are those of dense memory, whatever a dimension of 1 had */
-    te_tensor *rows = range.n ? te_tensor_alias(seen, seen->ndim, shape, seen->stride, seen->offset + range.first * seen->stride[0])
-                              : te_tensor_alias(seen, seen->ndim, shape, NULL, seen->offset);
+    te_tensor *rows =
+        range.n ? te_tensor_alias(seen, seen->ndim, shape, seen->stride, seen->offset + range.first * seen->stride[0])
+                : te_tensor_alias(seen, seen->ndim, shape, NULL, seen->offset);
     te_tensor_release(seen);
     return rows;
 }
@@ -132,7 +134,8 @@ te_status te_backward_biases(te_group_backward *b, const te_unit *unit)
     te_tensor *grad = b->state->grads[unit->result];
     if (!grad) return TE_OK;
     te_range *ranges = te_mem_zalloc(&b->ctx->mem, (size_t)node->n_list * sizeof *ranges);
-    te_status status = ranges ? te_ranges_read(b->state, unit, node->n_list, ranges) : te_fail_memory(b->ctx, "grouped_biases");
+    te_status status =
+        ranges ? te_ranges_read(b->state, unit, node->n_list, ranges) : te_fail_memory(b->ctx, "grouped_biases");
     for (int i = node->n_list - 1; i >= 0 && status == TE_OK; i--) {
         int edge = te_wanted_edge(b, node->list[i]);
         if (edge < 0) continue;

@@ -1,0 +1,36 @@
+/* describe_internal.h - what the files that describe plans share. */
+#ifndef TE_CORE_FUSER_DESCRIBE_INTERNAL_H
+#define TE_CORE_FUSER_DESCRIBE_INTERNAL_H
+
+#include "describe.h"
+#include "describe_product.h"
+#include "emit.h"
+
+typedef struct te_describing {
+    const te_fuse_plan *plan;
+    te_device          *device;
+    const te_space     *frames; /* of a run with these inputs */
+    void              (*step)(void *user, const te_step_description *);
+    void               *user;
+} te_describing;
+
+double te_described_rows(const te_describing *d, int space);
+double te_described_elements(const te_describing *d, int value);
+double te_described_bytes(const te_describing *d, int value, int half); /* half: only one of two is read */
+/* Bytes that an operand of n elements takes in one direction; in high precision when its role is not quantized. */
+double te_described_operand(const te_unit *unit, te_role role, double n);
+bool   te_described_quantized(const te_unit *unit); /* whether backward multiplies quantized operands */
+te_described_product te_described_gemm(const te_describing *d, const te_unit *unit);
+
+void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
+                      double flops, bool backward);
+/* The step that quantizes an operand; none where a program leaves it quantized (way). */
+void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
+                          bool backward, te_emit_way way);
+
+/* describe_grouped.c */
+void   te_describe_grouped(const te_describing *d, const te_unit *unit);
+void   te_describe_grouped_backward(const te_describing *d, const te_unit *unit);
+double te_described_list(const te_describing *d, const te_unit *unit); /* bytes of a node's list */
+
+#endif

@@ -146,7 +146,7 @@ prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/pro
 
 # device_files: what runs with a device in place of the CPU; those first that take longest.
 device_files() {
-    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/quantize_spec.lua
+    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua spec/recipe/quantize_spec.lua
         spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua"
     echo $long | tr ' ' '\n'
     find spec -name '*_spec.lua' | LC_ALL=C sort | grep -v -x -F "$(ls $names_devices $prints $long)"

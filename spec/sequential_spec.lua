@@ -38,6 +38,25 @@ describe("te.Sequential", function()
         assert.error_matches(function() te.Sequential():pop() end, "position %-1 of 0 modules")
     end)
 
+    it("has no gaps", function()
+        for _, container in ipairs { te.Sequential, te.Residual } do
+            local seq = container(te.Identity(), te.ReLU(), te.GELU())
+            local x = te.ones { 2, 4 }
+            seq(x)
+            assert.error_matches(function() seq[5] = te.ReLU() end, "position 5 of 3 modules")
+            assert.error_matches(function() seq[0] = te.ReLU() end, "position 0 of 3 modules")
+            assert.error_matches(function() seq[1.5] = te.ReLU() end, "position 1.5 of 3 modules")
+            assert.error_matches(function() seq[4] = 7 end, "expected a module or something callable, got number")
+            seq[4] = te.ReLU()
+            seq[1] = nil
+            local ok, reason = pcall(seq, x) -- Lua may count up to the gap, or the modules behind it
+            assert.is_false(ok)
+            assert.is_truthy(reason:find("module 1: expected callable, got nil", 1, true) or reason:find("there is no module 1", 1, true))
+            seq[1] = te.Identity()
+            assert.same({ 2, 4 }, seq(x).shape)
+        end
+    end)
+
     it("passes extra inputs and outputs in the order of the operations", function()
         local seq = te.Sequential(te.AddExtraInput(), te.MakeExtraOutput(), te.ConstantScale(10), te.MakeExtraOutput(),
             te.AddExtraInput())

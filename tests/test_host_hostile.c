@@ -154,8 +154,7 @@ static const char *const nestings[] = {
     "local te = require 'te' local function f() te.no_grad(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.no_grad)(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.autocast)({}, f) end f()",
-    "local te = require 'te' local x = te.ones({2}, {requires_grad = true})\n"
-    "local function f() return (te.checkpoint(f, x)) end f()",
+    "local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return (te.checkpoint(f, x)) end f()",
 };
 
 static void no_log(void *user, int level, const char *message) { (void)user, (void)level, (void)message; }

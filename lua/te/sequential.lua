@@ -46,6 +46,15 @@ function Sequential:init(...)
     self:extend({ ... })
 end
 
+-- Runs for positions that are free: one further than behind the last module would leave a gap.
+function Sequential:__newindex(name, value)
+    if type(name) == "number" and value ~= nil then
+        if name < 1 or name > #self + 1 or name % 1 ~= 0 then fail("%s: position %g of %d modules", self.__name, name, #self) end
+        check_member(self, value)
+    end
+    Module.__newindex(self, name, value)
+end
+
 --- Adds a module at the end.
 function Sequential:append(m)
     self[#self + 1] = check_member(self, m)

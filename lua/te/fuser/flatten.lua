@@ -78,8 +78,13 @@ function Walk:operation(op, x, channels, container)
     return self:add(op, x, { channels[channel] }).y
 end
 
--- Remembers what a container held, for is_current.
+-- Remembers what a container held, for is_current. A module behind a gap would be left out unnoticed.
 function Walk:enter(container, list)
+    for key in pairs(list) do
+        if type(key) == "number" and key > #list then
+            fail("%s: module %g stands behind a gap: there is no module %d", container.__name, key, #list + 1)
+        end
+    end
     self.containers[#self.containers + 1] = container
     for i = 1, #list do self.members[#self.members + 1] = list[i] end
 end

@@ -309,8 +309,10 @@ static te_status cumsum_forward(te_call *call)
     int dim = dim_of(call, x, &call->attr[0]);
     if (dim < 0) return call->ctx->status;
     bool whole = x->dtype == TE_BOOL || x->dtype == TE_U8 || x->dtype == TE_I32 || x->dtype == TE_I64;
+    bool narrow = x->dtype == TE_F8E4M3 || x->dtype == TE_F8E5M2;
+    te_dtype dtype = whole ? TE_I64 : narrow ? TE_F32 : x->dtype;
     call->memo[0] = dim;
-    call->out[0] = te_tensor_new(call->ctx, x->storage->device, whole ? TE_I64 : x->dtype, x->ndim, x->shape);
+    call->out[0] = te_tensor_new(call->ctx, x->storage->device, dtype, x->ndim, x->shape);
     return call->out[0] ? run_cumsum(call, call->out[0], x, dim, false) : call->ctx->status;
 }
 

@@ -46,6 +46,13 @@ static int result_shape(const te_tensor *x, const bool *reduced, bool keepdim, i
 
 static bool whole(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL; }
 
+/* 8 bits hold the values of a sum no better than those of any other operation. */
+static te_dtype sum_dtype(te_dtype dtype, bool mean)
+{
+    if (dtype == TE_F8E4M3 || dtype == TE_F8E5M2) return TE_F32;
+    return !whole(dtype) ? dtype : mean ? TE_F32 : TE_I64;
+}
+
 static te_status add_up(te_call *call, bool mean)
 {
     te_tensor *x = call->in[0];
@@ -54,7 +61,7 @@ static te_status add_up(te_call *call, bool mean)
     te_status status = reduced_dims(call, x, reduced);
     if (status != TE_OK) return status;
     for (int i = 0; i < x->ndim; i++) count *= reduced[i] ? x->shape[i] : 1;
-    te_dtype dtype = !whole(x->dtype) ? x->dtype : mean ? TE_F32 : TE_I64;
+    te_dtype dtype = sum_dtype(x->dtype, mean);
     te_tensor *y = te_tensor_new(call->ctx, x->storage->device, dtype, result_shape(x, reduced, true, wide), wide);
     if (!y) return call->ctx->status;
     double scale = mean ? 1.0 / (double)count : 1.0;

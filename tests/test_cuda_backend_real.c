@@ -1,5 +1,6 @@
-/* test_cuda_backend_blas.c - the made-up cuBLASLt takes descriptors as the real one does, where that is installed: every attribute
- * that the backend sets, in sizes right and wrong, which needs no device. Skipped, with the reason, where it is missing.
+/* test_cuda_backend_real.c - the made-up libraries beside the real ones, as far as that needs no device: the made-up cuBLASLt takes
+ * every attribute that the backend sets in the sizes that the real one takes, and the driver's functions are in the toolkit's
+ * stand-in for it. What is not installed is skipped, with the reason.
  */
 #include "kernels/cuda/libraries.h"
 #include "test.h"
@@ -9,6 +10,23 @@
 /* Under AddressSanitizer: NVIDIA's library lets go of memory only when the process ends. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
+
+/* --- the driver --------------------------------------------------------------------------------------------------- */
+
+static void check_driver(void)
+{
+    static const char *const names[] = {
+#define NAME(name) #name,
+        TE_CUDA_DRIVER(NAME)
+#undef NAME
+    };
+    void *driver = dlopen("/usr/local/cuda/lib64/stubs/libcuda.so", RTLD_LAZY | RTLD_LOCAL);
+    if (!driver) printf("skipped: the toolkit has no stubs/libcuda.so\n");
+    for (size_t i = 0; driver && i < sizeof names / sizeof *names; i++)
+        CHECK_MSG(dlsym(driver, names[i]) != NULL, "no driver has %s", names[i]);
+}
+
+/* --- cuBLASLt ----------------------------------------------------------------------------------------------------- */
 
 static bool load(void *library, te_cuda_blas_library *table)
 {
@@ -99,9 +117,10 @@ int main(void)
     te_cuda_blas_library real, fake;
     void *library = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
     if (!library) library = dlopen("/usr/local/cuda/lib64/libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
+    check_driver();
     if (!load(library, &real)) {
         printf("skipped: libcublasLt.so.13 is not on the loader's path\n");
-        return 0;
+        return TEST_END();
     }
     CHECK(load(dlopen(TE_CUDA_FAKE "/libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL), &fake));
     check_products(&real, &fake);

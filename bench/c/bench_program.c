@@ -106,6 +106,27 @@ WIDEST static void hand_gelu_erf(void *const *out, void *const *in, int64_t begi
     }
 }
 
+static inline float gelu_gradient(float x, float dy)
+{
+    float a = 0.03567741f * x, u = 0.79788456f + a * x, t = te_tanh(x * u), w = dy * x * 0.5f * (1.0f - t * t), wx = w * x;
+    return dy * (0.5f + 0.5f * t) + w * u + wx * a + wx * x * 0.03567741f;
+}
+
+WIDEST static void hand_gelu_backward(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const float *x = in[0], *dy = in[1];
+    float       *dx = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) dx[i] = gelu_gradient(x[i], dy[i]);
+}
+
+WIDEST static void hand_gelu_backward_bf16(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    const uint16_t *x = in[0], *dy = in[1];
+    uint16_t       *dx = out[0];
+    _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) dx[i] =
+        te_f32_to_bf16(gelu_gradient(te_bf16_to_f32(x[i]), te_bf16_to_f32(dy[i])));
+}
+
 WIDEST static void hand_silu(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
 {
     const float *x = in[0];
@@ -151,12 +172,18 @@ HAND(hand_softmax_backward);
 HAND(hand_column_sum);
 HAND(hand_cross_entropy);
 
+#define GELU_BACKWARD \
+    "a = 0.03567741 * x; u = 0.79788456 + a * x; t = tanh(x * u); w = dy * x * 0.5 * (1 - t * t); " \
+    "dx = dy * (0.5 + 0.5 * t) + w * u + w * x * a + w * x * x * 0.03567741"
+
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
     {"add bf16", "y = a + b", {"a:b", "b:b"}, {"y:b"}, {NULL}, {0}, hand_add_bf16},
     {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
      {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
     {"gelu erf bf16", "y = 0.5 * x * (1 + erf(x * 0.70710678))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu_erf},
+    {"gelu back f32", GELU_BACKWARD, {"x", "dy"}, {"dx"}, {NULL}, {0}, hand_gelu_backward},
+    {"gelu back bf16", GELU_BACKWARD, {"x:b", "dy:b"}, {"dx:b"}, {NULL}, {0}, hand_gelu_backward_bf16},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
     {"adamw f32",
      "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); "

@@ -2,7 +2,8 @@
  *
  * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all sixteen stay in
  * registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the values, rounded to the dtype
- * of the source, or their amax alone: the amax of what is rounded is that of what is not, rounded.
+ * of the source, or their amax alone: the amax of what is scaled and rounded is that of what is not, scaled and
+ * rounded.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
 #define TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
@@ -139,7 +140,6 @@ DEFINE_TO_ROWS(f16, uint16_t)
         }                                                                                                              \
         signs(v);                                                                                                      \
         butterflies(v);                                                                                                \
-        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                     \
     }                                                                                                                  \
     static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
     {                                                                                                                  \
@@ -148,6 +148,7 @@ DEFINE_TO_ROWS(f16, uint16_t)
         for (int j = 0; j < n; j += LANES) {                                                                           \
             lanes v[TE_GROUP];                                                                                         \
             columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                 \
             lanes_to_rows_##dtype(to + j, width, v);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
@@ -163,7 +164,7 @@ DEFINE_TO_ROWS(f16, uint16_t)
                 lanes_amax(&most, &v[i]);                                                                              \
         }                                                                                                              \
         for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
-        return ROUND(amax);                                                                                            \
+        return ROUND(amax * 0.25f);                                                                                    \
     }
 
 DEFINE_TRANSFORM(f32, float, SAME_F32)

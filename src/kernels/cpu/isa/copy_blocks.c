@@ -2,6 +2,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/transpose.h"
 
+#include "interleave.h"
 #include "kernels/dtype.h"
 
 /* --- between elements and values -------------------------------------------------------------------------------- */
@@ -155,53 +156,25 @@ DEFINE_TRANSPOSE(uint32_t, DIRECT_SQUARE)
 #endif
 
 #ifdef __SSE2__
-#include <immintrin.h>
+/* Squares of 8 x 8 halves and of 16 x 16 bytes, each in registers of 16 bytes. */
+#define DEFINE_TURN(type, N, LOW, HIGH)                                                                                \
+    TE_DEFINE_INTERLEAVE(interleave_##type, __m128i, N, LOW, HIGH)                                                     \
+    static inline void turn_##type(type *restrict out, const type *restrict in)                                        \
+    {                                                                                                                  \
+        enum { SIDE = 64 / sizeof(type) };                                                                             \
+        for (int i = 0; i < SIDE; i += N)                                                                              \
+            for (int j = 0; j < SIDE; j += N) {                                                                        \
+                __m128i a[N];                                                                                          \
+                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
+                    a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * SIDE + i));                                 \
+                interleave_##type(a);                                                                                  \
+                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
+                    _mm_store_si128((__m128i *)(out + (i + k) * SIDE + j), a[k]);                                      \
+            }                                                                                                          \
+    }
 
-/* 8 x 8 halves: three rounds of interleaving row i with row i + 4 turn the block. */
-static inline void turn_uint16_t(uint16_t *restrict out, const uint16_t *restrict in)
-{
-    for (int i = 0; i < 32; i += 8)
-        for (int j = 0; j < 32; j += 8) {
-            __m128i a[8], b[8];
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; k++) a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * 32 + i));
-#pragma GCC unroll 3
-            for (int round = 0; round < 3; round++) {
-#pragma GCC unroll 4
-                for (int k = 0; k < 4; k++) {
-                    b[2 * k] = _mm_unpacklo_epi16(a[k], a[k + 4]);
-                    b[2 * k + 1] = _mm_unpackhi_epi16(a[k], a[k + 4]);
-                }
-#pragma GCC unroll 8
-                for (int k = 0; k < 8; k++) a[k] = b[k];
-            }
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; k++) _mm_store_si128((__m128i *)(out + (i + k) * 32 + j), a[k]);
-        }
-}
-
-/* 16 x 16 bytes: four rounds of interleaving row i with row i + 8. */
-static inline void turn_uint8_t(uint8_t *restrict out, const uint8_t *restrict in)
-{
-    for (int i = 0; i < 64; i += 16)
-        for (int j = 0; j < 64; j += 16) {
-            __m128i a[16], b[16];
-#pragma GCC unroll 16
-            for (int k = 0; k < 16; k++) a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * 64 + i));
-#pragma GCC unroll 4
-            for (int round = 0; round < 4; round++) {
-#pragma GCC unroll 8
-                for (int k = 0; k < 8; k++) {
-                    b[2 * k] = _mm_unpacklo_epi8(a[k], a[k + 8]);
-                    b[2 * k + 1] = _mm_unpackhi_epi8(a[k], a[k + 8]);
-                }
-#pragma GCC unroll 16
-                for (int k = 0; k < 16; k++) a[k] = b[k];
-            }
-#pragma GCC unroll 16
-            for (int k = 0; k < 16; k++) _mm_store_si128((__m128i *)(out + (i + k) * 64 + j), a[k]);
-        }
-}
+DEFINE_TURN(uint16_t, 8, _mm_unpacklo_epi16, _mm_unpackhi_epi16)
+DEFINE_TURN(uint8_t, 16, _mm_unpacklo_epi8, _mm_unpackhi_epi8)
 
 DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
 DEFINE_TRANSPOSE(uint8_t, STAGED_SQUARE)

@@ -114,9 +114,11 @@ TE_INLINE int te_offset_under(float power, uint32_t smallest)
 
 TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)offset << 7) + 127 : 127; }
 
-/* 64 columns of all rows, whose factors are powers of two. */
+/* 64 columns of all rows, whose factors are powers of two. A compiler makes loops of its own for blocks of 32 and for codes that go
+ * past the caches. */
 #define TE_DEFINE_BOTH(dtype, type)                                                                                    \
-    TE_INLINE void te_both_columns_##dtype(const te_two_ways *w, int64_t j, te_wide_form f)                            \
+    TE_INLINE void te_both_columns_##dtype(const te_two_ways *w, int64_t j, te_wide_form f, bool two, bool past,       \
+                                           bool past_down)                                                             \
     {                                                                                                                  \
         uint8_t under[64];                                                                                             \
         int top = INT32_MIN;                                                                                           \
@@ -128,8 +130,7 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
         const __m512i down = _mm512_loadu_si512(under);                                                                \
         const type *x = (const type *)w->x + j, *next = (const type *)(w->next ? w->next : w->x) + j;                  \
         const float *along = w->along + j / w->block;                                                                  \
-        uint8_t *to[2] = {w->codes[0] + j, w->codes[1] + j};                                                           \
-        const bool two = w->block < 64;                                                                                \
+        uint8_t *to_along = w->codes[0] + j, *to_down = w->codes[1] + j;                                               \
         for (int i = 0; i < w->rows; i++, x += w->stride, next += w->stride, along += w->step) {                       \
             for (int k = 0; k < 64; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + k, 0, 2);                   \
             int first = te_offset_under(along[0], f.smallest), second = te_offset_under(along[two], f.smallest);       \
@@ -138,12 +139,12 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
             if (__builtin_expect(te_is_easy_##dtype(r, te_least_under(most > top ? most : top)), 1)) {                 \
                 __m512i offsets = _mm512_set1_epi8((char)(first << f.mantissa));                                       \
                 if (two) offsets = _mm512_mask_set1_epi8(offsets, 0xffffffff00000000u, (char)(second << f.mantissa));  \
-                te_put_codes(to[0], r, offsets, w->past[0]);                                                           \
-                te_put_codes(to[1], r, down, w->past[1]);                                                              \
+                te_put_codes(to_along, r, offsets, past);                                                              \
+                te_put_codes(to_down, r, down, past_down);                                                             \
             } else {                                                                                                   \
-                te_each_way_##dtype(to, x, along, two, w->down + j, f);                                                \
+                te_each_way_##dtype(to_along, to_down, x, along, two, w->down + j, f);                                 \
             }                                                                                                          \
-            to[0] += w->codes_stride[0], to[1] += w->codes_stride[1];                                                  \
+            to_along += w->codes_stride[0], to_down += w->codes_stride[1];                                             \
         }                                                                                                              \
     }                                                                                                                  \
     TE_INLINE int64_t te_both_##dtype(const te_two_ways *w, int mantissa, uint32_t smallest, uint32_t largest, int nan,\
@@ -153,37 +154,43 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
         int64_t blocks = (w->n + w->block - 1) / w->block, done = 0;                                                   \
         bool powers = te_normal_powers(w->down, w->n) && (w->block == 32 || w->block % 64 == 0);                       \
         for (int i = 0; i < w->rows && powers; i++) powers = te_normal_powers(w->along + i * w->step, blocks);         \
-        for (; powers && done + 64 <= w->n; done += 64) te_both_columns_##dtype(w, done, f);                           \
+        for (; powers && done + 64 <= w->n; done += 64)                                                                \
+            if (w->block == 32 && w->past[1])                                                                          \
+                te_both_columns_##dtype(w, done, f, true, true, true);                                                 \
+            else if (w->block == 32)                                                                                   \
+                te_both_columns_##dtype(w, done, f, true, w->past[0], false);                                          \
+            else                                                                                                       \
+                te_both_columns_##dtype(w, done, f, false, w->past[0], w->past[1]);                                    \
         if (w->past[0]) _mm_sfence();                                                                                  \
         return done;                                                                                                   \
     }
 
-static void te_each_way_bf16(uint8_t *const to[2], const uint16_t *x, const float *along, bool two, const float *down,
-                             te_wide_form f)
+static void te_each_way_bf16(uint8_t *to_along, uint8_t *to_down, const uint16_t *x, const float *along, bool two,
+                             const float *down, te_wide_form f)
 {
     const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
     __m512 m[4];
     m[0] = m[1] = _mm512_set1_ps(along[0]);
     m[2] = m[3] = _mm512_set1_ps(along[two]);
-    te_codes_64_bf16(to[0], x, m, f);
+    te_codes_64_bf16(to_along, x, m, f);
     for (int k = 0; k < 2; k++) {
         __m512 low = _mm512_loadu_ps(down + 32 * k), high = _mm512_loadu_ps(down + 32 * k + 16);
         m[2 * k] = _mm512_permutex2var_ps(low, evens, high);
         m[2 * k + 1] = _mm512_permutex2var_ps(low, odds, high);
     }
-    te_codes_64_bf16(to[1], x, m, f);
+    te_codes_64_bf16(to_down, x, m, f);
 }
 
-static void te_each_way_f32(uint8_t *const to[2], const float *x, const float *along, bool two, const float *down,
-                            te_wide_form f)
+static void te_each_way_f32(uint8_t *to_along, uint8_t *to_down, const float *x, const float *along, bool two,
+                            const float *down, te_wide_form f)
 {
     __m512 m[4];
     m[0] = m[1] = _mm512_set1_ps(along[0]);
     m[2] = m[3] = _mm512_set1_ps(along[two]);
-    te_codes_64_f32(to[0], x, m, f);
+    te_codes_64_f32(to_along, x, m, f);
     for (int k = 0; k < 4; k++) m[k] = _mm512_loadu_ps(down + 16 * k);
-    te_codes_64_f32(to[1], x, m, f);
+    te_codes_64_f32(to_down, x, m, f);
 }
 
 TE_DEFINE_BOTH(f32, float)

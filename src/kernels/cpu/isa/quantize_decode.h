@@ -90,7 +90,7 @@ TE_INLINE bool te_all_powers(const float *factors, int64_t n)
 /* How values go to memory: as float32, rounded to bfloat16, or cut to bfloat16, which holds them. */
 typedef enum te_decode_way { TE_WIDE, TE_ROUNDED, TE_CUT } te_decode_way;
 
-/* As te_f32_to_bf16, in the upper half of each; no NaNs. */
+/* Raised so that the upper halves are rounded; no NaNs. */
 TE_INLINE __m512i te_round_upper(__m512 v)
 {
     __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -105,17 +105,29 @@ TE_INLINE void te_put_vector(void *to, __m512i v, bool past)
         _mm512_storeu_si512(to, v);
 }
 
-TE_INLINE void te_put_64(void *to, int64_t i, const __m512 v[4], te_decode_way way, bool past)
+/* The upper halves of two vectors. */
+TE_INLINE __m512i te_upper_halves(__m512i low, __m512i high)
 {
     static const uint16_t upper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return _mm512_permutex2var_epi16(low, _mm512_loadu_si512(upper), high);
+}
+
+/* As te_f32_to_bf16, of no NaNs. */
+TE_INLINE __m512i te_two_halves(__m512 low, __m512 high)
+{
+    return te_upper_halves(te_round_upper(low), te_round_upper(high));
+}
+
+TE_INLINE void te_put_64(void *to, int64_t i, const __m512 v[4], te_decode_way way, bool past)
+{
     for (int k = 0; k < 4 && way == TE_WIDE; k++)
         te_put_vector((float *)to + i + 16 * k, _mm512_castps_si512(v[k]), past);
-    for (int k = 0; k < 4 && way != TE_WIDE; k += 2) {
-        __m512i a = way == TE_CUT ? _mm512_castps_si512(v[k]) : te_round_upper(v[k]);
-        __m512i b = way == TE_CUT ? _mm512_castps_si512(v[k + 1]) : te_round_upper(v[k + 1]);
-        te_put_vector((uint16_t *)to + i + 16 * k, _mm512_permutex2var_epi16(a, _mm512_loadu_si512(upper), b), past);
-    }
+    for (int k = 0; k < 4 && way == TE_ROUNDED; k += 2)
+        te_put_vector((uint16_t *)to + i + 16 * k, te_two_halves(v[k], v[k + 1]), past);
+    for (int k = 0; k < 4 && way == TE_CUT; k += 2)
+        te_put_vector((uint16_t *)to + i + 16 * k,
+                      te_upper_halves(_mm512_castps_si512(v[k]), _mm512_castps_si512(v[k + 1])), past);
 }
 
 /* Factors of 64 elements from number i on, of which blocks of 16 or 32 begin with the row; block 0: all have the first. */

@@ -2,12 +2,14 @@
  *
  * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all sixteen stay in
  * registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the values, rounded to the dtype
- * of the source, or their amax alone: the amax of what is rounded is that of what is not, rounded.
+ * of the source, or their amax alone: the amax of what is scaled and rounded is that of what is not, scaled and
+ * rounded.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
 #define TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
 
 #include "kernels/cpu/quantize_blocks.h"
+#include "quantize_decode.h"
 #include "quantize_random.h"
 
 #include <string.h>
@@ -74,16 +76,35 @@ TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
 TE_INLINE void lanes_to_bf16(uint16_t *x, const lanes *v)
 {
     lane_bits bits = (lane_bits)*v, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
-#if defined(TE_ISA_avx512)
-    __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)*v, (__m512)*v, _CMP_UNORD_Q);
-    __m512i h = _mm512_mask_mov_epi32((__m512i)rounded, is_nan, (__m512i)nan);
-    _mm256_storeu_si256((__m256i *)x, _mm512_cvtepi32_epi16(h));
-#else
     lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u);
     lane_halves h = __builtin_convertvector((nan & is_nan) | (rounded & ~is_nan), lane_halves);
     memcpy(x, &h, sizeof h);
-#endif
 }
+
+/* All rows, `width` apart. */
+#define DEFINE_TO_ROWS(dtype, type)                                                                                    \
+    TE_INLINE void lanes_to_rows_##dtype(type *x, int64_t width, const lanes v[TE_GROUP])                              \
+    {                                                                                                                  \
+        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_to_##dtype(x + i * width, &v[i]);            \
+    }
+
+#if defined(TE_ISA_avx512)
+/* Two rows of bfloat16 in one vector: the upper halves of what rounding has raised, unless there are NaNs. */
+TE_INLINE void lanes_to_rows_bf16(uint16_t *x, int64_t width, const lanes v[TE_GROUP])
+{
+    __mmask16 nans = 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < TE_GROUP; i += 2) {
+        __m512i both = te_two_halves((__m512)v[i], (__m512)v[i + 1]);
+        nans |= _mm512_cmp_ps_mask((__m512)v[i], (__m512)v[i + 1], _CMP_UNORD_Q);
+        _mm256_storeu_si256((__m256i *)(x + i * width), _mm512_castsi512_si256(both));
+        _mm256_storeu_si256((__m256i *)(x + (i + 1) * width), _mm512_extracti64x4_epi64(both, 1));
+    }
+    for (int i = 0; i < TE_GROUP && __builtin_expect(nans != 0, 0); i++) lanes_to_bf16(x + i * width, &v[i]);
+}
+#else
+DEFINE_TO_ROWS(bf16, uint16_t)
+#endif
 
 TE_INLINE void lanes_from_f16(lanes *v, const uint16_t *x)
 {
@@ -98,6 +119,9 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
     memcpy(values, v, sizeof *v);
     for (int k = 0; k < LANES; k++) x[k] = te_f32_to_f16(values[k]);
 }
+
+DEFINE_TO_ROWS(f32, float)
+DEFINE_TO_ROWS(f16, uint16_t)
 
 #define SAME_F32(x)   (x)
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
@@ -116,7 +140,6 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
         }                                                                                                              \
         signs(v);                                                                                                      \
         butterflies(v);                                                                                                \
-        _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                     \
     }                                                                                                                  \
     static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
     {                                                                                                                  \
@@ -125,7 +148,8 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
         for (int j = 0; j < n; j += LANES) {                                                                           \
             lanes v[TE_GROUP];                                                                                         \
             columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_to_##dtype(to + i * width + j, &v[i]);   \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                 \
+            lanes_to_rows_##dtype(to + j, width, v);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
     static float transform_amax_##dtype(const void *data, int64_t stride, int rows, int n)                             \
@@ -140,7 +164,7 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
                 lanes_amax(&most, &v[i]);                                                                              \
         }                                                                                                              \
         for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
-        return ROUND(amax);                                                                                            \
+        return ROUND(amax * 0.25f);                                                                                    \
     }
 
 DEFINE_TRANSFORM(f32, float, SAME_F32)

@@ -9,14 +9,17 @@
 #ifndef TE_KERNELS_CPU_QUANTIZE_TURN_H
 #define TE_KERNELS_CPU_QUANTIZE_TURN_H
 
+#include "interleave.h"
 #include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
 enum { TE_SQUARE = 64, TE_SQUARES = 2 };
 
+TE_DEFINE_INTERLEAVE(te_interleave_bytes, __m512i, 16, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8)
+
 TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes, bool past)
 {
-    __m512i a[16], b[16];
+    __m512i a[16];
 #pragma GCC unroll 16
     for (int k = 0; k < 16; k++) {
         const uint8_t *row = codes + k * TE_SQUARE;
@@ -26,16 +29,7 @@ TE_INLINE void te_turn_16(uint8_t *to, int64_t to_stride, const uint8_t *codes, 
             a[k] = _mm512_mask_broadcast_i32x4(a[k], (__mmask16)(0xf << 4 * quarter),
                                                _mm_load_si128((const __m128i *)(row + 16 * quarter * TE_SQUARE)));
     }
-#pragma GCC unroll 4
-    for (int round = 0; round < 4; round++) {
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) {
-            b[2 * k] = _mm512_unpacklo_epi8(a[k], a[k + 8]);
-            b[2 * k + 1] = _mm512_unpackhi_epi8(a[k], a[k + 8]);
-        }
-#pragma GCC unroll 16
-        for (int k = 0; k < 16; k++) a[k] = b[k];
-    }
+    te_interleave_bytes(a);
 #pragma GCC unroll 16
     for (int k = 0; k < 16; k++)
         if (past)

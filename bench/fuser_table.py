@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The table of bench/fuser.sh from its JSON lines, and the check that both sides do the same work.
 
-    fuser_table.py table FILE      one row per case: times, ratios, bytes
+    fuser_table.py table FILE      one row per case: times, ratios, bytes; unf/fus is the median of the ratios of steps
+                                   that ran one after the other
     fuser_table.py same FILE       fails unless the norms of results and gradients agree
 """
 
@@ -18,7 +19,8 @@ def cases(path):
             key = tuple(line[name] for name in ("model", "dtype", "width", "tokens", "threads"))
             rows.setdefault(key, {}).setdefault(line["mode"], []).append(line)
     return {key: {mode: {name: statistics.median(line[name] for line in lines)
-                         for name in ("ms", "bytes", "plan_bytes", "at_most", "y_norm", "grad_norm") if name in lines[0]}
+                         for name in ("ms", "ratio", "bytes", "plan_bytes", "at_most", "y_norm", "grad_norm")
+                         if name in lines[0]}
                   for mode, lines in modes.items()} for key, modes in rows.items()}
 
 
@@ -32,7 +34,7 @@ def table(path):
         peers = [modes.get(mode, {}).get("ms") for mode in ("eager", "compile")]
         times = [fused["ms"], unfused["ms"]] + peers
         cells = ["%8.3f" % t if t else "%8s" % "-" for t in times]
-        ratios = [unfused["ms"] / fused["ms"], unfused.get("at_most")] + [t / fused["ms"] if t else None for t in peers]
+        ratios = [fused["ratio"], unfused.get("at_most")] + [t / fused["ms"] if t else None for t in peers]
         cells += ["%7.2f" % r if r else "%7s" % "-" for r in ratios]
         cells += ["%8.2f" % (fused["bytes"] / 1e6), "%8.2f" % (fused["plan_bytes"] / 1e6),
                   "%10.3f" % (fused["bytes"] / fused["plan_bytes"]), "%10.2f" % (unfused["bytes"] / 1e6)]

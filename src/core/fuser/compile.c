@@ -274,6 +274,15 @@ static void move_again_last(te_unit *unit)
     memcpy(outputs + n, again, (size_t)unit->n_again * sizeof *again);
 }
 
+/* Identities are there to be differentiated; no run writes them. */
+static void drop_identities(te_unit *unit)
+{
+    te_program *program = unit->gradient.forward;
+    struct te_program_output *first = program->outputs + unit->n_results;
+    program->n_outputs -= unit->n_identities;
+    memmove(first, first + unit->n_identities, (size_t)(program->n_outputs - unit->n_results) * sizeof *first);
+}
+
 static te_status differentiate(te_fuse_plan *plan, int position)
 {
     te_unit *unit = &plan->units[position];
@@ -298,6 +307,7 @@ static te_status differentiate(te_fuse_plan *plan, int position)
     status = recompute(plan, unit, &request, &gradient);
     te_program_free(unit->gradient.forward);
     unit->gradient = gradient;
+    drop_identities(unit);
     if (status != TE_OK) return status;
     for (int k = 0; k < unit->n_grads; k++)
         unit->grads[k].alias = alias_of(plan, unit, &unit->grads[k], gradient.backward->outputs[k].value);

@@ -112,7 +112,6 @@ static te_status run_program(te_group_state *state, const te_unit *unit)
         if (!t) return ctx->status;
         outputs[n] = te_space_operand(t, &s, (te_part){0}, TE_RATE_ELEM);
     }
-    for (int i = 0; i < unit->n_identities; i++) outputs[n++] = (te_operand){.data = NULL};
     for (int i = 0; i < unit->gradient.n_rows; i++, n++) {
         te_tensor *t = state->rows[unit->first_row + i] =
             te_tensor_new(ctx, state->device, unit->compute_f64 ? TE_F64 : TE_F32, s.ndim - 1, s.shape);

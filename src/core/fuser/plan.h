@@ -122,7 +122,7 @@ typedef struct te_unit {
     /* TE_UNIT_PROGRAM */
     te_gradient  gradient;        /* without gradients: forward alone */
     te_unit_slot slots[TE_UNIT_SLOTS];
-    int          results[TE_UNIT_RESULTS]; /* values; the program's first outputs, then the identities, then rows */
+    int          results[TE_UNIT_RESULTS]; /* values; the program's first outputs, rows are the others */
     te_unit_grad grads[2 * TE_UNIT_SLOTS];
     int          n_slots, n_results, n_identities, n_grads;
     int          n_again, again[TE_UNIT_RESULTS]; /* values; the gradient program's last outputs */

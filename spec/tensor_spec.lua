@@ -272,13 +272,13 @@ describe("files", function()
         file:seek("set", size - 4)
         file:write("\1\2\3\4")
         file:close()
-        local before = te.memory_stats().current
-        local x = te.from_file(path, "uint8")
+        local before = te.memory_stats("cpu").current
+        local x = te.from_file(path, "uint8", { device = "cpu" })
         assert.equal(size, x:numel())
         assert.same({ 0, 1, 2, 3, 4 }, x:narrow(1, size - 4, 5):totable())
-        local y = te.from_file(path, "uint8", { offset = size - 65537, count = 2 }) -- not at a page
+        local y = te.from_file(path, "uint8", { offset = size - 65537, count = 2, device = "cpu" }) -- not at a page
         assert.same({ 0, 0 }, y:totable())
-        assert.equal(before, te.memory_stats().current)
+        assert.equal(before, te.memory_stats("cpu").current)
         assert.error_matches(function() x:fill_(1) end, "read%-only")
         assert.error_matches(function() te.from_file(path, "uint8", { map = 1 }) end, "map: expected true or false")
     end)

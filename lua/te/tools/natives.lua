@@ -16,7 +16,7 @@ return {
         { "rand", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random numbers, uniform in [0, 1)." },
         { "randn", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random numbers from the standard normal distribution." },
         { "randint", "low: integer, high: integer, shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random whole numbers from low to high, both included." },
-        { "from_file", "path: string, dtype: te.Dtype, opts?: table", "te.Tensor", "The elements of a file, mapped and read-only. opts: offset in bytes, count of elements, map = false to read it at once." },
+        { "from_file", "path: string, dtype: te.Dtype, opts?: table", "te.Tensor", "The elements of a file, mapped and read-only: who shortens the file meanwhile ends the process. opts: offset in bytes, count of elements, map = false to read it at once." },
         { "manual_seed", "seed: integer", "", "Sets the seed of the random numbers." },
         { "rng_state", "state?: string", "string", "The state of the random numbers before; with an argument, goes back to that state." },
         { "memory_stats", "device?: string", "te.MemoryStats", "Bytes in live tensors (current, peak), bytes taken from the system (reserved), blocks handed out." },

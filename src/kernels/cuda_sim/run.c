@@ -282,7 +282,7 @@ static int run_blocks(launch *l, const uint32_t grid[3], uint32_t shared, char *
         l->state.block[0] = (unsigned)(b % grid[0]);
         l->state.block[1] = (unsigned)(b / grid[0] % grid[1]);
         l->state.block[2] = (unsigned)(b / grid[0] / grid[1]);
-        memset(l->state.shared, 0xff, shared); /* NaN: what is read must have been written */
+        if (shared) memset(l->state.shared, 0xff, shared); /* NaN: what is read must have been written */
         memset(l->state.variables, 0xff, (size_t)(l->state.variables_end - l->state.variables));
         result = run_block(l, message, size);
     }

@@ -124,7 +124,7 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
         int top = INT32_MIN;                                                                                           \
         for (int k = 0; k < 64; k++) {                                                                                 \
             int offset = te_offset_under(w->down[j + k], f.smallest);                                                  \
-            under[k] = (uint8_t)(offset << f.mantissa);                                                                \
+            under[k] = (uint8_t)(offset * (1 << f.mantissa));                                                          \
             top = offset > top ? offset : top;                                                                         \
         }                                                                                                              \
         const __m512i down = _mm512_loadu_si512(under);                                                                \
@@ -137,8 +137,9 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
             int most = first > second ? first : second;                                                                \
             te_rounded_64 r = te_round_64_##dtype(x, f.mantissa);                                                      \
             if (__builtin_expect(te_is_easy_##dtype(r, te_least_under(most > top ? most : top)), 1)) {                 \
-                __m512i offsets = _mm512_set1_epi8((char)(first << f.mantissa));                                       \
-                if (two) offsets = _mm512_mask_set1_epi8(offsets, 0xffffffff00000000u, (char)(second << f.mantissa));  \
+                __m512i offsets = _mm512_set1_epi8((char)(first * (1 << f.mantissa)));                                 \
+                const char under_second = (char)(second * (1 << f.mantissa));                                          \
+                if (two) offsets = _mm512_mask_set1_epi8(offsets, 0xffffffff00000000u, under_second);                  \
                 te_put_codes(to_along, r, offsets, past);                                                              \
                 te_put_codes(to_down, r, down, past_down);                                                             \
             } else {                                                                                                   \

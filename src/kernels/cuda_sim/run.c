@@ -283,7 +283,7 @@ static int run_blocks(launch *l, const uint32_t grid[3], uint32_t shared, char *
         l->state.block[1] = (unsigned)(b / grid[0] % grid[1]);
         l->state.block[2] = (unsigned)(b / grid[0] / grid[1]);
         if (shared) memset(l->state.shared, 0xff, shared); /* NaN: what is read must have been written */
-        memset(l->state.variables, 0xff, (size_t)(l->state.variables_end - l->state.variables));
+        if (l->state.variables) memset(l->state.variables, 0xff, (size_t)(l->state.variables_end - l->state.variables));
         result = run_block(l, message, size);
     }
     return result;

@@ -247,7 +247,7 @@ void te_context_release(te_context *ctx)
 
 /* --- settings ----------------------------------------------------------------------------------------------------- */
 
-void te_context_interrupt(te_context *ctx) { ctx->interrupted = 1; }
+void te_context_interrupt(te_context *ctx) { atomic_fetch_or(&ctx->interrupted, TE_INTERRUPT_WORK); }
 void te_context_clear_interrupt(te_context *ctx) { ctx->interrupted = 0; }
 
 te_status te_context_poll(te_context *ctx)

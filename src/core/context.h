@@ -98,6 +98,10 @@ te_block *te_device_alloc(te_device *device, size_t bytes);
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);
 
+/* Bits of te_context.interrupted: work of the engine ends; scripts of the interpreter around it end. In one word, since a call that
+ * ends between the setting of two would leave the second one to the next call. */
+enum { TE_INTERRUPT_WORK = 1, TE_INTERRUPT_SCRIPTS = 2 };
+
 /* TE_ERROR_INTERRUPTED once te_context_interrupt was called. */
 te_status te_context_poll(te_context *ctx);
 

@@ -271,7 +271,7 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
-    if (host->interrupted) return TETRAIN_ERROR_INTERRUPTED;
+    if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
     if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;

@@ -6,8 +6,6 @@
 
 #include "tetrain/tetrain.h"
 
-#include <stdatomic.h>
-
 struct tetrain {
     tetrain_options options;
     te_mem          mem;
@@ -23,7 +21,6 @@ struct tetrain {
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time one */
     bool            failed;      /* the last call did */
     bool            ran_out;     /* the Lua heap could not grow in this call */
-    atomic_int      interrupted;
     bool            limit_reached;
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
     unsigned        step;     /* instructions between two looks of the hook */
@@ -31,6 +28,8 @@ struct tetrain {
 };
 
 tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *format, ...) TE_PRINTF(3, 4);
+static inline bool tetrain_is_interrupted(const tetrain *host) { return host->ctx->interrupted & TE_INTERRUPT_SCRIPTS; }
+
 /* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument);
 

@@ -43,7 +43,7 @@ void te_lua_stop(te_lua *rt, lua_State *L)
 
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
 {
-    if (host->interrupted) {
+    if (tetrain_is_interrupted(host)) {
         te_lua_stop(host->rt, L);
         luaL_error(L, "interrupted");
     }
@@ -66,7 +66,7 @@ static int count_call(lua_State *L)
 static int call_handler(lua_State *L)
 {
     tetrain *host = te_lua_attached(L)->host;
-    if (host->limit_reached || host->interrupted) return 1; /* the message */
+    if (host->limit_reached || tetrain_is_interrupted(host)) return 1; /* the message */
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_insert(L, 1);
     lua_call(L, lua_gettop(L) - 1, 1);
@@ -157,8 +157,9 @@ void tetrain_start_limits(tetrain *host)
     host->executed = 0;
     host->limit_reached = false;
     host->step = limit && limit < step ? (unsigned)limit : step;
-    if (limit || host->interrupted || !lua_gethook(host->L))
-        lua_sethook(host->L, look, LUA_MASKCOUNT, host->interrupted ? 1 : (int)host->step);
+    bool interrupted = tetrain_is_interrupted(host);
+    if (limit || interrupted || !lua_gethook(host->L))
+        lua_sethook(host->L, look, LUA_MASKCOUNT, interrupted ? 1 : (int)host->step);
 }
 
 void tetrain_stop_limits(tetrain *host)
@@ -167,7 +168,6 @@ void tetrain_stop_limits(tetrain *host)
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
     host->limit_reached = false;
-    host->interrupted = 0;
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
     te_context_clear_interrupt(host->ctx);
@@ -175,9 +175,7 @@ void tetrain_stop_limits(tetrain *host)
 
 void tetrain_interrupt(tetrain *host)
 {
-    if (!host) return;
-    host->interrupted = 1;
-    te_context_interrupt(host->ctx);
+    if (host) atomic_fetch_or(&host->ctx->interrupted, TE_INTERRUPT_WORK | TE_INTERRUPT_SCRIPTS);
 }
 
 bool tetrain_request_stop(tetrain *host) { return host && !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop; }

@@ -67,13 +67,18 @@ static const char *format_text(const te_quantizer *q, char *text, size_t size)
 }
 
 /* Bytes that an operand of n elements takes in one direction; in high precision when its role is not quantized. */
-double te_described_operand(const te_unit *unit, te_role role, double n)
+static double operand_bytes(const te_product_recipe *recipe, te_dtype compute, te_role role, double n)
 {
     static const double factor[] = {4, 1, 1};
-    if (!unit->recipe || !unit->recipe->quantized[role]) return n * (double)te_dtype_size(unit->compute);
-    const te_quantizer *q = &unit->recipe->quantizers[role];
+    if (!recipe || !recipe->quantized[role]) return n * (double)te_dtype_size(compute);
+    const te_quantizer *q = &recipe->quantizers[role];
     double rows = q->replicated ? 1 : q->block_rows, block = q->block_rows ? rows * q->block_cols : n;
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n > 0 ? n / block * factor[q->scale] : 0);
+}
+
+double te_described_operand(const te_unit *unit, te_role role, double n)
+{
+    return operand_bytes(unit->recipe, unit->compute, role, n);
 }
 
 static te_emit_way way_of(const te_describing *d, int value)
@@ -91,8 +96,7 @@ static double emitted_bytes(const te_describing *d, int value, char *detail, siz
     char format[64];
     const te_plan_value *v = &d->plan->values[value];
     double n = te_described_rows(d, v->space) * (double)v->width;
-    te_unit read = *product;
-    read.recipe = (te_product_recipe *)(uintptr_t)te_emitted_recipe(product);
+    const te_product_recipe *recipe = te_emitted_recipe(product);
     bool columns = te_emitted_columns(d->plan, product);
     bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
     if (way == TE_EMIT_STORED) {
@@ -101,9 +105,9 @@ static double emitted_bytes(const te_describing *d, int value, char *detail, siz
         return te_described_bytes(d, value, 0);
     }
     snprintf(detail, size, ", %squantize %s to %s, in %s", way == TE_EMIT_TWICE ? "twice: amax, " : "",
-             te_role_names[role], format_text(&read.recipe->quantizers[role], format, sizeof format),
+             te_role_names[role], format_text(&recipe->quantizers[role], format, sizeof format),
              d->device->exec.backend->emits ? "tiles" : "stripes");
-    return (rows + columns) * te_described_operand(&read, role, n);
+    return (rows + columns) * operand_bytes(recipe, product->compute, role, n);
 }
 
 /* What a first run that only measures reads and computes. */

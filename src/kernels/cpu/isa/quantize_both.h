@@ -94,18 +94,6 @@ TE_INLINE void te_put_codes(uint8_t *to, te_rounded_64 r, __m512i offsets, bool 
         _mm512_storeu_si512(to, moved);
 }
 
-/* Whether n factors are normal powers of two. */
-TE_INLINE bool te_normal_powers(const float *factors, int64_t n)
-{
-    uint32_t parts = 0, least = 0x7f800000u;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = te_f32_bits(factors[i]);
-        parts |= bits & 0x807fffffu;
-        least = bits < least ? bits : least;
-    }
-    return parts == 0 && least >= 0x800000u;
-}
-
 /* What a factor's exponent takes from that of an element; the size that an element must be above then, as bfloat16. */
 TE_INLINE int te_offset_under(float power, uint32_t smallest)
 {
@@ -153,8 +141,8 @@ TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)o
     {                                                                                                                  \
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
         int64_t blocks = (w->n + w->block - 1) / w->block, done = 0;                                                   \
-        bool powers = te_normal_powers(w->down, w->n) && (w->block == 32 || w->block % 64 == 0);                       \
-        for (int i = 0; i < w->rows && powers; i++) powers = te_normal_powers(w->along + i * w->step, blocks);         \
+        bool powers = te_powers_from(0x800000u, w->down, w->n) && (w->block == 32 || w->block % 64 == 0);              \
+        for (int i = 0; i < w->rows && powers; i++) powers = te_powers_from(0x800000u, w->along + i * w->step, blocks);\
         for (; powers && done + 64 <= w->n; done += 64)                                                                \
             if (w->block == 32 && w->past[1])                                                                          \
                 te_both_columns_##dtype(w, done, f, true, true, true);                                                 \

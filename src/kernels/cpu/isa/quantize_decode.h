@@ -75,17 +75,8 @@ TE_INLINE bool te_all_modest(const float *factors, int64_t n, float times)
     return most < 0x71800000u;
 }
 
-/* Whether all are powers of two under which no value of a byte leaves the normal numbers of bfloat16. */
-TE_INLINE bool te_all_powers(const float *factors, int64_t n)
-{
-    uint32_t parts = 0, least = 0x3f800000u;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = te_f32_bits(factors[i]);
-        parts |= bits & 0x807fffffu;
-        least = bits < least ? bits : least;
-    }
-    return parts == 0 && least >= 0x0d800000u; /* 2^-100 */
-}
+/* 2^-100: under powers of two from it on no value of a byte leaves the normal numbers of bfloat16. */
+enum { TE_LEAST_POWER = 0x0d800000 };
 
 /* How values go to memory: as float32, rounded to bfloat16, or cut to bfloat16, which holds them. */
 typedef enum te_decode_way { TE_WIDE, TE_ROUNDED, TE_CUT } te_decode_way;
@@ -171,7 +162,7 @@ TE_INLINE void te_factors_of_64(__m512 f[4], const float *factors, int64_t i, in
         past = past && (uintptr_t)to % 64 == 0;                                                                        \
         if (dtype == TE_F32)                                                                                           \
             te_decode_blocks_##format(to, TE_WIDE, stored, factors, n, block, times, past);                            \
-        else if (times == 1 && te_all_powers(factors, blocks))                                                         \
+        else if (times == 1 && te_powers_from(TE_LEAST_POWER, factors, blocks))                                        \
             te_decode_blocks_##format(to, TE_CUT, stored, factors, n, block, times, past);                             \
         else                                                                                                           \
             te_decode_blocks_##format(to, TE_ROUNDED, stored, factors, n, block, times, past);                         \

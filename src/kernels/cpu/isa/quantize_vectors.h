@@ -189,5 +189,17 @@ TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift firs
     return true;
 }
 
+/* Whether n factors are powers of two, none below the one with these bits. */
+TE_INLINE bool te_powers_from(uint32_t lowest, const float *factors, int64_t n)
+{
+    uint32_t parts = 0, least = 0x7f800000u;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = te_f32_bits(factors[i]);
+        parts |= bits & 0x807fffffu;
+        least = bits < least ? bits : least;
+    }
+    return parts == 0 && least >= lowest;
+}
+
 #endif
 #endif

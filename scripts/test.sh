@@ -100,12 +100,14 @@ c_tests() {
     fi
 }
 
-# count_specs STATUS LOG: what a run of specs said. A process that died, or a file that did not load, is a failure of its own.
+# count_specs STATUS LOG: what a run of specs said. A process that died, or a log without a test, is a failure of its own.
 count_specs() {
     good=$(grep -c '^ok ' "$2")
     bad=$(grep -c '^not ok ' "$2")
-    [ "$1" -ne 0 ] && [ "$bad" -eq 0 ] && bad=1
-    [ "$good" -eq 0 ] && [ "$bad" -eq 0 ] && bad=1
+    if [ "$bad" -eq 0 ] && { [ "$1" -ne 0 ] || [ "$good" -eq 0 ]; }; then
+        echo "FAILED: $good tests, then exit status $1, in ${2##*/}"
+        bad=1
+    fi
     [ "$bad" -eq 0 ] || grep -v -e '^ok ' -e '^# spec/.* @ [0-9]*: ' "$2"
     case $1 in # of timeout
     124 | 137) echo "FAILED: the time was over in $(grep '^# spec/.* @ [0-9]*: ' "$2" | tail -n 1 | cut -c 3-)" ;;

@@ -125,30 +125,22 @@ TE_HD static inline float te_log(float x)
 
 /* --- error function --------------------------------------------------------------------------------------------- */
 
-/* Below 0.91 an odd polynomial; beyond, 1 - e^g with g the logarithm of erfc; from 4 on the result is 1. */
+/* 1 - e^g with g = ln erfc |x|, which is |x| times a polynomial: near 0, where e^g is 1, the difference is e^g - 1 itself
+ * and keeps its relative accuracy. From 4 on the result is 1. */
 TE_HD static inline float te_erf(float x)
 {
-    float size = te_abs(x), t = size * size;
-    float p = TE_FMA(8.38239212e-5f, t, -8.14559811e-4f);
-    p = TE_FMA(p, t, 5.20128617e-3f);
-    p = TE_FMA(p, t, -2.68594995e-2f);
-    p = TE_FMA(p, t, 0.112836972f);
-    p = TE_FMA(p, t, -0.376126349f);
-    p = TE_FMA(p, t, 0.128379167f); /* 2 / sqrt(pi) - 1 */
-    float near = TE_FMA(size, p, size);
-
-    float v = size > 4.0f ? 4.0f : size;
-    float g = TE_FMA(-1.86844318e-5f, v, 4.04105638e-4f);
-    g = TE_FMA(g, v, -4.01359145e-3f);
-    g = TE_FMA(g, v, 2.46822406e-2f);
-    g = TE_FMA(g, v, -0.107576862f);
-    g = TE_FMA(g, v, -0.634003818f);
-    g = TE_FMA(g, v, -1.12918425f);
-    g = TE_FMA(g, v, 1.05330437e-4f);
-    te_exp_parts parts = te_exp_reduce(g);
+    float size = te_abs(x), v = size > 4.0f ? 4.0f : size;
+    float p = TE_FMA(9.38729318e-6f, v, -1.18856384e-4f);
+    p = TE_FMA(p, v, 6.37349789e-4f);
+    p = TE_FMA(p, v, -1.67565921e-3f);
+    p = TE_FMA(p, v, 1.6949464e-4f);
+    p = TE_FMA(p, v, 1.91478245e-2f);
+    p = TE_FMA(p, v, -0.102776304f);
+    p = TE_FMA(p, v, -0.636619568f);
+    p = TE_FMA(p, v, -0.128379166f); /* 1 - 2 / sqrt(pi) */
+    te_exp_parts parts = te_exp_reduce(TE_FMA(v, p, -v));
     float        scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
-    float        far = 1.0f - TE_FMA(scale, parts.expm1, scale);
-    return te_with_sign(size < 0.91f ? near : far, x);
+    return te_with_sign(TE_FMA(-scale, parts.expm1, 1.0f - scale), x);
 }
 
 /* --- sine and cosine -------------------------------------------------------------------------------------------- */

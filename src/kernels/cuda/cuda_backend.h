@@ -80,6 +80,11 @@ void te_cuda_note(te_exec *exec, const char *operation);
 /* Reports on standard error under TE_TRACE=dispatch. */
 void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* timing.c: milliseconds of a few runs of some work on the device, after one that is not counted; the status of the first run
+ * that fails, else of the measurement. */
+typedef te_status te_cuda_work(te_exec *exec, void *work);
+te_status te_cuda_time(te_exec *exec, te_cuda_work *run, void *work, float *ms);
+
 /* memory.c */
 te_status te_cuda_stages_open(te_exec *exec);
 void      te_cuda_stages_close(te_exec *exec);

@@ -150,6 +150,7 @@ te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_
 te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
 te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
+te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);

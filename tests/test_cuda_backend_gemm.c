@@ -1,5 +1,6 @@
 /* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes,
- * layouts, dtypes, biases, activations and accumulation; and the choice of algorithms, made once and kept on disk. */
+ * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is fused and one that is not, made once and kept
+ * on disk. */
 #include "cuda_backend.h"
 
 #include <cublasLt.h>
@@ -198,6 +199,88 @@ static void test_epilogue_declined(void)
     }
 }
 
+/* A product with bias and GELU, large enough to be timed, `repeats` times with `beta`; counts[0]: cuBLASLt's products,
+ * counts[1]: kernels of tetrain's own, of the last time alone. The results are compared with plain sums. */
+static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2])
+{
+    const int64_t size[] = {m, 160};
+    te_context *ctx = te_context_open(NULL);
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *b = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){160, 160}),
+              *bias = numbers_on(ctx, "cuda", TE_F32, 1, &size[1]), *c = te_tensor_new_like(a), *aux = te_tensor_new_like(a);
+    double *values = malloc((size_t)(m * 160) * sizeof *values), *arguments = malloc((size_t)(m * 160) * sizeof *values);
+    te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(b), .c = te_tensor_view(c), .bias = te_tensor_view(bias),
+                 .alpha = 0x1p-12f, .beta = beta};
+    if (beta == 0) {
+        g.activation = TE_ACT_GELU;
+        g.aux = te_tensor_view(aux);
+    }
+    int wrong = 0;
+    CHECK(te_tensor_fill(c, 3) == TE_OK && te_tensor_fill(aux, 0) == TE_OK);
+    for (int i = 0; i < repeats; i++) {
+        counts[0] = fake.count("cublasLtMatmul");
+        counts[1] = fake.count("cuLaunchKernel");
+        CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK, "%s", exec->message);
+        counts[0] = fake.count("cublasLtMatmul") - counts[0];
+        counts[1] = fake.count("cuLaunchKernel") - counts[1];
+    }
+    if (te_tensor_read(c, TE_F64, values) != TE_OK || te_tensor_read(aux, TE_F64, arguments) != TE_OK) abort();
+    for (int64_t i = 0; i < m * 160; i++) {
+        double sum = 0;
+        for (int64_t l = 0; l < 160; l++)
+            sum += ((double)((i / 160 * 160 + l) % 97) - 40) * ((double)((l * 160 + i % 160) % 97) - 40);
+        double x = sum * 0x1p-12 + (double)(i % 160 % 97) - 40, y = activated(g.activation, x);
+        if (beta != 0) y = 3 + repeats * x;
+        wrong += !(fabs(values[i] - y) <= 1e-5 * (1 + fabs(y)) && (beta != 0 || fabs(arguments[i] - x) <= 1e-5 * (1 + fabs(x))));
+    }
+    CHECK_MSG(wrong == 0, "%d of %lld values with beta %g", wrong, (long long)(m * 160), (double)beta);
+    free(arguments);
+    free(values);
+    te_tensor *tensors[] = {a, b, bias, c, aux};
+    for (int i = 0; i < 5; i++) te_tensor_release(tensors[i]);
+    te_context_release(ctx);
+}
+
+/* Whether the end is fused is timed once, and the answer outlives the context and the clock it was found with. */
+static void test_end(void)
+{
+    enum { SLOW = 100000, SMALL = 16 };
+    for (int slow = 0; slow < 2; slow++) {
+        int64_t m = 160 + 16 * slow; /* a product of its own */
+        uint64_t counts[2];
+        fake.set_epilogue_cost(slow ? SLOW : 0);
+        ended_product(0, 1, m, counts);
+        CHECK_MSG(counts[0] > 8 && counts[1] > 3, "%d products and %d kernels: nothing was timed", (int)counts[0], (int)counts[1]);
+        ended_product(0, 2, m, counts);
+        CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)slow, "%d products, %d kernels when an epilogue is %s", (int)counts[0],
+                  (int)counts[1], slow ? "slow" : "fast");
+        fake.set_epilogue_cost(slow ? 0 : SLOW);
+        ended_product(0, 1, m, counts);
+        CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)slow, "the answer was not kept");
+        each_cached(shorten);
+        ended_product(0, 2, m, counts);
+        CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)!slow, "a damaged answer was taken");
+        fake.set_epilogue_cost(SLOW);
+        ended_product(1, 2, m, counts);
+        CHECK_MSG(counts[0] == 1 && counts[1] == 0, "a product that adds to its result was timed with its end");
+        ended_product(0, 1, SMALL, counts);
+        CHECK_MSG(counts[0] == 1 && counts[1] == 0, "a small product was timed");
+    }
+    fake.set_epilogue_cost(0);
+}
+
+/* A library that has no memory, or no algorithm, for the second way leaves the first. */
+static void test_end_impossible(void)
+{
+    uint64_t counts[2];
+    fake.set_epilogue_cost(100000);
+    fake.fail_call("cublasLtMatmulAlgoGetHeuristic", 1, CUBLAS_STATUS_NOT_SUPPORTED); /* of the product alone */
+    ended_product(0, 2, 208, counts);
+    CHECK_MSG(counts[0] == 1 && counts[1] == 0, "%d products, %d kernels", (int)counts[0], (int)counts[1]);
+    fake.fail_call(NULL, 0, 0);
+    fake.set_epilogue_cost(0);
+}
+
 static void test_refusals(te_context *ctx)
 {
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
@@ -222,6 +305,8 @@ int main(void)
     te_context_release(ctx);
     test_choice();
     test_epilogue_declined();
+    test_end();
+    test_end_impossible();
     fake_close();
     return TEST_END();
 }

@@ -109,6 +109,41 @@ static void check_embeddings(void)
     check_embedding(TE_F64, TE_F64, DENSE, TE_I64, 33);
 }
 
+/* --- classes ----------------------------------------------------------------------------------------------------- */
+
+/* The place and the value of the first fault, and of those that are none. */
+static void check_classes(te_dtype dtype, layout l, double ignored)
+{
+    enum { CLASSES = 19, ROWS = 7, COLUMNS = 61 };
+    int64_t shape[2] = {ROWS, COLUMNS};
+    twins t = twins_new(dtype, l, 2, shape);
+    each(&t, NULL, CLASSES);
+    int64_t place[] = {5 * COLUMNS + 3, 2 * COLUMNS + 60}, at[2];
+    for (int i = 0; i < 2; i++)
+        at[i] = place[i] / COLUMNS * t.gpu.stride[0] + place[i] % COLUMNS * t.gpu.stride[1];
+    te_store_f64(t.gpu.data, dtype, at[0], ignored);
+    CHECK_PLAN(te_cuda_plan_check_classes(&cuda.exec, &plan, &t.gpu, CLASSES, ignored));
+    te_store_f64(t.gpu.data, dtype, at[0], CLASSES + 1);
+    te_store_f64(t.gpu.data, dtype, at[1], CLASSES);
+    CHECK(te_cuda_plan_check_classes(&cuda.exec, &plan, &t.gpu, CLASSES, ignored) == TE_OK);
+    CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT &&
+                  strcmp(cuda.exec.message, "cross_entropy: target 19 at position 182 is not a class from 0 to 18") == 0,
+              "%s: %s", te_dtype_name(dtype), cuda.exec.message);
+    twins_free(&t);
+}
+
+static void check_all_classes(void)
+{
+    check_classes(TE_I64, DENSE, -100);
+    check_classes(TE_I32, SWAPPED, -1);
+    check_classes(TE_I64, PADDED, 19 + 100);
+    check_classes(TE_U8, DENSE, 255);
+    int64_t shape[1] = {4};
+    twins t = twins_new(TE_F32, DENSE, 1, shape);
+    CHECK(te_cuda_plan_check_classes(&cuda.exec, &plan, &t.gpu, 3, -100) == TE_ERROR_ARGUMENT);
+    twins_free(&t);
+}
+
 /* --- gather and scatter_add -------------------------------------------------------------------------------------- */
 
 static void check_index(te_dtype dtype, layout l, te_dtype index_dtype, int dim, const int64_t *whole_shape,
@@ -208,6 +243,7 @@ int main(void)
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
     nvrtc_open(&cuda.nvrtc);
     check_embeddings();
+    check_all_classes();
     check_indices();
     check_selects();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);

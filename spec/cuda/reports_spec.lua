@@ -55,6 +55,41 @@ describe("ids out of range on CUDA", function()
         te.synchronize("cuda")
     end)
 
+    describe("as targets of cross_entropy", function()
+        local function logits() return te.ones({ 4, 3 }, { device = "cuda", requires_grad = true }) end
+
+        it("come after the step, with operation, target and place", function()
+            local x = logits()
+            local loss = te.cross_entropy(x, ids(0, 2, 3, -1)) -- no error yet
+            loss:backward()
+            assert.error_matches(function() loss:item() end, "cross_entropy: target 3 at position 2 is not a class from 0 to 2")
+            assert.near(math.log(3), te.cross_entropy(x, ids(0, 2, 1, 1)):item(), 1e-6) -- said once
+        end)
+
+        it("are none where they are ignored", function()
+            local loss = te.cross_entropy(logits(), ids(0, -100, 1, 2))
+            assert.near(math.log(3), loss:item(), 1e-6)
+            loss = te.cross_entropy(logits(), ids(0, 7, 1, 7), { ignore_index = 7, label_smoothing = 0.25 })
+            assert.near(math.log(3), loss:item(), 1e-6)
+            te.cross_entropy(logits(), ids(0, -100, 1, 7), { ignore_index = 7 })
+            assert.error_matches(function() te.synchronize("cuda") end, "target %-100 at position 1")
+        end)
+
+        it("are found in a graph, whose loss is then not a number", function()
+            local x = logits():detach()
+            local graph = te.graph(function(targets) return te.cross_entropy(x, targets) end,
+                { te.tensor({ 0, 1, 2, 0 }, { dtype = "int64" }) }, { device = "cuda", warmup = 1 })
+            local function loss(...) return graph(te.tensor({ ... }, { dtype = "int64" })) end
+            assert.near(math.log(3), loss(2, 2, 2, 2):item(), 1e-6)
+            assert.near(math.log(3), loss(1, -100, 2, 2):item(), 1e-6)
+            local wrong = loss(0, 1, 1, 9)
+            assert.error_matches(function() te.synchronize("cuda") end,
+                "cross_entropy: target 9 at position 3 is not a class from 0 to 2")
+            assert.is_true(wrong:item() ~= wrong:item())
+            assert.near(math.log(3), loss(0, 1, 1, 0):item(), 1e-6)
+        end)
+    end)
+
     it("name ids that do not fit 32 bits by the nearest that does", function()
         te.embedding(rows(5), ids(2 ^ 40))
         assert.error_matches(function() te.synchronize("cuda") end, "embedding: id 2147483647 at position 0")

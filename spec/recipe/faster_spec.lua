@@ -97,6 +97,96 @@ describe("te.autocast{ when = \"faster\" }", function()
             assert.equal(6, asked)
         end)
 
+        describe("and attention", function()
+            local fp8 = te.recipe.Float8CurrentScaling { fp8_dpa = true }
+            local described
+
+            -- FP8 pays for what attends over 64 tokens and more.
+            local function pretend()
+                described = {}
+                faster.seconds = function(case, recipe)
+                    if not case.attention then return 1 end
+                    asked = asked + 1
+                    described[#described + 1] = tostring(case.attention)
+                    return (recipe == faster.plain()) == (case.attention.seq >= 64) and 2 or 1
+                end
+            end
+
+            local function rows(...)
+                te.manual_seed(4)
+                return te.randn({ ... }, { device = "cpu" }):to "cuda"
+            end
+            local function attention()
+                te.manual_seed(3)
+                return te.Sequential(te.GroupedQueryAttention(32, 4, 2)):to "cuda"
+            end
+            local function explained(recipe, x, ...)
+                local model = attention()
+                return te.autocast({ dtype = "bfloat16", recipe = recipe, when = "faster" }, function(...)
+                    return tostring(model:explain(...))
+                end, x, ...)
+            end
+            local function find(text, part) assert.truthy(text:find(part, 1, true), text) end
+
+            it("is measured for the sequences it attends over", function()
+                pretend()
+                local text = explained(fp8, rows(2, 16, 32))
+                find(text, "GroupedQueryAttention.attention, product 2 of 3: bfloat16: measured 0.50 times as fast as bfloat16")
+                assert.falsy(text:find("self_attention of float8_e4m3", 1, true))
+                text = explained(fp8, rows(1, 64, 32))
+                find(text, "GroupedQueryAttention.attention, product 2 of 3: the recipe: measured 2.00 times as fast as bfloat16")
+                find(text, "self_attention of float8_e4m3")
+                assert.equal(4, asked)
+                faster.forget() -- another process finds it on disk
+                assert.equal(text, explained(fp8, rows(1, 64, 32)))
+                assert.equal(4, asked)
+                assert.equal("2 x 16 tokens in 4 heads of 8 on 2 causal=true window_left=-1", described[1])
+            end)
+
+            it("takes packed sequences as equally long", function()
+                pretend()
+                local lens = te.tensor({ 7, 3, 54 }, { dtype = "int32", device = "cuda" })
+                find(explained(fp8, rows(64, 32), lens), "product 2 of 3: bfloat16: measured 0.50")
+                assert.truthy(described[1]:find("3 x 22 tokens", 1, true))
+                find(explained(fp8, rows(64, 32)), "product 2 of 3: the recipe: measured 2.00")
+            end)
+
+            it("is not where the recipe leaves it in high precision", function()
+                pretend()
+                local text = explained(te.recipe.Float8CurrentScaling {}, rows(2, 16, 32))
+                assert.equal(0, asked)
+                assert.falsy(text:find("attention, product", 1, true))
+            end)
+
+            it("chooses between the bits of the two", function()
+                pretend()
+                local function result(opts, seq)
+                    local module, q = te.DotProductAttention { causal = true }, rows(1, 2, seq, 16)
+                    opts.dtype = "bfloat16"
+                    return values(te.autocast(opts, module, q, q * 0.5, q + 1))
+                end
+                local faster_, always, never = { recipe = fp8, when = "faster" }, { recipe = fp8 }, {}
+                assert.same(result(never, 16), result(faster_, 16))
+                assert.not_same(result(always, 16), result(faster_, 16))
+                assert.same(result(always, 64), result(faster_, 64))
+                assert.not_same(result(never, 64), result(faster_, 64))
+                assert.equal("1 x 16 tokens in 2 heads of 16 causal=true window_left=-1", described[1])
+            end)
+
+            it("makes steps of the same sizes to be measured", function()
+                local module, lens = te.MultiHeadedSelfAttention(32, 2), te.tensor({ 5, 11 }, { dtype = "int32", device = "cuda" })
+                local attentions = require "te.recipe.faster_attention"
+                local q, k = rows(1, 2, 16, 16), rows(1, 1, 24, 16)
+                for _, attention in ipairs { attentions.describe(module, rows(16, 32), lens),
+                    attentions.describe(module, rows(2, 8, 32)), attentions.describe(te.DotProductAttention(), q, k, k) } do
+                    local case = { device = "cuda", dtype = "bfloat16", attention = attention }
+                    assert.is_true(seconds(case, fp8) > 0)
+                    assert.is_true(seconds(case, faster.plain()) > 0)
+                end
+                assert.is_nil(attentions.describe(te.DotProductAttention(), q))
+            end)
+        end)
+
         it("leaves no trace of measuring in a step, and none in a checkpointed stretch", function()
             local function run(measures)
                 faster.seconds = function(case, recipe)

@@ -228,6 +228,10 @@ struct te_backend {
     te_status (*embedding)(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids);
     te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids);
 
+    /* Elements that are neither from 0 to classes - 1 nor `ignored` are an error naming the first, where the host next waits;
+     * int64, int32 or uint8. NULL where memory is the host's. */
+    te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
+
     /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src. */
     te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
     te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);

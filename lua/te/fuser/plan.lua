@@ -162,7 +162,7 @@ function Plan.of(program, env, step)
         if part.group then
             for v, convert in pairs(part.convert or {}) do env[v] = convert(env[v], env[part.inputs[1]].device) end
             if mode.on and part.products then
-                mode.prepare(part.products, env[part.inputs[1]])
+                mode.prepare(part.products, env[part.inputs[1]], env[part.lens])
                 add_choices(plan, part.products)
             end
             local args, n = arguments(part, env)

@@ -226,6 +226,7 @@ local function make_group(g, first, last, readers)
         for _, product in ipairs(step.products or { step.product }) do
             part.products = part.products or {}
             part.products[#part.products + 1] = product
+            if product.attends then part.lens = step.inputs[2] end
         end
     end
     for i = first, last do

@@ -120,7 +120,7 @@ end
 local function run_group(part, env, owned)
     if part.convert then convert_inputs(part, env) end
     if part.joined then return run_joined(part, env, owned) end
-    if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]]) end
+    if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]], env[part.lens]) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end
     for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
@@ -178,7 +178,7 @@ end
 function run.single(program, ...)
     local part, args, n = program.parts[1], program.args or {}, program.n_inputs
     local params = part.params
-    if mode.on and part.products then mode.prepare(part.products, (...)) end
+    if mode.on and part.products then mode.prepare(part.products, (...), part.lens and (select(part.lens, ...))) end
     program.args = nil -- in use
     for i = 1, n do args[i] = (select(i, ...)) end
     for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end

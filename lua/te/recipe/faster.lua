@@ -1,7 +1,8 @@
 --- te.autocast{ when = "faster" }: whether a product's low precision pays on this device.
 --
 -- A linear layer of the product's shape makes a step both ways, forward and backward, and the faster way is kept: in memory,
--- and on disk beside compiled kernels, by device, recipe, dtype and shape. The CPU multiplies no bytes, so there it never pays.
+-- and on disk beside compiled kernels, by device, recipe, dtype and shape. So does an attention that the recipe would give FP8
+-- operands (te.recipe.faster_attention). The CPU multiplies no bytes, so there it never pays.
 -- Nothing is measured where it would leave traces, while a graph is recorded: the recipe is used, and nothing is kept.
 
 local te = require "te"
@@ -20,18 +21,23 @@ function faster.plain()
     return plain
 end
 
---- Seconds of a step of a linear layer {tokens, in} to {tokens, out}.
-function faster.seconds(case, recipe)
+-- A step of a linear layer {tokens, in} to {tokens, out}.
+local function linear_step(case, recipe)
     local layer = te.Linear(case.width_in, case.width_out, { bias = false }):to(case.device)
     local count = case.tokens * case.width_in
     local x = te.sin(te.arange(1, count, 1, { dtype = "float32", device = case.device })):view { case.tokens, case.width_in }
     x = x:to(case.dtype):detach()
     x.requires_grad = true
-    local function step()
+    return function()
         local y = te.autocast({ dtype = case.dtype, recipe = recipe, when = "always" }, layer, x)
         y:backward(y:detach())
         te.no_grad(layer.weight.mul_, layer.weight, 1) -- as an optimizer would: it is quantized in every step
     end
+end
+
+--- Seconds of a step of the case under a recipe.
+function faster.seconds(case, recipe)
+    local step = case.attention and require("te.recipe.faster_attention").step(case, recipe) or linear_step(case, recipe)
     for _ = 1, WARMUP do step() end
     te.synchronize(case.device)
     local start = core.clock()
@@ -84,13 +90,17 @@ local function measure(case, recipe)
     return high / low
 end
 
+local function shape_text(case)
+    if case.attention then return "attention of " .. tostring(case.attention) end
+    return ("%d x %d to %d"):format(case.tokens, case.width_in, case.width_out)
+end
+
 --- Whether `recipe` pays for a product, and the reason as text.
----@param case table  device, name (of the device), dtype, tokens, width_in, width_out
+---@param case table  device, name (of the device), dtype; tokens, width_in, width_out, or attention
 function faster.decide(case, recipe)
     if case.device:find "^cpu" then return false, "the cpu multiplies no low precision" end
     if not loaded then load() end
-    local key = ("%s, %s, %s, %d x %d to %d"):format(case.name, tostring(recipe), case.dtype, case.tokens, case.width_in,
-        case.width_out)
+    local key = ("%s, %s, %s, %s"):format(case.name, tostring(recipe), case.dtype, shape_text(case))
     if not known[key] then
         if require("te.graph").before_launch() then return true, "not measured while a graph is recorded" end
         keep(key, measure(case, recipe))

@@ -53,9 +53,10 @@ function mode.weight(module, key, tensor)
     return require("te.recipe.parameters").quantized(mode.product(module, key), tensor, mode.init)
 end
 
---- Makes products ready to run under the recipe in force, on the rows of x.
-function mode.prepare(products, x)
-    require("te.recipe.products").prepare(products, mode.recipe, mode.faster and mode.enabled and x or nil)
+--- Makes products ready to run under the recipe in force, on the rows of x; beyond it what an attention among them has beside:
+--- the lengths of packed sequences, or k and v.
+function mode.prepare(products, x, ...)
+    require("te.recipe.products").prepare(products, mode.recipe, mode.faster and mode.enabled and x or nil, ...)
 end
 
 --- y = x weight^T + bias under the recipe in force, which is not None.
@@ -68,7 +69,7 @@ end
 --- fn(...), an attention, with operands quantized as the recipe in force says.
 function mode.attention(module, fn, ...)
     local product = mode.product(module, module.attention_key)
-    mode.prepare { product }
+    mode.prepare({ product }, ...)
     return core.with_product(product.state, fn, ...)
 end
 

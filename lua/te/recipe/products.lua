@@ -68,37 +68,56 @@ local function weight_of(product)
     return product.owner[product.name]
 end
 
-local function decide(product, recipe, x, tokens, dtype)
+-- What there is to measure: of a linear layer its sizes, of an attention how it attends; nil: nothing that could be chosen.
+local function case_of(product, recipe, x, tokens, ...)
+    if product.attends then
+        if not recipe:resolve { module_type = "attention", tensor_type = "input" } then return nil end
+        local attention = require("te.recipe.faster_attention").describe(product.owner, x, ...)
+        return attention and { attention = attention }
+    end
     local weight = weight_of(product)
-    if not te.is_tensor(weight) or core.is_quantized(weight) then return recipe, nil end
-    local case = { device = x.device, name = core.device_title(x.device), dtype = dtype, tokens = tokens,
-        width_in = weight.shape[2], width_out = weight.shape[1] }
+    if not te.is_tensor(weight) or core.is_quantized(weight) then return nil end
+    return { tokens = tokens, width_in = weight.shape[2], width_out = weight.shape[1] }
+end
+
+local function decide(product, recipe, x, tokens, dtype, ...)
+    local case = case_of(product, recipe, x, tokens, ...)
+    if not case then return recipe, nil end
+    case.device, case.name, case.dtype = x.device, core.device_title(x.device), dtype
     local faster = require "te.recipe.faster"
     local pays, reason = faster.decide(case, recipe)
     if pays then return recipe, "the recipe: " .. reason end
     return faster.plain(), dtype .. ": " .. reason
 end
 
+-- How rows are told apart: a linear layer knows their number, an attention its sequences.
+local function rows_of(product, x, ...)
+    if not product.attends then return nil end
+    local text = table.concat(x.shape, " ")
+    local other = ...
+    return te.is_tensor(other) and text .. ", " .. table.concat(other.shape, " ") or text
+end
+
 -- The recipe that a product of x's rows runs under, decided once per number of rows.
-local function choose(product, recipe, x)
-    local shape, dtype = x.shape, core.compute_dtype() or x.dtype
+local function choose(product, recipe, x, ...)
+    local rows, shape, dtype = rows_of(product, x, ...), x.shape, core.compute_dtype() or x.dtype
     local tokens = x:numel() / math.max(shape[#shape] or 1, 1)
     local last, options = product.decided, recipe:options()
-    if not last or last.tokens ~= tokens or last.dtype ~= dtype or last.recipe ~= recipe or last.options ~= options
+    if not last or last.tokens ~= tokens or last.rows ~= rows or last.dtype ~= dtype or last.recipe ~= recipe or last.options ~= options
         or last.device ~= x.device then
-        last = { tokens = tokens, dtype = dtype, recipe = recipe, options = options, device = x.device }
-        last.wanted, last.choice = decide(product, recipe, x, tokens, dtype)
+        last = { tokens = tokens, rows = rows, dtype = dtype, recipe = recipe, options = options, device = x.device }
+        last.wanted, last.choice = decide(product, recipe, x, tokens, dtype, ...)
         product.decided = last
     end
     return last.wanted, last.choice
 end
 
 --- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those alone that it makes faster.
-function products.prepare(list, recipe, x)
+function products.prepare(list, recipe, x, ...)
     for i = 1, #list do
         local product, wanted = list[i], recipe
         product.choice = nil
-        if x then wanted, product.choice = choose(product, recipe, x) end
+        if x then wanted, product.choice = choose(product, recipe, x, ...) end
         local options = wanted:options()
         if product.recipe ~= wanted or product.options ~= options then
             local made = form(wanted, product)

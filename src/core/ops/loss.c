@@ -3,9 +3,14 @@
 
 #include <math.h>
 
-/* Every target is a class or the ignored index. */
+/* Every target is a class or the ignored index: found by the device, for which nobody waits, or by the host. */
 static te_status check_targets(te_call *call, te_tensor *target, int64_t classes, double ignored)
 {
+    te_exec *exec = te_call_exec(call, target);
+    if (exec->backend->check_classes) {
+        te_view view = te_tensor_view(target);
+        return te_call_kernel(call, exec, exec->backend->check_classes(exec, &view, classes, ignored));
+    }
     int64_t n = te_tensor_numel(target);
     int64_t *ids = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *ids);
     if (!ids) return te_fail_memory(call->ctx, call->op->name);
@@ -18,7 +23,8 @@ static te_status check_targets(te_call *call, te_tensor *target, int64_t classes
     return status;
 }
 
-/* In a graph, where the host does not look: a loss whose target is no class is not a number. Takes over the losses. */
+/* In a graph, whose steps nobody looks at before they are made: a loss whose target is no class is not a number, so that
+ * te.optim.grad_clip lets no weight change. Takes over the losses. */
 static te_tensor *mark_targets(te_call *call, te_tensor *losses, te_tensor *target, int64_t classes)
 {
     te_arg args[] = {TE_A_TENSOR(losses), TE_A_TENSOR(target), TE_A_NUMBER((double)classes),
@@ -44,7 +50,7 @@ static te_status cross_entropy_forward(te_call *call)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "label_smoothing must lie in [0, 1], not %g", smoothing);
     int64_t classes = x->shape[x->ndim - 1];
     bool captured = call->ctx->capture != NULL;
-    te_status status = captured ? TE_OK : check_targets(call, target, classes, call->attr[0].number);
+    te_status status = check_targets(call, target, classes, call->attr[0].number);
     if (status != TE_OK) return status;
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
     bool smooth = smoothing != 0;

@@ -24,6 +24,7 @@ static const te_backend backend = {
     .copy = te_cuda_copy,
     .embedding = te_cuda_embedding,
     .embedding_backward = te_cuda_embedding_backward,
+    .check_classes = te_cuda_check_classes,
     .gather = te_cuda_gather,
     .scatter_add = te_cuda_scatter_add,
     .arg_reduce = te_cuda_arg_reduce,

@@ -80,6 +80,11 @@ void te_cuda_note(te_exec *exec, const char *operation);
 /* Reports on standard error under TE_TRACE=dispatch. */
 void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* timing.c: milliseconds of a few runs of some work on the device, after one that is not counted; the status of the first run
+ * that fails, else of the measurement. */
+typedef te_status te_cuda_work(te_exec *exec, void *work);
+te_status te_cuda_time(te_exec *exec, te_cuda_work *run, void *work, float *ms);
+
 /* memory.c */
 te_status te_cuda_stages_open(te_exec *exec);
 void      te_cuda_stages_close(te_exec *exec);
@@ -145,6 +150,7 @@ te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_
 te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
 te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
+te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);

@@ -3,7 +3,8 @@
  * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
  * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride
  * in either dimension are only described; others are copied. What no epilogue does (float64, an activation together
- * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it.
+ * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so does
+ * what is measured to be faster that way (gemm_end.c).
  */
 #include "gemm.h"
 
@@ -48,8 +49,7 @@ static te_status check(te_exec *exec, const te_gemm *g, bool bytes)
 
 /* --- dense copies ------------------------------------------------------------------------------------------------- */
 
-/* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
-static te_view dense_like(te_exec *exec, const te_view *v, te_dtype dtype)
+te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype)
 {
     te_view d = *v;
     int64_t step = 1;
@@ -73,7 +73,7 @@ static te_status copy_once(te_exec *exec, const te_view *dst, const te_view *src
 
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype)
 {
-    te_view dense = dense_like(exec, v, dtype);
+    te_view dense = te_cuda_gemm_room(exec, v, dtype);
     if (dense.data && copy_once(exec, &dense, v) != TE_OK) {
         exec->scratch_free(exec, dense.data);
         dense.data = NULL;
@@ -159,17 +159,12 @@ static bool aligned_lines(const te_view *c)
     return lines * (int64_t)te_dtype_size(c->dtype) % 16 == 0 && (uintptr_t)c->data % 16 == 0;
 }
 
-static bool has_end(const te_gemm *g)
-{
-    return te_view_present(&g->bias) || te_view_present(&g->aux) || g->activation != TE_ACT_NONE;
-}
-
 /* Why cuBLASLt cannot write c as it is asked for; NULL when it can. */
 static const char *decline_direct(const te_gemm *g, bool bytes)
 {
     int m = g->c.ndim - 2;
     bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux), acts = g->activation != TE_ACT_NONE;
-    bool tail = has_end(g);
+    bool tail = te_cuda_gemm_has_end(g);
     bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
                     g->aux.dtype == g->c.dtype && (uintptr_t)g->aux.data % 16 == 0;
     if (g->a.shape[m + 1] == 0) return "the sum is empty";
@@ -193,22 +188,6 @@ static int32_t epilogue_of(const te_gemm *g)
     if (g->activation == TE_ACT_GELU && aux) return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     if (g->activation == TE_ACT_GELU) return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
     return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-}
-
-/* The bias dense, in c's dtype and aligned as its vectors are read. */
-static te_status bias_of(te_exec *exec, const te_gemm *g, const void **bias, void **lent)
-{
-    *lent = NULL;
-    *bias = g->bias.data;
-    if (!te_view_present(&g->bias)) return TE_OK;
-    bool dense_already = g->bias.dtype == g->c.dtype && (g->bias.stride[0] == 1 || g->bias.shape[0] == 1);
-    if (dense_already && (uintptr_t)g->bias.data % 16 == 0) return TE_OK;
-    te_view dense = g->bias;
-    dense.dtype = g->c.dtype;
-    dense.stride[0] = 1;
-    dense.data = *lent = exec->scratch(exec, (size_t)dense.shape[0] * te_dtype_size(dense.dtype));
-    *bias = dense.data;
-    return dense.data ? te_cuda_copy(exec, &dense, &g->bias) : TE_ERROR_MEMORY;
 }
 
 /* --- batches ------------------------------------------------------------------------------------------------------ */
@@ -265,29 +244,57 @@ static void describe_narrow(te_cuda_product *p, const te_gemm *g, const te_cuda_
     p->fast = g->fast_sums;
 }
 
-/* The last batch dimension is cuBLASLt's; the ones before it are walked here. */
-static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const float *scales,
-                             const te_cuda_narrow *narrow)
+/* The product of the last batch dimension, which is cuBLASLt's; addresses are looked at later. */
+static te_cuda_product describe(te_exec *exec, const te_gemm *g, const batches *r, bool scales, const te_cuda_narrow *narrow)
 {
-    batches r = batches_of(g);
-    join_rows(&r, g);
     bool swap = row_major(&g->c);
+    int last = r->n - 1, first = swap ? 1 : 0;
     te_cuda_product p;
     memset(&p, 0, sizeof p);
     describe_matrices(&p, g);
-    int last = r.n - 1, first = swap ? 1 : 0;
-    p.batch = r.n ? r.extent[last] : 1;
-    p.step_a = r.n ? r.step[first][last] : 0;
-    p.step_b = r.n ? r.step[1 - first][last] : 0;
-    p.step_d = r.n ? r.step[2][last] : 0;
+    p.batch = r->n ? r->extent[last] : 1;
+    p.step_a = r->n ? r->step[first][last] : 0;
+    p.step_b = r->n ? r->step[1 - first][last] : 0;
+    p.step_d = r->n ? r->step[2][last] : 0;
     p.input_a = swap ? g->b.dtype : g->a.dtype;
     p.input_b = swap ? g->a.dtype : g->b.dtype;
     p.output = g->c.dtype;
     p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
     p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
-    p.device_scales = scales != NULL;
+    p.device_scales = scales;
     if (narrow) describe_narrow(&p, g, narrow);
+    return p;
+}
+
+static void align(te_cuda_product *p, const void *a, const void *b, const void *d)
+{
+    p->align_a = alignment(a);
+    p->align_b = alignment(b);
+    p->align_d = alignment(d);
+}
+
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow, te_cuda_product *p)
+{
+    te_gemm g = *gemm;
+    batches r = batches_of(&g);
+    join_rows(&r, &g);
+    *p = describe(exec, &g, &r, scales, narrow);
+    bool swap = row_major(&g.c);
+    align(p, swap ? g.b.data : g.a.data, swap ? g.a.data : g.b.data, g.c.data);
+    return r.n <= 1;
+}
+
+/* Batch dimensions before the last one are walked here. */
+te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales,
+                               const te_cuda_narrow *narrow)
+{
+    te_gemm g = *gemm;
+    batches r = batches_of(&g);
+    join_rows(&r, &g);
+    bool swap = row_major(&g.c);
+    int last = r.n - 1, first = swap ? 1 : 0;
+    te_cuda_product p = describe(exec, &g, &r, scales != NULL, narrow);
     int64_t products = 1;
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;
@@ -297,53 +304,18 @@ static te_status run_batches(te_exec *exec, te_gemm *g, const void *bias, const 
             for (int o = 0; o < 4; o++) at[o] += rest % r.extent[i] * r.step[o][i];
             rest /= r.extent[i];
         }
-        int64_t in = (int64_t)te_dtype_size(g->a.dtype), out = (int64_t)te_dtype_size(g->c.dtype);
-        char *a = (char *)g->a.data + at[0] * in, *b = (char *)g->b.data + at[1] * in,
-             *c = (char *)g->c.data + at[2] * out;
+        int64_t in = (int64_t)te_dtype_size(g.a.dtype), out = (int64_t)te_dtype_size(g.c.dtype);
+        char *a = (char *)g.a.data + at[0] * in, *b = (char *)g.b.data + at[1] * in, *c = (char *)g.c.data + at[2] * out;
         te_cuda_product_data data = {
-            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g->aux.data, .alpha = g->alpha,
-            .device_alpha = scales, .device_beta = scales ? scales + (g->beta != 0 ? 1 : 2) : NULL};
+            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g.aux.data, .alpha = g.alpha,
+            .device_alpha = scales, .device_beta = scales ? scales + (g.beta != 0 ? 1 : 2) : NULL};
         if (narrow) {
             data.factors_a = narrow->factors[first];
             data.factors_b = narrow->factors[1 - first];
         }
-        p.align_a = alignment(data.a);
-        p.align_b = alignment(data.b);
-        p.align_d = alignment(data.d);
+        align(&p, data.a, data.b, data.d);
         status = te_cuda_product_run(exec, &p, &data);
     }
-    return status;
-}
-
-static te_status run_direct(te_exec *exec, te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
-{
-    const void *bias;
-    void *lent;
-    te_status status = bias_of(exec, g, &bias, &lent);
-    if (status == TE_OK) status = run_batches(exec, g, bias, scales, narrow);
-    if (lent) exec->scratch_free(exec, lent);
-    return status;
-}
-
-/* The product alone, dense and in the accumulator's dtype; then one pass that does the rest. */
-static te_status run_finished(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
-{
-    te_view product = g->c;
-    for (int i = 0; i < product.ndim; i++) product.stride[i] = 1; /* no dimension repeats */
-    product = dense_like(exec, &product, g->c.dtype == TE_F64 ? TE_F64 : TE_F32);
-    if (!product.data) return TE_ERROR_MEMORY;
-    te_gemm plain = {.a = g->a, .b = g->b, .c = product, .alpha = g->alpha, .fast_sums = g->fast_sums};
-    te_status status;
-    if (g->a.shape[g->a.ndim - 1] == 0) {
-        te_cuda_device *d = te_cuda(exec);
-        size_t bytes = (size_t)te_view_numel(&product) * te_dtype_size(product.dtype);
-        status = te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(product.data), 0, bytes, d->stream),
-                                "matrix product");
-    } else {
-        status = run_batches(exec, &plain, NULL, scales, narrow);
-    }
-    if (status == TE_OK) status = te_cuda_gemm_finish(exec, g, &product);
-    exec->scratch_free(exec, product.data);
     return status;
 }
 
@@ -367,11 +339,7 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
         if (status == TE_OK) status = describable_operand(exec, &g.b, &lent_b);
     }
     if (status == TE_OK)
-        status = reason ? run_finished(exec, &g, scales, narrow) : run_direct(exec, &g, scales, narrow);
-    if (status == TE_ERROR_UNSUPPORTED && !reason && has_end(&g)) {
-        te_cuda_trace(exec, "dispatch: matrix product in two passes: cuBLASLt has no algorithm with this epilogue\n");
-        status = run_finished(exec, &g, scales, narrow);
-    }
+        status = reason ? te_cuda_gemm_apart(exec, &g, scales, narrow) : te_cuda_gemm_ended(exec, &g, scales, narrow);
     if (lent_a) exec->scratch_free(exec, lent_a);
     if (lent_b) exec->scratch_free(exec, lent_b);
     return status;
@@ -407,6 +375,7 @@ void te_cuda_gemm_close(te_exec *exec)
     if (!blas) return;
     te_cuda_plans_close(exec, blas);
     te_cuda_finishes_close(exec, blas);
+    te_cuda_ends_close(exec, blas);
     blas->library.cublasLtDestroy(blas->handle);
     te_mem_free(exec->mem, blas, sizeof *blas);
     te_cuda(exec)->blas = NULL;

@@ -1,5 +1,5 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_finish.c does what its epilogues lack. Quantized operands go as bytes with their factors where the device multiplies
+ * gemm_end.c decides whether bias and activation are its epilogue or a pass of their own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device multiplies
  * them (gemm_narrow.c), else decoded (gemm_quantized.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
@@ -42,6 +42,8 @@ typedef struct te_cuda_blas {
     size_t               capacity, n_plans;
     int                  candidates; /* algorithms that are timed for a product */
     te_program          *finish[TE_CUDA_FINISHES];
+    struct te_cuda_end  *ends; /* gemm_end.c, open addressing */
+    size_t               ends_capacity, n_ends;
 } te_cuda_blas;
 
 /* The library and its handle, from the first use on. */
@@ -49,6 +51,9 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
 
 /* TE_ERROR_UNSUPPORTED: the library has no algorithm for it. */
 te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
+/* Whether it is large enough for its ways to be timed; and what measurements of it are kept under on disk. */
+bool       te_cuda_product_timed(const te_cuda_product *product);
+te_hash128 te_cuda_product_key(te_exec *exec, const te_cuda_product *product);
 void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
 
 /* gemm_quantized.c: te_cuda_gemm where a or b is quantized. */
@@ -62,6 +67,22 @@ typedef struct te_cuda_narrow {
 /* te_cuda_gemm of plain operands, or with `narrow` of bytes that are multiplied as they are; with {alpha, beta, 0} from
  * device memory, NULL: those of the gemm. */
 te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales, const te_cuda_narrow *narrow);
+
+/* Its parts. The product as it is, `bias` being what the epilogue reads; and its description where it is a single one. */
+te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales, const te_cuda_narrow *narrow);
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow, te_cuda_product *p);
+/* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
+te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype);
+
+/* gemm_end.c. Whether there is something after the product. */
+static inline bool te_cuda_gemm_has_end(const te_gemm *g)
+{
+    return te_view_present(&g->bias) || te_view_present(&g->aux) || g->activation != TE_ACT_NONE;
+}
+/* The product with its end: fused where that is not slower; and with a pass of its own after it. */
+te_status te_cuda_gemm_ended(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow);
+te_status te_cuda_gemm_apart(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow);
+void      te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas);
 
 /* gemm_narrow.c: the product of operands that te_cuda_decline_narrow lets pass; TE_ERROR_UNSUPPORTED where the library declines after all. */
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);

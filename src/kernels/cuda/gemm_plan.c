@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-enum { REPEATS = 3, WORKSPACE = 32 << 20 };
+enum { WORKSPACE = 32 << 20 };
 static const double worth_timing = 4e6; /* multiplications */
 
 struct te_cuda_gemm_plan {
@@ -22,6 +22,8 @@ struct te_cuda_gemm_plan {
     size_t workspace;
     bool unsupported; /* the library has no algorithm for it */
 };
+
+static te_hash128 hash_of(const te_cuda_product *p) { return te_hash128_add(TE_HASH128_START, p, sizeof *p); }
 
 static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus_t r, const te_cuda_product *p)
 {
@@ -184,53 +186,43 @@ static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm
     return r == CUBLAS_STATUS_SUCCESS && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : r;
 }
 
-/* Milliseconds of REPEATS runs; negative when the candidate fails. */
-static float time_candidate(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
-                            const cublasLtMatmulHeuristicResult_t *candidate, const te_cuda_product_data *data,
-                            void *workspace, const CUevent events[2])
+typedef struct candidate {
+    const te_cuda_blas *blas;
+    const te_cuda_gemm_plan *plan;
+    const cublasLtMatmulHeuristicResult_t *found;
+    const te_cuda_product_data *data;
+    void *workspace;
+} candidate;
+
+static te_status run_candidate(te_exec *exec, void *work)
 {
-    te_cuda_device *d = te_cuda(exec);
-    float ms = -1;
-    CUresult r = CUDA_SUCCESS;
-    for (int i = 0; i <= REPEATS && r == CUDA_SUCCESS; i++) { /* the first run is not counted */
-        if (i == 1) r = d->driver.cuEventRecord(events[0], d->stream);
-        if (multiply(exec, blas, plan, &candidate->algo, data, false, workspace, candidate->workspaceSize) !=
-            CUBLAS_STATUS_SUCCESS)
-            return -1;
-    }
-    if (r == CUDA_SUCCESS) r = d->driver.cuEventRecord(events[1], d->stream);
-    if (r == CUDA_SUCCESS) r = d->driver.cuEventSynchronize(events[1]);
-    if (r == CUDA_SUCCESS) r = d->driver.cuEventElapsedTime(&ms, events[0], events[1]);
-    return r == CUDA_SUCCESS ? ms : -1;
+    const candidate *c = work;
+    cublasStatus_t r = multiply(exec, c->blas, c->plan, &c->found->algo, c->data, false, c->workspace, c->found->workspaceSize);
+    return r == CUBLAS_STATUS_SUCCESS ? TE_OK : TE_ERROR_UNSUPPORTED;
 }
 
 /* Index of the fastest; 0 when they cannot be timed, -1 when all of them decline after all. */
 static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
                    const cublasLtMatmulHeuristicResult_t *candidates, int n, te_cuda_product_data data)
 {
-    te_cuda_device *d = te_cuda(exec);
     const te_cuda_product *p = &plan->product;
-    CUevent events[2] = {NULL, NULL};
     int best = -1;
-    float best_ms = -1;
+    float best_ms = 0, ms = 0;
     int64_t span = (p->columns - 1) * p->ld_d + p->rows + (p->batch - 1) * p->step_d;
     void *result = p->accumulate ? exec->scratch(exec, (size_t)span * te_dtype_size((te_dtype)p->output)) : data.d;
     void *workspace = result ? exec->scratch(exec, WORKSPACE) : NULL;
-    bool ready = workspace && d->driver.cuEventCreate(&events[0], CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
-                 d->driver.cuEventCreate(&events[1], CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+    te_status status = workspace ? TE_OK : TE_ERROR_MEMORY;
     data.d = result;
-    for (int i = 0; ready && i < n; i++) {
+    for (int i = 0; i < n && (status == TE_OK || status == TE_ERROR_UNSUPPORTED); i++) {
         if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        float ms = time_candidate(exec, blas, plan, &candidates[i], &data, workspace, events);
-        if (ms < 0 || (best_ms >= 0 && ms >= best_ms)) continue;
+        status = te_cuda_time(exec, run_candidate, &(candidate){blas, plan, &candidates[i], &data, workspace}, &ms);
+        if (status != TE_OK || (best >= 0 && ms >= best_ms)) continue;
         best = i;
         best_ms = ms;
     }
-    for (int i = 0; i < 2; i++)
-        if (events[i]) d->driver.cuEventDestroy(events[i]);
     if (workspace) exec->scratch_free(exec, workspace);
     if (result && p->accumulate) exec->scratch_free(exec, result);
-    return ready ? best : 0;
+    return best < 0 && status != TE_OK && status != TE_ERROR_UNSUPPORTED ? 0 : best;
 }
 
 typedef struct choice {
@@ -238,12 +230,12 @@ typedef struct choice {
     uint64_t workspace;
 } choice;
 
-static te_hash128 disk_key(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan)
+te_hash128 te_cuda_product_key(te_exec *exec, const te_cuda_product *product)
 {
     te_cuda_device *d = te_cuda(exec);
-    size_t version = blas->library.cublasLtGetVersion();
-    te_hash128 key = te_hash128_add(plan->hash, d->title, strlen(d->title));
-    key = te_hash128_add(key, &blas->candidates, sizeof blas->candidates);
+    size_t version = d->blas->library.cublasLtGetVersion();
+    te_hash128 key = te_hash128_add(hash_of(product), d->title, strlen(d->title));
+    key = te_hash128_add(key, &d->blas->candidates, sizeof d->blas->candidates);
     return te_hash128_add(key, &version, sizeof version);
 }
 
@@ -265,15 +257,19 @@ static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_pla
     return good;
 }
 
+bool te_cuda_product_timed(const te_cuda_product *p)
+{
+    return (double)p->rows * (double)p->columns * (double)p->inner * (double)p->batch >= worth_timing;
+}
+
 /* The fastest of the heuristic's candidates, or the first; `found` has room for them. */
 static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan *plan,
                                    const te_cuda_product_data *data, cublasLtMatmulHeuristicResult_t *found)
 {
     const te_cuda_product *p = &plan->product;
     int n = 0, best = 0;
-    double work = (double)p->rows * (double)p->columns * (double)p->inner * (double)p->batch;
-    te_hash128 key = disk_key(exec, blas, plan);
-    bool timed = work >= worth_timing;
+    te_hash128 key = te_cuda_product_key(exec, p);
+    bool timed = te_cuda_product_timed(p);
     if (timed && remembered(exec, blas, plan, key)) return CUBLAS_STATUS_SUCCESS;
     cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
     if (r != CUBLAS_STATUS_SUCCESS) return r;
@@ -372,7 +368,7 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
     te_cuda_blas *blas;
     te_status status = te_cuda_blas_open(exec, &blas);
     if (status != TE_OK) return status;
-    te_hash128 hash = te_hash128_add(TE_HASH128_START, product, sizeof *product);
+    te_hash128 hash = hash_of(product);
     if (!grow_plans(exec, blas)) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
     te_cuda_gemm_plan **slot = find_slot(blas->plans, blas->capacity, hash);
     if (!*slot) {

@@ -104,6 +104,11 @@ te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const
     RUN("embedding.backward", te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
 }
 
+te_status te_cuda_check_classes(te_exec *exec, const te_view *targets, int64_t classes, double ignored)
+{
+    RUN("check of classes", te_cuda_plan_check_classes(exec, &plan, targets, classes, ignored));
+}
+
 te_status te_cuda_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
 {
     RUN("gather", te_cuda_plan_gather(exec, &plan, out, src, index, dim));

@@ -158,6 +158,9 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
 }
 
 enum { ALGORITHMS = 3, FASTEST = 1 };
+static uint64_t epilogue_cost;
+
+TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds) { epilogue_cost = nanoseconds; }
 
 TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t d,
                                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -340,6 +343,7 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
         return CUBLAS_STATUS_INVALID_VALUE;
     if (narrow) te_fake_enter(p.d.fast ? "fast product" : "narrow product");
     uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
+    if (p.d.epilogue != CUBLASLT_EPILOGUE_DEFAULT) cost += epilogue_cost;
     return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -29,6 +29,8 @@ TE_FAKE void te_fake_fail_work(int n, int code);
 TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
 /* The capability is 90 at first, or $TE_FAKE_CAPABILITY. */
 TE_FAKE void te_fake_set_devices(int count, int capability);
+/* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */
+TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds);
 /* Makes a failed device usable again, as a new process would. */
 TE_FAKE void te_fake_reset(void);
 /* Things made and not destroyed: allocations, streams, events, modules, retained contexts, descriptors. */

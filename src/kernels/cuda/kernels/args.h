@@ -24,6 +24,14 @@ typedef struct te_embedding_args {
     int64_t       sorted; /* backward: 0 or 1, which half of the scratch memory the sort ends in */
 } te_embedding_args;
 
+/* Targets of `bytes` bytes each: int64, int32 or uint8. */
+typedef struct te_classes_args {
+    te_cuda_bound bound;
+    te_cuda_view  targets;
+    int64_t       n, bytes, classes;
+    double        ignored; /* no class, and no fault */
+} te_classes_args;
+
 /* Stable sort of n pairs in scratch memory, keys[2][n] and positions[2][n], by the low `bits` of the keys. */
 typedef struct te_sort_args {
     te_cuda_bound bound;

@@ -46,15 +46,16 @@ typedef enum te_cuda_check_kind {
     TE_CUDA_CHECK_NONE,
     TE_CUDA_CHECK_IDS,
     TE_CUDA_CHECK_INDEX,
+    TE_CUDA_CHECK_CLASSES,
     TE_CUDA_CHECK_WEIGHTS
 } te_cuda_check_kind;
 
-/* What a fault word means: of ids and indices, the place of the first in the upper half and the value found there in the lower;
+/* What a fault word means: of ids, indices and classes, the place of the first in the upper half and the value found there in the lower;
  * of weights 4 times the row and what is wrong with it. Small, to be kept where it is read later. */
 typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */
-    int64_t            bound;     /* ids and indices are below it */
+    int64_t            bound;     /* ids, indices and classes are below it */
 } te_cuda_check;
 
 enum { TE_CUDA_MAX_CALLS = 3 };
@@ -70,6 +71,7 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
                                  const te_view *ids);
 te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
                                           const te_view *ids);
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored);
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim);
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,

@@ -1,4 +1,4 @@
-/* hand_index.c - plans of embedding, gather and scatter_add. */
+/* hand_index.c - plans of embedding, the check of classes, gather and scatter_add. */
 #include "hand_internal.h"
 
 enum { THREADS = 256, SORT_THREADS = 512, COLUMN_BLOCK = 256, FULL = 16384 /* blocks that fill any device */ };
@@ -110,6 +110,26 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     call->launch.grid[1] = (uint32_t)((args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
     set_types(call, dy->dtype, dtable->dtype);
     call->kernel.wide = dtable->dtype == TE_F64;
+    return TE_OK;
+}
+
+/* --- classes ----------------------------------------------------------------------------------------------------- */
+
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored)
+{
+    te_cuda_plan_open(plan);
+    te_classes_args args = {.targets = te_cuda_view_of(targets),
+                            .n = te_view_numel(targets),
+                            .bytes = (int64_t)te_dtype_size(targets->dtype),
+                            .classes = classes,
+                            .ignored = ignored};
+    if (!is_index(targets->dtype) && targets->dtype != TE_U8)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s", te_dtype_name(targets->dtype));
+    if (args.n == 0) return TE_OK;
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes};
+    /* the types of the embeddings that the build compiles */
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS, &args, sizeof args),
+              TE_F32, TE_F32);
     return TE_OK;
 }
 

@@ -32,6 +32,16 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding(const __grid_cons
     }
 }
 
+/* Targets that are no class. The file's types are of no account. */
+extern "C" __global__ void __launch_bounds__(256) te_check_classes(const __grid_constant__ te_classes_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.n; i += TE_STEP) {
+        int64_t at = te_offset(a.targets, a.targets.ndim, i);
+        int64_t target = a.bytes == 1 ? ((const uint8_t *)a.targets.data)[at] : te_whole_at(a.targets, a.bytes == 8, at);
+        if ((target < 0 || target >= a.classes) && (double)target != a.ignored) te_report_id(a.bound, i, target);
+    }
+}
+
 /* Keys to sort by: ids, those out of range behind all others. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid_constant__ te_embedding_args a)
 {

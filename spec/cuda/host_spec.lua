@@ -1,0 +1,114 @@
+--- What the host does for a training step on the CUDA device, counted by the made-up driver (src/kernels/cuda_fake): the work of a
+--- step waits for nothing, and a recorded one is a launch and its inputs, whatever the model. Pending on other machines.
+
+local ffi = require "ffi"
+local te = require "te"
+
+local devices, reason = te.devices()
+local folder = os.getenv "TETRAIN_CUDA_LIBRARIES"
+
+ffi.cdef "uint64_t te_fake_count(const char *function);"
+
+-- The made-up driver, or nil and why not.
+local function made_up()
+    if not devices[2] then return nil, reason end
+    local ok, library = pcall(ffi.load, (folder or "") .. "/libcuda.so.1")
+    local there = ok and pcall(function() return library.te_fake_count end)
+    if not there then return nil, "the driver counts no calls" end
+    return library
+end
+
+local WAITS = { "cuStreamSynchronize", "cuCtxSynchronize", "cuMemcpyDtoHAsync_v2" }
+local MEMORY = { "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost" }
+local LAUNCHES = { "cuLaunchKernel", "cublasLtMatmul", "cudnnBackendExecute", "cuMemsetD8Async" }
+
+describe("the host's part of a training step", function()
+    local driver, problem = made_up()
+    if not driver then
+        pending(problem)
+        return
+    end
+
+    local function total(names)
+        local sum = 0
+        for _, name in ipairs(names) do sum = sum + tonumber(driver.te_fake_count(name)) end
+        return sum
+    end
+
+    -- Calls that fn makes, by kind.
+    local function calls_of(fn)
+        local function count()
+            return { waits = total(WAITS), memory = total(MEMORY), launches = total(LAUNCHES),
+                graphs = total { "cuGraphLaunch" }, copies = total { "cuMemcpyHtoDAsync_v2" } }
+        end
+        local before = count()
+        fn()
+        local after = count()
+        for kind, n in pairs(before) do after[kind] = after[kind] - n end
+        return after
+    end
+
+    local function batch(step, device)
+        local x, y = {}, {}
+        for i = 1, 16 do x[i], y[i] = (i * 7 + step * 3) % 11, (i * 5 + step) % 11 end
+        local function place(list) return te.tensor(list, { dtype = "int32" }):view { 2, 8 }:to(device) end
+        return { place(x), place(y) }
+    end
+
+    -- A step as train_gpt makes it, and the optimizer.
+    local function trainer(layers, recipe)
+        te.manual_seed(3)
+        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2, n_embd = 16, dropout = 0.1 }
+        model:to "cuda"
+        local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
+        local function step(x, y)
+            local loss = te.autocast({ dtype = "bfloat16", recipe = recipe }, function()
+                local _, loss = model(x, y)
+                return loss
+            end)
+            loss:backward()
+            local clip = te.optim.grad_clip(model:parameters(), { max = 0.5, loss = loss })
+            optimizer:step { clip = clip }
+            optimizer:zero_grad()
+            return loss:detach(), clip
+        end
+        return step, optimizer
+    end
+
+    local RECIPES = { ["no recipe"] = function() end, ["delayed scaling"] = function() return te.recipe.DelayedScaling {} end }
+    for name, recipe in pairs(RECIPES) do
+        it("waits for nothing until a result is read, with " .. name, function()
+            local step, optimizer = trainer(2, recipe())
+            local seen
+            for i = 1, 3 do
+                optimizer:set_lr(0.01 / i)
+                local given = batch(i, "cuda")
+                te.synchronize "cuda"
+                seen = calls_of(function() step(given[1], given[2]) end)
+            end
+            assert.equal(0, seen.waits)
+            assert.is_true(seen.launches > 50)
+        end)
+
+        it("is a launch and its inputs once recorded, whatever the size of the model, with " .. name, function()
+            local counted = {}
+            for _, layers in ipairs { 1, 3 } do
+                local step, optimizer = trainer(layers, recipe())
+                local graph, seen = te.graph(step, batch(0, "cpu"), { device = "cuda" }), nil
+                for i = 1, 6 do
+                    local given = batch(i, "cpu")
+                    optimizer:set_lr(0.01 / i)
+                    seen = calls_of(function() graph(given[1], given[2]) end)
+                end
+                assert.equal(1, seen.graphs)
+                assert.equal(0, seen.waits)
+                assert.equal(0, seen.memory)
+                -- tokens and targets; learning rates; where random numbers begin
+                assert.is_true(seen.copies <= 4, seen.copies .. " copies")
+                assert.is_true(seen.launches <= 2, seen.launches .. " kernels") -- which take the last two apart
+                counted[#counted + 1] = seen
+            end
+            assert.same(counted[1], counted[2])
+        end)
+    end
+end)

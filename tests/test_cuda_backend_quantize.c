@@ -306,7 +306,7 @@ static void check_delayed_updates(te_context *ctx)
         make_states(ctx, made, lengths[i % 6], states[i]);
         te_product_recipe_release(made);
         for (int k = 0; k < 2; k++)
-            updates[2 * i + k] = (te_recipe_update){states[i][k], TE_ROLE_INPUT, i % 4 < 2 ? TE_AMAX_MAX : TE_AMAX_MOST_RECENT, i % 3};
+            updates[2 * i + k] = (te_recipe_update){states[i][k], TE_ROLE_INPUT, i % 4 < 2 ? TE_AMAX_MAX : TE_AMAX_MOST_RECENT, i % 3, NULL};
     }
     int skipped = 0;
     uint64_t launches = fake.count("cuLaunchKernel"), counted = 0;

@@ -105,7 +105,7 @@ static bool step(network *net)
     ok = dy && te_backward(y, dy, false) == TE_OK;
     for (int i = 0; i < 2 && ok; i++)
         for (int r = 0; r < TE_ROLE_COUNT && ok; r++)
-            ok = te_recipe_states_update(net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0}, 1) == TE_OK;
+            ok = te_recipe_states_update(net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0, NULL}, 1) == TE_OK;
     te_tensor *master = ok ? filled(net->ctx, WIDTH, HIDDEN, 5) : NULL;
     ok = master && te_quantized_parameter_store(net->in[2], master) == TE_OK;
     net->ctx->recipe_enabled = false;

@@ -1,4 +1,5 @@
-/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser.
+/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser; recipes stand in recipe.h, which comes
+ * with it.
  *
  * Conventions
  *   - A function that can fail returns te_status, or NULL where it makes an object; te_context_error then holds a
@@ -181,4 +182,7 @@ TE_API const char *te_version(void);
 #ifdef __cplusplus
 }
 #endif
+
+#include "recipe.h"
+
 #endif

@@ -7,6 +7,7 @@
  */
 #include "autograd.h"
 
+#include "autocast.h"
 #include "ops/ops.h"
 
 /* A tensor whose gradient te_autograd_grad was asked for. */
@@ -366,7 +367,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
     ctx->engine = outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
-    return status;
+    return status == TE_OK && !outer ? te_products_update(ctx, true) : status;
 }
 
 te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)

@@ -1,6 +1,7 @@
 /* context.c - life of a context, its devices, messages, random state. */
 #include "context.h"
 
+#include "autocast.h"
 #include "cores.h"
 #include "graph.h"
 #include "op.h"
@@ -242,6 +243,7 @@ void te_context_release(te_context *ctx)
 {
     if (!ctx) return;
     ctx->reclaim = NULL;
+    te_scopes_close(ctx); /* scopes hold recipes, and these the context */
     te_context_unref(ctx);
 }
 

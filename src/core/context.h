@@ -51,6 +51,10 @@ struct te_context {
     te_scale_tape recorded_scales, replayed_scales;
     struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
     bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized has */
+    struct te_scope *scopes; /* of te_autocast_begin, the innermost last */
+    int      n_scopes;
+    size_t   scope_capacity;
+    struct te_recipe_state *products; /* of a C host, with scales that change; a list (autocast.h) */
     uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t next_storage_id, next_node;

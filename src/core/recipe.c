@@ -1,6 +1,7 @@
 /* recipe.c - quantizers of an operation by role, and what it remembers. */
 #include "recipe.h"
 
+#include "autocast.h"
 #include "numerics.h"
 
 const char *const te_role_names[] = {"input", "weight", "grad_output", NULL};
@@ -81,6 +82,7 @@ void te_recipe_state_release(te_recipe_state *state)
     te_tensor_release(state->weight_scale);
     te_tensor_release(state->weight_kept);
     te_numerics_unwatch(state);
+    te_product_host_close(state);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         te_tensor_release(state->scale[r]);
         te_tensor_release(state->history[r]);
@@ -141,6 +143,37 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
     te_product_recipe_release(state->recipe);
     state->recipe = te_product_recipe_retain(recipe);
     return TE_OK;
+}
+
+/* A tensor that a graph may hold takes the numbers over. */
+static te_status replace(te_tensor **slot, te_tensor *given)
+{
+    if (*slot && te_same_shape(*slot, given)) return te_tensor_copy_across(*slot, given);
+    te_tensor *copy = te_tensor_clone_data(given);
+    if (!copy) return given->ctx->status;
+    te_tensor_release(*slot);
+    *slot = copy;
+    return TE_OK;
+}
+
+te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history)
+{
+    te_context *ctx = state->ctx;
+    te_tensor *given[] = {scale, history};
+    static const char *const names[] = {"scale", "amax_history"};
+    if ((unsigned)role >= TE_ROLE_COUNT) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: there is no role %d", (int)role);
+    for (int i = 0; i < 2; i++) {
+        const te_tensor *t = given[i];
+        bool fits = t && t->ctx == ctx && t->dtype == TE_F32 && t->ndim == 1 && t->shape[0] >= 1 && te_tensor_data(given[i]);
+        if (!fits)
+            return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: %s: expected a float32 tensor of one dimension on the cpu, got %s %s",
+                           names[i], t ? te_dtype_name(t->dtype) : "none", t ? TE_SHAPE_TEXT(t) : "");
+    }
+    if (scale->shape[0] != 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: scale: expected one number, got %s", TE_SHAPE_TEXT(scale));
+    te_status status = replace(&state->scale[role], scale);
+    if (status == TE_OK) status = replace(&state->history[role], history);
+    if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */
+    return status;
 }
 
 te_product_recipe *te_recipe_active(const te_recipe_state *state)

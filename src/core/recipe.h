@@ -18,8 +18,6 @@
 
 #include "quantized.h"
 
-typedef enum te_role { TE_ROLE_INPUT, TE_ROLE_WEIGHT, TE_ROLE_GRAD_OUTPUT, TE_ROLE_COUNT } te_role;
-
 extern const char *const te_role_names[]; /* "input", "weight", "grad_output", NULL */
 
 typedef enum te_backward_precision {
@@ -61,6 +59,7 @@ struct te_recipe_state {
     te_tensor *weight_kept;  /* on devices: te_quantize_job.kept; NULL: none */
     bool weight_collected;   /* its amax counts in this step already */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
+    struct te_product_host *host; /* of a C host's product (autocast.h); NULL: of a script's */
 };
 
 te_recipe_state *te_recipe_state_new(te_context *ctx);
@@ -69,6 +68,9 @@ void te_recipe_state_release(te_recipe_state *state);
 
 /* What the operation runs under from now on. Scales start at 1; a history of another length keeps its first entries. */
 te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe);
+
+/* Copies of a scale, float32 {1}, and of a history, float32 {n}, on the cpu. */
+te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history);
 
 /* The end of a step for one role. `algorithm`: the largest amax of the history, or the last one. The step's amax is
  *
@@ -82,6 +84,7 @@ typedef struct te_recipe_update {
     te_role role;
     te_amax_algorithm algorithm;
     int margin;
+    const te_delayed_algorithms *own; /* functions of the host's in place of these, called with numbers that are waited for; or NULL */
 } te_recipe_update;
 
 /* Of many roles: those on a device in one kernel, and the host does not wait for it. A role without a history is passed over. */

@@ -26,10 +26,11 @@ static void update_on_host(te_recipe_state *state, const te_delayed *t)
     *t->scale = te_delayed_scale(t->reach, amax);
 }
 
+/* Whether the update is made by what is built in, on the device. */
 static bool is_on(const te_recipe_update *u, const te_device *device)
 {
     const te_tensor *history = u->state->history[u->role];
-    return history && history->storage->device == device;
+    return !u->own && history && history->storage->device == device;
 }
 
 static te_delayed delayed_of(const te_recipe_update *u)
@@ -78,6 +79,61 @@ static te_status update_on(te_device *device, const te_recipe_update *updates, s
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "recipe");
 }
 
+/* --- by functions of the host ------------------------------------------------------------------------------------- */
+
+/* The largest amax, or the last one, unless the host says which. */
+static float chosen_amax(const te_recipe_update *u, const float *history, int64_t n)
+{
+    if (u->own->amax) return u->own->amax(u->own->user, history, n);
+    float amax = history[0];
+    for (int64_t i = 1; i < n && u->algorithm == TE_AMAX_MAX; i++) amax = history[i] > amax ? history[i] : amax;
+    return amax;
+}
+
+static bool is_positive(float x) { return x > 0 && x <= TE_FLT_MAX; }
+
+/* The same rule as update_on_host, with their numbers. */
+static te_status apply_own(const te_recipe_update *u, float *scale, float *history, int64_t n)
+{
+    te_context *ctx = u->state->ctx;
+    float last = history[0], largest = te_element_max(u->state->recipe->quantizers[u->role].element);
+    if (!is_positive(last)) {
+        ctx->skipped_amaxes++;
+        history[0] = 0;
+        return TE_OK;
+    }
+    float amax = chosen_amax(u, history, n), next = *scale;
+    if (u->own->scale)
+        next = u->own->scale(u->own->user, amax, *scale, largest);
+    else if (is_positive(amax))
+        next = te_delayed_scale(ldexp((double)largest, -u->margin), amax);
+    if (!is_positive(next))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.DelayedScaling: the scale of %s would be %g, expected a positive finite number",
+                       te_role_names[u->role], (double)next);
+    roll(history, n, last);
+    *scale = next;
+    return TE_OK;
+}
+
+static te_status update_own(const te_recipe_update *u)
+{
+    te_context *ctx = u->state->ctx;
+    te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
+    if (!history) return TE_OK;
+    int64_t n = history->shape[0];
+    float factor, *amaxes = te_mem_alloc(&ctx->mem, (size_t)n * sizeof *amaxes);
+    if (!amaxes) return te_fail_memory(ctx, "recipe");
+    te_status status = te_tensor_read(history, TE_F32, amaxes);
+    if (status == TE_OK && amaxes[0] != 0) {
+        status = te_tensor_read(scale, TE_F32, &factor);
+        if (status == TE_OK) status = apply_own(u, &factor, amaxes, n);
+        if (status == TE_OK) status = te_tensor_write(scale, TE_F32, &factor);
+        if (status == TE_OK) status = te_tensor_write(history, TE_F32, amaxes);
+    }
+    te_mem_free(&ctx->mem, amaxes, (size_t)n * sizeof *amaxes);
+    return status;
+}
+
 te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n)
 {
     te_status status = TE_OK;
@@ -89,6 +145,8 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
     }
     for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++)
         if (ctx->devices[d].open) status = update_on(&ctx->devices[d], updates, n);
+    for (size_t i = 0; i < n && status == TE_OK; i++)
+        if (updates[i].own) status = update_own(&updates[i]);
     return status;
 }
 

@@ -131,7 +131,7 @@ static int recipe_states_update(lua_State *L)
     for (size_t i = 0; i < n; i++) {
         for (int field = 1; field <= 4; field++) lua_rawgeti(L, 1, (int)(4 * i) + field);
         updates[i] = (te_recipe_update){te_lua_check_recipe_state(L, 3, "recipe"), check_role(L, 4),
-                                        (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6)};
+                                        (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6), NULL};
         lua_settop(L, 2);
     }
     te_status status = te_recipe_states_update(rt->ctx, updates, n);
@@ -147,38 +147,15 @@ static int recipe_state_tensors(lua_State *L)
     return 2;
 }
 
-static te_tensor *check_numbers(lua_State *L, int index, const char *what)
-{
-    te_tensor *t = te_lua_check_tensor(L, index, "recipe", what);
-    if (t->dtype != TE_F32 || t->ndim != 1 || t->shape[0] < 1 || !te_tensor_data(t))
-        te_lua_fail(L, "recipe", "%s: expected a float32 tensor of one dimension on the cpu, got %s %s", what,
-                    te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
-    return t;
-}
-
 static int recipe_state_set(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_role role = check_role(L, 2);
-    te_tensor *given[] = {check_numbers(L, 3, "scale"), check_numbers(L, 4, "amax_history")};
-    te_tensor **slots[] = {&state->scale[role], &state->history[role]};
-    if (given[0]->shape[0] != 1) te_lua_fail(L, "recipe", "scale: expected one number, got %s", TE_SHAPE_TEXT(given[0]));
+    te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"), *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
     te_lua_enter(rt, L, "recipe");
-    for (int i = 0; i < 2; i++) {
-        te_tensor *old = *slots[i];
-        if (old && te_same_shape(old, given[i])) { /* a graph may hold it */
-            te_status status = te_tensor_copy_across(old, given[i]);
-            if (status != TE_OK) return te_lua_raise(rt, L, "recipe", status);
-            continue;
-        }
-        te_tensor *copy = te_tensor_clone_data(given[i]);
-        if (!copy) return te_lua_raise(rt, L, "recipe", rt->ctx->status);
-        te_tensor_release(*slots[i]);
-        *slots[i] = copy;
-    }
-    if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */
-    return 0;
+    te_status status = te_recipe_state_set(state, role, scale, history);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 /* group.c - building groups, and running them. */
 #include "plan.h"
 
+#include "../autocast.h"
 #include "../autograd.h"
 #include "../ops/ops.h"
 
@@ -134,15 +135,47 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     return TE_OK;
 }
 
-te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args, int *result)
+static te_status apply(te_group *group, te_product *product, const te_op *op, const int *values, int n_values, const te_arg *args,
+                       int n_args, int *result)
 {
-    te_group_call call = {.op = op, .args = args, .n_args = n_args};
+    te_group_call call = {.op = op, .args = args, .n_args = n_args, .recipe_state = product};
     *result = TE_NO_VALUE;
     if (!op) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: there is no operation");
     if (n_values < 0 || n_values > op->n_inputs)
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values for %d inputs", op->name, n_values, op->n_inputs);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) call.values[i] = i < n_values ? values[i] : TE_NO_VALUE;
     return te_group_op(group, &call, result);
+}
+
+te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args, int *result)
+{
+    return apply(group, NULL, op, values, n_values, args, n_args, result);
+}
+
+static bool attends(const te_op *op) { return strcmp(op->name, "self_attention") == 0; }
+
+te_status te_product_apply(te_product *product, te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
+                           int n_args, int *result)
+{
+    if (result) *result = TE_NO_VALUE;
+    if (!product || !group || !result) return TE_ERROR_ARGUMENT;
+    if (product->ctx != group->ctx)
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: the product and the group have different contexts");
+    if (!op || (strcmp(op->name, "linear") != 0 && !attends(op)))
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: %s is no linear operation or attention",
+                       op ? op->name : "NULL");
+    return apply(group, product, op, values, n_values, args, n_args, result);
+}
+
+/* Products of a C host take the recipe of the scope that the group runs in. */
+static te_status prepare_products(te_group *group)
+{
+    te_status status = TE_OK;
+    for (int i = 0; i < group->n_nodes && group->ctx->n_scopes && status == TE_OK; i++) {
+        te_group_node *node = &group->nodes[i];
+        if (node->recipe_state) status = te_product_prepare(node->recipe_state, attends(node->call.op));
+    }
+    return status;
 }
 
 te_status te_group_output(te_group *group, int value)
@@ -220,6 +253,7 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     te_status status = te_context_poll(group->ctx);
     for (int i = 0; i < group->n_outputs; i++) outputs[i] = NULL;
     if (status == TE_OK) status = check_inputs(group, inputs, &record);
+    if (status == TE_OK) status = prepare_products(group);
     group->refused = status == TE_ERROR_UNSUPPORTED;
     if (status != TE_OK) return status;
     te_fuse_plan *plan = te_group_plan(group, inputs, record);

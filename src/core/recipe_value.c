@@ -1,0 +1,226 @@
+/* recipe_value.c - making recipes, and quantizers of operands from them; see recipe_value.h. */
+#include "recipe_value.h"
+
+#include "quantizer_fields.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { MOST_ANSWERS = 16 }; /* recipes that name another recipe */
+
+/* --- options ------------------------------------------------------------------------------------------------------ */
+
+static const te_option_info *find_option(const te_recipe_kind *kind, const char *name, int *i)
+{
+    for (*i = 0; name && kind->options[*i].name; ++*i)
+        if (strcmp(kind->options[*i].name, name) == 0) return &kind->options[*i];
+    return NULL;
+}
+
+/* "one of E4M3, HYBRID" */
+static void describe_choices(const te_option_info *info, char *text, size_t size)
+{
+    size_t n = 0;
+    for (int i = 0; info->choices[i] && n < size; i++)
+        n += (size_t)snprintf(text + n, size - n, "%s%s", i ? ", " : "", info->choices[i]);
+}
+
+static te_status read_choice(te_context *ctx, const char *recipe, const te_option_info *info, const char *given, double *value)
+{
+    char text[200] = "";
+    for (int i = 0; given && info->choices[i]; i++) {
+        if (strcmp(info->choices[i], given) != 0) continue;
+        *value = i;
+        return TE_OK;
+    }
+    describe_choices(info, text, sizeof text);
+    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected one of %s, got %.60s", recipe, info->name, text,
+                   given ? given : "no text");
+}
+
+static te_status read_option(te_context *ctx, te_recipe_settings *s, const te_recipe_option *given)
+{
+    const char *recipe = s->kind->name;
+    int i;
+    const te_option_info *info = find_option(s->kind, given->name, &i);
+    if (!info)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: unknown option %.60s", recipe, given->name ? given->name : "NULL");
+    if (info->type == TE_OPTION_CHOICE) return read_choice(ctx, recipe, info, given->text, &s->values[i]);
+    double x = given->number;
+    if (info->type == TE_OPTION_SWITCH) x = x != 0;
+    bool whole = info->type != TE_OPTION_INTEGER || (x > -0x1p53 && x < 0x1p53 && x == (double)(int64_t)x);
+    if (!(x >= info->min && x <= info->max && x < HUGE_VAL && whole))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected %s from %g to %g, got %g", recipe, info->name,
+                       info->type == TE_OPTION_INTEGER ? "an integer" : "a number", info->min, info->max, x);
+    s->values[i] = x;
+    return TE_OK;
+}
+
+/* --- life --------------------------------------------------------------------------------------------------------- */
+
+static te_recipe *make(te_context *ctx, const te_recipe_kind *kind, const te_recipe_option *options, int n)
+{
+    te_recipe_settings s = te_recipe_defaults(kind);
+    te_status status = TE_OK;
+    if (n < 0 || (n > 0 && !options)) status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options", kind->name, n);
+    for (int i = 0; i < n && status == TE_OK; i++) status = read_option(ctx, &s, &options[i]);
+    if (status == TE_OK && kind->check) status = kind->check(ctx, &s);
+    if (status != TE_OK) return NULL;
+    te_recipe *recipe = te_mem_zalloc(&ctx->mem, sizeof *recipe);
+    if (!recipe) {
+        te_fail_memory(ctx, "recipe");
+        return NULL;
+    }
+    recipe->ctx = ctx;
+    recipe->refs = 1;
+    recipe->settings = s;
+    te_context_retain(ctx);
+    return recipe;
+}
+
+te_recipe *te_recipe_new(te_context *ctx, const char *name, const te_recipe_option *options, int n_options)
+{
+    if (!ctx) return NULL;
+    const te_recipe_kind *kind = te_recipe_kind_find(name);
+    if (kind) return make(ctx, kind, options, n_options);
+    te_fail(ctx, TE_ERROR_ARGUMENT, "te_recipe_new: there is no recipe %.60s", name ? name : "NULL");
+    return NULL;
+}
+
+te_recipe *te_recipe_custom(te_context *ctx, te_quantizer_factory *factory, void *user, const te_recipe_option *options, int n_options)
+{
+    if (!ctx) return NULL;
+    if (!factory) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_recipe_custom: expected a function from operand to quantizer");
+        return NULL;
+    }
+    te_recipe *recipe = make(ctx, &te_recipe_kind_custom, options, n_options);
+    if (!recipe) return NULL;
+    recipe->factory = factory;
+    recipe->user = user;
+    return recipe;
+}
+
+te_recipe *te_recipe_retain(te_recipe *recipe)
+{
+    if (recipe) recipe->refs++;
+    return recipe;
+}
+
+void te_recipe_release(te_recipe *recipe)
+{
+    if (!recipe || --recipe->refs > 0) return;
+    te_context *ctx = recipe->ctx;
+    for (int i = 0; i < 2; i++) te_product_recipe_release(recipe->forms[i]);
+    te_mem_free(&ctx->mem, recipe, sizeof *recipe);
+    te_context_unref(ctx);
+}
+
+te_status te_recipe_set_algorithms(te_recipe *recipe, const te_delayed_algorithms *algorithms)
+{
+    if (!recipe) return TE_ERROR_ARGUMENT;
+    if (te_recipe_setting(&recipe->settings, "amax_history_len", 0) == 0)
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_set_algorithms: %s keeps no history", recipe->settings.kind->name);
+    if (recipe->used)
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_set_algorithms: the recipe is in use; make another one");
+    recipe->algorithms = algorithms ? *algorithms : (te_delayed_algorithms){0};
+    return TE_OK;
+}
+
+/* --- operands ----------------------------------------------------------------------------------------------------- */
+
+/* What a recipe says of an operand, asking the recipes that it names. *owner: the one whose options hold, NULL: none does. */
+static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_quantizer *q, bool *quantized, te_recipe **owner)
+{
+    te_context *ctx = recipe->ctx;
+    for (int n = 0; n < MOST_ANSWERS; n++) {
+        if (recipe->settings.kind != &te_recipe_kind_custom) {
+            *owner = recipe;
+            *quantized = te_recipe_operand(&recipe->settings, operand->role, operand->attention, q);
+            return TE_OK;
+        }
+        te_quantizer_fields fields = {.struct_size = sizeof fields};
+        te_recipe *other = NULL;
+        te_quantizer_defaults(&fields);
+        te_answer answer = recipe->factory(recipe->user, operand, &fields, &other);
+        *owner = NULL;
+        *quantized = answer == TE_ANSWER_QUANTIZER;
+        if (answer == TE_ANSWER_HIGH_PRECISION) return TE_OK;
+        if (answer == TE_ANSWER_QUANTIZER) return te_quantizer_from_fields(ctx, "te.recipe.Custom", &fields, q);
+        if (answer != TE_ANSWER_RECIPE || !other || other->ctx != ctx)
+            return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.Custom: the function gave %s for %s",
+                           answer == TE_ANSWER_RECIPE ? "no recipe of this context" : "no te_answer", te_role_names[operand->role]);
+        recipe = other;
+    }
+    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.Custom: recipes name each other for %s", te_role_names[operand->role]);
+}
+
+te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand, te_quantizer_fields *fields, bool *quantized)
+{
+    te_quantizer q;
+    te_recipe *owner;
+    if (!recipe) return TE_ERROR_ARGUMENT;
+    if (!operand || !fields || !quantized || (unsigned)operand->role >= TE_ROLE_COUNT)
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_quantizer: operand, fields and quantized are needed");
+    te_operand_role asked = *operand;
+    if (!asked.name) asked.name = "";
+    te_status status = resolve(recipe, &asked, &q, quantized, &owner);
+    if (status == TE_OK && *quantized) te_quantizer_to_fields(&q, fields);
+    return status;
+}
+
+/* --- forms -------------------------------------------------------------------------------------------------------- */
+
+/* Whether attention's result goes on as it is: in the format that the recipe's products multiply. */
+static bool hands_on(const te_recipe *recipe)
+{
+    te_quantizer q;
+    if (te_recipe_setting(&recipe->settings, "fp8_mha", 0) == 0) return false;
+    te_recipe_operand(&recipe->settings, TE_ROLE_INPUT, false, &q);
+    return q.element == TE_E4M3 && q.scale == TE_SCALE_F32 && !q.block_rows;
+}
+
+/* The quantizer of one role in *made, and whose rule updates it. */
+static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te_product_recipe *made, te_recipe_form *form)
+{
+    te_role r = operand->role;
+    te_recipe *owner;
+    te_status status = resolve(recipe, operand, &made->quantizers[r], &made->quantized[r], &owner);
+    if (status != TE_OK || !made->quantized[r] || !made->quantizers[r].needs_history) return status;
+    if (!owner)
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te.recipe: %s: a quantizer that needs a history comes from DelayedScaling",
+                       te_role_names[r]);
+    int64_t length = (int64_t)te_recipe_setting(&owner->settings, "amax_history_len", 1);
+    if (length > made->history_length) made->history_length = length;
+    owner->used = true;
+    form->rules[r] = te_recipe_retain(owner);
+    return TE_OK;
+}
+
+te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attention, te_recipe_form *form)
+{
+    const te_recipe_settings *s = &recipe->settings;
+    int fast = (int)te_recipe_setting(s, "fast_accumulation", 0);
+    te_product_recipe made = {.history_length = 1};
+    made.backward = (te_backward_precision)(1 + (int)te_recipe_setting(s, "backward_override", -1));
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++) made.fast_sums[k] = fast > (k == TE_PRODUCT_FORWARD ? 0 : 1);
+    made.hands_on = attention && hands_on(recipe);
+    *form = (te_recipe_form){NULL};
+    te_status status = TE_OK;
+    for (int r = 0; r < TE_ROLE_COUNT && status == TE_OK; r++)
+        status = fill_role(recipe, &(te_operand_role){(te_role)r, attention, name}, &made, form);
+    te_product_recipe *kept = recipe->forms[attention];
+    if (status == TE_OK) form->recipe = kept ? te_product_recipe_retain(kept) : te_product_recipe_new(recipe->ctx, &made);
+    if (status == TE_OK && !form->recipe) status = recipe->ctx->status;
+    if (status == TE_OK && !kept && !recipe->factory) recipe->forms[attention] = te_product_recipe_retain(form->recipe);
+    recipe->used |= status == TE_OK;
+    if (status != TE_OK) te_recipe_form_close(form);
+    return status;
+}
+
+void te_recipe_form_close(te_recipe_form *form)
+{
+    te_product_recipe_release(form->recipe);
+    for (int r = 0; r < TE_ROLE_COUNT; r++) te_recipe_release(form->rules[r]);
+    *form = (te_recipe_form){NULL};
+}

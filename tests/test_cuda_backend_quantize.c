@@ -1,8 +1,9 @@
 /* test_cuda_backend_quantize.c - quantized tensors on a CUDA device and their products, through the whole backend on
  * the machine that is made up: the bytes of the CPU, and the products of a linear layer within the rounding of their
- * sums, decoded or as bytes; and which devices multiply which bytes. */
+ * sums, decoded or as bytes; which devices multiply which bytes; and what is kept of weights. */
 #include "cuda_backend.h"
 
+#include "core/product.h"
 #include "core/quantized.h"
 #include "core/recipe.h"
 #include "quantizers.h"
@@ -247,6 +248,88 @@ static void check_kept_choices(void)
     CHECK_MSG(counted[0] > 4 && counted[1] == 4, "%d products, then %d", counted[0], counted[1]);
 }
 
+/* --- copies of weights that are kept ------------------------------------------------------------------------------- */
+
+/* Kernels of a product with the weight on the device, whose result is compared with the CPU's. */
+static int keyed_kernels(te_context *ctx, const te_quantized *x, const te_quantized *w)
+{
+    int64_t shape[2] = {x[0].shape[0], w[0].shape[0]}, n = shape[0] * shape[1];
+    double *values[2], worst = 0;
+    uint64_t launches = 0;
+    for (int i = 0; i < 2; i++) {
+        te_device *where = te_context_device(ctx, i ? "cuda" : "cpu");
+        te_tensor *c = te_tensor_new(ctx, where, TE_BF16, 2, shape);
+        te_quant quant[2];
+        te_gemm g = {.a = te_quantized_operand(&x[i], 0, false, &quant[0]),
+                     .b = te_quantized_operand(&w[i], 0, true, &quant[1]),
+                     .c = te_tensor_view(c),
+                     .alpha = 1,
+                     .b_key = te_content_key(w[i].side[0].data)};
+        launches = fake.count("cuLaunchKernel");
+        CHECK_MSG(where->exec.backend->gemm(&where->exec, &g) == TE_OK, "%s", where->exec.message);
+        launches = fake.count("cuLaunchKernel") - launches;
+        values[i] = malloc((size_t)n * sizeof(double));
+        if (te_tensor_read(c, TE_F64, values[i]) != TE_OK) abort();
+        te_tensor_release(c);
+    }
+    for (int64_t i = 0; i < n; i++) worst = fmax(worst, fabs(values[0][i] - values[1][i]) / (1 + fabs(values[0][i])));
+    CHECK_MSG(worst <= 0x1p-7, "off by %g", worst);
+    free(values[0]);
+    free(values[1]);
+    return (int)launches;
+}
+
+/* The same weight with other values, in the memory it had. */
+static void change_weight(te_quantized w[2])
+{
+    for (int i = 0; i < 2; i++) {
+        te_tensor *data = w[i].side[0].data;
+        size_t bytes = (size_t)te_tensor_numel(data);
+        uint8_t *codes = malloc(bytes);
+        if (te_tensor_read(data, TE_U8, codes) != TE_OK) abort();
+        for (size_t k = 0; k < bytes; k++) codes[k] ^= 0x80; /* all of the other sign */
+        if (te_tensor_write(data, TE_U8, codes) != TE_OK) abort();
+        free(codes);
+    }
+}
+
+/* A weight that comes again is padded, and its factors are arranged, at the first and at the second sight; never while a graph is
+ * recorded; again when it has changed; and its copy goes with it. */
+static void check_kept_copies(int capability, const char *name, int64_t in, int copies)
+{
+    fake.set_devices(1, capability);
+    te_context *ctx = te_context_open(NULL);
+    te_device *device = te_context_device(ctx, "cuda");
+    te_exec *exec = &device->exec;
+    size_t before = device->allocator.current;
+    const struct quantizer_recipe *r = quantizer_recipes;
+    while (strcmp(r->name, name) != 0) r++;
+    te_quantized x[2], w[2];
+    void *graph;
+    quantize_pair(ctx, r->name, &r->q[0], 32, in, x);
+    quantize_pair(ctx, r->name, &r->q[1], 21, in, w);
+    size_t held = device->allocator.current;
+    int first = keyed_kernels(ctx, x, w), second = keyed_kernels(ctx, x, w);
+    CHECK_MSG(first == second && device->allocator.current > held, "%s: %d kernels, then %d", name, first, second);
+    for (int i = 0; i < 3; i++) CHECK_MSG(keyed_kernels(ctx, x, w) == first - copies, "%s: the copies were not kept", name);
+    change_weight(w);
+    CHECK(keyed_kernels(ctx, x, w) == first && device->allocator.current == held);
+    CHECK(keyed_kernels(ctx, x, w) == first && keyed_kernels(ctx, x, w) == first - copies);
+    CHECK(exec->backend->capture_begin(exec) == TE_OK);
+    te_quant quant[2];
+    te_tensor *c = te_tensor_new(ctx, device, TE_BF16, 2, (int64_t[]){32, 21});
+    te_gemm g = {.a = te_quantized_operand(&x[1], 0, false, &quant[0]), .b = te_quantized_operand(&w[1], 0, true, &quant[1]),
+                 .c = te_tensor_view(c), .alpha = 1, .b_key = te_content_key(w[1].side[0].data)};
+    uint64_t launches = fake.count("cuLaunchKernel");
+    CHECK(exec->backend->gemm(exec, &g) == TE_OK && fake.count("cuLaunchKernel") == launches + (uint64_t)first);
+    CHECK(exec->backend->capture_end(exec, false, &graph) == TE_OK);
+    te_tensor_release(c);
+    close_pair(w);
+    close_pair(x);
+    CHECK_MSG(device->allocator.current == before, "%s: %zu bytes outlive the weight", name, device->allocator.current - before);
+    te_context_release(ctx);
+}
+
 /* --- delayed scaling ---------------------------------------------------------------------------------------------- */
 
 enum { STATES = 24, STEPS = 6 };
@@ -411,6 +494,9 @@ int main(void)
     check_narrow_cases(100, &quantizer_recipes[2]);
     check_fast_sums();
     check_kept_choices();
+    check_kept_copies(90, "current", 64, 1);
+    check_kept_copies(90, "blocks", 130, 2);
+    check_kept_copies(100, "mxfp8", 64, 2);
     fake_close();
     return TEST_END();
 }

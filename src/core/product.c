@@ -12,7 +12,10 @@ te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b)
 
 uint64_t te_content_key(const te_tensor *t)
 {
-    return t->storage->block ? (t->storage->id << 24 ^ t->storage->version << 4 ^ (uint64_t)t->offset << 44) | 1 : 0;
+    te_storage *s = t->storage;
+    if (!s->block) return 0;
+    s->keyed = true;
+    return (s->id << 24 ^ s->version << 4 ^ (uint64_t)t->offset << 44) | 1;
 }
 
 te_view te_matrix_transposed(te_view v)

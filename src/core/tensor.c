@@ -114,6 +114,8 @@ void te_storage_release(te_storage *s)
     te_tensor_release(s->shadow);
     te_quantized_storage_free(s);
     te_quantized_values_free(s);
+    te_exec *exec = &s->device->exec;
+    if (s->keyed && exec->backend->forget) exec->backend->forget(exec, s->data, s->bytes);
     if (s->block) te_allocator_free(&s->device->allocator, s->block);
     if (s->deleter) s->deleter(s->user);
     te_mem_free(&ctx->mem, s, sizeof *s);

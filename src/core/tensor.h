@@ -19,6 +19,7 @@ typedef struct te_storage {
     uint64_t    graph;   /* the last graph that keeps it */
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
+    bool        keyed;   /* its contents were named to the device, which may keep something of them: te_content_key */
     bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
     struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
     struct te_quantized_values *attached;   /* what the bytes are the values of: recipe.h */

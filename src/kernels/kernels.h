@@ -209,6 +209,8 @@ struct te_backend {
     /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no data. The
      * function is NULL where no device of the backend does. */
     const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
+    /* Contents in this memory that had a key (te_gemm) come no more: what was kept of them goes. NULL: that goes by itself. */
+    void (*forget)(te_exec *exec, const void *data, size_t bytes);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
 

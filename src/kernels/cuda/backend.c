@@ -16,6 +16,7 @@ static const te_backend backend = {
     .program_run = te_cuda_program_run,
     .gemm = te_cuda_gemm,
     .gemm_decline = te_cuda_decline_narrow,
+    .forget = te_cuda_forget,
     .attention = te_cuda_attention,
     .attention_backward = te_cuda_attention_backward,
     .quantize = te_cuda_quantize,

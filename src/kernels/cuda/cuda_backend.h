@@ -126,6 +126,8 @@ void      te_cuda_graphs_close(te_exec *);
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
 te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
 void      te_cuda_gemm_close(te_exec *);
+void      te_cuda_forget(te_exec *, const void *data, size_t bytes);                    /* gemm_kept.c */
+void      te_cuda_forget_all(te_exec *);
 /* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does. Addresses are
  * not looked at where they are NULL. */
 const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);

@@ -376,6 +376,7 @@ void te_cuda_gemm_close(te_exec *exec)
     te_cuda_plans_close(exec, blas);
     te_cuda_finishes_close(exec, blas);
     te_cuda_ends_close(exec, blas);
+    te_cuda_kept_close(exec, blas);
     blas->library.cublasLtDestroy(blas->handle);
     te_mem_free(exec->mem, blas, sizeof *blas);
     te_cuda(exec)->blas = NULL;

@@ -44,6 +44,9 @@ typedef struct te_cuda_blas {
     te_program          *finish[TE_CUDA_FINISHES];
     struct te_cuda_end  *ends; /* gemm_end.c, open addressing */
     size_t               ends_capacity, n_ends;
+    struct te_cuda_kept *kept; /* gemm_kept.c */
+    size_t               n_kept, kept_bytes;
+    uint64_t             kept_clock;
 } te_cuda_blas;
 
 /* The library and its handle, from the first use on. */
@@ -88,6 +91,17 @@ void      te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas);
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);
 /* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);
+
+/* gemm_kept.c. A copy of an operand, by the key of its contents (te_gemm, 0: there is none), where it lies, and how it is made. */
+typedef struct te_cuda_kept_id {
+    uint64_t    key;
+    const void *of;
+    int64_t     form[8];
+} te_cuda_kept_id;
+/* Memory of so many bytes that stays: with the copy where it is `there`, otherwise the caller makes it now, and has it forgotten
+ * where that fails. NULL: nothing is kept. */
+void *te_cuda_kept_copy(te_exec *exec, const te_cuda_kept_id *id, size_t bytes, bool *there);
+void  te_cuda_kept_close(te_exec *exec, te_cuda_blas *blas);
 
 /* kernel_ops.c: see te_cuda_plan_decode and te_cuda_plan_scales. */
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole);

@@ -14,7 +14,7 @@
  *
  * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied with
  * zeros beyond them: a byte read and written an element, where to decode would write two or four. What the zeros add to the
- * result is left out when its end is written (gemm_finish.c).
+ * result is left out when its end is written (gemm_finish.c). What is copied of a weight serves its next products (gemm_kept.c).
  */
 #include "gemm.h"
 
@@ -24,13 +24,14 @@
 typedef struct narrow_operand {
     const te_view *view;
     int line, sum; /* dimensions of the view */
+    uint64_t key;  /* of its contents, as in te_gemm */
 } narrow_operand;
 
 static void operands_of(const te_gemm *g, narrow_operand o[2])
 {
     int d = g->c.ndim;
-    o[0] = (narrow_operand){&g->a, d - 2, d - 1};
-    o[1] = (narrow_operand){&g->b, d - 1, d - 2};
+    o[0] = (narrow_operand){&g->a, d - 2, d - 1, g->a_key};
+    o[1] = (narrow_operand){&g->b, d - 1, d - 2, g->b_key};
 }
 
 /* The mode of its factors; -1: there is none. */
@@ -118,6 +119,23 @@ const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *g)
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
 
+/* Memory for a copy of an operand: kept for its next products, with the copy where that is `there`, or lent for this one. */
+static void *room_for(te_exec *exec, const narrow_operand *o, const int64_t form[7], size_t bytes, bool *there, void **lent)
+{
+    te_cuda_kept_id id = {.key = o->key, .of = o->view->data, .form = {o->line}};
+    memcpy(id.form + 1, form, 7 * sizeof *form);
+    void *room = te_cuda_kept_copy(exec, &id, bytes, there);
+    if (!room) room = *lent = exec->scratch(exec, bytes);
+    return room;
+}
+
+/* What was to be kept, but could not be made. */
+static te_status made(te_exec *exec, const narrow_operand *o, te_status status)
+{
+    if (status != TE_OK) te_cuda_forget(exec, o->view->data, 1);
+    return status;
+}
+
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /* What the sum's length has to be a multiple of. */
@@ -146,8 +164,11 @@ static te_status pad(te_exec *exec, const narrow_operand *o, int64_t step, te_vi
                         .stride = v->stride[other] / elements,
                         .padded_lines = padded->shape[other],
                         .padded_bytes = padded->shape[unit] / elements};
-    padded->data = args.to = *lent = exec->scratch(exec, (size_t)(args.padded_lines * args.padded_bytes));
-    return *lent ? te_cuda_pad_lines(exec, &args) : TE_ERROR_MEMORY;
+    const int64_t form[7] = {-1, args.lines, args.bytes, args.stride, args.padded_lines, args.padded_bytes};
+    bool there;
+    padded->data = args.to = room_for(exec, o, form, (size_t)(args.padded_lines * args.padded_bytes), &there, lent);
+    if (!args.to || there) return args.to ? TE_OK : TE_ERROR_MEMORY;
+    return made(exec, o, te_cuda_pad_lines(exec, &args));
 }
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
@@ -173,8 +194,11 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
                         : args.layout == TE_ARRANGE_BY_BLOCKS ? round_up(args.lines, 16)
                                                               : args.lines;
     args.padded_blocks = args.layout == TE_ARRANGE_BY_BLOCKS ? args.blocks : round_up(args.blocks, 4);
-    *factors = args.to = *lent = exec->scratch(exec, (size_t)(args.padded_lines * args.padded_blocks * args.bytes));
-    return *lent ? te_cuda_arrange_factors(exec, &args) : TE_ERROR_MEMORY;
+    const int64_t form[7] = {args.layout, args.lines, args.blocks, args.stride[0], args.stride[1], args.padded_lines, args.padded_blocks};
+    bool there;
+    *factors = args.to = room_for(exec, o, form, (size_t)(args.padded_lines * args.padded_blocks * args.bytes), &there, lent);
+    if (!args.to || there) return args.to ? TE_OK : TE_ERROR_MEMORY;
+    return made(exec, o, te_cuda_arrange_factors(exec, &args));
 }
 
 /* --- the product -------------------------------------------------------------------------------------------------- */

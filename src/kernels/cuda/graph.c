@@ -143,6 +143,7 @@ te_status te_cuda_graph_launch(te_exec *exec, void *graph)
     if (status == TE_OK) status = te_cuda_outside_graph(exec, "another graph");
     if (status != TE_OK) return status;
     te_cuda_note(exec, "graph");
+    te_cuda_forget_all(exec);
     return te_cuda_result(exec, d->driver.cuGraphLaunch(g->runnable, d->stream), "launching a graph");
 }
 

@@ -3,7 +3,7 @@
 #include "failing_memory.h"
 #include "test.h"
 
-#include <tetrain/te.h>
+#include <tetrain/tetrain.h>
 
 enum { ROWS = 32, IN = 64, OUT = 48 };
 
@@ -453,6 +453,39 @@ static void test_attention(te_context *ctx)
     te_recipe_release(recipe);
 }
 
+/* --- scripts ------------------------------------------------------------------------------------------------------ */
+
+/* A module that has run under te.autocast is called within a scope of C: neither reaches into the other. */
+static void test_script(void)
+{
+    static const char script[] = "te = require 'te' fc = te.Linear(64, 48) recipe = te.recipe.MXFP8BlockScaling{}\n"
+                                 "function plain(x) return te.no_grad(fc, x) end\n"
+                                 "function low(x) return te.no_grad(te.autocast, {recipe = recipe}, fc, x) end";
+    tetrain *rt = tetrain_open(NULL);
+    te_context *ctx = tetrain_context(rt);
+    te_recipe *recipe = te_recipe_new(ctx, "Float8CurrentScaling", NULL, 0);
+    te_product *product = te_product_new(ctx, NULL);
+    te_autocast scope = under(recipe);
+    te_tensor *x = filled(ctx, ROWS, IN, 20), *w = filled(ctx, OUT, IN, 21), *y[6] = {NULL};
+    CHECK(tetrain_run_string(rt, script, sizeof script - 1, "=script") == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "low", &x, 1, &y[0], 1) == TETRAIN_OK && tetrain_call(rt, "plain", &x, 1, &y[1], 1) == TETRAIN_OK);
+    CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
+    y[2] = linear(product, x, w);
+    CHECK(tetrain_call(rt, "plain", &x, 1, &y[3], 1) == TETRAIN_OK && tetrain_call(rt, "low", &x, 1, &y[4], 1) == TETRAIN_OK);
+    y[5] = linear(product, x, w);
+    CHECK(te_autocast_end(ctx) == TE_OK);
+    for (int i = 0; i < 6; i++) CHECK(y[i] && te_tensor_numel(y[i]) == ROWS * OUT);
+    size_t bytes = ROWS * OUT * sizeof(float);
+    CHECK(memcmp(te_tensor_data(y[0]), te_tensor_data(y[1]), bytes) != 0);
+    CHECK(memcmp(te_tensor_data(y[1]), te_tensor_data(y[3]), bytes) == 0 && memcmp(te_tensor_data(y[0]), te_tensor_data(y[4]), bytes) == 0);
+    CHECK(memcmp(te_tensor_data(y[2]), te_tensor_data(y[5]), bytes) == 0);
+    for (int i = 0; i < 6; i++) te_tensor_release(y[i]);
+    te_tensor_release(x), te_tensor_release(w);
+    te_product_release(product);
+    te_recipe_release(recipe);
+    tetrain_close(rt);
+}
+
 /* --- every allocation fails in turn ------------------------------------------------------------------------------- */
 
 static bool step(te_context *ctx, te_tensor *x, te_tensor *w)
@@ -515,6 +548,7 @@ int main(void)
     test_parameters(ctx);
     test_attention(ctx);
     te_context_release(ctx);
+    test_script();
     test_failing_allocations();
     return TEST_END();
 }

@@ -15,8 +15,8 @@
  *      te_autocast_end(ctx);                                       scales of input and weight follow from what was seen
  *      te_backward(loss, NULL, false);                             … and of the gradient, where it ends
  *
- * Recipes, options and their defaults are those of Lua's te.recipe, from one table; scripts have scopes of their own (te.autocast),
- * and a scope of C does not reach their modules.
+ * Recipes, options and their defaults are those of Lua's te.recipe, from one table. Scripts have scopes of their own (te.autocast): a
+ * scope of C quantizes nothing in modules that it calls, whose operations compute in its dtype, and te.autocast nothing here.
  */
 #ifndef TETRAIN_RECIPE_H
 #define TETRAIN_RECIPE_H

@@ -76,6 +76,59 @@ describe("attention modules", function()
         assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
     end)
 
+    -- The gradients of q, k, v and bias by attention, and of the same written out, with the keys of a group of heads repeated.
+    local function bias_gradients(shape, bias_shape, opts, dtype)
+        te.manual_seed(11)
+        local heads, kv_heads, rows, keys = unpack(shape)
+        local function leaf(sizes)
+            local t = te.randn(sizes, { dtype = dtype })
+            t.requires_grad = true
+            return t
+        end
+        local q, k, v = leaf { 2, heads, rows, 8 }, leaf { 2, kv_heads, keys, 8 }, leaf { 2, kv_heads, keys, 8 }
+        local bias, dy = leaf(bias_shape), te.randn({ 2, heads, rows, 8 }, { dtype = dtype })
+        local leaves = { q, k, v, bias }
+        local found = te.grad(te.scaled_dot_product_attention(q, k, v, bias, opts), leaves, { grad_outputs = dy })
+        local function spread(t) -- a head of k and v for each of q
+            return t:view({ 2, kv_heads, 1, keys, 8 }):expand({ 2, kv_heads, heads / kv_heads, keys, 8 }):reshape({ 2, heads, keys, 8 })
+        end
+        local scores = te.matmul(q, spread(k):transpose(-2, -1)) / math.sqrt(8) + bias
+        if opts.causal then scores = scores + te.triu(te.full({ rows, keys }, -1e30, { dtype = dtype }), { diagonal = 1 }) end
+        return found, te.grad(te.matmul(te.softmax(scores), spread(v)), leaves, { grad_outputs = dy })
+    end
+
+    it("gives a bias its gradient, summed where it was broadcast", function()
+        for _, case in ipairs {
+            { { 2, 2, 3, 5 }, { 3, 5 }, {} }, { { 2, 2, 3, 5 }, { 2, 2, 3, 5 }, {} }, { { 4, 2, 40, 70 }, { 4, 1, 70 }, {} },
+            { { 2, 1, 33, 33 }, { 2, 1, 1, 33 }, { causal = true } }, { { 1, 1, 20, 700 }, { 1 }, {} },
+            { { 1, 1, 20, 700 }, { 20, 700 }, {} }, { { 2, 2, 130, 130 }, { 130, 1 }, { causal = true } },
+        } do
+            for dtype, tolerance in pairs { float64 = 1e-10, float32 = 2e-5 } do
+                local found, expected = bias_gradients(case[1], case[2], case[3], dtype)
+                for i = 1, 4 do
+                    assert.same(expected[i].shape, found[i].shape)
+                    local size = expected[i]:abs():max():item() + 1
+                    assert.is_true((expected[i] - found[i]):abs():max():item() <= tolerance * size,
+                        ("%s {%s} gradient %d"):format(dtype, table.concat(case[2], ", "), i))
+                end
+            end
+        end
+    end)
+
+    it("gives a bias that accumulates, and none to keys that nobody sees", function()
+        local q, k, v = te.randn({ 1, 1, 4, 8 }), te.randn({ 1, 1, 4, 8 }), te.randn({ 1, 1, 4, 8 })
+        local bias = te.zeros({ 4, 4 }, { dtype = "bfloat16", requires_grad = true })
+        local function loss() return (te.scaled_dot_product_attention(q, k, v, bias, { window_left = 0, window_right = 1 }) * v):sum() end
+        loss():backward()
+        local once = bias.grad:clone()
+        loss():backward()
+        assert.same((once * 2):totable(), bias.grad:totable())
+        for i, row in ipairs(once:totable()) do
+            for j, value in ipairs(row) do assert.equal((j == i or j == i + 1) and i < 4, value ~= 0, i .. " " .. j) end
+        end
+        assert.is_true(te.no_grad(te.scaled_dot_product_attention, q, k, v, bias):numel() == 32)
+    end)
+
     it("sees as far as its window", function()
         local m = te.MultiHeadedSelfAttention(8, 2, { causal = false, window_left = 1, window_right = 2 })
         local x = te.randn({ 1, 8, 8 })

@@ -364,6 +364,25 @@ describe("any quantizer", function()
         end
     end)
 
+    -- Sums of 16 in float32, then a quarter of each in the source's dtype: an infinity reaches all of its group, two of unlike sign in a
+    -- row of the matrix leave NaN there, and 16 times a large float16 is beyond it. The factor of a tensor that has one is 1.
+    it("lets infinities through a transform, within their group", function()
+        local column, signs = {}, { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 }
+        for i = 1, 48 do column[i] = { i <= 16 and 1 or i <= 32 and 0 or 60000 * signs[i - 32] } end
+        column[3][1], column[20][1], column[21][1] = math.huge, math.huge, math.huge -- whose signs are +, - and +
+        local q = te.quantize(te.tensor(column, { dtype = "float16" }), te.recipe.NVFP4BlockScaling {}, "input")
+        assert.equal(math.huge, q.columnwise_amax:item())
+        local bytes, codes = bytes_of(q.columnwise_data), {}
+        for i = 1, #bytes do codes[2 * i - 1], codes[2 * i] = bytes:byte(i) % 16, math.floor(bytes:byte(i) / 16) end
+        for k = 0, 15 do -- row k of the matrix has (-1)^(ones in k and j) in column j; 7 is 6 and what becomes of NaN, 15 is -6
+            assert.equal(bit.band(k, 2) == 0 and 7 or 15, codes[k + 1], "one infinity, " .. k)
+            local equal_bits = bit.band(k, 3) == 0 or bit.band(k, 3) == 3
+            assert.equal(equal_bits and bit.band(k, 4) ~= 0 and 15 or 7, codes[17 + k], "two infinities, " .. k)
+            assert.equal(k == 0 and 7 or 0, codes[33 + k], "beyond float16, " .. k)
+        end
+        assert.equal(0x7e, bytes_of(q.columnwise_scale_inv):byte(1)) -- 448
+    end)
+
     it("has float4 elements under exponents and under one factor, too", function()
         local m = values(20, 50, true)
         local x = te.tensor(m)

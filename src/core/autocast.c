@@ -50,12 +50,12 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
     te_status status = read_dtype(ctx, &scope, &dtype);
     if (status == TE_OK) status = take_recipe(ctx, &scope, &recipe);
     if (status != TE_OK) return status;
-    bool enabled = !scope.disabled && recipe && (scope.recipe || ctx->recipe_enabled);
-    bool calibrates = scope.disabled && scope.calibrating, outermost = !ctx->recipe_enabled && !ctx->calibrating;
-    ctx->scopes[ctx->n_scopes++] = (te_scope){recipe, outermost && (enabled || calibrates), ctx->recipe_enabled, ctx->calibrating,
+    bool enabled = !scope.disabled && recipe && (scope.recipe || ctx->host_enabled);
+    bool calibrates = scope.disabled && scope.calibrating, outermost = !ctx->host_enabled && !ctx->host_calibrating;
+    ctx->scopes[ctx->n_scopes++] = (te_scope){recipe, outermost && (enabled || calibrates), ctx->host_enabled, ctx->host_calibrating,
                                               ctx->compute_dtype};
-    ctx->recipe_enabled = enabled;
-    ctx->calibrating = calibrates;
+    ctx->host_enabled = enabled;
+    ctx->host_calibrating = calibrates;
     ctx->compute_dtype = dtype;
     return TE_OK;
 }
@@ -63,8 +63,8 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
 static void leave(te_context *ctx)
 {
     te_scope scope = ctx->scopes[--ctx->n_scopes];
-    ctx->recipe_enabled = scope.recipe_enabled;
-    ctx->calibrating = scope.calibrating;
+    ctx->host_enabled = scope.enabled;
+    ctx->host_calibrating = scope.calibrating;
     ctx->compute_dtype = scope.dtype;
     te_recipe_release(scope.recipe);
 }
@@ -74,7 +74,7 @@ te_status te_autocast_end(te_context *ctx)
     te_scope *scope = ctx ? innermost(ctx) : NULL;
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (!scope) return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_end: no scope has begun");
-    bool updates = scope->updates && (ctx->grad_enabled || ctx->calibrating);
+    bool updates = scope->updates && (ctx->grad_enabled || ctx->host_calibrating);
     leave(ctx);
     return updates ? te_products_update(ctx, false) : TE_OK;
 }
@@ -176,7 +176,7 @@ static te_status use(te_recipe_state *state, te_recipe *recipe, bool attention)
 te_status te_product_prepare(te_recipe_state *state, bool attention)
 {
     te_scope *scope = innermost(state->ctx);
-    bool on = state->ctx->recipe_enabled || state->ctx->calibrating;
+    bool on = state->ctx->host_enabled || state->ctx->host_calibrating;
     return on && state->host && scope && scope->recipe ? use(state, scope->recipe, attention) : TE_OK;
 }
 

@@ -12,7 +12,7 @@
 typedef struct te_scope {
     te_recipe *recipe; /* held; NULL: none */
     bool updates; /* scales change where it ends: it quantizes or calibrates, and no scope around it does */
-    bool recipe_enabled, calibrating; /* of the context before */
+    bool enabled, calibrating; /* of the context before */
     te_dtype dtype;
 } te_scope;
 

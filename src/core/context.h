@@ -47,7 +47,8 @@ struct te_context {
     int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the products
                                  that read them have so many columns together */
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
-    bool     recipe_enabled, calibrating; /* products run under their recipes; amaxes are collected without */
+    bool     recipe_enabled, calibrating; /* products of scripts run under their recipes; amaxes are collected without */
+    bool     host_enabled, host_calibrating; /* likewise those of a C host (te_autocast_begin) */
     te_scale_tape recorded_scales, replayed_scales;
     struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
     bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized has */

@@ -180,5 +180,11 @@ te_product_recipe *te_recipe_active(const te_recipe_state *state)
 {
     const te_product_recipe *r = state ? state->recipe : NULL;
     bool quantizes = r && (r->quantized[0] || r->quantized[1] || r->quantized[2]);
-    return quantizes && state->ctx->recipe_enabled ? state->recipe : NULL;
+    if (!quantizes) return NULL;
+    return (state->host ? state->ctx->host_enabled : state->ctx->recipe_enabled) ? state->recipe : NULL;
+}
+
+bool te_recipe_calibrates(const te_recipe_state *state)
+{
+    return state && state->recipe && (state->host ? state->ctx->host_calibrating : state->ctx->calibrating);
 }

@@ -98,6 +98,8 @@ void te_scale_tape_clear(te_scale_tape *tape);
 
 /* The recipe that an operation with this state runs under now: NULL outside te.autocast, and where it quantizes no role. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);
+/* Whether it runs without one, but amaxes of its operands are to be collected. */
+bool te_recipe_calibrates(const te_recipe_state *state);
 
 /* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. A column-wise
  * copy that is missing is made of a row-wise one with one factor, whose bytes it has. */

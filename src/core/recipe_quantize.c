@@ -63,7 +63,7 @@ void te_scale_tape_clear(te_scale_tape *tape)
 static bool counts(const te_recipe_state *state, te_role role)
 {
     const te_context *ctx = state->ctx;
-    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || ctx->calibrating || role == TE_ROLE_GRAD_OUTPUT;
+    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
     return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
 }
 

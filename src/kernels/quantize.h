@@ -30,7 +30,7 @@ typedef struct te_quantizer {
     bool power_of_two;
     float epsilon;   /* amaxes below count as this */
     bool row_scaled; /* TE_SCALE_E4M3: side 0 has an amax per row */
-    bool hadamard;   /* side 1 is transformed along its rows, in groups of 16 */
+    bool hadamard;   /* side 1 is transformed along its rows, in groups of 16: sums in float32, the result rounded to the source's dtype */
     bool stochastic; /* E2M1: rounding by random bits */
     te_four_over_six four_over_six;
     float scale_max; /* TE_SCALE_E4M3: largest factor of a block, 448 or 256 */

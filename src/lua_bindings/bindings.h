@@ -157,6 +157,8 @@ int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n);
 const te_op *te_lua_to_operation(lua_State *L, int index);
 /* quantized.c: a quantizer from its table of capabilities; raises when a field is no choice. */
 struct te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function);
+/* Pushes a table of all fields. */
+void te_lua_push_quantizer(lua_State *L, const struct te_quantizer *q);
 /* recipe.c: the state of one operation's recipe; raises when it is something else. Borrowed. */
 struct te_recipe_state *te_lua_check_recipe_state(lua_State *L, int index, const char *function);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
@@ -191,6 +193,7 @@ extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
 extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
+extern const luaL_Reg te_lua_recipe_kind_functions[]; /* recipe_kinds.c */
 extern const luaL_Reg te_lua_recipe_functions[];   /* recipe.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */
 extern const luaL_Reg te_lua_process_functions[];  /* system.c: not in restricted runtimes */

@@ -149,7 +149,7 @@ local DOT_PRODUCT = {
     window_left = { "integer", -1, min = -1 },
     window_right = { "integer", nil, min = -1 },
     bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
-    bias = { "boolean", false },         -- a third extra input is added to the scores; it gets no gradient
+    bias = { "boolean", false },         -- a third extra input is added to the scores; its gradient: on the CPU
 }
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.

@@ -21,7 +21,7 @@ local known = setmetatable({}, { __mode = "k" })
 -- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
 local function hands_on(recipe)
     local input = recipe:options().fp8_mha and recipe:quantizer "input"
-    return input and input.element == "float8_e4m3" and not input.scale and not input.block_rows or false
+    return input and input.element == "float8_e4m3" and input.scale == "float32" and input.block_rows == 0 or false
 end
 
 -- The engine's form of a recipe, and which recipe's rule updates each role.

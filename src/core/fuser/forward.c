@@ -149,7 +149,7 @@ static te_status run_quantized(te_group_state *state, const te_unit *unit)
 static te_status observe(te_group_state *state, const te_unit *unit)
 {
     te_recipe_state *recipe_state = state->plan->nodes[unit->nodes[0]].recipe_state;
-    if (!state->plan->ctx->calibrating || !recipe_state || !recipe_state->recipe) return TE_OK;
+    if (!te_recipe_calibrates(recipe_state)) return TE_OK;
     te_status status = te_role_observe(recipe_state, TE_ROLE_INPUT, state->values[unit->x], unit->compute);
     if (status != TE_OK) return status;
     return te_role_observe(recipe_state, TE_ROLE_WEIGHT, state->values[unit->weight], unit->compute);

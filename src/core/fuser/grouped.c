@@ -78,11 +78,11 @@ static te_status multiply_plain(te_group_state *state, const te_unit *unit, int 
                                 te_tensor *weight, te_tensor *bias)
 {
     const te_group_node *node = &state->plan->nodes[unit->nodes[0]];
-    te_recipe_state *observer = state->plan->ctx->calibrating && i < node->n_states ? node->states[i] : NULL;
+    te_recipe_state *observer = i < node->n_states ? node->states[i] : NULL;
     te_tensor *w = te_tensor_cast_cached(weight, unit->compute);
     te_status status = w ? te_linear_product(y, x, w, bias) : state->plan->ctx->status;
     te_tensor_release(w);
-    if (status != TE_OK || !observer || !observer->recipe) return status;
+    if (status != TE_OK || !te_recipe_calibrates(observer)) return status;
     status = te_role_observe(observer, TE_ROLE_INPUT, x, unit->compute);
     return status == TE_OK ? te_role_observe(observer, TE_ROLE_WEIGHT, weight, unit->compute) : status;
 }

@@ -124,7 +124,9 @@ static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
         te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
     if (!fits)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "bias %s does not broadcast to the scores", TE_SHAPE_TEXT(bias));
-    if (te_needs_grad(bias)) return te_call_fail(call, TE_ERROR_UNSUPPORTED, "the bias has no gradient; detach it");
+    const te_device *device = bias->storage->device;
+    if (call->record && te_needs_grad(bias) && !device->exec.backend->bias_gradient)
+        return te_call_fail(call, TE_ERROR_UNSUPPORTED, "the bias has no gradient on %s; detach it", device->name);
     a->bias = (te_view){.data = te_tensor_pointer(bias), .dtype = bias->dtype, .ndim = 4};
     for (int i = 0; i < 4; i++) {
         int own = i - (4 - bias->ndim);
@@ -182,12 +184,33 @@ static te_status sdpa_forward(te_call *call)
     return status;
 }
 
+/* Room for the gradient of all scores, where the bias wants its own; *dscores NULL: it does not. */
+static te_status open_dscores(te_call *call, te_attention_grad *g, te_tensor **dscores)
+{
+    const te_attention *a = &g->forward;
+    int64_t shape[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]};
+    *dscores = NULL;
+    if (call->node->n_edges < 4 || !te_grad_wanted(call, 3)) return TE_OK;
+    *dscores = te_tensor_new(call->ctx, call->saved[4]->storage->device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 4, shape);
+    te_status status = *dscores ? te_tensor_fill(*dscores, 0) : call->ctx->status;
+    if (status == TE_OK) g->dbias = te_tensor_view(*dscores);
+    return status;
+}
+
+/* Summed over the dimensions in which the bias was broadcast. */
+static te_status give_dbias(te_call *call, te_tensor *dscores)
+{
+    bool accumulate;
+    te_tensor *dbias = te_grad_target(call, 3, &accumulate);
+    return dbias ? te_sum_to(dbias, dscores, 1, accumulate) : call->ctx->status;
+}
+
 static te_status sdpa_backward(te_call *call)
 {
     const te_attention_state *s = call->pointer;
     te_exec *exec = te_call_exec(call, call->saved[4]);
     te_attention_grad g = {.forward = s->a};
-    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *out = te_attention_result_values(call, s, call->saved[3]);
+    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *dscores = NULL, *out = te_attention_result_values(call, s, call->saved[3]);
     te_tensor *dout = out ? unit_stride(call->dout[0]) : NULL;
     te_view *views[3] = {&g.dq, &g.dk, &g.dv}, *operands[3] = {&g.forward.q, &g.forward.k, &g.forward.v};
     te_status status = dout ? TE_OK : call->ctx->status;
@@ -201,6 +224,7 @@ static te_status sdpa_backward(te_call *call)
             *views[i] = te_tensor_view(grads[i]);
         }
     }
+    if (status == TE_OK) status = open_dscores(call, &g, &dscores);
     if (status == TE_OK) {
         g.dout = te_tensor_view(dout);
         point_to_result(&g.forward, out);
@@ -215,6 +239,8 @@ static te_status sdpa_backward(te_call *call)
         else
             te_tensor_release(grads[i]);
     }
+    if (status == TE_OK && dscores) status = give_dbias(call, dscores);
+    te_tensor_release(dscores);
     return status;
 }
 
@@ -371,7 +397,8 @@ const te_op_def te_ops_attention[] = {
             "scale 1/sqrt(dim) when absent. "
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
-            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022).",
+            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, which "
+            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient: on the CPU.",
      .forward = sdpa_forward,
      .backward = sdpa_backward},
     {.signature = "self_attention(qkv, seq_lens = nil; " SHARED_OPTIONS ", heads: int = 1, kv_heads: int = nil)",

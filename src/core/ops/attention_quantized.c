@@ -37,7 +37,7 @@ te_status te_attention_quantize(te_call *call, te_attention_state *s, te_tensor 
     for (int i = 0; i < n && status == TE_OK; i++) {
         if (state)
             status = quantize_operand(call, s, state, t[i]);
-        else if (own && own->recipe && call->ctx->calibrating)
+        else if (te_recipe_calibrates(own))
             status = te_role_observe(own, TE_ROLE_INPUT, t[i], t[i]->dtype);
     }
     return status;

@@ -22,7 +22,7 @@ static te_status without_recipe(te_call *call, te_recipe_state *state)
     te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1]),
                      call->in[2] ? TE_A_TENSOR(call->in[2]) : TE_A_ABSENT};
     te_status status = TE_OK;
-    if (state && state->recipe && call->ctx->calibrating) {
+    if (te_recipe_calibrates(state)) {
         te_dtype compute = te_product_dtype(call->ctx, call->in[0]->dtype, call->in[1]->dtype);
         status = te_role_observe(state, TE_ROLE_INPUT, call->in[0], compute);
         if (status == TE_OK) status = te_role_observe(state, TE_ROLE_WEIGHT, call->in[1], compute);

@@ -5,6 +5,8 @@
  *
  *      dv = (P Z)^T do        dP = do v^T        dS = P (Z dP - D)        dq = scale dS k        dk = scale dS^T q
  *
+ * The gradient of the bias is dS.
+ *
  * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is loaded,
  * dk needs no further factor; dq gets it when it is written.
  */
@@ -87,6 +89,16 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
     }
 }
 
+/* dS of one query, which is the gradient of its bias. Every task has queries and keys of its own. */
+static void T(store_dbias)(const T(backward_state) *s, const REAL *ds, int64_t query, int64_t key, int low, int high)
+{
+    const te_attention_seq *seq = &s->keys->seq;
+    const te_view *b = &s->g->dbias;
+    REAL *to = (REAL *)b->data + seq->batch * b->stride[0] + s->head * b->stride[1] + (seq->q_start + query) * b->stride[2] +
+               (seq->kv_start + key) * b->stride[3];
+    for (int j = low; j < high; j++) to[j * b->stride[3]] = ds[j];
+}
+
 /* From scores in p and do v^T in ds to P Z in p and dS in ds, one row of a tile. */
 static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64_t query, int64_t key, int low,
                             int high, T(tile_range) range)
@@ -110,6 +122,7 @@ static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64
     }
     T(fill_outside)(p, range, low, high, 0);
     T(fill_outside)(ds, range, low, high, 0);
+    if (te_view_present(&s->g->dbias)) T(store_dbias)(s, ds, query, key, low, high);
 }
 
 /* Scores, P and dS of the block, tile by tile, and each tile's share of dq. */

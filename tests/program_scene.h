@@ -80,12 +80,14 @@ typedef struct scene {
 static void random_shape(te_run *run, uint64_t *state)
 {
     static const int64_t outer[] = {1, 2, 3, 5, 8, 40, 130},
-                         inner[] = {0, 1, 1, 2, 3, 7, 16, 17, 33, 64, 100, 129, 300, 1000, 2500, 20000};
+                         inner[] = {0,  1,   1,   2,   3,   7,   16,  17,  33,   64,
+                                    64, 100, 128, 129, 192, 300, 384, 768, 1000, 2500, 20000};
+    const uint32_t       n_inner = sizeof inner / sizeof inner[0];
     run->ndim = 1 + (int)(test_random(state) % 4);
     for (;;) {
         int64_t total = 1;
         for (int d = 0; d < run->ndim; d++) {
-            run->shape[d] = d == run->ndim - 1 ? inner[test_random(state) % 16] : outer[test_random(state) % 7];
+            run->shape[d] = d == run->ndim - 1 ? inner[test_random(state) % n_inner] : outer[test_random(state) % 7];
             total *= run->shape[d];
         }
         if (test_random(state) % 64 == 0) run->shape[0] = 0;

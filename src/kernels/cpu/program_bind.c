@@ -22,7 +22,7 @@ static size_t take(size_t *at, size_t bytes)
 static bool is_constant(const te_job *job, int input)
 {
     const te_operand *in = &job->run->inputs[input];
-    bool in_place = job->tile_rows == 1 && in->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
+    bool in_place = (job->tile_rows == 1 || job->band) && in->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
     if (job->program->input_rates[input] != TE_RATE_ELEM || job->rows <= job->tile_rows ||
         job->tile_columns < job->columns || in_place)
         return false;
@@ -42,11 +42,13 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
     w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
     w->form = (uint8_t *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->form));
+    w->step = (int64_t *)(void *)(base + take(&at, job->band ? (size_t)plan->n_slots * sizeof *w->step : 0));
     w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
     w->shares = (te_share *)(void *)(base + take(&at, (size_t)plan->n_turns * sizeof *w->shares));
     w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
     w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
-    char *scalars = base + take(&at, (size_t)p->n_insns * sizeof(double));
+    size_t scalar_bytes = job->band ? (size_t)job->tile_rows * size : sizeof(double);
+    char  *scalars = base + take(&at, (size_t)p->n_insns * scalar_bytes);
     w->registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
     w->spare = base + take(&at, w->register_bytes);
     w->kept = base + take(&at, (size_t)plan->n_kept * w->kept_bytes);
@@ -58,7 +60,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
         w->form[i] = 0;
         size_t index = (size_t)plan->slots[i].index;
         switch (plan->slots[i].kind) {
-        case TE_SLOT_SCALAR: w->slot[i] = scalars + index * sizeof(double); break;
+        case TE_SLOT_SCALAR: w->slot[i] = scalars + index * scalar_bytes; break;
         case TE_SLOT_REGISTER: w->slot[i] = te_walker_register(w, i); break;
         case TE_SLOT_SUMS: w->slot[i] = NULL; break;
         default: w->slot[i] = w->kept + index * w->kept_bytes;
@@ -89,8 +91,10 @@ static void bind_operand(const te_job *job, te_bound_operand *bound, const te_op
     bound->column = job->columns == 1 || job->column_axis < 0 ? 1 : operand->stride[job->column_axis];
     int64_t row = job->n_outer ? operand->stride[job->axis[job->n_outer - 1]] : 0;
     bound->block = job->column_axis == job->run->ndim - 1 ? operand->block : 0;
-    bound->flat = rate == TE_RATE_ELEM && bound->column == 1 && !bound->block && (job->tile_rows == 1 || row == job->columns);
-    bound->in_place = bound->flat && job->columns > 0 && bound->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
+    bound->straight = rate == TE_RATE_ELEM && bound->column == 1 && !bound->block;
+    bound->flat = bound->straight && (job->tile_rows == 1 || row == job->columns);
+    if (!job->band) bound->straight = bound->flat;
+    bound->in_place = bound->straight && job->columns > 0 && bound->dtype == (job->run->compute_f64 ? TE_F64 : TE_F32);
 }
 
 static void bind_operands(const te_job *job, te_walker *w)
@@ -139,7 +143,7 @@ static bool direct_allowed(const te_walker *w, int output)
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    bool half = plan->direct[output].half_ok && out->flat && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
+    bool half = plan->direct[output].half_ok && out->straight && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
                 w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
     if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
@@ -189,7 +193,7 @@ static void settle_window(te_walker *w)
     const te_job *job = w->job;
     size_t        strip = w->blocks->strip, most = job->tile_columns < WINDOW ? (size_t)job->tile_columns : WINDOW;
     w->window = 0;
-    if (strip && job->kind == TE_PLAN_ROW && !job->compiled->reduces_rows && is_chain_of_tensors(w))
+    if (strip && job->kind == TE_PLAN_ROW && !job->band && !job->compiled->reduces_rows && is_chain_of_tensors(w))
         w->window = most / strip * strip;
 }
 
@@ -214,13 +218,14 @@ static void settle_shares(te_walker *w)
     }
     if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
     w->fetches = true;
+    int64_t tile = job->tile_rows;
     for (int t = 0; t < turns; t++) {
         int                     which = t * n / turns, first = (which * turns + n - 1) / n;
         size_t                  of = (size_t)(((which + 1) * turns + n - 1) / n - first), at = (size_t)(t - first);
         const te_bound_operand *in = &w->operands[inputs[which]];
-        size_t                  lines = (size_t)(job->columns * in->size) / TE_LINE, line = lines * at / of;
+        size_t                  lines = (size_t)(tile * job->columns * in->size) / TE_LINE, line = lines * at / of;
         w->shares[t] = (te_share){.input = inputs[which], .lines = lines * (at + 1) / of - line,
-                                  .offset = te_walker_row_stride(w, in) + (int64_t)line * TE_LINE};
+                                  .offset = tile * te_walker_row_stride(w, in) + (int64_t)line * TE_LINE};
     }
 }
 
@@ -240,6 +245,7 @@ void te_walker_uniform_value(te_walker *w, int v)
         for (int k = 0; k < te_opcode_args(insn->op); k++) arg[k] = w->slot[insn->arg[k]];
         w->blocks->op[insn->op][0](w->slot[v], arg[0], arg[1], arg[2], 1);
     }
+    if (w->job->band) w->blocks->repeat(w->slot[v], w->slot[v], 1, (size_t)w->job->tile_rows); /* one per row, as others */
 }
 
 void te_walker_uniform(te_walker *w)
@@ -249,11 +255,25 @@ void te_walker_uniform(te_walker *w)
         if (p->insns[v].rate == TE_RATE_UNIFORM) te_walker_uniform_value(w, v);
 }
 
+/* Of registers and constants; those of tensors are known once a slot is pointed at one. */
+static void settle_steps(te_walker *w)
+{
+    const te_plan *plan = w->plan;
+    for (int i = 0; i < plan->n_slots; i++) {
+        const te_slot *slot = &plan->slots[i];
+        w->step[i] = slot->kind == TE_SLOT_REGISTER && !slot->brief ? w->job->columns * (int64_t)w->blocks->size : 0;
+    }
+    for (int s = 0; s < plan->n_steps; s++)
+        if (plan->steps[s].kind == TE_STEP_LOAD && w->operands[plan->steps[s].operand].constant)
+            w->step[plan->steps[s].dst] = 0;
+}
+
 void te_walker_bind(te_walker *w)
 {
     const te_job *job = w->job;
     bind_operands(job, w);
     place_constants(w);
+    if (job->band) settle_steps(w);
     settle_inputs(w);
     for (int o = 0; o < job->program->n_outputs; o++) {
         w->direct[o] = direct_allowed(w, o) ? job->plan->direct[o].slot : -1;

@@ -73,6 +73,25 @@ enum { TE_LINE = 64 };
 
 struct te_link;
 
+/* Rows that are folded. Steps are in elements, to the next row's. */
+typedef struct te_fold_rows {
+    const void *src, *by, *about; /* by, about: as in fold_add; about one number per row, its step may be 0 */
+    int64_t     src_step, by_step, about_step;
+    size_t      rows, columns;
+} te_fold_rows;
+
+/* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in the
+ * next one, where tensors go on. With `step` windows are rows: what is in slot i goes on by step[i] bytes, and numbers are
+ * one per row. */
+typedef struct te_chain_run {
+    const struct te_link *links;
+    char *const          *slot;
+    const uint8_t        *form; /* te_slot_form of each slot */
+    const int64_t        *step; /* NULL: windows are no rows */
+    size_t                n, window;
+    te_ahead              ahead;
+} te_chain_run;
+
 typedef struct te_blocks {
     size_t         size; /* bytes of a value */
     te_block_op    op[TE_BLOCK_OPS][8];
@@ -90,15 +109,12 @@ typedef struct te_blocks {
     void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
                      te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
-    void (*fold_rows)(te_fold_kind kind, void *dst, const void *src, const void *by, const void *about, size_t rows,
-                      size_t columns, te_ahead ahead);
+    void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
     void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
                          size_t columns); /* sums[j] += each row's [j] */
 
     size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
-    /* n elements, a multiple of strip, of which registers hold a window; form[i]: te_slot_form of slot i. */
-    void (*chain)(const struct te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window,
-                  te_ahead ahead);
+    void (*chain)(const te_chain_run *run);
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;

@@ -125,10 +125,14 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
         h0 = JOIN(JOIN(h0, h2), JOIN(h1, h3));                                                           \
         return tree_##name(&h0);                                                                         \
     }                                                                                                    \
-    static void rows_##name(te_real *d, const te_real *s, const te_real *by, te_real about, size_t rows, \
-                            size_t columns, te_real neutral, te_ahead ahead)                             \
+    static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \
     {                                                                                                    \
-        for (size_t r = 0; r < rows; r++, s += columns, by += columns) {                                 \
+        const te_real *s = fold->src, *by = fold->by ? fold->by : s, *centre = fold->about;              \
+        int64_t        by_step = fold->by ? fold->by_step : fold->src_step;                              \
+        size_t         columns = fold->columns;                                                          \
+        for (size_t r = 0; r < fold->rows; r++, s += fold->src_step, by += by_step) {                    \
+            te_real about = centre ? *centre : 0;                                                        \
+            if (centre) centre += fold->about_step;                                                      \
             if (columns <= WIDTH) {                                                                      \
                 te_real lane[WIDTH];                                                                     \
                 _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
@@ -203,20 +207,19 @@ static void fold_finish(te_fold *fold, te_fold_kind kind, void *dst)
     *(te_real *)dst = fold->spilled ? (te_real)(fold->total + (double)rest) : rest;
 }
 
-static void fold_rows(te_fold_kind kind, void *dst, const void *src, const void *by, const void *about, size_t rows,
-                      size_t columns, te_ahead ahead)
+static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead)
 {
-    te_real neutral = neutral_of(kind), centre = about ? *(const te_real *)about : 0;
+    te_real neutral = neutral_of(kind);
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by && about) rows_distance(dst, src, by, centre, rows, columns, neutral, ahead);
-        else if (about) rows_square(dst, src, src, centre, rows, columns, neutral, ahead);
-        else if (by) rows_dot(dst, src, by, 0, rows, columns, neutral, ahead);
-        else rows_sum(dst, src, src, 0, rows, columns, neutral, ahead);
+        if (fold->by && fold->about) rows_distance(dst, fold, neutral, ahead);
+        else if (fold->about) rows_square(dst, fold, neutral, ahead);
+        else if (fold->by) rows_dot(dst, fold, neutral, ahead);
+        else rows_sum(dst, fold, neutral, ahead);
         break;
-    case TE_FOLD_MAX: rows_max(dst, src, src, 0, rows, columns, neutral, ahead); break;
-    case TE_FOLD_MIN: rows_min(dst, src, src, 0, rows, columns, neutral, ahead); break;
-    case TE_FOLD_AMAX: rows_amax(dst, src, src, 0, rows, columns, neutral, ahead); break;
+    case TE_FOLD_MAX: rows_max(dst, fold, neutral, ahead); break;
+    case TE_FOLD_MIN: rows_min(dst, fold, neutral, ahead); break;
+    case TE_FOLD_AMAX: rows_amax(dst, fold, neutral, ahead); break;
     }
 }
 

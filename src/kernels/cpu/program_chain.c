@@ -215,6 +215,51 @@ static void count_turns(te_maker *m, const te_pass *pass)
     }
 }
 
+/* --- bands -------------------------------------------------------------------------------------------------------- */
+
+static void note_use(te_plan *plan, int32_t slot, int chain)
+{
+    if (slot >= 0 && plan->slots[slot].chain != chain) plan->slots[slot].brief = false;
+}
+
+/* Registers whose values are made and used in one chain; one that serves other values too is not brief for any. */
+static void find_brief(te_plan *plan, const te_pass *pass)
+{
+    for (int i = 0; i < plan->n_slots; i++) {
+        plan->slots[i].brief = plan->slots[i].kind == TE_SLOT_REGISTER;
+        plan->slots[i].chain = -1;
+    }
+    for (int s = pass->body, first = -1, end = 0; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        if (step->chain_end) first = s, end = step->chain_end;
+        int chain = s < end ? first : -2;
+        for (int k = 0; k < 3; k++) note_use(plan, step->arg[k], chain);
+        if (step->dst >= 0 && chain >= 0) plan->slots[step->dst].chain = chain;
+        note_use(plan, step->dst, chain);
+    }
+    for (int i = 0; i < plan->n_slots; i++)
+        for (int j = 0; j < plan->n_slots && !plan->slots[i].brief && plan->slots[i].kind == TE_SLOT_REGISTER; j++)
+            if (plan->slots[j].kind == TE_SLOT_REGISTER && plan->slots[j].index == plan->slots[i].index)
+                plan->slots[j].brief = false;
+}
+
+/* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may be
+ * apart, block functions do not know. */
+static bool knows_rows(const te_maker *m, const te_step *step)
+{
+    if (step->kind == TE_STEP_RANDOM && step->arg[0] >= 0) /* a scalar's slot has the number of its instruction */
+        return step->scalars && m->program->insns[step->arg[0]].rate == TE_RATE_UNIFORM;
+    return step->kind != TE_STEP_OP || has_link(m, step);
+}
+
+static void find_bands(te_maker *m, const te_pass *pass)
+{
+    te_plan *plan = m->plan;
+    plan->bands = true;
+    for (int s = pass->body; s < pass->end; s++) plan->bands &= knows_rows(m, &plan->steps[s]);
+    if (plan->bands) find_brief(plan, pass);
+}
+
 void te_maker_link_steps(te_maker *m, const te_pass *pass)
 {
     const te_plan *plan = m->plan;
@@ -226,4 +271,5 @@ void te_maker_link_steps(te_maker *m, const te_pass *pass)
     }
     find_halves(m, pass);
     count_turns(m, pass);
+    if (m->kind == TE_PLAN_ROW) find_bands(m, pass);
 }

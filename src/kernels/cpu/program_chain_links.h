@@ -85,7 +85,6 @@ struct te_bound_link {
         char   *block;
         te_real number;
     } arg[3];
-    uint8_t moves[3]; /* bytes per element by which each goes on from window to window */
 };
 
 #define NEXT_LINK link[1].run(a0, a1, a2, a3, link + 1, at)
@@ -351,89 +350,124 @@ static void (*const columns_runs[TE_FROM_COUNT])(LINK_PARAMETERS) = {
 static void (*const columns_dot_runs[TE_FROM_COUNT][TE_FROM_COUNT])(LINK_PARAMETERS) = {
     COLUMNS_WAYS(ACC), COLUMNS_WAYS(BLOCK), COLUMNS_WAYS(HALF)};
 
-static uint8_t moves_of(uint8_t form)
+/* What changes from one window or row to the next: addresses go on, and numbers are the next row's. */
+typedef struct te_moving_block {
+    char  **block;
+    int64_t step;
+} te_moving_block;
+
+typedef struct te_moving_number {
+    te_real       *number;
+    const te_real *rows;
+} te_moving_number;
+
+/* A chain bound to a tile. */
+typedef struct te_bound_chain {
+    te_bound_link    link[2 * TE_CHAIN_MAX];
+    te_moving_block  block[2 * 3 * TE_CHAIN_MAX];
+    te_moving_number number[2 * 3 * TE_CHAIN_MAX];
+    int              n_links, n_blocks, n_numbers;
+} te_bound_chain;
+
+/* By how much the block in a slot goes on. */
+static int64_t step_of(const te_chain_run *run, int32_t slot)
 {
-    return form & TE_FORM_TENSOR ? (form & TE_FORM_HALF ? sizeof(uint16_t) : sizeof(te_real)) : 0;
+    uint8_t form = run->form[slot];
+    if (run->step) return run->step[slot];
+    if (!(form & TE_FORM_TENSOR)) return 0;
+    return (int64_t)(run->window * (form & TE_FORM_HALF ? sizeof(uint16_t) : sizeof(te_real)));
 }
 
-/* Where the arguments of a link are at this tile, and which function takes them from there. */
-static void bind_link(te_bound_link *bound, const te_link *link, char *const *slot, const uint8_t *form)
+static void bind_block(te_bound_chain *chain, char **block, const te_chain_run *run, int32_t slot)
 {
-    int from[3] = {TE_FROM_ACC, TE_FROM_ACC, TE_FROM_ACC};
+    int64_t step = run->window < run->n ? step_of(run, slot) : 0;
+    *block = run->slot[slot];
+    if (step) chain->block[chain->n_blocks++] = (te_moving_block){block, step};
+}
+
+static void bind_number(te_bound_chain *chain, te_real *number, const te_chain_run *run, int32_t slot)
+{
+    const te_real *rows = (const te_real *)run->slot[slot];
+    *number = rows[0];
+    if (run->step && run->window < run->n) chain->number[chain->n_numbers++] = (te_moving_number){number, rows};
+}
+
+/* Where the arguments of a link are, and which function takes them from there. */
+static void bind_link(te_bound_chain *chain, const te_link *link, const te_chain_run *run)
+{
+    te_bound_link *bound = &chain->link[chain->n_links++];
+    int            from[3] = {TE_FROM_ACC, TE_FROM_ACC, TE_FROM_ACC};
     for (int k = 0; k < 3; k++) {
         int32_t arg = link->arg[k];
-        bound->moves[k] = arg < 0 || link->number >> k & 1 ? 0 : moves_of(form[arg]);
         if (arg < 0) continue;
-        from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : form[arg] & TE_FORM_HALF ? TE_FROM_HALF : TE_FROM_BLOCK;
-        if (from[k] == TE_FROM_NUMBER) bound->arg[k].number = *(const te_real *)slot[arg];
-        else bound->arg[k].block = slot[arg];
+        from[k] = link->number >> k & 1 ? TE_FROM_NUMBER : run->form[arg] & TE_FORM_HALF ? TE_FROM_HALF : TE_FROM_BLOCK;
+        if (from[k] == TE_FROM_NUMBER) bind_number(chain, &bound->arg[k].number, run, arg);
+        else bind_block(chain, &bound->arg[k].block, run, arg);
     }
     bound->run = link->op == TE_LINK_COLUMNS       ? columns_runs[from[0]]
                  : link->op == TE_LINK_COLUMNS_DOT ? columns_dot_runs[from[0]][from[1]]
                                                    : link_runs[TE_LINK_OF(link->op, from[0], from[1], from[2])];
 }
 
-/* KEEP as the tensor wants it, and a pair with blocks of bfloat16 as two links. Returns how many. */
-static int bind_links(te_bound_link *bound, const te_link *link, char *const *slot, const uint8_t *form)
+/* As the tensor wants it. What is streamed is so in whole lines, in every row. */
+static void bind_keep(te_bound_chain *chain, const te_link *link, const te_chain_run *run)
+{
+    te_bound_link *bound = &chain->link[chain->n_links++];
+    uint8_t        form = run->form[link->arg[0]];
+    bind_block(chain, &bound->arg[0].block, run, link->arg[0]);
+    bool streamed = (form & TE_FORM_STREAM) && (uintptr_t)bound->arg[0].block % TE_LINE == 0 &&
+                    step_of(run, link->arg[0]) % TE_LINE == 0;
+    if (form & TE_FORM_HALF) bound->run = streamed ? link_stream_half : link_keep_half;
+    else bound->run = streamed ? link_stream : link_keep;
+}
+
+/* A pair with blocks of bfloat16 becomes two links. */
+static void bind_links(te_bound_chain *chain, const te_link *link, const te_chain_run *run)
 {
     static const uint8_t first_op[TE_FIRST_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_MUL};
     static const uint8_t second_op[TE_SECOND_COUNT] = {TE_PW_ADD, TE_PW_SUB, TE_PW_SUB, TE_PW_MUL};
-    if (link->op == TE_LINK_KEEP) {
-        char *to = bound->arg[0].block = slot[link->arg[0]];
-        bool  half = form[link->arg[0]] & TE_FORM_HALF;
-        bound->moves[0] = moves_of(form[link->arg[0]]);
-        bound->moves[1] = bound->moves[2] = 0;
-        bool  streamed = (form[link->arg[0]] & TE_FORM_STREAM) && (uintptr_t)to % 64 == 0;
-        bound->run = streamed ? (half ? link_stream_half : link_stream) : half ? link_keep_half : link_keep;
-        return 1;
-    }
-    bool halves = false;
-    for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && (form[link->arg[k]] & TE_FORM_HALF));
+    bool                 halves = false;
+    for (int k = 0; k < 3; k++) halves = halves || (link->arg[k] >= 0 && (run->form[link->arg[k]] & TE_FORM_HALF));
     if (!halves || link->op < TE_BLOCK_PAIRS || link->op > TE_LINK_KEEP) {
-        bind_link(bound, link, slot, form);
-        return 1;
+        bind_link(chain, link, run);
+        return;
     }
     int     pair = link->op - TE_BLOCK_PAIRS, second = pair % TE_SECOND_COUNT, at = second == TE_SECOND_FROM ? 0 : 1;
     te_link one = {first_op[pair / TE_SECOND_COUNT], link->number & 3, {link->arg[0], link->arg[1], -1}};
     te_link two = {second_op[second], (uint8_t)(link->number >> 2 << at), {-1, -1, -1}};
     two.arg[at] = link->arg[2];
-    bind_link(bound, &one, slot, form);
-    bind_link(bound + 1, &two, slot, form);
-    return 2;
+    bind_link(chain, &one, run);
+    bind_link(chain, &two, run);
 }
 
-typedef struct te_moving {
-    char **block;
-    size_t step;
-} te_moving;
-
-/* The arguments that go on from window to window. Returns how many. */
-static int find_moving(te_moving *moving, te_bound_link *bound, int count, size_t window)
+static inline void run_strips(const te_bound_link *first, size_t n, te_ahead *ahead)
 {
-    int n = 0;
-    for (int l = 0; l < count; l++)
-        for (int k = 0; k < 3; k++)
-            if (bound[l].moves[k]) moving[n++] = (te_moving){&bound[l].arg[k].block, bound[l].moves[k] * window};
-    return n;
+    const te_strip_part none = {0};
+    for (size_t i = 0; i < n; i += STRIP) {
+        fetch_ahead(ahead);
+        first->run(none, none, none, none, first, i * sizeof(te_real));
+    }
 }
 
-static void run_chain(const te_link *links, char *const *slot, const uint8_t *form, size_t n, size_t window,
-                      te_ahead ahead)
+/* To row or window `index`. */
+static inline void go_on(te_bound_chain *chain, size_t index)
 {
-    te_bound_link bound[2 * TE_CHAIN_MAX];
-    te_moving     moving[2 * 3 * TE_CHAIN_MAX];
-    te_strip_part none = {0};
-    int           count = 0, n_moving = 0;
-    for (; links->op != TE_LINK_END; links++) count += bind_links(&bound[count], links, slot, form);
-    bound[count].run = link_end;
-    if (window < n) n_moving = find_moving(moving, bound, count, window);
-    for (;; n -= window) {
-        size_t here = n < window ? n : window;
-        for (size_t i = 0; i < here; i += STRIP) {
-            fetch_ahead(&ahead);
-            bound->run(none, none, none, none, bound, i * sizeof(te_real));
-        }
-        if (n <= window) return;
-        for (int i = 0; i < n_moving; i++) *moving[i].block += moving[i].step;
+    for (int i = 0; i < chain->n_blocks; i++) *chain->block[i].block += chain->block[i].step;
+    for (int i = 0; i < chain->n_numbers; i++) *chain->number[i].number = chain->number[i].rows[index];
+}
+
+static void run_chain(const te_chain_run *run)
+{
+    te_bound_chain chain;
+    te_ahead       ahead = run->ahead;
+    chain.n_links = chain.n_blocks = chain.n_numbers = 0;
+    for (const te_link *link = run->links; link->op != TE_LINK_END; link++) {
+        if (link->op == TE_LINK_KEEP) bind_keep(&chain, link, run);
+        else bind_links(&chain, link, run);
+    }
+    chain.link[chain.n_links].run = link_end;
+    for (size_t left = run->n, window = run->window, index = 1;; left -= window, go_on(&chain, index++)) {
+        run_strips(chain.link, left < window ? left : window, &ahead);
+        if (left <= window) return;
     }
 }

@@ -16,7 +16,8 @@ static bool wants_chain(const te_walker *w, const te_step *step)
 bool te_walker_takes_chain(const te_walker *w, int first)
 {
     const te_step *step = &w->plan->steps[first];
-    return te_walker_chains(w) && step->chain_end && (step->chain_end > first + 1 || w->fetches || wants_chain(w, step));
+    return te_walker_chains(w) && step->chain_end &&
+           (step->chain_end > first + 1 || w->fetches || w->job->band || wants_chain(w, step));
 }
 
 static void run_steps(te_walker *w, int first, int last)
@@ -43,6 +44,7 @@ bool te_walker_point_output(te_walker *w, int output)
     w->form[slot] = (there ? TE_FORM_TENSOR : 0) |
                     (!chains ? 0 : (out->in_place ? 0 : TE_FORM_HALF) | (out->streamed ? TE_FORM_STREAM : 0));
     w->slot[slot] = there ? te_walker_tile(w, out, index) : te_walker_register(w, slot);
+    if (w->job->band) w->step[slot] = te_walker_row_stride(w, out);
     return there;
 }
 

@@ -23,6 +23,7 @@ typedef struct te_bound_operand {
     te_dtype dtype;
     bool     present;  /* an output that is wanted; inputs always */
     bool     flat;     /* the elements of a tile follow one another */
+    bool     straight; /* those of a row do, and rows of a tile may be any step apart: in a band; else the same as flat */
     bool     in_place; /* and are values as the program computes with */
     bool     streamed; /* an output that is written past the caches */
     bool     accumulate;
@@ -43,6 +44,7 @@ typedef struct te_job {
     const te_plan     *plan;
     const te_blocks   *blocks;
     te_plan_kind       kind;
+    bool               band; /* tiles are bands of a TE_PLAN_ROW */
     int                n_outer;
     int64_t            outer[TE_MAX_DIMS]; /* extents; their product is `rows` */
     int8_t             axis[TE_MAX_DIMS];  /* the run's dimension behind each, and behind the columns */

@@ -7,6 +7,9 @@
 enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
+/* A band is long enough for its steps to begin rarely; its tensors may leave L1 but not L2. */
+enum { BAND_ELEMENTS = 5 << 10, BAND_MAX = 32 };
+
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 
 /* Whether stepping over dimension a is stepping over the whole of b for this operand. */
@@ -80,10 +83,29 @@ static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_ki
     return job->plan != NULL;
 }
 
+/* Makes the tiles of a TE_PLAN_ROW bands where that may be, which is the same with every instruction set. */
+static bool take_bands(te_exec *exec, te_program *program, te_job *job)
+{
+    job->band = false;
+    if (!job->compiled->structured || !job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES ||
+        job->columns % TE_FOLD_LANES || 2 * job->columns > BAND_ELEMENTS)
+        return true;
+    if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
+    if (!job->plan->bands) return true;
+    job->band = true;
+    job->tile_columns = job->columns;
+    job->tile_rows = BAND_ELEMENTS / job->columns;
+    if (job->tile_rows > BAND_MAX) job->tile_rows = BAND_MAX;
+    if (job->tile_rows > job->rows) job->tile_rows = job->rows;
+    return true;
+}
+
 static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
 {
     size_t size = job->blocks->size;
     job->tile_rows = 1;
+    if (!take_bands(exec, program, job)) return false;
+    if (job->band) return true;
     if (job->columns <= SHORT_ROW && job->rows > 1) {
         if (!use_plan(exec, program, job, TE_PLAN_ROWS)) return false;
         job->tile_rows = tile_elements(job->plan, size) / (job->columns ? job->columns : 1);
@@ -120,7 +142,9 @@ static void choose_chunks(te_job *job)
         if (least < TE_COLSUM_ROWS) least = TE_COLSUM_ROWS;
     }
     if (job->chunk_rows < least) job->chunk_rows = least;
-    job->chunk_rows = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows * job->tile_rows;
+    int64_t tiles = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows;
+    if (job->band) job->tile_rows = (job->chunk_rows + tiles - 1) / tiles;
+    else job->chunk_rows = tiles * job->tile_rows;
     job->row_chunks = (job->rows + job->chunk_rows - 1) / job->chunk_rows;
     job->column_chunks = (columns + job->chunk_columns - 1) / job->chunk_columns;
 }

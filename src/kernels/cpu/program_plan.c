@@ -254,7 +254,7 @@ static void emit_row(te_maker *m, int v)
         step.kind = TE_STEP_PICK;
         step.operand = m->program->insns[m->values[v].picks].slot;
         step.arg[0] = m->values[at].slot;
-        step.scalars = m->program->insns[at].rate == TE_RATE_UNIFORM || m->kind != TE_PLAN_ROWS;
+        step.scalars = m->program->insns[at].rate == TE_RATE_UNIFORM;
     } else {
         if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD_ROW;
         set_arguments(m, &step, insn, TE_RATE_ROW);

@@ -3,7 +3,9 @@
  * The iteration space is walked in tiles of `rows` x `columns` elements, and the steps of the program run one after the
  * other over a tile. Which plan serves depends on the shape:
  *
- *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars.
+ *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars. Where rows
+ *               are not long a tile is a *band*, some whole rows of which each step does one after the other: so what a step
+ *               takes to begin is shared, and rows do not wait for each other's sums. Row values are then that many scalars.
  *      ROWS     short rows: a tile holds several whole ones. Row values are blocks with one number per row, spread over
  *               the tile before they meet element values.
  *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element values
@@ -66,7 +68,9 @@ typedef enum te_slot_kind {
 
 typedef struct te_slot {
     uint8_t kind;
+    bool    brief; /* a register that is used within one chain only, so that rows of a band may share it */
     int32_t index; /* of the scalar, register or kept row */
+    int32_t chain; /* while the plan is made: the first step of the chain that makes the value, -1: none does */
 } te_slot;
 
 /* One sweep over a row. `head` runs once per row, `body` once per tile. */
@@ -90,6 +94,7 @@ typedef struct te_plan {
     size_t     step_capacity, slot_capacity, pass_capacity, direct_capacity, link_capacity;
     int        n_steps, n_slots, n_passes, n_links;
     int        n_registers, n_kept, n_row_folds, n_turns;
+    bool       bands; /* its tiles may be bands: element work is done by chains alone */
 } te_plan;
 
 /* program_again.c: a small run, bound to be done again with other operands. */

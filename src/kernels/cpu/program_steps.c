@@ -10,10 +10,10 @@ static size_t piece_of(int64_t block, int64_t column, size_t left)
     return piece < left ? piece : left;
 }
 
-static void load_blocks(const te_walker *w, char *dst, const te_bound_operand *in, const char *row)
+static void load_blocks(const te_walker *w, char *dst, const te_bound_operand *in, const char *row, size_t rows)
 {
     te_block_load load = w->blocks->load[in->dtype];
-    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, in)) {
+    for (size_t r = 0; r < rows; r++, row += te_walker_row_stride(w, in)) {
         for (size_t c = 0, n; c < w->tile_columns; c += n, dst += n * w->blocks->size) {
             int64_t at = w->column + (int64_t)c;
             n = piece_of(in->block, at, w->tile_columns - c);
@@ -34,15 +34,15 @@ static void store_blocks(const te_walker *w, char *row, const te_bound_operand *
     }
 }
 
-static void load_tile(const te_walker *w, char *dst, int operand)
+static void load_tile(const te_walker *w, char *dst, int operand, size_t rows)
 {
     const te_bound_operand *in = &w->operands[operand];
     const char   *src = te_walker_tile(w, in, operand);
     te_block_load load = w->blocks->load[in->dtype];
-    size_t        rows = w->tile_rows, columns = w->tile_columns, size = w->blocks->size;
+    size_t        columns = w->tile_columns, size = w->blocks->size;
     int64_t       stride = te_walker_row_stride(w, in);
     if (in->block) {
-        load_blocks(w, dst, in, w->row[operand]);
+        load_blocks(w, dst, in, w->row[operand], rows);
     } else if (in->flat) {
         load(dst, src, 1, rows * columns);
     } else if (columns == 1) {
@@ -84,23 +84,47 @@ bool te_walker_stored(const te_walker *w, const te_step *step)
     return !out->present || (direct && (out->in_place || w->form[step->arg[0]] & TE_FORM_HALF));
 }
 
-static void step_store(te_walker *w, const te_step *step)
+static void store_value(te_walker *w, const te_step *step, const char *value)
 {
-    if (te_walker_stored(w, step)) return;
     const te_bound_operand *out = &w->operands[step->operand];
-    const char             *value = w->slot[step->arg[0]];
-    size_t n = w->tile_rows * w->tile_columns;
+    size_t                  n = w->tile_rows * w->tile_columns;
     if (out->accumulate && out->in_place) {
         char *dst = te_walker_tile(w, out, step->operand);
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
         return;
     }
     if (out->accumulate) {
-        load_tile(w, w->spare, step->operand);
+        load_tile(w, w->spare, step->operand, w->tile_rows);
         w->blocks->op[TE_PW_ADD][0](w->spare, w->spare, value, NULL, n);
         value = w->spare;
     }
     store_tile(w, step->operand, value);
+}
+
+/* From one row of the tile to the next in a slot, in bytes. */
+static int64_t row_step(const te_walker *w, int32_t slot)
+{
+    return w->job->band ? w->step[slot] : (int64_t)(w->tile_columns * w->blocks->size);
+}
+
+/* Of a band row by row, as the value may be a tensor whose rows are not next to each other. */
+static void step_store(te_walker *w, const te_step *step)
+{
+    if (te_walker_stored(w, step)) return;
+    const char *value = w->slot[step->arg[0]];
+    if (!w->job->band) {
+        store_value(w, step, value);
+        return;
+    }
+    size_t rows = w->tile_rows;
+    char  *first = w->row[step->operand];
+    w->tile_rows = 1;
+    for (size_t r = 0; r < rows; r++, value += row_step(w, step->arg[0])) {
+        store_value(w, step, value);
+        w->row[step->operand] += te_walker_row_stride(w, &w->operands[step->operand]);
+    }
+    w->tile_rows = rows;
+    w->row[step->operand] = first;
 }
 
 /* Where rows are not reduced a row may take several tiles; the first one stores. */
@@ -154,6 +178,7 @@ bool te_walker_point_load(te_walker *w, const te_step *step)
     bool                    takes = te_walker_takes_half(step, in), half = takes && te_walker_chains(w);
     bool                    there = in->in_place || half;
     w->form[step->dst] = (half ? TE_FORM_HALF : 0) | (there ? TE_FORM_TENSOR : 0);
+    if (there && w->job->band) w->step[step->dst] = te_walker_row_stride(w, in);
     if (there) w->slot[step->dst] = te_walker_tile(w, in, step->operand);
     else if (takes) w->slot[step->dst] = te_walker_register(w, step->dst);
     return there;
@@ -163,9 +188,10 @@ static void step_load(te_walker *w, const te_step *step)
 {
     te_bound_operand *in = &w->operands[step->operand];
     if (te_walker_point_load(w, step)) return;
-    if (!in->constant || in->loaded < w->tile_rows) {
-        load_tile(w, w->slot[step->dst], step->operand);
-        in->loaded = w->tile_rows;
+    size_t rows = in->constant && w->job->band ? 1 : w->tile_rows;
+    if (!in->constant || in->loaded < rows) {
+        load_tile(w, w->slot[step->dst], step->operand, rows);
+        in->loaded = rows;
     }
 }
 
@@ -215,9 +241,29 @@ static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
     const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = step->arg[2] >= 0 ? w->slot[step->arg[2]] : NULL;
     te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
-    if (w->job->kind <= TE_PLAN_ROWS)
-        w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], src, by, about, w->tile_rows, w->tile_columns, ahead);
-    else w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
+    if (w->job->kind > TE_PLAN_ROWS) {
+        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
+        return;
+    }
+    int64_t      size = (int64_t)w->blocks->size;
+    te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
+    rows.src_step = row_step(w, step->arg[0]) / size;
+    if (by) rows.by_step = row_step(w, step->arg[1]) / size;
+    rows.about_step = w->job->band;
+    w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
+}
+
+/* Of several rows one by one where each fills the lanes: so the sum is that of rows, whatever a tile has of them. */
+static void step_sum(te_walker *w, const te_step *step)
+{
+    size_t      pieces = w->tile_columns % TE_FOLD_LANES == 0 ? w->tile_rows : 1;
+    size_t      n = w->tile_rows * w->tile_columns / (pieces ? pieces : 1);
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    for (size_t r = 0; r < pieces; r++) {
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, src, by, NULL, n, (te_ahead){0});
+        src += row_step(w, step->arg[0]);
+        if (by) by += row_step(w, step->arg[1]);
+    }
 }
 
 /* Of the columns of the tile. */
@@ -279,8 +325,11 @@ void te_walker_chain(te_walker *w, int first)
         w->slot[steps[s].arg[2]] = column_sums(w, &steps[s]);
         w->form[steps[s].arg[2]] = TE_FORM_TENSOR;
     }
-    blocks->chain(&w->plan->links[chain->chain], w->slot, w->form, skip, w->window ? w->window : skip,
-                  ahead_of(w, chain, strips));
+    te_chain_run run = {.links = &w->plan->links[chain->chain], .slot = w->slot, .form = w->form, .n = skip};
+    run.step = w->job->band ? w->step : NULL;
+    run.window = w->job->band ? w->tile_columns : w->window ? w->window : skip;
+    run.ahead = ahead_of(w, chain, strips);
+    blocks->chain(&run);
     for (int s = first; left && s < chain->chain_end; s++) finish_link(w, &steps[s], skip, left);
 }
 
@@ -306,9 +355,6 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_STORE: step_store(w, step); break;
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
     case TE_STEP_COLSUM: step_column_sum(w, step); break;
-    case TE_STEP_SUM:
-        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, slot[step->arg[0]], factor(w, step), NULL, n,
-                            (te_ahead){0});
-        break;
+    case TE_STEP_SUM: step_sum(w, step); break;
     }
 }

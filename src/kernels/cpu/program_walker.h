@@ -22,6 +22,7 @@ typedef struct te_walker {
     char            **row;      /* per operand: its first element in the row at hand */
     char            **slot;     /* per slot: where its values are */
     uint8_t          *form;     /* per slot: te_slot_form */
+    int64_t          *step;     /* per slot: bytes from row to row of a band */
     int32_t          *direct;   /* per output: the slot that is the output itself, -1: none */
     char             *registers;
     te_fold          *folds, *sums;
@@ -52,7 +53,7 @@ static inline char *te_walker_register(const te_walker *w, int32_t slot)
 /* Whether a load may leave bfloat16 to the links that read it. */
 static inline bool te_walker_takes_half(const te_step *load, const te_bound_operand *in)
 {
-    return load->half_ok && in->flat && in->dtype == TE_BF16 && !in->constant;
+    return load->half_ok && in->straight && in->dtype == TE_BF16 && !in->constant;
 }
 
 static inline size_t te_align64(size_t n) { return (n + 63) & ~(size_t)63; }

@@ -8,8 +8,8 @@
 #     gpu_check.sh pack [FILE]     from a build: one archive with all that is needed, and these kernels where they are
 #     gpu_check.sh run [--quick] [REPORT]
 #                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13 libraries:
-#                                  specs, training, sanitizer, benches; writes REPORT (default gpu_report.txt). --quick:
-#                                  benches of small sizes, which only show that they run
+#                                  specs, training, sanitizer, benches, and what became of each aim; writes REPORT (default
+#                                  gpu_report.txt). --quick: benches of small sizes, which only show that they run
 #
 # `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under nine minutes: every
 # step has a limit, and steps that no time is left for are reported as left out.
@@ -18,7 +18,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/bin
 # The specs that compare the device with the CPU; they come first.
 made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
-    spec/cuda/reports_spec.lua spec/graph_spec.lua"
+    spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/recipe/faster_spec.lua spec/graph_spec.lua"
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
 
@@ -251,6 +251,9 @@ run() {
     grep '^BENCH ' "$report" | sed 's/^BENCH //' >"$work/all"
     { grep -v ' step, ' "$work/all"; grep ' step, ' "$work/all" | grep -v 'GPT-2 124M'; grep 'GPT-2 124M.* step, ' "$work/all"; } >"$work/benches"
     tee -a "$report" <"$work/benches"
+    say "== aims"
+    tetrain bench/gpu_aims.lua "$report" >"$work/aims" || failed=$((failed + 1))
+    tee -a "$report" <"$work/aims"
     say "$failed steps failed; report in $report"
     [ "$failed" -eq 0 ]
 }

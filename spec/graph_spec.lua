@@ -7,9 +7,10 @@ local devices, reason = te.devices()
 
 local function values(t) return t:detach():to("cpu"):to("float64"):reshape(-1):totable() end
 
-local function model_on(device, dropout)
+local function model_on(device, opts)
     te.manual_seed(3)
-    local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 16, dropout = dropout }
+    local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 16, dropout = opts.dropout,
+        quantized = opts.quantized }
     model:to(device)
     return model
 end
@@ -23,7 +24,7 @@ end
 
 -- Losses, norms and weights of a few steps with a changing learning rate.
 local function train(device, opts)
-    local model = model_on(device, opts.dropout)
+    local model = model_on(device, opts)
     local parameters = model:parameters()
     local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
     local recipe = opts.recipe and opts.recipe()
@@ -149,6 +150,22 @@ describe("te.graph on a CUDA device", function()
             end
         end })
     end)
+
+    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" } do
+        it("trains weights that are stored quantized by " .. name, function()
+            local opts = { dropout = 0, dtype = "bfloat16", quantized = name, recipe = te.recipe[name] }
+            function opts.between(i, model)
+                if i == 4 then -- between two launches
+                    te.no_grad(function()
+                        for _, p in ipairs(model:parameters()) do p:mul_(0.75) end
+                    end)
+                elseif i == 5 then
+                    model:load_state_dict(model_on("cuda", opts):state_dict())
+                end
+            end
+            equal_runs("cuda", opts)
+        end)
+    end
 
     it("moves delayed scaling's histories and scales along", function()
         local function recipe() return te.recipe.DelayedScaling { amax_history_len = 3 } end

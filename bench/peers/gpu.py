@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
-"""The figures of bench/gpu.lua and bench/gpu_steps.lua in PyTorch, on the same GPU: eager, compiled, and FP8 by torch._scaled_mm.
+"""The figures of bench/gpu.lua and bench/gpu_steps.lua in PyTorch, on the same GPU: eager, compiled, and FP8 by torch._scaled_mm,
+and by Transformer Engine where that is installed.
 
 Lines that begin with BENCH are the results. Weights are float32 under torch.autocast in bfloat16, AdamW is the fused one, as in
 tetrain's benches; what this PyTorch or card cannot do is a line that says so. --quick: small sizes, --device: another one.
 """
 
 import argparse
+import contextlib
 import statistics
 import time
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+try:
+    import transformer_engine.pytorch as engine
+except Exception:  # not there, or not for this PyTorch
+    engine = None
 
 
 def bench(text):
@@ -145,6 +152,8 @@ class GPT(nn.Module):
 
 MODES = [("eager, bfloat16", nn.Linear, False), ("compiled, bfloat16", nn.Linear, True),
          ("eager, FP8 _scaled_mm", Fp8Linear, False), ("compiled, FP8 _scaled_mm", Fp8Linear, True)]
+if engine:
+    MODES.append(("eager, FP8 Transformer Engine", engine.Linear, False))  # by its default recipe, delayed scaling
 
 
 class Benches:
@@ -159,8 +168,11 @@ class Benches:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def autocast(self):
-        return torch.autocast(self.device, dtype=torch.bfloat16)
+    @contextlib.contextmanager
+    def autocast(self, linear):
+        fp8 = engine.fp8_autocast(enabled=True) if engine and linear is engine.Linear else contextlib.nullcontext()
+        with torch.autocast(self.device, dtype=torch.bfloat16), fp8:
+            yield
 
     def build(self, make, linear, compiled):
         torch.manual_seed(1)
@@ -176,7 +188,7 @@ class Benches:
                 x = torch.randn(shape, device=self.device, dtype=torch.bfloat16, requires_grad=True)
 
                 def call():
-                    with self.autocast():
+                    with self.autocast(linear):
                         y = model(x)
                     y.backward(torch.ones_like(y))
                     model.zero_grad(set_to_none=True)
@@ -195,7 +207,7 @@ class Benches:
                 x = given()
 
                 def call():
-                    with self.autocast():
+                    with self.autocast(linear):
                         loss = loss_of(model, x)
                     loss.backward()
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -267,7 +279,7 @@ class Benches:
         self.whole_step("GPT-2 124M, %d x %d" % (batch, seq),
                         lambda linear: GPT(linear, vocabulary, seq, layers, heads, width),
                         lambda: torch.randint(0, 63, (batch, seq), device=self.device), lambda model, ids: model(ids),
-                        batch * seq, [MODES[i] for i in (1, 0, 3, 2)])
+                        batch * seq, [MODES[i] for i in (1, 0, 3, 2)] + MODES[4:])
 
 
 def main():

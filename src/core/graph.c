@@ -52,7 +52,10 @@ static void dissolve(te_graph *g)
     te_mem_free(&ctx->mem, g->sent, MAX_COPIED * sizeof *g->sent);
     te_tensor_release(g->stale);
     if (g->pool) te_pool_close(&g->device->allocator, g->pool);
-    for (size_t i = 0; i < g->n_kept; i++) te_storage_release(g->kept[i].storage);
+    for (size_t i = 0; i < g->n_kept; i++) {
+        g->kept[i].storage->graph_refs--;
+        te_storage_release(g->kept[i].storage);
+    }
     te_mem_free(&ctx->mem, g->kept, g->capacity * sizeof *g->kept);
     te_tensor_release(g->random);
     te_mem_free(&ctx->mem, g, sizeof *g);
@@ -126,6 +129,7 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
     }
     s->graph = g->id;
     s->refs++;
+    s->graph_refs++;
     g->kept[g->n_kept++] = (kept){s, t->dtype, s->version};
 }
 

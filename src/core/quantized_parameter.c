@@ -33,7 +33,7 @@ static te_tensor *attach(te_context *ctx, te_quantized *copies, te_recipe_state 
 /* The copies of `source` that a parameter holds, with the scale of now. */
 static te_status quantize(te_tensor *source, te_recipe_state *state, bool columnwise, te_quantized *copies)
 {
-    return te_role_quantize_resident(state, source, columnwise, copies);
+    return te_role_quantize_resident(state, source, columnwise, false, copies);
 }
 
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise)
@@ -92,23 +92,12 @@ static void replace(te_tensor *param, te_quantized *copies)
     param->storage->version++;
 }
 
-te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
-{
-    struct te_quantized_storage *q = param->storage->quantized;
-    te_quantized copies;
-    te_tensor *cast = te_tensor_cast(source, param->dtype);
-    te_status status = cast ? quantize(cast, q->state, q->copies.side[1].data != NULL, &copies) : param->ctx->status;
-    te_tensor_release(cast);
-    if (status == TE_OK) replace(param, &copies);
-    return status;
-}
+/* --- in place ----------------------------------------------------------------------------------------------------- */
 
-/* --- in stripes --------------------------------------------------------------------------------------------------- */
-
-/* Whether nobody but the copies holds a tensor, which both directions may share. */
+/* Whether nobody but the copies, and graphs, holds a tensor, which both directions may share. */
 static bool is_own(const te_tensor *t, const te_tensor *shared)
 {
-    return !t || (t->storage->refs == 1 && t->refs == (t == shared ? 2 : 1));
+    return !t || (t->storage->refs - t->storage->graph_refs == 1 && t->refs == (t == shared ? 2 : 1));
 }
 
 static bool are_own(const te_quantized *z)
@@ -128,6 +117,92 @@ static bool is_same(const te_quantizer *a, const te_quantizer *b)
            a->four_over_six == b->four_over_six && a->scale_max == b->scale_max;
 }
 
+/* What was written in place has other contents than whoever keeps something of it believes. */
+static void has_changed(const te_quantized *z)
+{
+    for (int s = 0; s < 2; s++) {
+        const te_quantized_part *part = &z->side[s];
+        if (part->data) part->data->storage->version++;
+        if (part->scale_inv) part->scale_inv->storage->version++;
+        if (part->amax) part->amax->storage->version++;
+    }
+}
+
+/* Whether a graph reads these copies, or will: then others in their place would never be seen by it. They are written over, as other
+ * parameters are, whoever else looks at them. */
+static bool in_graph(const te_tensor *param)
+{
+    const te_quantized *z = &param->storage->quantized->copies;
+    bool held = param->ctx->capture != NULL;
+    for (int s = 0; s < 2; s++) held |= z->side[s].data && z->side[s].data->storage->graph_refs > 0;
+    return held;
+}
+
+static te_status refuse(const te_tensor *param)
+{
+    return te_fail(param->ctx, TE_ERROR_UNSUPPORTED,
+                   "te.graph: the quantized parameter %s is read by a graph, so that copies of another kind cannot take its place",
+                   TE_SHAPE_TEXT(param));
+}
+
+static te_status store_in_place(te_tensor *param, te_tensor *values)
+{
+    struct te_quantized_storage *q = param->storage->quantized;
+    const te_quantizer *wanted = &q->state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_quantized over;
+    if (!is_same(wanted, &q->copies.quantizer) || q->copies.dtype != param->dtype) return refuse(param);
+    te_quantized_share(&q->copies, true, true, &over); /* a failure closes them */
+    has_changed(&over);
+    param->storage->version++;
+    te_status status = te_role_quantize_resident(q->state, values, true, true, &over);
+    te_quantized_close(&over);
+    return status;
+}
+
+te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
+{
+    struct te_quantized_storage *q = param->storage->quantized;
+    te_quantized copies;
+    te_tensor *cast = te_tensor_cast(source, param->dtype);
+    te_status status = cast ? TE_OK : param->ctx->status;
+    bool stays = in_graph(param);
+    if (status == TE_OK && stays) status = store_in_place(param, cast);
+    if (status == TE_OK && !stays) {
+        status = quantize(cast, q->state, q->copies.side[1].data != NULL, &copies);
+        if (status == TE_OK) replace(param, &copies);
+    }
+    te_tensor_release(cast);
+    return status;
+}
+
+static te_status overwrite(te_tensor *to, te_tensor *from)
+{
+    return to && from ? te_tensor_copy_data(to, from) : TE_OK;
+}
+
+static bool is_like(const te_tensor *a, const te_tensor *b) { return a && b ? a->dtype == b->dtype && te_same_shape(a, b) : a == b; }
+
+/* The bytes of copies of the same kind over those of the parameter. */
+static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
+{
+    te_quantized *to = &param->storage->quantized->copies;
+    bool fits = is_same(&from->quantizer, &to->quantizer);
+    for (int s = 0; s < 2; s++)
+        fits = fits && is_like(to->side[s].data, from->side[s].data) && is_like(to->side[s].scale_inv, from->side[s].scale_inv) &&
+               is_like(to->side[s].amax, from->side[s].amax);
+    if (!fits) return refuse(param);
+    te_status status = TE_OK;
+    for (int s = 0; s < 2 && status == TE_OK; s++) {
+        status = overwrite(to->side[s].data, from->side[s].data);
+        if (status == TE_OK) status = overwrite(to->side[s].scale_inv, from->side[s].scale_inv);
+        if (status == TE_OK) status = overwrite(to->side[s].amax, from->side[s].amax);
+    }
+    param->storage->version++;
+    return status;
+}
+
+/* --- in stripes --------------------------------------------------------------------------------------------------- */
+
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
@@ -144,17 +219,6 @@ te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 static bool is_its_own(const te_tensor *param, const te_quantized *copies)
 {
     return param->storage->quantized->copies.side[0].data == copies->side[0].data;
-}
-
-/* What was written in place has other contents than whoever keeps something of it believes. */
-static void has_changed(const te_quantized *z)
-{
-    for (int s = 0; s < 2; s++) {
-        const te_quantized_part *part = &z->side[s];
-        if (part->data) part->data->storage->version++;
-        if (part->scale_inv) part->scale_inv->storage->version++;
-        if (part->amax) part->amax->storage->version++;
-    }
 }
 
 te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
@@ -182,7 +246,12 @@ te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *fro
         te_tensor_release(values);
     }
     te_status status = move_copies(from, param->storage->device, &copies);
-    if (status == TE_OK) replace(param, &copies);
+    if (status == TE_OK && in_graph(param)) {
+        status = adopt_in_place(param, &copies);
+        te_quantized_close(&copies);
+    } else if (status == TE_OK) {
+        replace(param, &copies);
+    }
     return status;
 }
 

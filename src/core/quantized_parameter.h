@@ -25,7 +25,8 @@ te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copi
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device);
 void te_quantized_storage_free(te_storage *storage);
 
-/* param = source, quantized anew with the scale that its state has now; of equal shapes. */
+/* param = source, quantized anew with the scale that its state has now; of equal shapes. Copies that a graph reads stay where they
+ * are, here and where others are adopted: they are written over. Copies of another kind are an error there. */
 te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source);
 /* The same in stripes, of rows in the order of the matrix: copies for te_quantize_rows, which may be those that the parameter has
  * where nobody else sees them, and what makes them its own. Closing copies that are the parameter's does nothing. */

@@ -126,8 +126,9 @@ te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, 
                        const bool want[2], te_quantized *result, te_tensor **factor);
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
-/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. */
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result);
+/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. `over`: in the memory of
+ * the copies that *result has, which are closed on failure. */
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result);
 /* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */
 te_status te_role_resident_scale(te_recipe_state *state, float *scale);
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z);

@@ -191,15 +191,15 @@ te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
     return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
 }
 
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, te_quantized *result)
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
-    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1};
+    te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1, .again = over};
     te_status status = q->needs_history ? settle(state, TE_ROLE_WEIGHT, t->storage->device) : TE_OK;
     if (q->needs_history) options.factor = state->scale[TE_ROLE_WEIGHT];
     if (q->needs_history)
         options.seen = state->history[TE_ROLE_WEIGHT]; /* what an optimizer writes counts wherever that happens */
-    memset(result, 0, sizeof *result);
+    if (!over) memset(result, 0, sizeof *result);
     return status == TE_OK ? te_quantize(t, q, &options, result) : status;
 }
 

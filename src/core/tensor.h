@@ -13,7 +13,7 @@ typedef struct te_storage {
     size_t      bytes;
     uint64_t    id;      /* unique within the context */
     uint64_t    version; /* grows with every write in place */
-    int         refs;
+    int         refs, graph_refs; /* the latter among them: of graphs, which go on reading and writing this memory */
     void      (*deleter)(void *user);
     void       *user;
     uint64_t    graph;   /* the last graph that keeps it */

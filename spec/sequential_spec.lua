@@ -32,8 +32,8 @@ describe("te.Sequential", function()
     end)
 
     it("refuses what cannot be called", function()
-        assert.error_matches(function() te.Sequential(3) end, "Sequential: expected a module")
-        assert.error_matches(function() te.Sequential(te.ReLU) end, "Sequential: ReLU is a class; ReLU%(…%) makes a module")
+        assert.error_matches(function() te.Sequential(3) end, "Sequential: module 1: expected a module")
+        assert.error_matches(function() te.Sequential(te.ReLU) end, "Sequential: module 1: ReLU is a class; ReLU%(…%) makes a module")
         assert.error_matches(function() te.Sequential():insert(3, adder(1)) end, "position 3 of 0 modules")
         assert.error_matches(function() te.Sequential():pop() end, "position %-1 of 0 modules")
     end)
@@ -46,15 +46,41 @@ describe("te.Sequential", function()
             assert.error_matches(function() seq[5] = te.ReLU() end, "position 5 of 3 modules")
             assert.error_matches(function() seq[0] = te.ReLU() end, "position 0 of 3 modules")
             assert.error_matches(function() seq[1.5] = te.ReLU() end, "position 1.5 of 3 modules")
-            assert.error_matches(function() seq[4] = 7 end, "expected a module or something callable, got number")
+            assert.error_matches(function() seq[4] = 7 end, ": module 4: expected a module or something callable, got 7")
             seq[4] = te.ReLU()
             seq[1] = nil
             local ok, reason = pcall(seq, x) -- Lua may count up to the gap, or the modules behind it
             assert.is_false(ok)
-            assert.is_truthy(reason:find("module 1: expected callable, got nil", 1, true) or reason:find("there is no module 1", 1, true))
+            assert.is_truthy(reason:find("module 1: expected a module or something callable, got nil", 1, true) or reason:find("there is no module 1", 1, true))
             seq[1] = te.Identity()
             assert.same({ 2, 4 }, seq(x).shape)
         end
+    end)
+
+    it("refuses what is no module where it is added, or by the next run", function()
+        local x, wrong = te.ones { 2, 4 }, ": module %d: expected a module or something callable, got %s"
+        for value, shown in pairs { [5] = "5", relu = '"relu"', [true] = "true" } do
+            for _, container in ipairs { te.Sequential, te.Residual } do
+                local seq = container(te.Identity(), te.ReLU())
+                local function refuses(position, fn) assert.error_matches(fn, wrong:format(position, shown), 1, true) end
+                refuses(2, function() container(te.Identity(), value) end)
+                refuses(3, function() seq:append(value) end)
+                refuses(1, function() seq:insert(1, value) end)
+                refuses(3, function() seq:extend { value } end)
+                assert.equal(2, #seq)
+                seq[2] = value
+                refuses(2, function() seq(x) end)
+                refuses(2, function() seq:explain(x) end)
+                seq[2] = te.Linear
+                assert.error_matches(function() seq(x) end, "module 2: Linear is a class; Linear(…) makes a module of it", 1, true)
+                seq[2] = te.ReLU()
+                assert.same({ 2, 4 }, seq(x).shape)
+            end
+        end
+        assert.error_matches(function() te.Sequential(te.ReLU()):append(nil) end, "module 2: expected a module", 1, true)
+        local parallel = te.Residual(te.Identity(), te.ReLU(), { parallel = true })
+        parallel[2] = 5
+        assert.error_matches(function() parallel(x) end, wrong:format(2, "5"), 1, true)
     end)
 
     it("passes extra inputs and outputs in the order of the operations", function()

@@ -188,6 +188,14 @@ static void test_products(te_context *ctx)
         expect_product(recipe, x, w, y);
         CHECK(memcmp(te_tensor_data(y), te_tensor_data(again), ROWS * OUT * 4) == 0);
         CHECK(memcmp(te_tensor_data(y), te_tensor_data(plain), ROWS * OUT * 4) != 0);
+        ((float *)te_tensor_data(w))[0] += 1; /* behind the engine's back */
+        te_tensor_written(w);
+        te_tensor *changed = linear(fc, x, w);
+        expect_product(recipe, x, w, changed);
+        CHECK(memcmp(te_tensor_data(y), te_tensor_data(changed), ROWS * OUT * 4) != 0);
+        ((float *)te_tensor_data(w))[0] -= 1;
+        te_tensor_written(w);
+        te_tensor_release(changed);
         CHECK(te_autocast_end(ctx) == TE_OK && !te_product_scale(fc, TE_ROLE_INPUT));
         te_tensor *after = linear(fc, x, w);
         CHECK(memcmp(te_tensor_data(after), te_tensor_data(plain), ROWS * OUT * 4) == 0);

@@ -88,6 +88,9 @@ TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtyp
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
 TE_API void           te_tensor_release(te_tensor *t);
 TE_API void          *te_tensor_data(te_tensor *t); /* host pointer of a contiguous CPU tensor, else NULL, also of NULL */
+/* After writing there: copies that were made of the values (of weights in the compute dtype, or quantized) are made anew, and a
+ * backward pass that was to read the old values fails. What functions of the engine write, they mark themselves. NULL: nothing. */
+TE_API void           te_tensor_written(te_tensor *t);
 TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
 TE_API int            te_tensor_ndim(const te_tensor *t);
 TE_API const int64_t *te_tensor_shape(const te_tensor *t);

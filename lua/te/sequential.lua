@@ -1,6 +1,7 @@
 --- te.Sequential: runs modules one after the other, neighbouring operations fused (te.fuser).
 --
--- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. Operations may take extra
+-- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. What cannot be a module is refused
+-- where it is added, and by the next run where it takes the place of another one. Operations may take extra
 -- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One more
 -- tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends across
 -- tokens.
@@ -11,6 +12,7 @@
 
 local fail = require "te.fail"
 local fuser = require "te.fuser"
+local flatten = require "te.fuser.flatten"
 local Module = require "te.module"
 local options = require "te.options"
 
@@ -22,17 +24,6 @@ Sequential.forward = fuser.forward
 Sequential.explain = fuser.explain
 
 Sequential.takes_seq_lens = true
-
-local function check_member(self, value)
-    local mt = getmetatable(value)
-    if type(value) ~= "function" and not (type(mt) == "table" and mt.__call) then
-        fail("%s: expected a module or something callable, got %s", self.__name, type(value))
-    end
-    if type(value) == "table" and rawget(value, "__index") and value.is_module then
-        fail("%s: %s is a class; %s(…) makes a module of it", self.__name, value.__name, value.__name)
-    end
-    return value
-end
 
 -- A position from 1 to `last`; negative ones count from the end.
 local function check_position(self, method, i, last)
@@ -50,14 +41,14 @@ end
 function Sequential:__newindex(name, value)
     if type(name) == "number" and value ~= nil then
         if name < 1 or name > #self + 1 or name % 1 ~= 0 then fail("%s: position %g of %d modules", self.__name, name, #self) end
-        check_member(self, value)
+        flatten.check_member(self, name, value)
     end
     Module.__newindex(self, name, value)
 end
 
 --- Adds a module at the end.
 function Sequential:append(m)
-    self[#self + 1] = check_member(self, m)
+    self[#self + 1] = flatten.check_member(self, #self + 1, m)
     return self
 end
 
@@ -68,7 +59,7 @@ function Sequential:extend(list)
     if type(list) ~= "table" then
         fail("%s:extend: expected a list of modules, got %s", self.__name, type(list))
     end
-    for i = 1, #list do self[#self + 1] = check_member(self, list[i]) end
+    for i = 1, #list do self[#self + 1] = flatten.check_member(self, #self + 1, list[i]) end
     return self
 end
 
@@ -76,7 +67,8 @@ end
 function Sequential:insert(i, m)
     local n = #self
     if i == n + 1 then return self:append(m) end
-    table.insert(self, check_position(self, "insert", i, n), check_member(self, m))
+    local position = check_position(self, "insert", i, n)
+    table.insert(self, position, flatten.check_member(self, position, m))
     return self
 end
 

@@ -6,6 +6,25 @@ local TETRAIN = os.getenv "TETRAIN" or "build/tetrain"
 local LAYERS, WIDTH = 16, 512
 local WEIGHTS = LAYERS * 12 * WIDTH * WIDTH -- of linear operations: 50.3 million
 
+-- Writes a script for the specs around it, and runs it with arguments: what it prints.
+local function script_of(text)
+    local path
+    setup(function()
+        path = os.tmpname()
+        local file = assert(io.open(path, "w"))
+        file:write(text)
+        file:close()
+    end)
+    teardown(function() os.remove(path) end)
+    return function(...)
+        local arguments = {}
+        for i = 1, select("#", ...) do arguments[i] = tostring((select(i, ...))) end
+        local output, status = shell.capture(("'%s' '%s' %s"):format(TETRAIN, path, table.concat(arguments, " ")))
+        assert.equal(0, status, output)
+        return output
+    end
+end
+
 -- Prints how many elements are stored quantized, how many are not, and the bytes in use.
 local SCRIPT = [[
 local te = require "te"
@@ -22,17 +41,6 @@ collectgarbage()
 print(weights, rest, te.memory_stats().current)
 ]]
 
-local script
-
-local function bytes_of(recipe, trained)
-    local text, status = shell.capture(("'%s' '%s' %s %d %d %s"):format(TETRAIN, script, recipe, LAYERS, WIDTH, trained))
-    assert.equal(0, status, text)
-    local weights, rest, bytes = text:match "^(%d+)%s+(%d+)%s+(%d+)\n$"
-    assert.equal(WEIGHTS, tonumber(weights), text)
-    assert.is_true(tonumber(rest) < 0.02 * WEIGHTS)
-    return tonumber(bytes) - 4 * tonumber(rest) -- the rest is float32
-end
-
 describe("a model of fifty million quantized weights", function()
     -- bytes of a weight with its share of a block's factor; histories of amaxes take 1.6 % more
     local sizes = {
@@ -40,13 +48,15 @@ describe("a model of fifty million quantized weights", function()
         NVFP4BlockScaling = 0.5 + 1 / 16,
     }
 
-    setup(function()
-        script = os.tmpname()
-        local file = assert(io.open(script, "w"))
-        file:write(SCRIPT)
-        file:close()
-    end)
-    teardown(function() os.remove(script) end)
+    local run = script_of(SCRIPT)
+
+    local function bytes_of(recipe, trained)
+        local text = run(recipe, LAYERS, WIDTH, trained)
+        local weights, rest, bytes = text:match "^(%d+)%s+(%d+)%s+(%d+)\n$"
+        assert.equal(WEIGHTS, tonumber(weights), text)
+        assert.is_true(tonumber(rest) < 0.02 * WEIGHTS)
+        return tonumber(bytes) - 4 * tonumber(rest) -- the rest is float32
+    end
 
     for name, each in pairs(sizes) do
         it("takes what its bytes and factors do: " .. name, function()
@@ -96,18 +106,10 @@ print((te.memory_stats().current - before) / x:numel() - 2) -- less the result's
 ]]
 
 describe("an MLP's tensors for backward", function()
-    local mlp
-    setup(function()
-        mlp = os.tmpname()
-        local file = assert(io.open(mlp, "w"))
-        file:write(MLP)
-        file:close()
-    end)
-    teardown(function() os.remove(mlp) end)
+    local run = script_of(MLP)
 
     local function kept(...)
-        local text, status = shell.capture(("'%s' '%s' %s %s %s"):format(TETRAIN, mlp, ...))
-        assert.equal(0, status, text)
+        local text = run(...)
         return assert(tonumber(text), text)
     end
 

@@ -119,63 +119,95 @@ static te_tensor *passed_through(te_call *call, const te_variant *v, const te_la
     return same ? dout : NULL;
 }
 
-te_status te_program_op_backward(te_call *call)
-{
-    const te_variant *v = call->pointer;
-    te_layout l = te_program_layout(call, (unsigned)call->memo[0]);
-    te_space s = backward_space(call, &l);
-    te_program *program = v->gradient.backward;
+/* One backward run, as it is bound. */
+typedef struct backward_run {
+    te_call *call;
+    const te_variant *v;
+    te_layout l;
+    te_space s;
+    te_run run;
     te_operand inputs[TE_GRAD_MAX_SOURCES], outputs[TE_PROGRAM_SLOTS];
     grad_output outs[TE_PROGRAM_SLOTS];
-    double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
-    te_tensor *zeros[TE_OP_MAX_OUTPUTS] = {NULL};
-    te_status status = TE_OK;
-    te_run run;
-    int n = 0, to_compute = 0;
-    te_run_start(&run, &s);
-    memset(outs, 0, sizeof outs);
-    for (int i = 0; i < v->gradient.n_sources && status == TE_OK; i++) {
-        const te_grad_source *source = &v->gradient.sources[i];
+    te_tensor *zeros[TE_OP_MAX_OUTPUTS]; /* for results that nothing came back for */
+    int n, to_compute; /* outputs, and those that are not handed through */
+} backward_run;
+
+static te_status bind_sources(backward_run *b)
+{
+    te_call *call = b->call;
+    for (int i = 0; i < b->v->gradient.n_sources; i++) {
+        const te_grad_source *source = &b->v->gradient.sources[i];
         te_tensor *t = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : call->saved[i];
-        te_part part = source->kind == TE_GRAD_FROM_INPUT ? l.part[source->index] : (te_part){0};
-        te_rate rate = source_rate_is_row(&v->gradient, &l, i) ? TE_RATE_ROW : TE_RATE_ELEM;
-        if (!t) { /* nothing came back for this result */
-            t = zeros[source->index] =
-                te_program_result(call, rate == TE_RATE_ROW, &s, TE_F32, te_grad_input(call, l.input[0])->device);
-            status = t ? te_tensor_fill(t, 0) : call->ctx->status;
-            if (status != TE_OK) break;
+        te_part part = source->kind == TE_GRAD_FROM_INPUT ? b->l.part[source->index] : (te_part){0};
+        te_rate rate = source_rate_is_row(&b->v->gradient, &b->l, i) ? TE_RATE_ROW : TE_RATE_ELEM;
+        if (!t) {
+            te_device *device = te_grad_input(call, b->l.input[0])->device;
+            t = b->zeros[source->index] = te_program_result(call, rate == TE_RATE_ROW, &b->s, TE_F32, device);
+            te_status status = t ? te_tensor_fill(t, 0) : call->ctx->status;
+            if (status != TE_OK) return status;
         }
-        inputs[i] = te_space_operand(t, &s, part, rate);
-        run.compute_f64 |= te_needs_f64(t, rate);
+        b->inputs[i] = te_space_operand(t, &b->s, part, rate);
+        b->run.compute_f64 |= te_needs_f64(t, rate);
     }
-    for (int i = 0, k = 0; i < l.n && status == TE_OK; i++) {
-        if (!te_variant_wants(v, i)) continue;
-        const struct te_program_output *out = &program->outputs[k++];
-        te_tensor *same = passed_through(call, v, &l, i, out);
-        outs[n].slot = i;
-        outputs[n] = (te_operand){.data = NULL};
+    return TE_OK;
+}
+
+static te_status bind_outputs(backward_run *b)
+{
+    te_call *call = b->call;
+    te_status status = TE_OK;
+    for (int i = 0, k = 0; i < b->l.n && status == TE_OK; i++) {
+        if (!te_variant_wants(b->v, i)) continue;
+        const struct te_program_output *out = &b->v->gradient.backward->outputs[k++];
+        te_tensor *same = passed_through(call, b->v, &b->l, i, out);
+        int n = b->n;
+        b->outs[n].slot = i;
+        b->outputs[n] = (te_operand){.data = NULL};
         if (same) {
-            status = te_grad_give(call, l.input[i], te_tensor_retain(same));
-        } else if (te_grad_wanted(call, l.input[i])) {
-            status = open_output(call, &l, i, &s, (te_output_kind)out->kind, &outs[n], n, outs, &outputs[n]);
-            to_compute++;
+            status = te_grad_give(call, b->l.input[i], te_tensor_retain(same));
+        } else if (te_grad_wanted(call, b->l.input[i])) {
+            te_output_kind kind = (te_output_kind)out->kind;
+            status = open_output(call, &b->l, i, &b->s, kind, &b->outs[n], n, b->outs, &b->outputs[n]);
+            b->to_compute++;
         }
-        n++;
+        b->n++;
     }
-    if (status == TE_OK && to_compute) {
-        te_program_params(call, program, (unsigned)call->memo[1], run.shape[run.ndim - 1], params);
-        run.inputs = inputs;
-        run.outputs = outputs;
-        run.params = params;
-        run.rngs = &call->rng;
-        status = te_call_run(call, te_grad_input(call, l.input[0])->device, program, &run);
-    }
-    for (int i = 0; i < n; i++) {
-        if (outs[i].own && status == TE_OK)
-            status = close_output(call, &l, &outs[i]);
+    return status;
+}
+
+static te_status run_bound(backward_run *b)
+{
+    te_call *call = b->call;
+    te_program *program = b->v->gradient.backward;
+    double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
+    te_program_params(call, program, (unsigned)call->memo[1], b->run.shape[b->run.ndim - 1], params);
+    b->run.inputs = b->inputs;
+    b->run.outputs = b->outputs;
+    b->run.params = params;
+    b->run.rngs = &call->rng;
+    return te_call_run(call, te_grad_input(call, b->l.input[0])->device, program, &b->run);
+}
+
+te_status te_program_op_backward(te_call *call)
+{
+    backward_run b;
+    b.call = call;
+    b.v = call->pointer;
+    b.l = te_program_layout(call, (unsigned)call->memo[0]);
+    b.s = backward_space(call, &b.l);
+    b.n = b.to_compute = 0;
+    memset(b.outs, 0, sizeof b.outs);
+    memset(b.zeros, 0, sizeof b.zeros);
+    te_run_start(&b.run, &b.s);
+    te_status status = bind_sources(&b);
+    if (status == TE_OK) status = bind_outputs(&b);
+    if (status == TE_OK && b.to_compute) status = run_bound(&b);
+    for (int i = 0; i < b.n; i++) {
+        if (b.outs[i].own && status == TE_OK)
+            status = close_output(call, &b.l, &b.outs[i]);
         else
-            te_tensor_release(outs[i].own);
+            te_tensor_release(b.outs[i].own);
     }
-    for (int i = 0; i < TE_OP_MAX_OUTPUTS; i++) te_tensor_release(zeros[i]);
+    for (int i = 0; i < TE_OP_MAX_OUTPUTS; i++) te_tensor_release(b.zeros[i]);
     return status;
 }

@@ -326,6 +326,11 @@ void *te_tensor_data(te_tensor *t)
     return t && t->storage->device->exec.backend->host_memory && te_tensor_contiguous(t) ? te_tensor_pointer(t) : NULL;
 }
 
+void te_tensor_written(te_tensor *t)
+{
+    if (t) t->storage->version++;
+}
+
 te_dtype te_tensor_dtype(const te_tensor *t) { return t->dtype; }
 int te_tensor_ndim(const te_tensor *t) { return t->ndim; }
 const int64_t *te_tensor_shape(const te_tensor *t) { return t->shape; }

@@ -18,6 +18,17 @@ local flatten = {}
 
 local CALLABLE = { "callable" }
 
+--- The value, which is to be module `position` of a container; an error where it cannot be.
+function flatten.check_member(container, position, value)
+    if options.reason(CALLABLE, value) then
+        fail("%s: module %d: expected a module or something callable, got %s", container.__name, position, options.shown(value))
+    end
+    if type(value) == "table" and rawget(value, "__index") and value.is_module then
+        fail("%s: module %d: %s is a class; %s(…) makes a module of it", container.__name, position, value.__name, value.__name)
+    end
+    return value
+end
+
 --- The modules of a container in order: its array part, or what its method chain() lists. nil for anything else: a container
 --- runs fuser.forward and nothing of its own.
 local function members(m)
@@ -89,23 +100,23 @@ function Walk:enter(container, list)
     for i = 1, #list do self.members[#self.members + 1] = list[i] end
 end
 
-function Walk:chain(container, list, x)
+-- The list's modules one after the other; the first is module `position` of the container. They are looked at here as well as where they
+-- are put in, since Lua does not tell a container that one of its modules is replaced by an assignment.
+function Walk:chain(container, list, x, position)
     local channels = {}
     for i = 1, #list do
-        local reason = options.reason(CALLABLE, list[i])
-        if reason then fail("%s: module %d: %s", container.__name, i, reason) end
-        x = self:module(list[i], x, channels, container)
+        x = self:module(flatten.check_member(container, position + i - 1, list[i]), x, channels, container)
     end
     return x
 end
 
 -- sum + what the branch makes of x. Where both are the same value, MakeExtraOutput splits it, as it would be written by hand.
-function Walk:branch(m, list, x, sum)
+function Walk:branch(m, list, x, sum, position)
     if x == sum then
         local split = self:add(flatten.split, x, {})
         x, sum = split.y, split.outs[1]
     end
-    local branch = self:chain(m, list, x)
+    local branch = self:chain(m, list, x, position)
     if m.drop_path then branch = self:add(m.drop_path, branch, {}).y end
     return self:add(flatten.sum, branch, { sum }).y
 end
@@ -114,10 +125,10 @@ function Walk:module(m, x, channels, parent)
     local list = members(m)
     if not list then return self:operation(m, x, channels, parent) end
     self:enter(m, list)
-    if not m.is_residual then return self:chain(m, list, x) end
-    if not m.parallel then return self:branch(m, list, x, x) end
+    if not m.is_residual then return self:chain(m, list, x, 1) end
+    if not m.parallel then return self:branch(m, list, x, x, 1) end
     local sum = x
-    for i = 1, #list do sum = self:branch(m, { list[i] }, x, sum) end
+    for i = 1, #list do sum = self:branch(m, { list[i] }, x, sum, i) end
     return sum
 end
 
@@ -135,7 +146,7 @@ function flatten.module(m, n_extras, has_lens)
     else
         local list = m:chain()
         walk:enter(m, list)
-        walk.y = walk:chain(m, list, 1)
+        walk.y = walk:chain(m, list, 1, 1)
     end
     return walk
 end

@@ -4,12 +4,6 @@
 
 #include <stdio.h>
 
-static double grouped_flops(const te_describing *d, const te_unit *unit)
-{
-    return 2 * te_described_rows(d, unit->space) * (double)d->plan->values[unit->x].width *
-           (double)d->plan->values[unit->result].width;
-}
-
 /* A grouped unit as if it were one product, under the recipe that the first of its groups has that has any; `n`: how
  * many have. */
 static te_unit as_product(const te_describing *d, const te_unit *unit, int *n)
@@ -57,7 +51,7 @@ void te_describe_grouped(const te_describing *d, const te_unit *unit)
     te_describe_step(d, unit, TE_STEP_PRODUCT,
                      grouped_text(d, &product, TE_PRODUCT_FORWARD, "grouped_linear", quantized, text, sizeof text),
                      read + te_described_operand(&product, TE_ROLE_INPUT, x), te_described_bytes(d, unit->result, 0),
-                     grouped_flops(d, unit), false);
+                     te_described_flops(d, unit), false);
 }
 
 void te_describe_grouped_backward(const te_describing *d, const te_unit *unit)
@@ -67,7 +61,7 @@ void te_describe_grouped_backward(const te_describing *d, const te_unit *unit)
     int quantized, groups = te_grouped_count(plan, node);
     te_unit product = as_product(d, unit, &quantized);
     if (!te_described_quantized(&product)) product.recipe = NULL;
-    double weights = 0, dweights = 0, dbiases = 0, flops = grouped_flops(d, unit);
+    double weights = 0, dweights = 0, dbiases = 0, flops = te_described_flops(d, unit);
     for (int i = 0; i < node->n_list; i++) {
         if (i < groups)
             weights += te_described_operand(&product, TE_ROLE_WEIGHT, te_described_elements(d, node->list[i]));

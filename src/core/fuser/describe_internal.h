@@ -20,6 +20,11 @@ double te_described_bytes(const te_describing *d, int value, int half); /* half:
 /* Bytes that an operand of n elements takes in one direction; in high precision when its role is not quantized. */
 double te_described_operand(const te_unit *unit, te_role role, double n);
 bool   te_described_quantized(const te_unit *unit); /* whether backward multiplies quantized operands */
+double te_described_flops(const te_describing *d, const te_unit *unit); /* of one product of a linear layer */
+/* "float8_e4m3", "float8_e4m3 in blocks of 1 x 32": text. */
+const char *te_described_format(const te_quantizer *q, char *text, size_t size);
+/* How the program that makes a value leaves it for a product. */
+te_emit_way te_described_way(const te_describing *d, int value);
 te_described_product te_described_gemm(const te_describing *d, const te_unit *unit);
 
 void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
@@ -27,6 +32,14 @@ void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what 
 /* The step that quantizes an operand; none where a program leaves it quantized (way). */
 void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
                           bool backward, te_emit_way way);
+
+/* describe_linear.c */
+void te_describe_linear(const te_describing *d, const te_unit *unit);
+void te_describe_linear_backward(const te_describing *d, const te_unit *unit);
+void te_describe_waiting(const te_describing *d, int value); /* weight gradients that waited for a value to be computed again */
+
+/* describe_splits.c */
+void te_describe_splits(const te_describing *d, void (*split)(void *, const te_split_description *), void *user);
 
 /* describe_grouped.c */
 void   te_describe_grouped(const te_describing *d, const te_unit *unit);

@@ -3,6 +3,9 @@
  * Per block of keys: k is packed transposed, v for the right side; then tiles of queries go from scores to weights to weighted
  * values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where
  * masks cut through it, tiles are low, so that little is computed in vain.
+ *
+ * One walk over the keys does: weights are relative to the largest score so far. Weights that are rounded take two walks
+ * (attention_rounded.h), of which the first finds maxima and sums alone.
  */
 
 /* Per-thread memory of one task, all carved from one block of scratch. */
@@ -68,9 +71,21 @@ static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t r
     T(add_to_lanes)(sum, p, n);
 }
 
-/* One tile of queries against one block of keys. row: first row of the tile within the task; query: the same within the
- * sequence. */
-static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t query, int64_t key,
+/* p[j] = exp(p[j] - top) times, to the nearest E4M3. Adding a number whose last place is that of E4M3 rounds, ties to
+ * even; below 2^-6, where E4M3 is subnormal, its last place is fixed. */
+static inline void T(round_row)(REAL *p, int n, REAL top, REAL times)
+{
+    for (int j = 0; j < n; j++) {
+        float x = (float)(REAL_EXP(p[j] - top) * times);
+        uint32_t exponent = te_f32_bits(x) & 0x7f800000u, least = 0x3c800000u;
+        float place = te_f32_from_bits((exponent > least ? exponent : least) + (20u << 23)) * 1.5f;
+        p[j] = (REAL)((x + place) - place);
+    }
+}
+
+/* One tile of queries against one block of keys, whose values are v. row: first row of the tile within the task; query: the same
+ * within the sequence. */
+static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t row, int rows, int64_t query, int64_t key,
                             const block_ranges *ranges, int at, const REAL *v, bool exact)
 {
     T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
@@ -79,32 +94,41 @@ static void T(forward_tile)(T(forward_state) *s, int64_t row, int rows, int64_t 
     float keep[TE_ATTENTION_KEYS];
     T(multiply_scores)(rows, scores, range, s->q + row * s->width, s->k_across, s->a->q.shape[3]);
     for (int r = 0; r < rows; r++) {
-        REAL *p = scores + r * TE_ATTENTION_KEYS;
+        REAL *p = scores + r * TE_ATTENTION_KEYS, top = s->top[row + r];
         int low = ranges->low[at + r], high = ranges->high[at + r];
         T(scale_scores)(p + range.column, range.columns, T(late_scale)(s->a));
         if (te_view_present(&s->a->bias)) T(add_bias)(p, s->a, s->seq, s->head, query + r, key, low, high);
         T(fill_outside)(p, range, low, high, -(REAL)INFINITY);
-        T(softmax_row)(s, p + range.column, range.columns, row + r);
-        if (s->a->dropout > 0) {
+        if (walk == WALK_ROUNDED)
+            T(round_row)(p + range.column, range.columns, top == -(REAL)INFINITY ? 0 : top, s->total[row + r]);
+        else
+            T(softmax_row)(s, p + range.column, range.columns, row + r);
+        if (walk == WALK_SUMS) continue;
+        if (s->a->dropout > 0) { /* rounded ones that remain are scaled up at the end */
             dropout_row(s->a, s->seq, s->head, query + r, key + range.column, range.columns, keep);
-            T(drop)(p + range.column, keep, range.columns, s->a->dropout);
+            T(drop)(p + range.column, keep, range.columns, walk == WALK_ROUNDED ? 0 : s->a->dropout);
         }
         if (exact) T(add_exactly)(s->out + (row + r) * s->dim_v, s->dim_v, p, 1, low, high, v);
     }
-    if (!exact) T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
+    if (walk != WALK_SUMS && !exact)
+        T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
 }
 
 /* All queries of the task against keys key … key + n of the sequence. */
-static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, int64_t key, int n)
+static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t first, int64_t end, int64_t key, int n)
 {
     const te_attention *a = s->a;
     const te_attention_seq *seq = s->seq;
     int64_t kv_head = s->head / (a->q.shape[1] / a->k.shape[1]);
+    const REAL *v = NULL;
+    bool finite = true;
     T(load_rows)(s->k, &a->k, seq->batch, kv_head, seq->kv_start + key, n, 1);
-    T(load_rows)(s->v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
     T(transpose_tile)(s->k_across, s->k, s->width, n);
-    const REAL *v = T(pack_right)(s->v_place, s->v, s->dim_v, n);
-    bool finite = T(tile_finite)(s->v, n * s->width_v);
+    if (walk != WALK_SUMS) {
+        T(load_rows)(s->v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
+        finite = T(tile_finite)(s->v, n * s->width_v);
+        v = T(pack_right)(s->v_place, s->v, s->dim_v, n);
+    }
     for (int64_t query = first; query < end; query += TE_ATTENTION_KEYS) {
         block_ranges ranges;
         int queries = (int)(end - query < TE_ATTENTION_KEYS ? end - query : TE_ATTENTION_KEYS);
@@ -112,34 +136,53 @@ static void T(forward_block)(T(forward_state) *s, int64_t first, int64_t end, in
         int tile = ranges.whole ? TE_ATTENTION_KEYS : TE_ATTENTION_TILE;
         for (int at = 0; at < queries; at += tile) {
             int rows = queries - at < tile ? queries - at : tile;
-            T(forward_tile)(s, query - first + at, rows, query + at, key, &ranges, at, v,
+            T(forward_tile)(s, walk, query - first + at, rows, query + at, key, &ranges, at, v,
                             !finite && !ranges.whole);
         }
     }
 }
 
-/* Divides by the sums and writes. */
-static void T(forward_finish)(const T(forward_state) *s, int64_t first, int64_t end)
+/* Queries first … end against all keys that some of them sees. */
+static void T(forward_walk)(T(forward_state) *s, attention_walk walk, int64_t first, int64_t end)
+{
+    const te_attention_seq *seq = s->seq;
+    int64_t key = te_attention_first_key(seq, first, 0, seq->n_kv) & -TE_ATTENTION_KEYS;
+    int64_t end_key = te_attention_end_key(seq, end - 1, 0, seq->n_kv);
+    for (; key < end_key && !te_cpu_stopping(seq->exec); key += TE_ATTENTION_KEYS) {
+        int64_t n = seq->n_kv - key < TE_ATTENTION_KEYS ? seq->n_kv - key : TE_ATTENTION_KEYS;
+        T(forward_block)(s, walk, first, end, key, (int)n);
+    }
+}
+
+/* The state of a task before its first walk. */
+static void T(forward_open)(T(forward_state) *s, const te_attention *a, const te_attention_seq *seq, int64_t head,
+                            int64_t first, int64_t end, void *scratch)
+{
+    T(forward_layout)(s, a, end - first, scratch);
+    s->seq = seq;
+    s->head = head;
+    T(load_rows)(s->q, &a->q, seq->batch, head, seq->q_start + first, end - first, T(load_scale)(a));
+    memset(s->out, 0, (size_t)((end - first) * s->dim_v) * sizeof(REAL));
+    memset(s->sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
+    for (int64_t i = 0; i < end - first; i++) s->top[i] = -(REAL)INFINITY;
+}
+
+/* Sums of weights to s->total, and lse from them. */
+static void T(close_sums)(const T(forward_state) *s, int64_t first, int64_t end)
 {
     const te_attention *a = s->a;
-    const te_attention_seq *seq = s->seq;
-    REAL *total = s->total;
     for (int64_t i = 0; i < end - first; i++) {
         VECTOR sum = V_LOAD(s->sum + i * TE_ATTENTION_LANES);
         for (int l = VLEN; l < TE_ATTENTION_LANES; l += VLEN) sum = sum + V_LOAD(s->sum + i * TE_ATTENTION_LANES + l);
-        total[i] = V_SUM(sum);
-        T(store_tile)(&a->out, seq->batch, s->head, seq->q_start + first + i, 1, s->out + i * s->dim_v, s->dim_v,
-                      total[i] == 0 ? 0 : 1 / total[i]);
+        s->total[i] = V_SUM(sum);
     }
-    if (!te_view_present(&a->lse)) return;
-    for (int64_t i = 0; i < end - first; i++)
-        total[i] = total[i] == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total[i]);
-    for (int64_t i = 0; i < end - first; i++) {
-        void *to = lse_at(a, seq->batch, s->head, seq->q_start + first + i);
+    for (int64_t i = 0; i < end - first && te_view_present(&a->lse); i++) {
+        void *to = lse_at(a, s->seq->batch, s->head, s->seq->q_start + first + i);
+        REAL total = s->total[i], lse = total == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total);
         if (a->lse.dtype == TE_F64)
-            *(double *)to = (double)total[i];
+            *(double *)to = (double)lse;
         else
-            *(float *)to = (float)total[i];
+            *(float *)to = (float)lse;
     }
 }
 
@@ -147,18 +190,10 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
                        void *scratch)
 {
     T(forward_state) s;
-    T(forward_layout)(&s, a, end - first, scratch);
-    s.seq = seq;
-    s.head = head;
-    T(load_rows)(s.q, &a->q, seq->batch, head, seq->q_start + first, end - first, T(load_scale)(a));
-    memset(s.out, 0, (size_t)((end - first) * s.dim_v) * sizeof(REAL));
-    memset(s.sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
-    for (int64_t i = 0; i < end - first; i++) s.top[i] = -(REAL)INFINITY;
-    int64_t key = te_attention_first_key(seq, first, 0, seq->n_kv) & -TE_ATTENTION_KEYS;
-    int64_t end_key = te_attention_end_key(seq, end - 1, 0, seq->n_kv);
-    for (; key < end_key && !te_cpu_stopping(seq->exec); key += TE_ATTENTION_KEYS) {
-        int64_t n = seq->n_kv - key < TE_ATTENTION_KEYS ? seq->n_kv - key : TE_ATTENTION_KEYS;
-        T(forward_block)(&s, first, end, key, (int)n);
-    }
-    T(forward_finish)(&s, first, end);
+    T(forward_open)(&s, a, seq, head, first, end, scratch);
+    T(forward_walk)(&s, WALK_ONCE, first, end);
+    T(close_sums)(&s, first, end);
+    for (int64_t i = 0; i < end - first; i++)
+        T(store_tile)(&a->out, seq->batch, head, seq->q_start + first + i, 1, s.out + i * s.dim_v, s.dim_v,
+                      s.total[i] == 0 ? 0 : 1 / s.total[i]);
 }

@@ -1,5 +1,6 @@
---- Copies larger than the caches, which are written past them, against copies of a few rows, which are not. And sums of
---- columns in chains of every length, against sums of whole numbers that float32 holds.
+--- Copies larger than the caches, which are written past them, against copies of a few rows, which are not. Transposes of
+--- squares and of what they leave over. And sums of columns in chains of every length, against sums of whole numbers that
+--- float32 holds.
 
 local te = require "te"
 
@@ -27,9 +28,25 @@ describe("a copy larger than the caches", function()
     end
 end)
 
+describe("a transpose within the caches", function()
+    for _, dtype in ipairs { "bfloat16", "float32", "int32", "float64", "bool" } do
+        for _, shape in ipairs { { 64, 64 }, { 96, 32 }, { 33, 64 }, { 64, 47 }, { 608, 48 }, { 31, 15 }, { 3, 40, 64 } } do
+            it(("holds the same, %s, %s"):format(dtype, table.concat(shape, " x ")), function()
+                local whole = te.randint(0, dtype == "bool" and 1 or 250, shape, { dtype = "int32" })
+                local x, d = whole:to(dtype), #shape
+                local turned = x:transpose(d - 1, d):contiguous()
+                assert.is_true(turned:is_contiguous())
+                for at = 1, shape[d], 5 do
+                    assert.equal(0, difference(turned:select(d - 1, at), whole:select(d, at)))
+                end
+            end)
+        end
+    end
+end)
+
 describe("sums of columns", function()
     for _, dtype in ipairs { "float32", "bfloat16" } do
-        for _, width in ipairs { 40, 130, 200, 777, 4100, 9001 } do
+        for _, width in ipairs { 40, 128, 130, 200, 384, 777, 4100, 9001 } do
             it(("are exact, %s, %d columns"):format(dtype, width), function()
                 local numbers = te.randint(-8, 8, { 37, width }, { dtype = "int32" })
                 local x, whole = numbers:to(dtype), numbers:to("float64")

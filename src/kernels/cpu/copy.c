@@ -9,8 +9,8 @@
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be read
  * first, and nobody would find them later. Measured, that pays where no less is written than read. Tiles go past the caches
  * where they are converted, thus go through such a block anyway, or where squares can be turned in registers, whose rows are
- * whole lines. Then tiles are long, eight lines of a destination's row and more one behind the other, and follow the rows of
- * the source.
+ * whole lines. Where they can, past the caches or not, tiles are long, eight lines of a destination's row and more one behind
+ * the other, and follow the rows of the source.
  * The work is cut into units by shape alone; each element has one writer, so the number of threads changes nothing.
  */
 #include "copy.h"
@@ -38,14 +38,14 @@ const te_copy_blocks *te_copy_blocks_of(te_exec *exec)
     return &te_copy_blocks_portable;
 }
 
-static const te_transpose_fn *lines_of(te_exec *exec)
+static const te_transpose_lines *lines_of(te_exec *exec)
 {
 #ifdef TE_ISA_HAS_X86
-    if (te_cpu(exec)->isa == TE_CPU_AVX512) return te_transpose_lines_avx512;
-    if (te_cpu(exec)->isa == TE_CPU_AVX2) return te_transpose_lines_avx2;
+    if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_transpose_lines_avx512;
+    if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_transpose_lines_avx2;
 #endif
     (void)exec;
-    return te_transpose_lines_portable;
+    return &te_transpose_lines_portable;
 }
 
 te_value_class te_value_class_of(te_dtype dtype)
@@ -107,7 +107,8 @@ typedef struct copy_plan {
     int64_t               per_outer; /* units in each */
     int64_t               at_once;   /* or combinations in one unit, where runs are short */
     int64_t               tile_rows, tile_cols;
-    te_transpose_fn       turn;      /* for whole tiles, NULL: none */
+    te_transpose_fn       turn;      /* for tiles of whole squares, NULL: none */
+    bool                  past;      /* past the caches, thus by whole lines */
     bool                  streams;   /* the destination is written past the caches where its lines are whole */
 } copy_plan;
 
@@ -143,17 +144,19 @@ static void plan_merge(copy_plan *plan)
     memcpy(s->shape, d->shape, sizeof s->shape);
 }
 
-static void plan_tiles(copy_plan *plan, const te_transpose_fn *lines, int64_t bytes)
+static void plan_tiles(copy_plan *plan, const te_transpose_lines *lines, int64_t bytes)
 {
     int log2_size = te_dtype_log2_size(plan->dst.dtype);
+    plan->past = bytes >= STREAM_FROM;
     plan->tile_rows = plan->tile_cols = TILE;
-    if (plan->dst.dtype != plan->src.dtype || bytes < STREAM_FROM || !lines[log2_size]) return;
-    plan->turn = lines[log2_size];
+    if (plan->dst.dtype != plan->src.dtype) return;
+    plan->turn = plan->past ? lines->past[log2_size] : lines->near[log2_size];
+    if (!plan->turn) return;
     plan->tile_rows = LINE >> log2_size;
     plan->tile_cols = LONG;
 }
 
-static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, const te_transpose_fn *lines)
+static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, const te_transpose_lines *lines)
 {
     plan->dst.data = dst->data;
     plan->dst.dtype = dst->dtype;
@@ -294,7 +297,8 @@ static void copy_tile(const copy_plan *plan, char *dst, const char *src, int64_t
     dst = te_element(dst, d->dtype, row * dst_stride + col);
     src = te_element(src, s->dtype, row + col * src_stride);
     bool lines = ((uintptr_t)dst | (uintptr_t)(dst_stride * size) | (uintptr_t)(cols * size)) % LINE == 0;
-    if (plan->turn && lines && rows == plan->tile_rows) {
+    bool squares = plan->past ? lines : cols * size % LINE == 0;
+    if (plan->turn && squares && rows == plan->tile_rows) {
         plan->turn(dst, dst_stride, src, src_stride, rows, cols);
         return;
     }
@@ -337,7 +341,7 @@ static void copy_units(void *context, int64_t first, int64_t end, int thread)
     const copy_job *job = context;
     (void)thread;
     for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) copy_unit(job->plan, unit);
-    if (job->plan->streams || job->plan->turn) job->plan->blocks->settle();
+    if (job->plan->streams || (job->plan->turn && job->plan->past)) job->plan->blocks->settle();
 }
 
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)

@@ -158,9 +158,8 @@ static bool direct_allowed(const te_walker *w, int output)
 /* Outputs that would leave the caches before anybody reads them, and whose lines are not there as an input's. */
 static void settle_streams(te_walker *w, int output)
 {
-    enum { LARGE = 32 << 20 };
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
-    if (w->job->rows * w->job->columns * out->size < LARGE) return;
+    if (w->job->rows * w->job->columns * out->size < TE_STREAMED_FROM) return;
     out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
@@ -197,35 +196,58 @@ static void settle_window(te_walker *w)
         w->window = most / strip * strip;
 }
 
-/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next one by
- * itself, unless it is one short row after the other. So each step that goes over a row fetches its share of the next one,
- * as long as both stay in the second-level cache: the first steps that of the first input, the last ones that of the last.
+enum { FETCHED_MAX = 6 };
+
+/* Whether the next rows of an operand are not those at hand, and nothing else brings them. */
+static bool goes_on(const te_walker *w, int operand)
+{
+    enum { LEAST = 512 };
+    const te_bound_operand *bound = &w->operands[operand];
+    return bound->present && bound->flat && !bound->constant && !bound->streamed && te_walker_row_stride(w, bound) != 0 &&
+           w->job->columns * bound->size >= LEAST;
+}
+
+/* Inputs, and outputs with memory of their own that is too much for the second-level cache: stores would wait for their
+ * lines, which those of a single row may do while the next one is summed, but not those of a band. */
+static int find_fetched(const te_walker *w, int *fetched)
+{
+    enum { NEAR = 1 << 20 };
+    const te_job *job = w->job;
+    int           n = 0, n_inputs = job->program->n_inputs;
+    for (int i = 0; i < n_inputs && n < FETCHED_MAX; i++)
+        if (goes_on(w, i)) fetched[n++] = i;
+    for (int o = n_inputs; job->band && o < n_inputs + job->program->n_outputs && n < FETCHED_MAX; o++) {
+        bool own = goes_on(w, o) && job->rows * job->columns * w->operands[o].size > NEAR;
+        for (int i = 0; i < n_inputs; i++) own &= w->operands[i].base != w->operands[o].base;
+        if (own) fetched[n++] = o;
+    }
+    return n;
+}
+
+/* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next ones by
+ * itself, unless it is one short row after the other. So each step that goes over rows fetches its share of the next tile's,
+ * as long as both stay in the second-level cache: the first steps that of the first operand, the last ones that of the last.
  * Lines all at once would hold up what is at hand. */
 static void settle_shares(te_walker *w)
 {
-    enum { LEAST = 512, ALONE = 4 << 10, MOST = 384 << 10, INPUTS = 4 };
+    enum { ALONE = 4 << 10, MOST = 384 << 10 };
     const te_job *job = w->job;
-    int64_t       bytes = 0;
-    int           inputs[INPUTS], n = 0, turns = w->plan->n_turns;
+    int64_t       bytes = 0, rows = job->tile_rows;
+    int           fetched[FETCHED_MAX], turns = w->plan->n_turns;
     w->fetches = false;
     memset(w->shares, 0, (size_t)turns * sizeof *w->shares);
-    if (!job->compiled->reduces_rows || job->kind == TE_PLAN_ROWS || job->rows < 2) return;
-    for (int i = 0; i < job->program->n_inputs && n < INPUTS; i++) {
-        const te_bound_operand *in = &w->operands[i];
-        if (!in->flat || in->constant || te_walker_row_stride(w, in) == 0 || job->columns * in->size < LEAST) continue;
-        bytes += job->columns * in->size;
-        inputs[n++] = i;
-    }
+    if (!job->compiled->reduces_rows || job->kind == TE_PLAN_ROWS || job->rows <= rows) return;
+    int n = find_fetched(w, fetched);
+    for (int i = 0; i < n; i++) bytes += rows * job->columns * w->operands[fetched[i]].size;
     if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
     w->fetches = true;
-    int64_t tile = job->tile_rows;
     for (int t = 0; t < turns; t++) {
-        int                     which = t * n / turns, first = (which * turns + n - 1) / n;
-        size_t                  of = (size_t)(((which + 1) * turns + n - 1) / n - first), at = (size_t)(t - first);
-        const te_bound_operand *in = &w->operands[inputs[which]];
-        size_t                  lines = (size_t)(tile * job->columns * in->size) / TE_LINE, line = lines * at / of;
-        w->shares[t] = (te_share){.input = inputs[which], .lines = lines * (at + 1) / of - line,
-                                  .offset = tile * te_walker_row_stride(w, in) + (int64_t)line * TE_LINE};
+        int    which = t * n / turns, first = (which * turns + n - 1) / n;
+        size_t of = (size_t)(((which + 1) * turns + n - 1) / n - first), at = (size_t)(t - first);
+        const te_bound_operand *operand = &w->operands[fetched[which]];
+        size_t lines = (size_t)(rows * job->columns * operand->size) / TE_LINE, line = lines * at / of;
+        w->shares[t] = (te_share){.operand = fetched[which], .lines = lines * (at + 1) / of - line,
+                                  .offset = rows * te_walker_row_stride(w, operand) + (int64_t)line * TE_LINE};
     }
 }
 

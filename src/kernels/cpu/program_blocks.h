@@ -67,6 +67,7 @@ typedef struct te_block_random {
 typedef struct te_ahead {
     const char *at;
     size_t      lines, each;
+    bool        write; /* it will be written: lines are fetched as this core's own */
 } te_ahead;
 
 enum { TE_LINE = 64 };

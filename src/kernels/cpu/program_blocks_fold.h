@@ -63,8 +63,10 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 /* To the second-level cache: the first one is full of the row at hand. */
 static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 {
-    for (size_t i = 0; i < ahead->each && ahead->lines; i++, ahead->lines--, ahead->at += TE_LINE)
-        __builtin_prefetch(ahead->at, 0, 1);
+    for (size_t i = 0; i < ahead->each && ahead->lines; i++, ahead->lines--, ahead->at += TE_LINE) {
+        if (ahead->write) __builtin_prefetch(ahead->at, 1, 1);
+        else __builtin_prefetch(ahead->at, 0, 1);
+    }
 }
 
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH

@@ -17,6 +17,9 @@
 
 enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32 };
 
+/* Bytes of an output from which on it is written past the caches. */
+enum { TE_STREAMED_FROM = 32 << 20 };
+
 /* An input or output, seen from the merged dimensions. Strides are in bytes but for `columns`. */
 typedef struct te_bound_operand {
     char    *base;

@@ -83,7 +83,28 @@ static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_ki
     return job->plan != NULL;
 }
 
-/* Makes the tiles of a TE_PLAN_ROW bands where that may be, which is the same with every instruction set. */
+/* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
+ * row have to wait for memory, and it is better that they do while the next row is summed. */
+static bool stores_wait(const te_job *job)
+{
+    enum { CACHES = 32 << 20 };
+    const te_program *program = job->program;
+    int64_t           elements = job->rows * job->columns, bytes = 0;
+    bool              streamed = false;
+    int               row_axis = job->axis[job->n_outer - 1];
+    for (int i = 0; i < program->n_inputs; i++)
+        if (program->input_rates[i] == TE_RATE_ELEM && job->run->inputs[i].stride[row_axis] != 0)
+            bytes += elements * (int64_t)te_dtype_size(job->run->inputs[i].dtype);
+    for (int o = 0; o < program->n_outputs; o++) {
+        if (program->outputs[o].kind != TE_OUT_ELEM || !job->run->outputs[o].data) continue;
+        int64_t size = elements * (int64_t)te_dtype_size(job->run->outputs[o].dtype);
+        streamed |= size >= TE_STREAMED_FROM;
+        bytes += size;
+    }
+    return !streamed && bytes >= CACHES;
+}
+
+/* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better. */
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
@@ -91,7 +112,7 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
         job->columns % TE_FOLD_LANES || 2 * job->columns > BAND_ELEMENTS)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
-    if (!job->plan->bands) return true;
+    if (!job->plan->bands || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;
     job->tile_columns = job->columns;
     job->tile_rows = BAND_ELEMENTS / job->columns;

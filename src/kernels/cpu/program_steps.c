@@ -226,9 +226,9 @@ static te_ahead ahead_of(const te_walker *w, const te_step *step, size_t strips)
         first = share->lines * (size_t)w->column / columns;
         end = share->lines * ((size_t)w->column + w->tile_columns) / columns;
     }
-    const char *at = w->row[share->input] + share->offset + (int64_t)first * TE_LINE;
+    const char *at = w->row[share->operand] + share->offset + (int64_t)first * TE_LINE;
     size_t      each = end - first <= strips ? 1 : end - first <= 2 * strips ? 2 : (end - first + strips - 1) / strips;
-    return (te_ahead){at, end - first, each};
+    return (te_ahead){at, end - first, each, share->operand >= w->job->program->n_inputs};
 }
 
 /* The second factor of a sum of products. */

@@ -7,9 +7,9 @@
 
 #include "../philox.h"
 
-/* What a step fetches of the next row while it goes over this one. */
+/* What a step fetches of the next tile's rows while it goes over this one's. */
 typedef struct te_share {
-    int32_t input;
+    int32_t operand;
     int64_t offset; /* bytes from the row at hand */
     size_t  lines;
 } te_share;

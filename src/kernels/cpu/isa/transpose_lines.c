@@ -1,5 +1,5 @@
-/* transpose_lines.c - transposes past the caches, see copy.h: squares with the side of a cache line, turned in registers and
- * stored line by line. Only where a register holds a line.
+/* transpose_lines.c - transposes by squares with the side of a cache line, see copy.h: turned in registers and stored line by
+ * line. Only where a register holds a line.
  *
  * A square of 32-bit elements takes 16 registers and four rounds of exchanges. One of 16-bit elements is done in two
  * halves: interleaved, two rows are one row of pairs, the lower halves of each 128 bits in one register and the upper halves
@@ -50,17 +50,25 @@ static inline __attribute__((always_inline)) void turn_registers(__m512i *a)
     for (int i = 0; i < 16; i++) a[i] = b[i];
 }
 
-static inline void square_32(uint32_t *dst, int64_t dst_stride, const uint32_t *src, int64_t src_stride)
+static inline __attribute__((always_inline)) void put_line(void *dst, __m512i line, bool past)
+{
+    if (past) _mm512_stream_si512(dst, line);
+    else _mm512_storeu_si512(dst, line);
+}
+
+static inline __attribute__((always_inline)) void square_32(uint32_t *dst, int64_t dst_stride, const uint32_t *src,
+                                                            int64_t src_stride, bool past)
 {
     __m512i a[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
     turn_registers(a);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) _mm512_stream_si512((__m512i *)(dst + i * dst_stride), a[i]);
+    for (int i = 0; i < 16; i++) put_line(dst + i * dst_stride, a[i], past);
 }
 
-static inline void square_16(uint16_t *dst, int64_t dst_stride, const uint16_t *src, int64_t src_stride)
+static inline __attribute__((always_inline)) void square_16(uint16_t *dst, int64_t dst_stride, const uint16_t *src,
+                                                            int64_t src_stride, bool past)
 {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
@@ -72,13 +80,12 @@ static inline void square_16(uint16_t *dst, int64_t dst_stride, const uint16_t *
         }
         turn_registers(a);
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++)
-            _mm512_stream_si512((__m512i *)(dst + (i / 4 * 8 + i % 4 + 4 * half) * dst_stride), a[i]);
+        for (int i = 0; i < 16; i++) put_line(dst + (i / 4 * 8 + i % 4 + 4 * half) * dst_stride, a[i], past);
     }
 }
 
-#define DEFINE_LINES(bits)                                                                                           \
-    static void lines_##bits(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,       \
+#define DEFINE_LINES(name, bits, past)                                                                               \
+    static void name(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,       \
                              int64_t cols)                                                                           \
     {                                                                                                                \
         enum { SIDE = 512 / bits };                                                                                  \
@@ -86,13 +93,16 @@ static inline void square_16(uint16_t *dst, int64_t dst_stride, const uint16_t *
         const uint##bits##_t *s = src;                                                                               \
         for (int64_t r = 0; r < rows; r += SIDE)                                                                     \
             for (int64_t c = 0; c < cols; c += SIDE)                                                                 \
-                square_##bits(d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride);               \
+                square_##bits(d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride, past);         \
     }
 
-DEFINE_LINES(16)
-DEFINE_LINES(32)
+DEFINE_LINES(past_16, 16, true)
+DEFINE_LINES(past_32, 32, true)
+DEFINE_LINES(near_16, 16, false)
+DEFINE_LINES(near_32, 32, false)
 
-const te_transpose_fn TE_ISA_NAME(te_transpose_lines)[4] = {NULL, lines_16, lines_32, NULL};
+const te_transpose_lines TE_ISA_NAME(te_transpose_lines) = {
+    .past = {NULL, past_16, past_32, NULL}, .near = {NULL, near_16, near_32, NULL}};
 #else
-const te_transpose_fn TE_ISA_NAME(te_transpose_lines)[4] = {NULL, NULL, NULL, NULL};
+const te_transpose_lines TE_ISA_NAME(te_transpose_lines) = {.past = {NULL}, .near = {NULL}};
 #endif

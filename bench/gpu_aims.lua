@@ -127,7 +127,8 @@ local function shown(name, step)
 end
 
 local AIMS = {
-    shown("kernels fused and quantizing, products and attention in FP8, recorded steps: the CPU's results", "every operation against the CPU"),
+    shown("kernels fused and quantizing, products and attention in FP8, recorded steps: the CPU's results",
+        "every operation against the CPU"),
     shown("a recorded training step has the plain one's losses, bfloat16", "training in bfloat16 repeats"),
     at_most("GPT-2 124M step, 32 x 1024, at most 53 ms (floor 40)", GPT2_OURS, 53),
     share("GPT-2 124M step at most 0.85 of torch.compile's in bfloat16", GPT2_OURS, { "PyTorch " .. GPT2 .. "compiled, bfloat16" }, 0.85),

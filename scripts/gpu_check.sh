@@ -151,7 +151,7 @@ first_look() {
     code=$?
     grep '^BENCH failed' "$work/look"
     grep '^dispatch: ' "$work/look" | grep -E 'two passes|declines|own kernels|decoded|cuDNN' |
-        sed -E 's/[0-9]+x[0-9]+x[0-9]+ x[0-9]+/MxNxK/; s/from [0-9]+ x [0-9]+ to.*/to whole multiples/; s/[0-9]+ bytes/N bytes/' |
+        sed -E 's/[0-9]+x[0-9]+x[0-9]+ x[0-9]+/MxNxK/; s/from [0-9]+ x [0-9]+ to.*/to whole multiples/; s/[0-9]+ bytes/N bytes/; s/ \([0-9.e-]+ ms fused.*//' |
         sort | uniq -c | sort -rn | head -n 40
     return $code
 }

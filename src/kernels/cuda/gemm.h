@@ -1,6 +1,7 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_end.c decides whether bias and activation are its epilogue or a pass of their own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device multiplies
- * them (gemm_narrow.c), else decoded (gemm_quantized.c). */
+ * gemm_end.c decides whether bias and activation are its epilogue or a pass of their own, which gemm_finish.c does.
+ * Quantized operands go as bytes with their factors where the device multiplies them (gemm_narrow.c), else decoded
+ * (gemm_quantized.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 

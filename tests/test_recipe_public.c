@@ -55,6 +55,14 @@ static void test_quantizers(te_context *ctx)
         te_recipe *recipe = te_recipe_new(ctx, name, NULL, 0);
         CHECK_MSG(recipe != NULL, "%s: %s", name, te_context_error(ctx));
         CHECK(te_recipe_option_at(name, 0)->name && !te_recipe_option_at(name, 99) && !te_recipe_option_at(name, -1));
+        for (int i = 0; te_recipe_option_at(name, i); i++) { /* every default is a value that may be given */
+            const te_option_info *o = te_recipe_option_at(name, i);
+            bool chosen = o->type == TE_OPTION_CHOICE && o->number >= 0;
+            te_recipe_option given = {o->name, o->number, chosen ? o->choices[(int)o->number] : NULL};
+            te_recipe *same = chosen || o->type != TE_OPTION_CHOICE ? te_recipe_new(ctx, name, &given, 1) : te_recipe_retain(recipe);
+            CHECK_MSG(same && o->doc && *o->doc, "%s.%s: %s", name, o->name, te_context_error(ctx));
+            te_recipe_release(same);
+        }
         for (int r = 0; r < TE_ROLE_COUNT; r++) {
             te_quantizer_fields f = quantizer_of(recipe, (te_role)r, false, &yes);
             CHECK(yes && te_quantizer_fields_check(ctx, &f) == TE_OK);

@@ -55,6 +55,14 @@ static void test_quantizers(te_context *ctx)
         te_recipe *recipe = te_recipe_new(ctx, name, NULL, 0);
         CHECK_MSG(recipe != NULL, "%s: %s", name, te_context_error(ctx));
         CHECK(te_recipe_option_at(name, 0)->name && !te_recipe_option_at(name, 99) && !te_recipe_option_at(name, -1));
+        for (int i = 0; te_recipe_option_at(name, i); i++) { /* every default is a value that may be given */
+            const te_option_info *o = te_recipe_option_at(name, i);
+            bool chosen = o->type == TE_OPTION_CHOICE && o->number >= 0;
+            te_recipe_option given = {o->name, o->number, chosen ? o->choices[(int)o->number] : NULL};
+            te_recipe *same = chosen || o->type != TE_OPTION_CHOICE ? te_recipe_new(ctx, name, &given, 1) : te_recipe_retain(recipe);
+            CHECK_MSG(same && o->doc && *o->doc, "%s.%s: %s", name, o->name, te_context_error(ctx));
+            te_recipe_release(same);
+        }
         for (int r = 0; r < TE_ROLE_COUNT; r++) {
             te_quantizer_fields f = quantizer_of(recipe, (te_role)r, false, &yes);
             CHECK(yes && te_quantizer_fields_check(ctx, &f) == TE_OK);
@@ -461,6 +469,42 @@ static void test_attention(te_context *ctx)
     te_recipe_release(recipe);
 }
 
+/* Attention that hands its bytes on to its projection, and a weight stored quantized, in one group: what it keeps alive itself, and how
+ * near it is to the same without a recipe. */
+static void test_group(te_context *ctx)
+{
+    te_recipe_option options[] = {{"fp8_mha", 1, NULL}};
+    te_recipe *recipe = te_recipe_new(ctx, "Float8CurrentScaling", options, 1);
+    te_product *dpa = te_product_new(ctx, "dpa"), *proj = te_product_new(ctx, "proj");
+    te_group *group = te_group_new(ctx), *other = NULL;
+    te_tensor *qkv = filled(ctx, 16, 3 * 32, 17), *w = filled(ctx, 24, 32, 18), *y[2] = {NULL}, *dy = filled(ctx, 16, 24, 19);
+    te_tensor *p = te_product_parameter(proj, recipe, w, true), *in[] = {qkv, p}, *plain[] = {qkv, w};
+    int x = te_group_input(group, false), weight = te_group_input(group, true), h, out;
+    CHECK(te_product_apply(dpa, group, te_op_find(ctx, "self_attention"), &x, 1, NULL, 0, &h) == TE_OK);
+    CHECK(te_product_apply(proj, group, te_op_find(ctx, "linear"), (int[]){h, weight}, 2, NULL, 0, &out) == TE_OK);
+    CHECK(te_group_output(group, out) == TE_OK);
+    CHECK_FAILS(ctx, te_product_apply(proj, group, te_op_find(ctx, "gelu"), &h, 1, NULL, 0, &out) == TE_OK, "gelu is no linear");
+    CHECK_FAILS(ctx, te_product_apply(proj, group, NULL, &h, 1, NULL, 0, &out) == TE_OK, "NULL is no linear");
+    CHECK(out == TE_NO_VALUE && te_product_apply(NULL, group, NULL, NULL, 0, NULL, 0, &out) == TE_ERROR_ARGUMENT);
+    CHECK(te_product_apply(proj, other, NULL, NULL, 0, NULL, 0, &out) == TE_ERROR_ARGUMENT);
+    te_product_release(dpa), te_product_release(proj);
+    te_autocast scope = under(recipe);
+    CHECK(te_group_run(group, plain, &y[0]) == TE_OK && te_tensor_set_requires_grad(p, true) == TE_OK);
+    CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
+    te_recipe_release(recipe); /* the scope holds it */
+    CHECK_MSG(te_group_run(group, in, &y[1]) == TE_OK, "%s", te_context_error(ctx));
+    CHECK(te_autocast_end(ctx) == TE_OK && te_backward(y[1], dy, false) == TE_OK && te_tensor_grad(p));
+    double error = 0, size = 0;
+    for (int i = 0; i < 16 * 24; i++) {
+        double a = ((float *)te_tensor_data(y[0]))[i], b = ((float *)te_tensor_data(y[1]))[i];
+        error += (a - b) * (a - b), size += a * a;
+    }
+    CHECK_MSG(error > 0 && error < 0.01 * size, "error %g of %g", error, size);
+    te_group_release(group);
+    te_tensor *all[] = {qkv, w, p, y[0], y[1], dy};
+    for (int i = 0; i < 6; i++) te_tensor_release(all[i]);
+}
+
 /* --- scripts ------------------------------------------------------------------------------------------------------ */
 
 /* A module that has run under te.autocast is called within a scope of C: neither reaches into the other. */
@@ -555,6 +599,7 @@ int main(void)
     test_tensors(ctx);
     test_parameters(ctx);
     test_attention(ctx);
+    test_group(ctx);
     te_context_release(ctx);
     test_script();
     test_failing_allocations();

@@ -78,10 +78,11 @@ typedef struct te_option_info {
     double             number;   /* the default: for choices an index into `choices`, -1 where none is made */
     double             min, max; /* INTEGER, NUMBER */
     const char *const *choices;  /* CHOICE: ends with NULL */
+    const char        *doc;      /* what it says, in a few words */
 } te_option_info;
 
 /* "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling"; NULL past the last. The
- * options of each by position, NULL past the last, or where there is no such recipe. Static memory. */
+ * options of each by position, NULL past the last, or where there is no such recipe. Static memory. docs/operations.md lists them all. */
 TE_API const char           *te_recipe_name_at(int i);
 TE_API const te_option_info *te_recipe_option_at(const char *recipe, int i);
 
@@ -169,7 +170,7 @@ TE_API te_status te_context_skipped_amaxes(te_context *ctx, uint64_t *count);
 
 typedef enum te_direction { TE_ROWWISE, TE_COLUMNWISE } te_direction;
 /* DATA: a byte per element, or per two of float4_e2m1, the even one in the low half. SCALE_INV: what elements are multiplied by, {1} or
- * one per block. AMAX: what factors were computed from, NULL where each block has its own. */
+ * one per block, exponents of "e8m0" as uint8 e for 2^(e - 127). AMAX: what factors were computed from, NULL where each block has its own. */
 typedef enum te_stored_part { TE_STORED_DATA, TE_STORED_SCALE_INV, TE_STORED_AMAX, TE_STORED_PART_COUNT } te_stored_part;
 
 typedef struct te_quantize_how {

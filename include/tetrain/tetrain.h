@@ -23,8 +23,9 @@
  *
  * No copies
  *   te_tensor_from_data makes a tensor of the host's memory as it is; a script that writes into it writes into the host's
- *   buffer. te_tensor_data gives the address of a contiguous tensor on the CPU, which the host may read and write (what
- *   holds weights is told with te_tensor_written). The memory must stay where it is until the last reference is gone, which Lua's collector decides: give a deleter where that matters.
+ *   buffer. te_tensor_data gives the address of a contiguous tensor on the CPU, which the host may read and write; of what it
+ *   wrote te_tensor_written tells the engine, which keeps copies of weights. The memory must stay where it is until the last
+ *   reference is gone, which Lua's collector decides: give a deleter where that matters.
  *
  * Lifetime
  *   Tensors that the host holds outlive tetrain_close: they keep the engine context alive, not the interpreter. Strings that

@@ -43,13 +43,14 @@ end
 -- (src/core/recipe_kinds.c); functions among them are this library's.
 local recipes = core.recipe_kinds()
 
-recipes.DelayedScaling.amax_compute_algo = { "any", "max", wrong = function(algo)
+local delayed = recipes.DelayedScaling
+delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.help, wrong = function(algo)
     if algo ~= "max" and algo ~= "most_recent" and options.reason({ "callable" }, algo) then
         return ("amax_compute_algo: expected max, most_recent or a function, got %s"):format(tostring(algo))
     end
 end }
-recipes.DelayedScaling.scaling_factor_compute_algo = { "callable" }
-recipes.Custom.qfactory = { "callable" }
+delayed.scaling_factor_compute_algo = { "callable", help = "function(amax, old_scale, largest, recipe) that gives a factor" }
+recipes.Custom.qfactory = { "callable", help = "function(role) that gives a quantizer, a recipe, or HighPrecision" }
 
 -- Recipes as values -----------------------------------------------------------------------------------------------
 
@@ -118,6 +119,9 @@ function methods:quantizer(role) return (self:resolve(role)) end
 
 --- Whether the quantizers depend on nothing but the kind of tensor.
 function methods:is_uniform() return self._name ~= "Custom" end
+
+--- How its options are declared, by name: { type, default, choices =, min =, max =, help = }.
+function methods:declared() return recipes[self._name] end
 
 --- Its options as a table, another one after a change.
 function methods:options() return rawget(self, "_options") end

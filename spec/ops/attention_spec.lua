@@ -81,19 +81,19 @@ describe("attention modules", function()
         te.manual_seed(11)
         local heads, kv_heads, rows, keys = unpack(shape)
         local function leaf(sizes)
-            local t = te.randn(sizes, { dtype = dtype })
+            local t = te.randn(sizes, { dtype = dtype, device = "cpu" })
             t.requires_grad = true
             return t
         end
         local q, k, v = leaf { 2, heads, rows, 8 }, leaf { 2, kv_heads, keys, 8 }, leaf { 2, kv_heads, keys, 8 }
-        local bias, dy = leaf(bias_shape), te.randn({ 2, heads, rows, 8 }, { dtype = dtype })
+        local bias, dy = leaf(bias_shape), te.randn({ 2, heads, rows, 8 }, { dtype = dtype, device = "cpu" })
         local leaves = { q, k, v, bias }
         local found = te.grad(te.scaled_dot_product_attention(q, k, v, bias, opts), leaves, { grad_outputs = dy })
         local function spread(t) -- a head of k and v for each of q
             return t:view({ 2, kv_heads, 1, keys, 8 }):expand({ 2, kv_heads, heads / kv_heads, keys, 8 }):reshape({ 2, heads, keys, 8 })
         end
         local scores = te.matmul(q, spread(k):transpose(-2, -1)) / math.sqrt(8) + bias
-        if opts.causal then scores = scores + te.triu(te.full({ rows, keys }, -1e30, { dtype = dtype }), { diagonal = 1 }) end
+        if opts.causal then scores = scores + te.triu(te.full({ rows, keys }, -1e30, { dtype = dtype, device = "cpu" }), { diagonal = 1 }) end
         return found, te.grad(te.matmul(te.softmax(scores), spread(v)), leaves, { grad_outputs = dy })
     end
 
@@ -116,8 +116,9 @@ describe("attention modules", function()
     end)
 
     it("gives a bias that accumulates, and none to keys that nobody sees", function()
-        local q, k, v = te.randn({ 1, 1, 4, 8 }), te.randn({ 1, 1, 4, 8 }), te.randn({ 1, 1, 4, 8 })
-        local bias = te.zeros({ 4, 4 }, { dtype = "bfloat16", requires_grad = true })
+        local here = { device = "cpu" }
+        local q, k, v = te.randn({ 1, 1, 4, 8 }, here), te.randn({ 1, 1, 4, 8 }, here), te.randn({ 1, 1, 4, 8 }, here)
+        local bias = te.zeros({ 4, 4 }, { dtype = "bfloat16", requires_grad = true, device = "cpu" })
         local function loss() return (te.scaled_dot_product_attention(q, k, v, bias, { window_left = 0, window_right = 1 }) * v):sum() end
         loss():backward()
         local once = bias.grad:clone()
@@ -127,6 +128,15 @@ describe("attention modules", function()
             for j, value in ipairs(row) do assert.equal((j == i or j == i + 1) and i < 4, value ~= 0, i .. " " .. j) end
         end
         assert.is_true(te.no_grad(te.scaled_dot_product_attention, q, k, v, bias):numel() == 32)
+    end)
+
+    it("refuses the gradient of a bias where the device has none", function()
+        local x, bias = te.randn { 1, 1, 4, 8 }, te.zeros({ 4, 4 }, { requires_grad = true })
+        local ok, reason = pcall(te.scaled_dot_product_attention, x, x, x, bias)
+        local device = te.get_default_device()
+        assert.equal(device == "cpu", ok)
+        if not ok then assert.truthy(reason:find("the bias has no gradient on " .. device .. "; detach it", 1, true), reason) end
+        assert.same({ 1, 1, 4, 8 }, te.no_grad(te.scaled_dot_product_attention, x, x, x, bias).shape)
     end)
 
     it("sees as far as its window", function()

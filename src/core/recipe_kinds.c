@@ -1,5 +1,5 @@
-/* recipe_kinds.c - the table of recipes; see recipe_kinds.h. What the formats and options mean stands in numerics' papers: Micikevicius et
- * al. 2022 (FP8, delayed scaling), the OCP Microscaling specification 1.0 (MXFP8), NVIDIA's NVFP4 with random Hadamard transforms. */
+/* recipe_kinds.c - the table of recipes; see recipe_kinds.h. Formats: Micikevicius et al. 2022 (FP8), the OCP Microscaling specification
+ * 1.0 (MXFP8); NVFP4 has E4M3 factors of blocks of 16 under one of the tensor. */
 #include "recipe_kinds.h"
 
 #include <math.h>
@@ -18,16 +18,19 @@ static const char *const products[] = {"none", "forward", "all", NULL};
 enum { E4M3, HYBRID };
 enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
 
-#define SWITCH(name, on) {name, TE_OPTION_SWITCH, on, 0, 1, NULL}
-#define CHOICE(name, names, i) {name, TE_OPTION_CHOICE, i, 0, 0, names}
-#define INTEGER(name, n, least, most) {name, TE_OPTION_INTEGER, n, least, most, NULL}
-#define BACKWARD_OVERRIDE CHOICE("backward_override", precisions, -1)
-/* Products whose sums tensor cores may take in fewer bits than float32 has, where that is faster: forward's result is rounded anyway. */
-#define FAST_ACCUMULATION CHOICE("fast_accumulation", products, 1)
-/* fp8_dpa: forward of attention multiplies E4M3. fp8_mha: and hands its result on quantized for the projection; it asks for the
- * former, too. */
-#define FP8_ATTENTION SWITCH("fp8_dpa", false), SWITCH("fp8_mha", false)
-#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, INFINITY, NULL}
+#define SWITCH(name, on, doc) {name, TE_OPTION_SWITCH, on, 0, 1, NULL, doc}
+#define CHOICE(name, names, i, doc) {name, TE_OPTION_CHOICE, i, 0, 0, names, doc}
+#define INTEGER(name, n, least, most, doc) {name, TE_OPTION_INTEGER, n, least, most, NULL, doc}
+#define FP8_FORMAT(i) CHOICE("fp8_format", formats, i, "elements; HYBRID: E5M2 for gradients, E4M3 for the rest")
+#define BACKWARD_OVERRIDE \
+    CHOICE("backward_override", precisions, -1, \
+           "backward multiplies in high precision, from operands before they were quantized or as forward multiplied them")
+#define FAST_ACCUMULATION \
+    CHOICE("fast_accumulation", products, 1, "products whose sums tensor cores may take in fewer bits than float32 has")
+#define FP8_ATTENTION \
+    SWITCH("fp8_dpa", false, "forward of attention multiplies E4M3"), \
+    SWITCH("fp8_mha", false, "forward of attention multiplies E4M3, and its projection the bytes that it leaves")
+#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, INFINITY, NULL, "smaller amaxes count as this"}
 
 double te_recipe_setting(const te_recipe_settings *s, const char *name, double otherwise)
 {
@@ -60,11 +63,12 @@ static void measure(const te_recipe_settings *s, te_quantizer *q)
 /* --- one factor a tensor ------------------------------------------------------------------------------------------ */
 
 static const te_option_info delayed_options[] = {
-    INTEGER("margin", 0, -1000, 1000),
-    CHOICE("fp8_format", formats, HYBRID),
-    INTEGER("amax_history_len", 1024, 1, INFINITY),
-    CHOICE("amax_compute_algo", amax_algorithms, 0),
-    SWITCH("reduce_amax", true),
+    INTEGER("margin", 0, -1000, 1000, "factors leave room for 2^margin times the amax"),
+    FP8_FORMAT(HYBRID),
+    INTEGER("amax_history_len", 1024, 1, INFINITY, "steps whose amaxes are kept, the one in progress included"),
+    CHOICE("amax_compute_algo", amax_algorithms, 0,
+           "the amax that a factor follows from: the largest of the history, the last one, or what a function says"),
+    SWITCH("reduce_amax", true, "processes that train together share amaxes; one alone has nothing to share"),
     FAST_ACCUMULATION,
     FP8_ATTENTION,
     {0},
@@ -83,8 +87,8 @@ static void delayed_attention(const te_recipe_settings *s, te_quantizer *q)
 }
 
 static const te_option_info current_options[] = {
-    CHOICE("fp8_format", formats, HYBRID),
-    SWITCH("use_power_2_scales", false),
+    FP8_FORMAT(HYBRID),
+    SWITCH("use_power_2_scales", false, "factors are rounded down to powers of two"),
     AMAX_EPSILON,
     FAST_ACCUMULATION,
     FP8_ATTENTION,
@@ -105,12 +109,12 @@ static void current_attention(const te_recipe_settings *s, te_quantizer *q) { me
 /* --- a factor a block --------------------------------------------------------------------------------------------- */
 
 static const te_option_info block_options[] = {
-    CHOICE("fp8_format", formats, E4M3),
-    SWITCH("use_f32_scales", false),
+    FP8_FORMAT(E4M3),
+    SWITCH("use_f32_scales", false, "factors are not rounded to powers of two"),
     AMAX_EPSILON,
-    INTEGER("x_block_scaling_dim", 1, 1, 2),
-    INTEGER("w_block_scaling_dim", 2, 1, 2),
-    INTEGER("grad_block_scaling_dim", 1, 1, 2),
+    INTEGER("x_block_scaling_dim", 1, 1, 2, "blocks of the input: 1 x 128, or with 2 128 x 128"),
+    INTEGER("w_block_scaling_dim", 2, 1, 2, "blocks of the weight: 1 x 128, or with 2 128 x 128"),
+    INTEGER("grad_block_scaling_dim", 1, 1, 2, "blocks of the gradient: 1 x 128, or with 2 128 x 128"),
     BACKWARD_OVERRIDE,
     {0},
 };
@@ -136,8 +140,8 @@ static void blocks(const te_recipe_settings *s, te_role role, te_quantizer *q)
 }
 
 static const te_option_info mxfp8_options[] = {
-    CHOICE("fp8_format", formats, E4M3),
-    SWITCH("enable_2d_quantization", false),
+    FP8_FORMAT(E4M3),
+    SWITCH("enable_2d_quantization", false, "weights in blocks of 32 x 32, so that both directions agree"),
     FP8_ATTENTION,
     BACKWARD_OVERRIDE,
     {0},
@@ -156,15 +160,15 @@ static void mxfp8(const te_recipe_settings *s, te_role role, te_quantizer *q)
 /* --- two levels --------------------------------------------------------------------------------------------------- */
 
 static const te_option_info nvfp4_options[] = {
-    CHOICE("fp4_format", only_e2m1, 0),
-    CHOICE("fp8_format", only_e4m3, E4M3),
-    SWITCH("disable_rht", false),
-    SWITCH("disable_stochastic_rounding", false),
-    SWITCH("disable_2d_quantization", false),
-    SWITCH("row_scaled_activation", false),
-    CHOICE("nvfp4_4over6", tensors, NO_TENSORS),
-    CHOICE("nvfp4_4over6_e4m3_use_256", tensors, ALL_TENSORS),
-    CHOICE("nvfp4_4over6_err_mode", errors, 0),
+    CHOICE("fp4_format", only_e2m1, 0, "elements"),
+    CHOICE("fp8_format", only_e4m3, E4M3, "factors of blocks"),
+    SWITCH("disable_rht", false, "no random Hadamard transform of what the weight gradient multiplies"),
+    SWITCH("disable_stochastic_rounding", false, "gradients are rounded to nearest"),
+    SWITCH("disable_2d_quantization", false, "weights in blocks of 1 x 16, not 16 x 16"),
+    SWITCH("row_scaled_activation", false, "inputs have an amax per row, not one"),
+    CHOICE("nvfp4_4over6", tensors, NO_TENSORS, "blocks map to 4 or to 6, whichever errs less; activations need disable_rht"),
+    CHOICE("nvfp4_4over6_e4m3_use_256", tensors, ALL_TENSORS, "with nvfp4_4over6: the largest factor of a block is 256, not 448"),
+    CHOICE("nvfp4_4over6_err_mode", errors, 0, "with nvfp4_4over6: errors are added up as magnitudes or squares"),
     BACKWARD_OVERRIDE,
     {0},
 };

@@ -205,7 +205,7 @@ te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attentio
     made.backward = (te_backward_precision)(1 + (int)te_recipe_setting(s, "backward_override", -1));
     for (int k = 0; k < TE_PRODUCT_COUNT; k++) made.fast_sums[k] = fast > (k == TE_PRODUCT_FORWARD ? 0 : 1);
     made.hands_on = attention && hands_on(recipe);
-    *form = (te_recipe_form){NULL};
+    *form = (te_recipe_form){.recipe = NULL};
     te_status status = TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT && status == TE_OK; r++)
         status = fill_role(recipe, &(te_operand_role){(te_role)r, attention, name}, &made, form);
@@ -222,5 +222,5 @@ void te_recipe_form_close(te_recipe_form *form)
 {
     te_product_recipe_release(form->recipe);
     for (int r = 0; r < TE_ROLE_COUNT; r++) te_recipe_release(form->rules[r]);
-    *form = (te_recipe_form){NULL};
+    *form = (te_recipe_form){.recipe = NULL};
 }

@@ -193,6 +193,7 @@ extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
 extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
+extern const luaL_Reg te_lua_quantized_parameter_functions[]; /* quantized_parameter.c */
 extern const luaL_Reg te_lua_recipe_kind_functions[]; /* recipe_kinds.c */
 extern const luaL_Reg te_lua_recipe_functions[];   /* recipe.c */
 extern const luaL_Reg te_lua_system_functions[];   /* system.c */

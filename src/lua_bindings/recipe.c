@@ -21,13 +21,6 @@
  *     pause_recorded_scales(paused)        uses in between are not written; returns whether it was paused
  *     device_title(name)                   the device and what its kernels come from
  *     replay_scales(scales or nil)         it takes these; nil: its own again
- *     quantized_parameter(state, t, columnwise)
- *                                          a leaf with t's values that is stored quantized
- *     is_quantized(t)
- *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil where absent
- *     set_quantized_parts(t, …)            takes over the like
- *     quantized_on(t, device)              another with the same bytes there
- *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype
  *     watch_numerics(state, on)            counts anew from here, or no more; nil: forgets
  *     numerics(state, role)                values, nonfinite, saturated, flushed, error, norm, amax, scale (numerics.h)
  *     skipped_amaxes()                     how many steps' amaxes were infinite or NaN
@@ -36,7 +29,7 @@
 
 #include "core/numerics.h"
 #include "core/op.h"
-#include "core/quantized_parameter.h"
+#include "core/recipe.h"
 
 static const char recipe_tag[] = "te.product_recipe", state_tag[] = "te.recipe_state";
 
@@ -291,92 +284,7 @@ static int replay_scales(lua_State *L)
     return 0;
 }
 
-/* --- parameters that are stored quantized ------------------------------------------------------------------------- */
-
-static int quantized_parameter(lua_State *L)
-{
-    te_lua *rt = te_lua_runtime(L);
-    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "quantized_model_init");
-    te_tensor *t = te_lua_check_tensor(L, 2, "quantized_model_init", "weight");
-    te_lua_enter(rt, L, "quantized_model_init");
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor_retain(t);
-    result->t = te_quantized_parameter_new(t, state, lua_toboolean(L, 3));
-    te_tensor_release(t);
-    if (!result->t) return te_lua_raise(rt, L, "quantized_model_init", rt->ctx->status);
-    te_lua_charge(rt, L);
-    return 1;
-}
-
-static int is_quantized(lua_State *L)
-{
-    lua_pushboolean(L, te_tensor_is_quantized(te_lua_check_tensor(L, 1, "is_quantized", "t")));
-    return 1;
-}
-
-static te_tensor *check_quantized(lua_State *L, const char *function)
-{
-    te_tensor *t = te_lua_check_tensor(L, 1, function, "t");
-    if (!te_tensor_is_quantized(t)) te_lua_fail(L, function, "t: expected a parameter that is stored quantized");
-    return t;
-}
-
-enum { PARTS = 6 };
-
-static te_tensor **part_of(te_quantized *copies, int i)
-{
-    te_quantized_part *part = &copies->side[i / 3];
-    return i % 3 == 0 ? &part->data : i % 3 == 1 ? &part->scale_inv : &part->amax;
-}
-
-static int quantized_parts(lua_State *L)
-{
-    te_quantized *copies = &check_quantized(L, "quantized_parts")->storage->quantized->copies;
-    for (int i = 0; i < PARTS; i++) te_lua_push_tensor(L, *part_of(copies, i));
-    return PARTS;
-}
-
-static int set_quantized_parts(lua_State *L)
-{
-    te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = check_quantized(L, "load_state_dict");
-    te_quantized from = t->storage->quantized->copies;
-    lua_settop(L, 1 + PARTS);
-    for (int i = 0; i < PARTS; i++)
-        *part_of(&from, i) = lua_isnil(L, 2 + i) ? NULL : te_lua_check_tensor(L, 2 + i, "load_state_dict", "part");
-    te_lua_enter(rt, L, "load_state_dict");
-    te_status status = te_quantized_parameter_adopt(t, &from);
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, "load_state_dict", status);
-}
-
-static int quantized_as(lua_State *L)
-{
-    te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = check_quantized(L, "to");
-    te_quantized copies = t->storage->quantized->copies;
-    copies.dtype = te_lua_check_dtype(L, 2, "to", "dtype");
-    if (copies.dtype != TE_F32 && copies.dtype != TE_BF16 && copies.dtype != TE_F16)
-        return te_lua_fail(L, "to", "dtype: a parameter that is stored quantized stands for float32, bfloat16 or float16, not %s",
-                           te_dtype_name(copies.dtype));
-    te_lua_enter(rt, L, "to");
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    result->t = te_quantized_parameter_from(rt->ctx, &copies, t->storage->quantized->state);
-    return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
-}
-
-static int quantized_on(lua_State *L)
-{
-    te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = check_quantized(L, "to");
-    te_lua_enter(rt, L, "to");
-    te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 2));
-    if (!device) return te_lua_raise(rt, L, "to", rt->ctx->status);
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    result->t = te_quantized_parameter_on(t, device);
-    if (!result->t) return te_lua_raise(rt, L, "to", rt->ctx->status);
-    te_lua_charge(rt, L);
-    return 1;
-}
+/* --- numerics ----------------------------------------------------------------------------------------------------- */
 
 static int watch_numerics(lua_State *L)
 {
@@ -424,12 +332,6 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"pause_recorded_scales", pause_recorded_scales},
     {"device_title", device_title},
     {"replay_scales", replay_scales},
-    {"quantized_parameter", quantized_parameter},
-    {"is_quantized", is_quantized},
-    {"quantized_parts", quantized_parts},
-    {"set_quantized_parts", set_quantized_parts},
-    {"quantized_as", quantized_as},
-    {"quantized_on", quantized_on},
     {"watch_numerics", watch_numerics},
     {"numerics", numerics},
     {"skipped_amaxes", skipped_amaxes},

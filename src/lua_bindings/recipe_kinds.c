@@ -1,6 +1,6 @@
 /* recipe_kinds.c - the engine's table of recipes, for lua/te/recipe.lua: te._core.*
  *
- *     recipe_kinds()                              by name a table of options by name: { type, default, choices =, min =, max = },
+ *     recipe_kinds()                              by name a table of options by name: { type, default, choices =, min =, max =, help = },
  *                                                 as lua/te/options.lua declares them
  *     check_recipe(name, options)                 raises where options, all of the recipe's, contradict each other
  *     recipe_quantizer(name, options, role, attention)
@@ -48,6 +48,8 @@ static void push_option(lua_State *L, const te_option_info *o)
     lua_rawseti(L, -2, 1);
     push_default(L, o);
     lua_rawseti(L, -2, 2);
+    lua_pushstring(L, o->doc);
+    lua_setfield(L, -2, "help");
     if (o->type == TE_OPTION_INTEGER || o->type == TE_OPTION_NUMBER) {
         push_limit(L, "min", o->min);
         push_limit(L, "max", o->max);

@@ -10,6 +10,7 @@
 -- The specs compare every document with what would be written.
 
 local te = require "te"
+local options = require "te.options"
 local reference = require "te.tools.reference"
 
 local tables = {}
@@ -89,6 +90,35 @@ local function usual(name)
     local ok, made = pcall(te.recipe[name])
     if ok and te.recipe.is_recipe(made) then return made end
     return not ok and tostring(made):match("te%.recipe%." .. name .. ": option ([%w_]+)")
+end
+
+-- "true or false", "E4M3, HYBRID", "1 to 2".
+local function values(declared)
+    if declared.choices then return code(table.concat(declared.choices, "` `")) end
+    if declared[1] == "boolean" then return "`true` `false`" end
+    if declared.min and declared.max then return ("%g to %g"):format(declared.min, declared.max) end
+    return declared[1] == "size" and "from 1 on" or declared.min and ("from %g on"):format(declared.min) or ""
+end
+
+-- Options of the same kind stand in one row with the recipes that have them.
+tables["options of recipes"] = function()
+    local rows, known = {}, {}
+    for _, name in ipairs(options.names(te._core.recipe_kinds())) do
+        local recipe = te.recipe[name](name == "Custom" and { qfactory = print } or nil)
+        local declared = recipe:declared()
+        for _, option in ipairs(options.names(declared)) do
+            local d = declared[option]
+            local key = table.concat({ option, d.help, tostring(d[2]) }, "\0")
+            if known[key] then
+                known[key][5] = known[key][5] .. ", " .. name
+            else
+                known[key] = { code(option), values(d), d[2] == nil and "" or code(tostring(d[2])), d.help, name }
+                rows[#rows + 1] = known[key]
+            end
+        end
+    end
+    table.sort(rows, function(a, b) return a[1]:gsub("`", "") .. a[5] < b[1]:gsub("`", "") .. b[5] end)
+    return markdown({ "option", "values", "default", "", "recipes" }, rows)
 end
 
 tables["recipes"] = function()

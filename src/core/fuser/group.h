@@ -28,7 +28,7 @@ enum { TE_GROUP_MAX_OUTPUTS = TE_OP_MAX_OUTPUTS };
 
 /* One application of an operation. `values` by position of the operation's tensor parameters, TE_NO_VALUE where absent; `args`
  * are the operation's arguments in the order of its signature, of which those that are no tensors count. `label` says which
- * of the caller's operations it belongs to, for te_plan_describe. */
+ * of the caller's operations it belongs to, for describe.h. */
 typedef struct te_group_call {
     const te_op  *op;
     int           values[TE_OP_MAX_INPUTS];

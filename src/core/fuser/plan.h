@@ -6,7 +6,7 @@
  *             -- compile.c   one row program per unit of program ops, and its gradient
  *             -- recompute.c what backward computes anew instead of keeping
  *             -- emit.c, handed.c  what is stored quantized alone
- *      plan   -- forward.c, backward.c, gather.c, grouped.c, ranges.c
+ *      plan   -- forward.c, backward.c, gather.c, grouped.c, ranges.c; describe*.c reads it
  *
  * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
  * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in

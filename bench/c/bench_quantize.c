@@ -58,7 +58,7 @@ static void *allocate(te_exec *exec, size_t bytes)
 #define LONG(n)  .element = TE_E4M3, .block_rows = n, .block_cols = 128, .has_columnwise = true, .transposed = true, .power_of_two = true
 #define FOUR(n)                                                                                                        \
     .element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = n, .block_cols = 16, .has_columnwise = true,             \
-    .transposed = true, .replicated = n > 1, .scale_max = 448
+    .transposed = true, .replicated = n > 1
 
 static const struct {
     const char *name;
@@ -70,10 +70,10 @@ static const struct {
     {"MXFP8", 1, {.element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true}},
     {"1x128", 1, {LONG(1)}},
     {"128x128", 1, {LONG(128)}},
-    {"NVFP4", 2, {FOUR(1)}},
-    {"NVFP4 RHT", 2, {FOUR(1), .hadamard = true}},
-    {"NVFP4 stochastic", 2, {FOUR(1), .hadamard = true, .stochastic = true}},
-    {"NVFP4 16x16", 2, {FOUR(16)}},
+    {"NVFP4", 2, {FOUR(1), .scale_max = 448}},
+    {"NVFP4 RHT", 2, {FOUR(1), .hadamard = true, .scale_max = 448}},
+    {"NVFP4 stochastic", 2, {FOUR(1), .hadamard = true, .stochastic = true, .scale_max = 448}},
+    {"NVFP4 16x16", 2, {FOUR(16), .scale_max = 448}},
     {"NVFP4 4over6", 2, {FOUR(16), .four_over_six = TE_46_MAE, .scale_max = 256}},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };

@@ -6,6 +6,9 @@
 
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 {
+#ifdef TE_ISA_HAS_AVX512VBMI
+    if (te_cpu(exec)->has_vbmi) return &te_quantize_blocks_avx512vbmi;
+#endif
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_quantize_blocks_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_quantize_blocks_avx2;
@@ -46,6 +49,7 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
         x.cols = (int)(job->cols - x.col < all->cols ? job->cols - x.col : all->cols);
         all->visit(all->p, &all->lanes[thread], x);
     }
+    if (all->p->streams || all->p->past) te_copy_blocks_of(all->exec)->settle();
 }
 
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])

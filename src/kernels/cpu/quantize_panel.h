@@ -91,6 +91,9 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
  * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
 
+/* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be short. */
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count);
+
 /* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
  * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */
 int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip);

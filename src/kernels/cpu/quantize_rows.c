@@ -75,9 +75,7 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }
 
-/* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be
- * short. */
-static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
@@ -109,7 +107,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
-    put_factors(p, l, x, i, n, count);
+    te_panel_put_row_factors(p, l, x, i, n, count);
     return n;
 }
 

@@ -216,6 +216,34 @@ static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_
     }
 }
 
+/* Codes of each direction by itself. Factors are powers of two that bring elements into the format, or any power, or any
+ * positive number. */
+static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
+{
+    static const int64_t blocks[] = {16, 32, 48, 64, 128, 192, COLUMNS};
+    static float some[COLUMNS];
+    for (int turn = 0; turn < 28; turn++) {
+        int64_t block = blocks[turn % 7];
+        for (int i = 0; i < COLUMNS; i++) {
+            int exponent = turn % 4 == 0 ? (int)(test_random(&state) % 254) - 126 : 5 - (int)(test_random(&state) % 12);
+            some[i] = ldexpf(1, exponent);
+            if (turn % 4 == 3 && i % 7 == 3) some[i] = te_f32_from_bits((uint32_t)test_random(&state) % 0x7f800000u);
+        }
+        memset(bytes, 0xa5, sizeof bytes);
+        for (int v = 0; v < 2; v++)
+            for (int i = 0; i < ROWS; i++)
+                both[v]->of[dtype].encode_along[element](bytes[v] + i * WIDTH, row(dtype, i), some, COLUMNS, block);
+        same("encode_along", dtype, any, block, bytes[0], bytes[1], sizeof bytes[0]);
+        for (int v = 0; v < 2; v++)
+            both[v]->of[dtype].encode_down[element](bytes[v], WIDTH, source(dtype), COLUMNS, ROWS, some, COLUMNS);
+        same("encode_down", dtype, any, element, bytes[0], bytes[1], sizeof bytes[0]);
+        float amax[2];
+        for (int v = 0; v < 2; v++) amax[v] = both[v]->of[dtype].encode_whole[element](bytes[v], source(dtype), some[turn], N);
+        same("encode_whole", dtype, any, element, bytes[0], bytes[1], N);
+        same("encode_whole, amax", dtype, any, element, &amax[0], &amax[1], sizeof amax[0]);
+    }
+}
+
 /* Maxima of rows and of columns from one visit against each by itself. */
 static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int any)
 {
@@ -289,6 +317,8 @@ static void check_loops(const te_quantize_blocks *both[2])
             fill(dtype, any);
             check_maxima(both, dtype, any);
             check_maxima_both(both, dtype, any);
+            for (int element = 0; element < TE_ELEMENT_COUNT; element++)
+                check_codes(both, dtype, (te_element_kind)element, any);
             check_stochastic(both, dtype, any);
             check_transform(both, dtype, any);
             if (dtype == 0) check_errors(both, any);

@@ -89,7 +89,7 @@ TE_INLINE void te_put_codes(uint8_t *to, __m512i codes, bool past)
             for (int k = 0; k < 64; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);               \
             te_rounded_64 r = te_round_64_##dtype(x + j, f.mantissa);                                                  \
             __m512i least = te_larger(_mm512_set1_epi32((int)o->least[block]), o->columns[j / 64]);                    \
-            if (__builtin_expect(te_is_easy(r, least), 1)) {                                                           \
+            if (__builtin_expect(te_is_easy(r, least, te_most()), 1)) {                                                \
                 __m512i under = _mm512_set1_epi32((int)o->along[block]);                                               \
                 if (two) under = _mm512_mask_set1_epi32(under, 0xff00, (int)o->along[block + 1]);                      \
                 te_put_codes(to_along + j, te_codes_of(r, under), past);                                               \

@@ -61,11 +61,13 @@ TE_INLINE __m512i te_least_under(__m512i offsets)
 
 TE_INLINE __m512i te_larger(__m512i a, __m512i b) { return _mm512_max_epu8(a, b); }
 
-/* Whether all of them are finite, and none but zeros too small. */
-TE_INLINE bool te_is_easy(te_rounded_64 r, __m512i least)
+/* No size of a finite number. */
+TE_INLINE __m512i te_most(void) { return _mm512_set1_epi8((char)0xfe); }
+
+/* Whether all of them are below `most`, and none but zeros too small. */
+TE_INLINE bool te_is_easy(te_rounded_64 r, __m512i least, __m512i most)
 {
-    __mmask64 small = _mm512_cmplt_epu8_mask(r.least, least);
-    return _kortestz_mask64_u8(small, _mm512_cmpge_epu8_mask(r.most, _mm512_set1_epi8((char)0xfe)));
+    return _kortestz_mask64_u8(_mm512_cmplt_epu8_mask(r.least, least), _mm512_cmpge_epu8_mask(r.most, most));
 }
 
 /* The exponent of the largest factor under which what counts as 0, all below 2^-125, is 0. */
@@ -102,10 +104,11 @@ TE_INLINE __m512i te_least_under(__m512i offsets)
 
 TE_INLINE __m512i te_larger(__m512i a, __m512i b) { return _mm512_max_epu16(a, b); }
 
-TE_INLINE bool te_is_easy(te_rounded_64 r, __m512i least)
+TE_INLINE __m512i te_most(void) { return _mm512_set1_epi16(0x7f80); }
+
+TE_INLINE bool te_is_easy(te_rounded_64 r, __m512i least, __m512i most)
 {
-    __mmask32 small = _mm512_cmplt_epu16_mask(r.least, least);
-    return (small | _mm512_cmpge_epu16_mask(r.most, _mm512_set1_epi16(0x7f80))) == 0;
+    return (_mm512_cmplt_epu16_mask(r.least, least) | _mm512_cmpge_epu16_mask(r.most, most)) == 0;
 }
 
 TE_INLINE uint32_t te_most_power(uint32_t smallest) { return (void)smallest, 254; }

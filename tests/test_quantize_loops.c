@@ -196,11 +196,15 @@ static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_
         }
         for (int i = 0; i < HIGH * WIDE / 32; i++) along[i] = ldexpf(1, 8 - (int)(test_random(&state) % (uint32_t)low));
         for (int j = 0; j < WIDE; j++) down[j] = ldexpf(1, 8 - (int)(test_random(&state) % (uint32_t)low));
+        if (turn % 8 == 6) down[5] = 0x1p127f; /* what a block of zeros has */
+        for (int i = 0; i < HIGH && turn % 8 == 6; i++) x[i * WIDE + 5] = narrow[i * WIDE + 5] = 0;
+        bool tiny = turn == 14 && any == 0;
+        if (tiny) x[77] = 0x1p-126f, narrow[77] = te_f32_to_bf16(0x1p-126f);
         if (turn == 23) down[3] = 0x1.8p3f;
         memset(codes, 0xa5, sizeof codes);
         for (int side = 0; side < 2; side++) w.codes[side] = codes[0][side];
         int64_t done = fast->encode_both[element](&w);
-        CHECK(done == (turn == 23 ? 0 : w.n - w.n % 64));
+        CHECK(done == (turn == 23 ? 0 : w.n - w.n % 64) || (done == 0 && turn % 8 == 6 && (any || tiny)));
         for (int i = 0; i < w.rows; i++) {
             const char *row = (const char *)w.x + (size_t)(i * WIDE) * (dtype == 0 ? 4 : 2);
             slow->encode_along[element](codes[1][0] + i * WIDE, row, along + i * w.step, w.n, w.block);
@@ -209,6 +213,62 @@ static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_
                 same(side ? "encode_both, down" : "encode_both, along", dtype, any, w.block, codes[0][side] + i * WIDE,
                      codes[1][side] + i * WIDE, (size_t)done);
         }
+    }
+}
+
+/* Codes of each direction by itself. Factors are powers of two that bring elements into the format, or any power, or any
+ * positive number. */
+static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
+{
+    static const int64_t blocks[] = {16, 32, 48, 64, 128, 192, COLUMNS};
+    static float some[COLUMNS];
+    for (int turn = 0; turn < 28; turn++) {
+        int64_t block = blocks[turn % 7];
+        for (int i = 0; i < COLUMNS; i++) {
+            int exponent = turn % 4 == 0 ? (int)(test_random(&state) % 254) - 126 : 5 - (int)(test_random(&state) % 12);
+            some[i] = ldexpf(1, exponent);
+            if (turn % 4 == 3 && i % 7 == 3) some[i] = te_f32_from_bits((uint32_t)test_random(&state) % 0x7f800000u);
+        }
+        memset(bytes, 0xa5, sizeof bytes);
+        for (int v = 0; v < 2; v++)
+            for (int i = 0; i < ROWS; i++)
+                both[v]->of[dtype].encode_along[element](bytes[v] + i * WIDTH, row(dtype, i), some, COLUMNS, block);
+        same("encode_along", dtype, any, block, bytes[0], bytes[1], sizeof bytes[0]);
+        for (int v = 0; v < 2; v++)
+            both[v]->of[dtype].encode_down[element](bytes[v], WIDTH, source(dtype), COLUMNS, ROWS, some, COLUMNS);
+        same("encode_down", dtype, any, element, bytes[0], bytes[1], sizeof bytes[0]);
+        float amax[2];
+        for (int v = 0; v < 2; v++) amax[v] = both[v]->of[dtype].encode_whole[element](bytes[v], source(dtype), some[turn], N);
+        same("encode_whole", dtype, any, element, bytes[0], bytes[1], N);
+        same("encode_whole, amax", dtype, any, element, &amax[0], &amax[1], sizeof amax[0]);
+    }
+}
+
+/* Maxima of rows and of columns from one visit against each by itself. */
+static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int any)
+{
+    const te_quantize_loops *fast = &both[0]->of[dtype], *slow = &both[1]->of[dtype];
+    if (!fast->amax_both) return;
+    for (int turn = 0; turn < 4; turn++) {
+        static float along[2][ROWS * 16], down[2][COLUMNS];
+        te_two_ways w = {.x = source(dtype), .stride = COLUMNS, .rows = ROWS, .n = turn < 2 ? 512 : 500,
+                         .block = turn % 2 ? 32 : 128, .step = 16};
+        bool nan = false;
+        memset(along, 0, sizeof along);
+        bool found_both = fast->amax_both(along[0], down[0], &w);
+        for (int i = 0; i < ROWS; i++) {
+            slow->amax_along(along[1] + i * w.step, row(dtype, i), w.n, w.block);
+            for (int j = 0; j < w.n; j++) {
+                uint16_t half = halves[i * COLUMNS + j];
+                nan = nan || (dtype == 0 ? floats[i * COLUMNS + j] != floats[i * COLUMNS + j] : (half & 0x7fff) > 0x7f80);
+            }
+        }
+        slow->amax_down(down[1], w.x, w.stride, w.rows, (int)w.n);
+        CHECK_MSG(found_both == (turn < 2 && !nan), "amax_both: dtype %d, %d%% of any bits, %lld columns: %d", dtype, any,
+                  (long long)w.n, found_both);
+        if (!found_both) continue;
+        same("amax_both, along", dtype, any, w.block, along[0], along[1], sizeof along[0]);
+        same("amax_both, down", dtype, any, w.block, down[0], down[1], (size_t)w.n * sizeof(float));
     }
 }
 
@@ -250,14 +310,15 @@ static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind e
     CHECK(!both[0]->decode_to[element](found_wide, TE_F16, stored, some, 64, 64, 1, false));
 }
 
-int main(void)
+static void check_loops(const te_quantize_blocks *both[2])
 {
-    te_exec exec = test_exec_open(1);
-    const te_quantize_blocks *both[2] = {te_quantize_blocks_of(&exec), &te_quantize_blocks_portable};
     for (int dtype = 0; dtype < TE_SOURCES; dtype++)
         for (int any = 0; any <= 100; any += any < 2 ? 1 : 49) {
             fill(dtype, any);
             check_maxima(both, dtype, any);
+            check_maxima_both(both, dtype, any);
+            for (int element = 0; element < TE_ELEMENT_COUNT; element++)
+                check_codes(both, dtype, (te_element_kind)element, any);
             check_stochastic(both, dtype, any);
             check_transform(both, dtype, any);
             if (dtype == 0) check_errors(both, any);
@@ -272,6 +333,18 @@ int main(void)
     check_factors(both);
     for (int element = 0; element < TE_ELEMENT_COUNT; element++)
         for (int any = 0; any < 3; any++) check_decode_to(both, (te_element_kind)element, any);
+}
+
+/* What this machine takes, and what it would take without its latest extensions. */
+int main(void)
+{
+    te_exec exec = test_exec_open(1);
+    const te_quantize_blocks *best = te_quantize_blocks_of(&exec);
+    check_loops((const te_quantize_blocks *[2]){best, &te_quantize_blocks_portable});
+#ifdef TE_ISA_HAS_X86
+    if (te_cpu(&exec)->isa == TE_CPU_AVX512 && best != &te_quantize_blocks_avx512)
+        check_loops((const te_quantize_blocks *[2]){&te_quantize_blocks_avx512, &te_quantize_blocks_portable});
+#endif
     test_exec_close(&exec);
     return TEST_END();
 }

@@ -38,10 +38,16 @@ static te_status cpu_open(te_exec *exec, int index)
     te_cpu_device *device = te_mem_zalloc(exec->mem, sizeof *device);
     if (!device) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory opening the CPU device");
     device->isa = te_cpu_isa_detect();
-#ifdef TE_ISA_HAS_AVX512BF16
+#ifdef TE_ISA_HAS_X86
     const char *wish = te_environment(TE_ENV_CPU_ISA);
     bool        declined = wish && strcmp(wish, isa_names[TE_CPU_AVX512]) == 0;
-    device->has_bf16 = device->isa == TE_CPU_AVX512 && __builtin_cpu_supports("avx512bf16") && !declined;
+    bool        more = device->isa == TE_CPU_AVX512 && !declined;
+#ifdef TE_ISA_HAS_AVX512BF16
+    device->has_bf16 = more && __builtin_cpu_supports("avx512bf16");
+#endif
+#ifdef TE_ISA_HAS_AVX512VBMI
+    device->has_vbmi = more && __builtin_cpu_supports("avx512vbmi");
+#endif
 #endif
     exec->device = device;
     return TE_OK;

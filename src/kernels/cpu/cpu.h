@@ -3,7 +3,7 @@
  * Files in isa/ hold the inner loops. The build compiles each of them once per instruction set with TE_ISA defined to
  * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide, and
  * is reached through the device's `isa` at run time. All copies give the same bits. Attention is compiled for `avx512bf16`
- * besides, whose bits are its own.
+ * besides, whose bits are its own, and quantizing for `avx512vbmi`.
  */
 #ifndef TE_KERNELS_CPU_H
 #define TE_KERNELS_CPU_H
@@ -20,6 +20,7 @@ typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_IS
 typedef struct te_cpu_device {
     te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers it */
     bool       has_bf16; /* and, beside avx512, products of bfloat16 pairs; not with TE_CPU_ISA=avx512 */
+    bool       has_vbmi; /* likewise permutations of bytes */
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);

@@ -106,6 +106,7 @@ bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t
 {
     float factors[TE_DECODE_RUN], times = d->block_rows ? d->times : 1;
     if (!blocks->decode_to[d->element] || d->col_stride != 1 || (d->amax && d->amax_col_stride)) return false;
+    if (n > TE_DECODE_RUN && d->block_rows && n > TE_DECODE_RUN * d->block_cols) return false;
     int64_t at = row * d->row_stride + col, block = factors_of_row(blocks, d, row, col, n, factors);
     if (d->amax) {
         if (times != 1) return false;

@@ -4,7 +4,10 @@
 
 #include "quantize_blocks.h"
 
-enum { TE_DECODE_RUN = 512 }; /* elements decoded at a time */
+enum {
+    TE_DECODE_RUN = 512,   /* elements decoded at a time */
+    TE_DECODE_FAR = 4096,  /* by te_decode_run, which prepares for some time */
+};
 
 /* A matrix as it is stored: x[i][j] = element * factor of its block * (amax ? that of the row or column : 1) * times.
  * Strides count elements; see te_quant. Elements times factors are exact in float32 unless the factors are arbitrary
@@ -32,8 +35,8 @@ te_decode te_decode_of(const te_view *view, bool *across);
 void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                    float *values);
 
-/* The same to float32 or bfloat16, rounded once more for that; past: `to` is not read soon, and a fence follows. False, and
- * nothing is written, where there is no short way. */
+/* The same of n <= TE_DECODE_FAR to float32 or bfloat16, rounded once more for that; past: `to` is not read soon, and a fence
+ * follows. False, and nothing is written, where there is no short way. */
 bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n, te_dtype dtype,
                    void *to, bool past);
 

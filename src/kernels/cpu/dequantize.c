@@ -33,14 +33,23 @@ static void put(const target *t, int64_t row, int64_t col, const float *values, 
     t->store(place(t, row, col), 1, values, 1, n);
 }
 
+static bool run(const target *t, int64_t row, int64_t col, int64_t n)
+{
+    return te_decode_run(t->blocks, &t->decode, row, col, (int)n, t->job->dtype, place(t, row, col), t->past);
+}
+
 static void decode_rows(const target *t, int64_t row)
 {
     float values[TE_DECODE_RUN];
-    for (int64_t col = 0; col < t->job->cols; col += TE_DECODE_RUN) {
-        int n = (int)(t->job->cols - col < TE_DECODE_RUN ? t->job->cols - col : TE_DECODE_RUN);
-        if (te_decode_run(t->blocks, &t->decode, row, col, n, t->job->dtype, place(t, row, col), t->past)) continue;
-        te_decode_row(t->blocks, &t->decode, row, col, n, values);
-        put(t, row, col, values, n);
+    for (int64_t far = 0, next, cols = t->job->cols; far < cols; far = next) {
+        next = cols - far < TE_DECODE_FAR ? cols : far + TE_DECODE_FAR;
+        if (run(t, row, far, next - far)) continue;
+        for (int64_t col = far; col < next; col += TE_DECODE_RUN) {
+            int n = (int)(next - col < TE_DECODE_RUN ? next - col : TE_DECODE_RUN);
+            if (run(t, row, col, n)) continue;
+            te_decode_row(t->blocks, &t->decode, row, col, n, values);
+            put(t, row, col, values, n);
+        }
     }
 }
 

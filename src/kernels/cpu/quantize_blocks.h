@@ -11,7 +11,11 @@
 #include "copy.h"
 #include "cpu.h"
 
-enum { TE_GROUP = 16, TE_SOURCES = 3 }; /* elements of a group; dtypes of a source */
+enum {
+    TE_GROUP = 16,          /* elements of a group */
+    TE_SOURCES = 3,         /* dtypes of a source */
+    TE_MOST_COLUMNS = 512,  /* of rows on their way to both directions */
+};
 
 /* Rows of n elements on their way to both directions: under along[i * step + j / block], and under down[j]. */
 typedef struct te_two_ways {
@@ -32,6 +36,8 @@ typedef struct te_quantize_loops {
     void (*amax_along)(float *amax, const void *x, int64_t n, int64_t block);
     /* amax[j] = the largest magnitude of column j over rows that are `stride` elements apart. */
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
+    /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not easy. NULL: never. */
+    bool (*amax_both)(float *along, float *down, const te_two_ways *ways);
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block);
     /* `rows` rows of n; strides from row to row, in elements. */
@@ -105,7 +111,8 @@ typedef struct te_quantize_blocks {
                                            int64_t block);
 } te_quantize_blocks;
 
-extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512;
+extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512,
+    te_quantize_blocks_avx512vbmi;
 
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec); /* quantize_panel.c */
 

@@ -28,22 +28,12 @@ static rows rows_of(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 static const void *row_at(const rows *r, int i) { return r->data + (size_t)(i * r->stride) * r->size; }
 
-/* Multipliers of the columns for the blocks that begin in row i, whose factors are stored. */
-static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
+/* Stores the factors of the blocks that begin in row i. */
+static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
-    r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
-    if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
-    te_factor_rule rule = te_panel_rule(p, 1, 0);
-    te_panel part = {x.row + i, x.col, high, x.cols};
-    if (q->four_over_six != TE_46_NONE)
-        te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
-    else
-        p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
-    for (int b = 0; b < n && wide > 1; b++)
-        for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
     int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
     if (!q->replicated) {
         te_panel_put_factors(p, side, l->factors, n, along + x.col / wide * side->scale_row_stride,
@@ -56,6 +46,24 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         te_panel_put_factors(p, side, factor, 1, along + (x.col + b * wide) * side->scale_row_stride, 1, copies,
                              side->scale_row_stride);
     }
+}
+
+/* Multipliers of the columns for the blocks that begin in row i, whose factors are stored. */
+static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
+{
+    const te_quantizer *q = p->job.quantizer;
+    int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
+    r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
+    if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    te_factor_rule rule = te_panel_rule(p, 1, 0);
+    te_panel part = {x.row + i, x.col, high, x.cols};
+    if (q->four_over_six != TE_46_NONE)
+        te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
+    else
+        p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
+    for (int b = 0; b < n && wide > 1; b++)
+        for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
+    put_factors(p, l, x, i);
 }
 
 /* Codes of rows i … i + high, to memory at once where the side lies as the source does. */
@@ -121,6 +129,25 @@ static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
     p->loops->encode_down[element](w->codes[1] + j, w->codes_stride[1], x, w->stride, w->rows, w->down + j, w->n - j);
 }
 
+/* Multipliers of rows and of columns, whose factors are stored; returns the largest amax. */
+static float make_both_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, const te_two_ways *w, int i)
+{
+    te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
+    float *along = l->turned[0], most;
+    if (p->loops->amax_both(along, l->amaxes, w)) {
+        p->blocks->factors(&rule, along, w->rows * (int)w->step, l->factors, l->blocks);
+        te_panel_put_row_factors(p, l, x, i, (int)w->step, w->rows);
+        rule = te_panel_rule(p, 1, 0);
+        p->blocks->factors(&rule, l->amaxes, x.cols, l->factors, l->multipliers);
+        put_factors(p, l, x, i);
+    } else {
+        te_panel_row_factors(p, l, x, i, w->rows);
+        make_factors(p, l, x, r, i, w->rows);
+    }
+    p->blocks->of[0].amax_along(&most, l->amaxes, x.cols, x.cols);
+    return most;
+}
+
 /* Rows are a block of the columns high; where one has an infinite amax codes may saturate. */
 void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
@@ -128,19 +155,17 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
     const te_quantized_side *side = p->job.side;
     const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype), x.rows};
     for (int i = 0; i < x.rows; i += q->block_cols) {
-        int high = x.rows - i < q->block_cols ? x.rows - i : q->block_cols;
         int64_t row, col;
-        bool more = te_panel_next(p, x, i, &row, &col);
-        te_two_ways w = {.x = row_at(&r, i), .next = more ? te_panel_source(p, row, col) : NULL, .stride = r.stride, .rows = high, .n = x.cols, .block = q->block_cols,
-                         .along = l->blocks, .down = l->multipliers, .past = {p->streams, p->streams && !q->transposed}};
-        w.step = te_panel_row_factors(p, l, x, i, high);
-        make_factors(p, l, x, &r, i, high);
+        te_two_ways w = {.x = row_at(&r, i), .stride = r.stride, .n = x.cols, .block = q->block_cols, .along = l->blocks,
+                         .down = l->multipliers, .past = {p->streams, p->streams && !q->transposed}};
+        w.rows = x.rows - i < q->block_cols ? x.rows - i : q->block_cols;
+        w.step = (x.cols + q->block_cols - 1) / q->block_cols;
+        if (te_panel_next(p, x, i, &row, &col)) w.next = te_panel_source(p, row, col);
         w.codes[0] = side[0].data + (x.row + i) * side[0].row_stride + x.col;
         w.codes_stride[0] = side[0].row_stride;
         w.codes[1] = q->transposed ? l->codes[i] : side[1].data + (x.row + i) * side[1].col_stride + x.col;
         w.codes_stride[1] = q->transposed ? TE_PANEL_COLS : side[1].col_stride;
-        float most;
-        p->blocks->of[0].amax_along(&most, l->amaxes, x.cols, x.cols);
+        float most = make_both_factors(p, l, x, &r, &w, i);
         encode_rest(p, &w, most <= TE_FLT_MAX ? p->loops->encode_both[q->element](&w) : 0);
     }
     if (q->transposed) turn(p, l, x, l->codes[0], TE_PANEL_COLS, x.rows);

@@ -6,6 +6,9 @@
 
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 {
+#ifdef TE_ISA_HAS_AVX512VBMI
+    if (te_cpu(exec)->has_vbmi) return &te_quantize_blocks_avx512vbmi;
+#endif
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_quantize_blocks_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_quantize_blocks_avx2;
@@ -24,6 +27,10 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     const te_quantized_side *side = job->side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
+    p->stream = te_copy_blocks_of(exec)->stream;
+    bool apart = !te_panel_shares_codes(p) && job->quantizer->block_rows != 1 && job->quantizer->element != TE_E2M1;
+    p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
+                   ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
 }
 
@@ -46,6 +53,7 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
         x.cols = (int)(job->cols - x.col < all->cols ? job->cols - x.col : all->cols);
         all->visit(all->p, &all->lanes[thread], x);
     }
+    if (all->p->streams || all->p->past || all->p->rows_past) te_copy_blocks_of(all->exec)->settle();
 }
 
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])

@@ -17,7 +17,7 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096, /* of a panel of which only codes are read again, or single rows */
+    TE_WIDE_COLS = 4096, /* of a panel of which only codes are read again, or single rows; of codes on their way past the caches */
     TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
 };
 
@@ -41,6 +41,8 @@ typedef struct te_panel_job {
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
     bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
+    bool                      rows_past;       /* and those of rows, of large blocks, which nothing else is made from */
+    void (*stream)(void *dst, const void *src, size_t lines);
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -90,6 +92,9 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
 /* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
  * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
+
+/* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be short. */
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count);
 
 /* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
  * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */

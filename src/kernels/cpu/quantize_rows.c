@@ -34,9 +34,20 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
         return;
     }
     if (!te_panel_foresee(p, x, i, &row, &col)) return;
-    te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
+    if (!p->rows_past) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
+}
+
+/* Where n bytes for `to` are made, and that they are. */
+static uint8_t *begin(const te_panel_job *p, te_panel_lane *l, uint8_t *to, int64_t n)
+{
+    return p->rows_past && n % 64 == 0 ? l->pairs[0] : to;
+}
+
+static void end(const te_panel_job *p, uint8_t *to, const uint8_t *made, int64_t n)
+{
+    if (made != to) p->stream(to, made, (size_t)n / 64);
 }
 
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */
@@ -49,7 +60,9 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
     uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[0];
     foresee(p, x, i);
     if (q->element != TE_E2M1) {
-        p->loops->encode_along[q->element](row + x.col, source, multipliers, x.cols, block);
+        uint8_t *made = begin(p, l, row + x.col, x.cols);
+        p->loops->encode_along[q->element](made, source, multipliers, x.cols, block);
+        end(p, row + x.col, made, x.cols);
         return;
     }
     if (q->stochastic) {
@@ -69,15 +82,18 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
 {
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
-    const void *source = te_panel_source(p, x.row + i, x.col);
     foresee(p, x, i);
-    float amax = p->loops->encode_whole[p->job.quantizer->element](to, source, p->job.scale, x.cols);
-    if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
+    for (int64_t j = 0; j < x.cols; j += TE_WIDE_COLS) {
+        int64_t n = x.cols - j < TE_WIDE_COLS ? x.cols - j : TE_WIDE_COLS;
+        uint8_t *made = begin(p, l, to + j, n);
+        const void *from = te_panel_source(p, x.row + i, x.col + j);
+        float amax = p->loops->encode_whole[p->job.quantizer->element](made, from, p->job.scale, n);
+        end(p, to + j, made, n);
+        if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
+    }
 }
 
-/* Factors of `n` blocks in each of `count` rows of blocks, of which the first begins in row i and the last may be
- * short. */
-static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
@@ -109,7 +125,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
-    put_factors(p, l, x, i, n, count);
+    te_panel_put_row_factors(p, l, x, i, n, count);
     return n;
 }
 

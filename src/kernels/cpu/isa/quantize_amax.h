@@ -12,7 +12,10 @@
 #ifndef TE_KERNELS_CPU_QUANTIZE_AMAX_H
 #define TE_KERNELS_CPU_QUANTIZE_AMAX_H
 
+#include "kernels/cpu/quantize_blocks.h"
 #include "quantize_vectors.h"
+
+#include <string.h>
 
 #if defined(TE_ISA_avx512)
 
@@ -35,16 +38,12 @@
 DEFINE_FOLDS(16, _mm512_max_epu16)
 DEFINE_FOLDS(32, _mm512_max_epu32)
 
-/* Sizes of 32 blocks of 16 halves, in their order. */
-TE_INLINE __m512i te_sizes_of_32(const uint16_t *x)
+/* Of 32 blocks of 16 halves, two to a vector, the largest, in their order. */
+TE_INLINE __m512i te_fold_halves(const __m512i v[16])
 {
     __m512i w[8], z[2];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        __m512i mask = _mm512_set1_epi16(0x7fff);
-        w[i] = fold_quarters_16(_mm512_and_si512(_mm512_loadu_si512(x + 64 * i), mask),
-                                _mm512_and_si512(_mm512_loadu_si512(x + 64 * i + 32), mask));
-    }
+    for (int i = 0; i < 8; i++) w[i] = fold_quarters_16(v[2 * i], v[2 * i + 1]);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++)
         z[i] = fold_pairs_16(fold_halves_16(w[4 * i], w[4 * i + 1]), fold_halves_16(w[4 * i + 2], w[4 * i + 3]));
@@ -56,6 +55,49 @@ TE_INLINE __m512i te_sizes_of_32(const uint16_t *x)
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
 }
 
+TE_INLINE __m512i te_size_bf16(const uint16_t *x)
+{
+    return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
+}
+
+TE_INLINE __m512i te_size_f32(const float *x) { return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff)); }
+
+/* Sizes of 32 blocks of 16 halves, in their order. */
+TE_INLINE __m512i te_sizes_of_32(const uint16_t *x)
+{
+    __m512i v[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) v[i] = te_size_bf16(x + 32 * i);
+    return te_fold_halves(v);
+}
+
+/* The larger one of each two halves, as float32. */
+TE_INLINE __m512i te_larger_halves(__m512i sizes)
+{
+    return _mm512_max_epu32(_mm512_slli_epi32(sizes, 16), _mm512_and_si512(sizes, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+/* The largest of each of sixteen vectors of halves, as float32, or of words. */
+TE_INLINE __m512i te_largest_bf16(const __m512i v[16]) { return te_larger_halves(te_fold_halves(v)); }
+
+TE_INLINE __m512i te_largest_f32(const __m512i v[16])
+{
+    static const int order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    __m512i y[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+        __m512i halves[2]; /* a vector's first quarter against its third, its second against its fourth; then these */
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            __m512i a = v[4 * k + 2 * h], b = v[4 * k + 2 * h + 1];
+            halves[h] = _mm512_max_epu32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
+        }
+        y[k] = fold_quarters_32(halves[0], halves[1]);
+    }
+    __m512i sizes = fold_pairs_32(fold_halves_32(y[0], y[1]), fold_halves_32(y[2], y[3]));
+    return _mm512_permutexvar_epi32(_mm512_loadu_si512(order), sizes);
+}
+
 /* Blocks of 16 or 32 bfloat16. */
 TE_INLINE int64_t te_amaxes_bf16(float *amax, const uint16_t *x, int64_t n, int64_t block)
 {
@@ -64,9 +106,8 @@ TE_INLINE int64_t te_amaxes_bf16(float *amax, const uint16_t *x, int64_t n, int6
     for (; i + 512 <= n; i += 512) {
         __m512i sizes = te_sizes_of_32(x + i);
         if (_mm512_cmpgt_epu16_mask(sizes, _mm512_set1_epi16(0x7f80))) return i;
-        __m512i odd = _mm512_and_si512(sizes, _mm512_set1_epi32((int)0xffff0000u));
         if (block == 32) {
-            _mm512_storeu_si512(amax, _mm512_max_epu32(_mm512_slli_epi32(sizes, 16), odd));
+            _mm512_storeu_si512(amax, te_larger_halves(sizes));
             amax += 16;
             continue;
         }
@@ -81,39 +122,105 @@ TE_INLINE int64_t te_amaxes_bf16(float *amax, const uint16_t *x, int64_t n, int6
 /* Blocks of 16 or 32 float32. */
 TE_INLINE int64_t te_amaxes_f32(float *amax, const float *x, int64_t n, int64_t block)
 {
-    static const int order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
     int64_t i = 0;
     if (block != 16 && block != 32) return 0;
     for (; i + 16 * block <= n; i += 16 * block, amax += 16) {
-        __m512i v[16], y[4];
+        __m512i v[16];
 #pragma GCC unroll 16
         for (int k = 0; k < 16; k++) {
-            v[k] = _mm512_and_si512(_mm512_loadu_si512(x + i + k * block), mask);
-            if (block == 32)
-                v[k] = _mm512_max_epu32(v[k], _mm512_and_si512(_mm512_loadu_si512(x + i + k * block + 16), mask));
+            v[k] = te_size_f32(x + i + k * block);
+            if (block == 32) v[k] = _mm512_max_epu32(v[k], te_size_f32(x + i + k * block + 16));
         }
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; k++) {
-            __m512i halves[2]; /* a vector's first quarter against its third, its second against its fourth; then these */
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; h++) {
-                __m512i a = v[4 * k + 2 * h], b = v[4 * k + 2 * h + 1];
-                halves[h] = _mm512_max_epu32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
-            }
-            y[k] = fold_quarters_32(halves[0], halves[1]);
-        }
-        __m512i sizes = fold_pairs_32(fold_halves_32(y[0], y[1]), fold_halves_32(y[2], y[3]));
+        __m512i sizes = te_largest_f32(v);
         if (_mm512_cmpgt_epu32_mask(sizes, _mm512_set1_epi32(0x7f800000))) return i;
-        _mm512_storeu_si512(amax, _mm512_permutexvar_epi32(_mm512_loadu_si512(order), sizes));
+        _mm512_storeu_si512(amax, sizes);
     }
     return i;
 }
+
+/* --- of rows and of columns in one visit -------------------------------------------------------------------------- */
+
+TE_INLINE void te_put_size_f32(float *amax, __m512i sizes) { _mm512_storeu_si512(amax, sizes); }
+
+TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
+{
+    __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(sizes));
+    __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(sizes, 1));
+    _mm512_storeu_si512(amax, _mm512_slli_epi32(low, 16));
+    _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
+}
+
+/* Sixteen vectors as blocks are told apart: those of 512 (or of 256) elements of a row, or four of each of four rows. What columns have
+ * had is kept as sizes. */
+#define TE_DEFINE_AMAX_BOTH(dtype, type, wide, MAX)                                                                    \
+    TE_INLINE __m512i te_amax_block_##dtype(const type *x, uint8_t *kept, bool first, int vectors)                     \
+    {                                                                                                                  \
+        __m512i v = _mm512_setzero_si512();                                                                            \
+        _Pragma("GCC unroll 8") for (int u = 0; u < vectors; u++)                                                      \
+        {                                                                                                              \
+            __m512i size = te_size_##dtype(x + u * (64 / (int)sizeof(type)));                                          \
+            __m512i most = first ? size : MAX(_mm512_loadu_si512(kept + 64 * u), size);                                \
+            _mm512_storeu_si512(kept + 64 * u, most);                                                                  \
+            v = u ? MAX(v, size) : size;                                                                               \
+        }                                                                                                              \
+        return v;                                                                                                      \
+    }                                                                                                                  \
+    TE_INLINE __m512i te_amax_short_##dtype(float *along, uint8_t *kept, const te_two_ways *w)                         \
+    {                                                                                                                  \
+        __m512i top = _mm512_setzero_si512();                                                                          \
+        for (int i = 0; i < w->rows; i++, along += w->step)                                                            \
+            for (int64_t j = 0; j < w->n; j += 512) {                                                                  \
+                const type *x = (const type *)w->x + i * w->stride + j;                                                \
+                __m512i v[16];                                                                                         \
+                _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++)                                                  \
+                    v[b] = te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide);   \
+                __m512i sizes = te_largest_##dtype(v);                                                                 \
+                top = _mm512_max_epu32(top, sizes);                                                                    \
+                _mm512_storeu_si512(along + j / 32, sizes);                                                            \
+            }                                                                                                          \
+        return top;                                                                                                    \
+    }                                                                                                                  \
+    TE_INLINE __m512i te_amax_long_##dtype(float *along, uint8_t *kept, const te_two_ways *w)                          \
+    {                                                                                                                  \
+        __m512i top = _mm512_setzero_si512();                                                                          \
+        for (int i = 0; i < w->rows; i += 4, along += 4 * w->step)                                                     \
+            for (int64_t j = 0; j < w->n; j += 512) {                                                                  \
+                float found[16];                                                                                       \
+                __m512i v[16];                                                                                         \
+                for (int r = 0; r < 4; r++) {                                                                          \
+                    const type *x = (const type *)w->x + (i + r) * w->stride + j;                                      \
+                    _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                                \
+                        v[4 * r + b] = te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type),    \
+                                                             i + r == 0, 4 * (wide));                                  \
+                }                                                                                                      \
+                __m512i sizes = te_largest_##dtype(v);                                                                 \
+                top = _mm512_max_epu32(top, sizes);                                                                    \
+                _mm512_storeu_si512(found, sizes);                                                                     \
+                for (int r = 0; r < 4; r++) memcpy(along + r * w->step + j / 128, found + 4 * r, 4 * sizeof *found);   \
+            }                                                                                                          \
+        return top;                                                                                                    \
+    }                                                                                                                  \
+    static bool amax_both_##dtype(float *along, float *down, const te_two_ways *w)                                     \
+    {                                                                                                                  \
+        uint8_t kept[TE_MOST_COLUMNS * sizeof(type)];                                                                  \
+        bool wide_blocks = w->block == 128 && w->rows % 4 == 0;                                                        \
+        if ((w->block != 32 && !wide_blocks) || w->n > TE_MOST_COLUMNS || w->n % 512 != 0) return false;               \
+        __m512i top = wide_blocks ? te_amax_long_##dtype(along, kept, w) : te_amax_short_##dtype(along, kept, w);      \
+        for (int64_t j = 0; j < w->n; j += 64 / sizeof(type))                                                          \
+            te_put_size_##dtype(down + j, _mm512_loadu_si512(kept + j * (int)sizeof(type)));                           \
+        return !_mm512_cmpgt_epu32_mask(top, _mm512_set1_epi32(0x7f800000));                                           \
+    }
+
+TE_DEFINE_AMAX_BOTH(f32, float, 2, _mm512_max_epu32)
+TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
 #else
 #define te_amaxes_bf16(amax, x, n, block) 0
 #define te_amaxes_f32(amax, x, n, block)  0
+#define amax_both_f32  NULL
+#define amax_both_bf16 NULL
 #endif
 
 #define te_amaxes_f16(amax, x, n, block) 0
+#define amax_both_f16 NULL
 
 #endif

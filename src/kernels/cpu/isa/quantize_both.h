@@ -1,158 +1,145 @@
 /* quantize_both.h - codes of 64 elements for both directions from one rounding, for quantize_blocks.c.
  *
- * Under a power of two the exponent moves and the mantissa stays: where the element is not 0 and its code a normal number both
- * times, it is rounded to the format's mantissa as it stands, and either code is that less an offset. Only seven bits of it are a
- * code, so what is subtracted is bytes, and eight bits of an offset are enough. A 64 in which anything is too small for one of the
- * factors, is infinite or is no number goes each way by itself.
+ * Where a code is a normal number both times, either is what quantize_rounded.h makes less an offset. A 64 in which anything is too
+ * small for one of the factors, is infinite or is no number goes each way by itself. Offsets are bytes, four times over for rows,
+ * since a word is broadcast from memory for nothing.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_BOTH_H
 #define TE_KERNELS_CPU_QUANTIZE_BOTH_H
 
 #include "kernels/cpu/quantize_blocks.h"
 #include "quantize_encode.h"
+#include "quantize_rounded.h"
 
 #if defined(TE_ISA_avx512)
 
-/* 64 elements rounded: signs and the low seven bits, which are not 0, and the smallest that is not 0 and the largest in the upper
- * half of a float32, the smallest less 1. */
-typedef struct te_rounded_64 {
-    __m512i bytes;
-    __mmask64 some;
-    __m512i least, most;
-} te_rounded_64;
+enum { TE_MOST_BLOCKS = TE_MOST_COLUMNS / 32 }; /* of a row */
 
-TE_INLINE te_rounded_64 te_round_64_bf16(const uint16_t *x, int mantissa)
+/* Offsets under all factors, and what makes elements too small, by blocks of a row and by 64 columns. */
+typedef struct te_offsets {
+    uint32_t along[TE_MOST_BLOCKS + 16], least[TE_MOST_BLOCKS + 32];
+    uint8_t down[TE_MOST_COLUMNS];
+    __m512i columns[TE_MOST_COLUMNS / 64];
+} te_offsets;
+
+/* Of up to 16 factors, what each takes from the exponent of an element. */
+TE_INLINE __m512i te_offsets_under(const float *factors, int64_t n, te_wide_form f)
 {
-    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), one = _mm512_set1_epi16(1);
-    const unsigned dropped = 7 - (unsigned)mantissa;
-    __m512i given[2], size[2], r[2];
-#pragma GCC unroll 2
-    for (int k = 0; k < 2; k++) {
-        given[k] = _mm512_loadu_si512(x + 32 * k);
-        size[k] = _mm512_and_si512(given[k], _mm512_set1_epi16(0x7fff));
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi16(size[k], dropped), one);
-        __m512i raised = _mm512_add_epi16(size[k], _mm512_set1_epi16((short)((1 << (dropped - 1)) - 1)));
-        r[k] = _mm512_srli_epi16(_mm512_add_epi16(raised, odd), dropped);
+    __m512i first = _mm512_set1_epi32((int)(f.smallest >> 23) + 126), one = _mm512_set1_epi32(0x3f800000);
+    __m512i m = n < 16 ? _mm512_mask_loadu_epi32(one, (__mmask16)((1u << n) - 1), factors) : _mm512_loadu_si512(factors);
+    return _mm512_sub_epi32(first, _mm512_srli_epi32(m, 23));
+}
+
+/* For a row of blocks. */
+TE_INLINE void te_offsets_along(te_offsets *o, const float *factors, int64_t n, int64_t block, te_wide_form f)
+{
+    const __m512i splat = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512i offset = te_offsets_under(factors + i, n - i, f);
+        __m512i moved = _mm512_slli_epi32(offset, (unsigned)f.mantissa);
+        _mm512_storeu_si512(o->along + i, _mm512_shuffle_epi8(moved, splat));
+        _mm512_storeu_si512(o->least + i, te_least_under(offset));
     }
-    __mmask64 some = _mm512_kunpackd(_mm512_test_epi16_mask(r[1], r[1]), _mm512_test_epi16_mask(r[0], r[0]));
-    __m512i low = _mm512_set1_epi16(0x7f), signs = _mm512_packs_epi16(given[0], given[1]);
-    __m512i all = _mm512_packus_epi16(_mm512_and_si512(r[0], low), _mm512_and_si512(r[1], low));
-    all = _mm512_ternarylogic_epi32(signs, _mm512_set1_epi8((char)0x80), all, 0xea); /* a & b | c */
-    return (te_rounded_64){.bytes = _mm512_permutexvar_epi64(order, all),
-                           .some = some,
-                           .least = _mm512_min_epu16(_mm512_sub_epi16(size[0], one), _mm512_sub_epi16(size[1], one)),
-                           .most = _mm512_max_epu16(size[0], size[1])};
+    _mm512_storeu_si512(o->least + n, _mm512_setzero_si512());
+    for (int64_t i = 0; i < n && block == 32; i += 16) /* of a block and the next */
+        _mm512_storeu_si512(o->least + i, te_larger(_mm512_loadu_si512(o->least + i), _mm512_loadu_si512(o->least + i + 1)));
 }
 
-/* Whether all of them are finite, and none but zeros is `least` or below. */
-TE_INLINE bool te_is_easy_bf16(te_rounded_64 r, uint32_t least)
+/* For whole 64s of columns. */
+TE_INLINE void te_offsets_down(te_offsets *o, const float *factors, int64_t n, te_wide_form f)
 {
-    __mmask32 small = _mm512_cmplt_epu16_mask(r.least, _mm512_set1_epi16((short)least));
-    return (small | _mm512_cmpge_epu16_mask(r.most, _mm512_set1_epi16(0x7f80))) == 0;
-}
-
-TE_INLINE te_rounded_64 te_round_64_f32(const float *x, int mantissa)
-{
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), one = _mm512_set1_epi32(1);
-    const unsigned dropped = 23 - (unsigned)mantissa;
-    __m512i given[4], r[4], least = _mm512_set1_epi32(-1), most = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; k++) {
-        given[k] = _mm512_loadu_si512(x + 16 * k);
-        __m512i size = _mm512_and_si512(given[k], _mm512_set1_epi32(0x7fffffff));
-        __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, dropped), one);
-        __m512i raised = _mm512_add_epi32(size, _mm512_set1_epi32((1 << (dropped - 1)) - 1));
-        r[k] = _mm512_srli_epi32(_mm512_add_epi32(raised, odd), dropped);
-        least = _mm512_min_epu32(least, _mm512_sub_epi32(size, one));
-        most = _mm512_max_epu32(most, size);
+    for (int64_t j = 0; j + 64 <= n; j += 64) {
+        __m512i top = _mm512_set1_epi32(INT32_MIN);
+        for (int k = 0; k < 64; k += 16) {
+            __m512i offset = te_offsets_under(factors + j + k, 16, f);
+            top = _mm512_max_epi32(top, offset);
+            _mm_storeu_si128((__m128i *)(o->down + j + k), _mm512_cvtepi32_epi8(_mm512_slli_epi32(offset, (unsigned)f.mantissa)));
+        }
+        o->columns[j / 64] = te_least_under(_mm512_set1_epi32(_mm512_reduce_max_epi32(top)));
     }
-    __m512i first = _mm512_packus_epi32(r[0], r[1]), second = _mm512_packus_epi32(r[2], r[3]), low = _mm512_set1_epi16(0x7f);
-    __m512i any = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(first, second)); /* saturates, so 0 where all is 0 */
-    __m512i signs = _mm512_packs_epi16(_mm512_packs_epi32(given[0], given[1]), _mm512_packs_epi32(given[2], given[3]));
-    __m512i all = _mm512_packus_epi16(_mm512_and_si512(first, low), _mm512_and_si512(second, low));
-    all = _mm512_ternarylogic_epi32(signs, _mm512_set1_epi8((char)0x80), all, 0xea);
-    return (te_rounded_64){.bytes = _mm512_permutexvar_epi32(order, all),
-                           .some = _mm512_test_epi8_mask(any, any),
-                           .least = least,
-                           .most = most};
 }
 
-TE_INLINE bool te_is_easy_f32(te_rounded_64 r, uint32_t least)
+/* The bits of the largest of n factors more than one; 0 where one is no normal power of two. */
+TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most)
 {
-    __mmask16 small = _mm512_cmplt_epu32_mask(r.least, _mm512_set1_epi32((int)((least + 1) << 16) - 1));
-    return (small | _mm512_cmpge_epu32_mask(r.most, _mm512_set1_epi32(0x7f800000))) == 0;
+    for (int64_t i = 0; i < n; i++) most = te_f32_bits(factors[i]) > most ? te_f32_bits(factors[i]) : most;
+    return te_powers_from(0x800000u, factors, n) ? most : 0;
 }
 
-/* Bytes less their offsets, but for zeros; signs stay. */
-TE_INLINE void te_put_codes(uint8_t *to, te_rounded_64 r, __m512i offsets, bool past)
+TE_INLINE void te_put_codes(uint8_t *to, __m512i codes, bool past)
 {
-    __m512i moved = _mm512_mask_sub_epi8(r.bytes, r.some, r.bytes, offsets);
-    moved = _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), r.bytes, moved, 0xca); /* a ? b : c */
     if (past)
-        _mm512_stream_si512((__m512i *)(void *)to, moved);
+        _mm512_stream_si512((__m512i *)(void *)to, codes);
     else
-        _mm512_storeu_si512(to, moved);
+        _mm512_storeu_si512(to, codes);
 }
 
-/* What a factor's exponent takes from that of an element; the size that an element must be above then, as bfloat16. */
-TE_INLINE int te_offset_under(float power, uint32_t smallest)
-{
-    return (int)(smallest >> 23) + 126 - (int)(te_f32_bits(power) >> 23);
-}
-
-TE_INLINE uint32_t te_least_under(int offset) { return offset > 0 ? ((uint32_t)offset << 7) + 127 : 127; }
-
-/* 64 columns of all rows, whose factors are powers of two. A compiler makes loops of its own for blocks of 32 and for codes that go
- * past the caches. */
+/* Row i, as far as there are 64s, whose factors are powers of two. A compiler makes loops of its own for blocks of 32 and for codes
+ * that go past the caches. */
 #define TE_DEFINE_BOTH(dtype, type)                                                                                    \
-    TE_INLINE void te_both_columns_##dtype(const te_two_ways *w, int64_t j, te_wide_form f, bool two, bool past,       \
-                                           bool past_down)                                                             \
+    TE_INLINE void te_both_row_##dtype(const te_two_ways *w, int i, te_wide_form f, const te_offsets *o, bool two,     \
+                                       bool past, bool past_down)                                                      \
     {                                                                                                                  \
-        uint8_t under[64];                                                                                             \
-        int top = INT32_MIN;                                                                                           \
-        for (int k = 0; k < 64; k++) {                                                                                 \
-            int offset = te_offset_under(w->down[j + k], f.smallest);                                                  \
-            under[k] = (uint8_t)(offset * (1 << f.mantissa));                                                          \
-            top = offset > top ? offset : top;                                                                         \
-        }                                                                                                              \
-        const __m512i down = _mm512_loadu_si512(under);                                                                \
-        const type *x = (const type *)w->x + j, *next = (const type *)(w->next ? w->next : w->x) + j;                  \
-        const float *along = w->along + j / w->block;                                                                  \
-        uint8_t *to_along = w->codes[0] + j, *to_down = w->codes[1] + j;                                               \
-        for (int i = 0; i < w->rows; i++, x += w->stride, next += w->stride, along += w->step) {                       \
-            for (int k = 0; k < 64; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + k, 0, 2);                   \
-            int first = te_offset_under(along[0], f.smallest), second = te_offset_under(along[two], f.smallest);       \
-            int most = first > second ? first : second;                                                                \
-            te_rounded_64 r = te_round_64_##dtype(x, f.mantissa);                                                      \
-            if (__builtin_expect(te_is_easy_##dtype(r, te_least_under(most > top ? most : top)), 1)) {                 \
-                __m512i offsets = _mm512_set1_epi8((char)(first * (1 << f.mantissa)));                                 \
-                const char under_second = (char)(second * (1 << f.mantissa));                                          \
-                if (two) offsets = _mm512_mask_set1_epi8(offsets, 0xffffffff00000000u, under_second);                  \
-                te_put_codes(to_along, r, offsets, past);                                                              \
-                te_put_codes(to_down, r, down, past_down);                                                             \
+        const type *x = (const type *)w->x + i * w->stride;                                                            \
+        const type *next = w->next ? (const type *)w->next + i * w->stride : x;                               \
+        uint8_t *to_along = w->codes[0] + i * w->codes_stride[0], *to_down = w->codes[1] + i * w->codes_stride[1];     \
+        const int64_t n = w->n, wide = w->block;                                                                       \
+        for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
+            int64_t block = two ? j / 32 : wide == 128 ? j / 128 : j / wide;                                           \
+            for (int k = 0; k < 64; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);               \
+            te_rounded_64 r = te_round_64_##dtype(x + j, f.mantissa);                                                  \
+            __m512i least = te_larger(_mm512_set1_epi32((int)o->least[block]), o->columns[j / 64]);                    \
+            if (__builtin_expect(te_is_easy(r, least, te_most()), 1)) {                                                \
+                __m512i under = _mm512_set1_epi32((int)o->along[block]);                                               \
+                if (two) under = _mm512_mask_set1_epi32(under, 0xff00, (int)o->along[block + 1]);                      \
+                te_put_codes(to_along + j, te_codes_of(r, under), past);                                               \
+                te_put_codes(to_down + j, te_codes_of(r, _mm512_loadu_si512(o->down + j)), past_down);                 \
             } else {                                                                                                   \
-                te_each_way_##dtype(to_along, to_down, x, along, two, w->down + j, f);                                 \
+                te_each_way_##dtype(to_along + j, to_down + j, x + j, w->along + i * w->step + block, two, w->down + j, f); \
             }                                                                                                          \
-            to_along += w->codes_stride[0], to_down += w->codes_stride[1];                                             \
         }                                                                                                              \
     }                                                                                                                  \
     TE_INLINE int64_t te_both_##dtype(const te_two_ways *w, int mantissa, uint32_t smallest, uint32_t largest, int nan,\
                                       int sign)                                                                        \
     {                                                                                                                  \
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
-        int64_t blocks = (w->n + w->block - 1) / w->block, done = 0;                                                   \
-        bool powers = te_powers_from(0x800000u, w->down, w->n) && (w->block == 32 || w->block % 64 == 0);              \
-        for (int i = 0; i < w->rows && powers; i++) powers = te_powers_from(0x800000u, w->along + i * w->step, blocks);\
-        for (; powers && done + 64 <= w->n; done += 64)                                                                \
+        te_offsets o;                                                                                                  \
+        int64_t blocks = (w->n + w->block - 1) / w->block;                                                             \
+        if ((w->block != 32 && w->block % 64 != 0) || w->n > TE_MOST_COLUMNS) return 0;                                \
+        uint32_t most = te_powers_most(w->down, w->n, 1);                                                              \
+        for (int i = 0; i < w->rows && most; i++) most = te_powers_most(w->along + i * w->step, blocks, most);         \
+        if (!most || (most >> 23 > te_most_power(smallest) && te_any_tiny_##dtype(w))) return 0;                       \
+        te_offsets_down(&o, w->down, w->n, f);                                                                         \
+        for (int i = 0; i < w->rows; i++) {                                                                            \
+            te_offsets_along(&o, w->along + i * w->step, blocks, w->block, f);                                         \
             if (w->block == 32 && w->past[1])                                                                          \
-                te_both_columns_##dtype(w, done, f, true, true, true);                                                 \
+                te_both_row_##dtype(w, i, f, &o, true, true, true);                                                    \
             else if (w->block == 32)                                                                                   \
-                te_both_columns_##dtype(w, done, f, true, w->past[0], false);                                          \
+                te_both_row_##dtype(w, i, f, &o, true, w->past[0], false);                                             \
             else                                                                                                       \
-                te_both_columns_##dtype(w, done, f, false, w->past[0], w->past[1]);                                    \
-        if (w->past[0]) _mm_sfence();                                                                                  \
-        return done;                                                                                                   \
+                te_both_row_##dtype(w, i, f, &o, false, w->past[0], w->past[1]);                                       \
+        }                                                                                                              \
+        return w->n - w->n % 64;                                                                                       \
     }
+
+/* Whether an element is not 0 and below 2^-125. */
+TE_INLINE bool te_any_tiny_bf16(const te_two_ways *w)
+{
+    uint32_t any = 0;
+    for (int i = 0; i < w->rows; i++)
+        for (int64_t j = 0; j < w->n; j++)
+            any |= (((const uint16_t *)w->x)[i * w->stride + j] & 0x7fffu) - 1u < 0xffu;
+    return any;
+}
+
+TE_INLINE bool te_any_tiny_f32(const te_two_ways *w)
+{
+    uint32_t any = 0;
+    for (int i = 0; i < w->rows; i++)
+        for (int64_t j = 0; j < w->n; j++)
+            any |= (te_f32_bits(((const float *)w->x)[i * w->stride + j]) & 0x7fffffffu) - 1u < 0xffffffu;
+    return any;
+}
 
 static void te_each_way_bf16(uint8_t *to_along, uint8_t *to_down, const uint16_t *x, const float *along, bool two,
                              const float *down, te_wide_form f)

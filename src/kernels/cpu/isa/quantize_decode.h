@@ -121,6 +121,81 @@ TE_INLINE void te_put_64(void *to, int64_t i, const __m512 v[4], te_decode_way w
                       te_upper_halves(_mm512_castps_si512(v[k]), _mm512_castps_si512(v[k + 1])), past);
 }
 
+#if defined(TE_ISA_avx512vbmi)
+/* What each of 128 sizes stands for, as bfloat16: lower and upper bytes. */
+typedef struct te_size_table {
+    __m512i low[2], high[2];
+} te_size_table;
+
+#define TE_DEFINE_SIZE_TABLE(format, LIFT)                                                                             \
+    TE_INLINE te_size_table te_size_table_##format(void)                                                               \
+    {                                                                                                                  \
+        te_size_table t;                                                                                               \
+        uint8_t sizes[64], bytes[2][64];                                                                               \
+        for (int k = 0; k < 64; k++) bytes[0][k] = (uint8_t)(2 * k), bytes[1][k] = (uint8_t)(2 * k + 1);               \
+        for (int half = 0; half < 2; half++) {                                                                         \
+            __m512i v[2];                                                                                              \
+            __m512 value[4], lift = _mm512_set1_ps(LIFT);                                                              \
+            for (int k = 0; k < 64; k++) sizes[k] = (uint8_t)(64 * half + k);                                          \
+            te_values_64_##format(value, sizes);                                                                       \
+            for (int k = 0; k < 4; k++) value[k] = _mm512_mul_ps(value[k], lift);                                      \
+            for (int k = 0; k < 2; k++)                                                                                \
+                v[k] = te_upper_halves(_mm512_castps_si512(value[2 * k]), _mm512_castps_si512(value[2 * k + 1]));      \
+            t.low[half] = _mm512_permutex2var_epi8(v[0], _mm512_loadu_si512(bytes[0]), v[1]);                          \
+            t.high[half] = _mm512_permutex2var_epi8(v[0], _mm512_loadu_si512(bytes[1]), v[1]);                         \
+        }                                                                                                              \
+        return t;                                                                                                      \
+    }
+
+TE_DEFINE_SIZE_TABLE(e4m3, TE_LIFT_E4M3)
+TE_DEFINE_SIZE_TABLE(e5m2, TE_LIFT_E5M2)
+
+/* 64 codes under two powers of two, one for each half, whose exponents are those of bfloat16: all values are normal numbers or 0. */
+TE_INLINE void te_look_up_64(uint16_t *to, const uint8_t *codes, const te_size_table *t, __m512i raise[2], bool past)
+{
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sizes = _mm512_set1_epi16(0x7fff); /* unpacking goes by quarters */
+    __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
+    __m512i low = _mm512_permutex2var_epi8(t->low[0], code, t->low[1]);
+    __m512i high = _mm512_permutex2var_epi8(t->high[0], code, t->high[1]);
+    high = _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), code, high, 0xca); /* a ? b : c */
+    __m512i v[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+    for (int k = 0; k < 2; k++)
+        te_put_vector(to + 32 * k, _mm512_mask_add_epi16(v[k], _mm512_test_epi16_mask(v[k], sizes), v[k], raise[k]), past);
+}
+
+/* n codes in blocks of 32, of multiples of 64, or one of n; false, and nothing is written, for others. */
+TE_INLINE bool te_look_up(uint16_t *to, const uint8_t *codes, const te_size_table *t, const float *factors, int64_t n, int64_t block,
+                          bool past)
+{
+    __m512i raise[2];
+    if (block == 16 && n > 16) return false;
+    for (int64_t i = 0; i < n; i += 64) {
+        for (int k = 0; k < 2; k++) {
+            uint32_t bits = te_f32_bits(factors[block < n ? (block == 32 ? i / 32 + k : i / block) : 0]);
+            raise[k] = _mm512_set1_epi16((short)((bits >> 16) - (127 << 7)));
+        }
+        te_look_up_64(to + i, codes + i, t, raise, past);
+    }
+    return true;
+}
+
+TE_INLINE bool te_look_up_e4m3(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n, int64_t block, bool past)
+{
+    const te_size_table t = te_size_table_e4m3();
+    return te_look_up(to, codes, &t, factors, n, block, past);
+}
+
+TE_INLINE bool te_look_up_e5m2(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n, int64_t block, bool past)
+{
+    const te_size_table t = te_size_table_e5m2();
+    return te_look_up(to, codes, &t, factors, n, block, past);
+}
+#else
+#define te_look_up_e4m3(to, codes, factors, n, block, past) false
+#define te_look_up_e5m2(to, codes, factors, n, block, past) false
+#endif
+#define te_look_up_e2m1(to, codes, factors, n, block, past) false
+
 /* Factors of 64 elements from number i on, of which blocks of 16 or 32 begin with the row; block 0: all have the first. */
 TE_INLINE void te_factors_of_64(__m512 f[4], const float *factors, int64_t i, int block, float lift)
 {
@@ -162,9 +237,10 @@ TE_INLINE void te_factors_of_64(__m512 f[4], const float *factors, int64_t i, in
         past = past && (uintptr_t)to % 64 == 0;                                                                        \
         if (dtype == TE_F32)                                                                                           \
             te_decode_blocks_##format(to, TE_WIDE, stored, factors, n, block, times, past);                            \
-        else if (times == 1 && te_powers_from(TE_LEAST_POWER, factors, blocks))                                        \
+        else if (times == 1 && te_powers_from(TE_LEAST_POWER, factors, blocks)) {                                      \
+            if (te_look_up_##format(to, stored, factors, n, block, past)) return true;                                 \
             te_decode_blocks_##format(to, TE_CUT, stored, factors, n, block, times, past);                             \
-        else                                                                                                           \
+        } else                                                                                                         \
             te_decode_blocks_##format(to, TE_ROUNDED, stored, factors, n, block, times, past);                         \
         return true;                                                                                                   \
     }

@@ -6,6 +6,7 @@
 #ifndef TE_KERNELS_CPU_QUANTIZE_ENCODE_H
 #define TE_KERNELS_CPU_QUANTIZE_ENCODE_H
 
+#include "quantize_powers.h"
 #include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
@@ -81,14 +82,31 @@ TE_INLINE void te_short_blocks_bf16(__m512 m[4], const float *multipliers, int64
 TE_DEFINE_ALONG(f32, float)
 TE_DEFINE_ALONG(bf16, uint16_t)
 
+TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 && te_f32_bits(x) >= 0x800000u; }
+
+#if defined(TE_ISA_avx512vbmi)
+/* Whether blocks are of a length that te_powers_along takes, and the first factor speaks for it. */
+TE_INLINE bool te_goes_by_powers(const float *multipliers, int64_t n, int64_t block, int sign)
+{
+    return sign != 8 && (block == 32 || block % 64 == 0 || block >= n) && n >= 64 && te_is_power(*multipliers);
+}
+#endif
+
 TE_INLINE int64_t te_codes_along_f32(uint8_t *codes, const float *x, const float *multipliers, int64_t n, int64_t block,
                                      int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
 {
-    return te_general_along_f32(codes, x, multipliers, n, block,
-                                te_wide_form_of(mantissa, smallest, largest, nan, sign));
+    te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
+#if defined(TE_ISA_avx512vbmi)
+    if (te_goes_by_powers(multipliers, n, block, sign)) {
+        if (block == 32)
+            te_powers_along_f32(codes, x, multipliers, n, 32, true, f);
+        else
+            te_powers_along_f32(codes, x, multipliers, n, block, false, f);
+        return n - n % 64;
+    }
+#endif
+    return te_general_along_f32(codes, x, multipliers, n, block, f);
 }
-
-TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 && te_f32_bits(x) >= 0x800000u; }
 
 /* Of a factor that is a power of two. */
 TE_INLINE te_shift te_shift_by(float power, uint32_t smallest)
@@ -147,6 +165,15 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
 {
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
     int64_t done = 0;
+#if defined(TE_ISA_avx512vbmi)
+    if (te_goes_by_powers(multipliers, n, block, sign)) {
+        if (block == 32)
+            te_powers_along_bf16(codes, x, multipliers, n, 32, true, f);
+        else
+            te_powers_along_bf16(codes, x, multipliers, n, block, false, f);
+        return n - n % 64;
+    }
+#endif
     if (block == 32) done = te_short_powers(codes, x, multipliers, n, f);
     if (block % 64 == 0 || block >= n) done = te_long_powers(codes, x, multipliers, n, block, f);
     return done + te_general_along_bf16(codes + done, x + done, multipliers + done / block, n - done, block, f);

@@ -1,0 +1,225 @@
+/* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and bytes per
+ * nanosecond, and the share of a copy past the caches with as many threads.
+ *
+ *      bench_quantize [threads [seconds per figure [part of the names [rows columns]]]]
+ *
+ * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in kernels.lua. The last
+ * column is a sum over all bytes that were written, by which two builds are compared.
+ */
+#include "core/quantizer.h"
+#include "kernels/cpu/workers.h"
+#include "kernels/dtype.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One block is kept, as the engine keeps many: new pages would take longer than what is measured. */
+static void *kept;
+static size_t kept_bytes;
+
+static void *scratch(te_exec *exec, size_t bytes)
+{
+    if (bytes > kept_bytes) {
+        te_cpu_memory_free(exec, kept, kept_bytes);
+        kept = te_cpu_memory_alloc(exec, bytes);
+        kept_bytes = kept ? bytes : 0;
+    }
+    return kept;
+}
+
+static void scratch_free(te_exec *exec, void *ptr) { (void)exec, (void)ptr; }
+
+static void *allocate(te_exec *exec, size_t bytes)
+{
+    void *p = te_cpu_memory_alloc(exec, bytes);
+    if (!p) {
+        fprintf(stderr, "out of memory for %zu bytes\n", bytes);
+        exit(1);
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+/* --- cases -------------------------------------------------------------------------------------------------------- */
+
+#define WHOLE    .element = TE_E4M3, .has_columnwise = true, .transposed = true
+#define LONG(n)  .element = TE_E4M3, .block_rows = n, .block_cols = 128, .has_columnwise = true, .transposed = true, .power_of_two = true
+#define FOUR(n)                                                                                                        \
+    .element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = n, .block_cols = 16, .has_columnwise = true,             \
+    .transposed = true, .replicated = n > 1
+
+static const struct {
+    const char *name;
+    int reads;
+    te_quantizer q;
+} kinds[] = {
+    {"delayed", 1, {WHOLE, .needs_history = true}},
+    {"current", 2, {WHOLE}},
+    {"MXFP8", 1, {.element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true}},
+    {"1x128", 1, {LONG(1)}},
+    {"128x128", 1, {LONG(128)}},
+    {"NVFP4", 2, {FOUR(1), .scale_max = 448}},
+    {"NVFP4 RHT", 2, {FOUR(1), .hadamard = true, .scale_max = 448}},
+    {"NVFP4 stochastic", 2, {FOUR(1), .hadamard = true, .stochastic = true, .scale_max = 448}},
+    {"NVFP4 16x16", 2, {FOUR(16), .scale_max = 448}},
+    {"NVFP4 4over6", 2, {FOUR(16), .four_over_six = TE_46_MAE, .scale_max = 256}},
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static uint64_t sum_bytes(uint64_t sum, const void *data, size_t bytes)
+{
+    const uint8_t *p = data;
+    for (size_t i = 0; i < bytes; i++) sum = (sum ^ p[i]) * 0x100000001b3u;
+    return sum;
+}
+
+typedef struct bench {
+    te_exec *exec;
+    te_quantize_job job;
+    size_t data_bytes[2], scale_bytes[2];
+    float amax[2];
+} bench;
+
+static void bind_side(bench *b, int s, uint8_t *data, void *scales)
+{
+    const te_quantizer *q = b->job.quantizer;
+    te_quantized_layout l = te_quantizer_layout(q, s, b->job.rows, b->job.cols);
+    te_quantized_side side = {.data = data, .rows = l.rows, .cols = l.cols, .row_stride = l.row_stride, .col_stride = l.col_stride,
+                              .scale_inv = scales, .scale_row_stride = l.scale_row_stride, .scale_col_stride = l.scale_col_stride,
+                              .amax = l.amaxes < 0 ? NULL : &b->amax[s], .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
+    b->data_bytes[s] = (size_t)(l.data_rows * l.data_bytes);
+    b->scale_bytes[s] = te_dtype_size(l.scale_dtype);
+    for (int i = 0; i < l.scale_ndim; i++) b->scale_bytes[s] *= (size_t)l.scale_shape[i];
+    b->job.side[s] = side;
+}
+
+/* Seconds of the fastest run; way 2: back. */
+static double time_job(bench *b, int way, double limit)
+{
+    te_quantize_job job = b->job;
+    double best = 1e9, begin = now();
+    if (way == 0) job.side[1] = (te_quantized_side){0};
+    for (int run = 0; run < 3 || now() - begin < limit; run++) {
+        double start = now();
+        te_status status = way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
+        if (status != TE_OK) return 1e9;
+        double seconds = now() - start;
+        best = seconds < best ? seconds : best;
+    }
+    return best;
+}
+
+/* --- a copy past the caches --------------------------------------------------------------------------------------- */
+
+typedef struct copied {
+    char *to;
+    const char *from;
+} copied;
+
+static void copy_part(void *context, int64_t first, int64_t end, int thread)
+{
+    const copied *c = context;
+    (void)thread;
+#ifdef __SSE2__
+    for (int64_t i = first * 16; i < end * 16; i += 16)
+        _mm_stream_si128((__m128i *)(void *)(c->to + i), _mm_load_si128((const __m128i *)(const void *)(c->from + i)));
+    _mm_sfence();
+#else
+    memcpy(c->to + first * 16, c->from + first * 16, (size_t)(end - first) * 16);
+#endif
+}
+
+static double copy_rate(te_exec *exec, void *to, const void *from, size_t bytes, double limit)
+{
+    copied c = {to, from};
+    double best = 1e9, begin = now();
+    int64_t n = (int64_t)(bytes / 16);
+    for (int run = 0; run < 3 || now() - begin < limit; run++) {
+        double start = now();
+        te_cpu_loop(exec, exec->threads, n, te_cpu_even_grain(n, exec->threads), copy_part, &c);
+        double seconds = now() - start;
+        best = seconds < best ? seconds : best;
+    }
+    return 2e-9 * (double)bytes / best;
+}
+
+int main(int argc, char **argv)
+{
+    int threads = argc > 1 ? atoi(argv[1]) : 1;
+    double limit = argc > 2 ? atof(argv[2]) : 0.3;
+    const char *only = argc > 3 ? argv[3] : "";
+    int64_t rows = argc > 5 ? atoll(argv[4]) : 8192, cols = argc > 5 ? atoll(argv[5]) : 3072, n = rows * cols;
+    te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
+                    .scratch_free = scratch_free};
+    if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
+    size_t size = (size_t)n, room = size + size / 8 + 4096;
+    float *x = allocate(&exec, 4 * size), *y = allocate(&exec, 4 * size);
+    uint8_t *codes[2] = {allocate(&exec, room), allocate(&exec, room)};
+    void *scales[2] = {allocate(&exec, room), allocate(&exec, room)};
+    double copy = copy_rate(&exec, y, x, 2 * size, limit);
+    printf("copy %.1f GB/s, %d threads\n", copy, threads);
+
+    for (int narrow = 0; narrow < 2; narrow++) {
+        uint64_t state = 1;
+        for (int64_t i = 0; i < n; i++) { /* about normal */
+            float sum = 0;
+            for (int k = 0; k < 4; k++) {
+                state = state * 6364136223846793005u + 1442695040888963407u;
+                sum += (float)(int32_t)(state >> 32) * 0x1p-31f;
+            }
+            if (narrow)
+                ((uint16_t *)x)[i] = te_f32_to_bf16(sum);
+            else
+                x[i] = sum;
+        }
+        for (int k = 0; k < KINDS; k++)
+            for (int way = 0; way < 3; way++) {
+                static const char *const ways[] = {"", " both", " back"};
+                char name[64];
+                snprintf(name, sizeof name, "%s %s%s", narrow ? "bf16" : "f32", kinds[k].name, ways[way]);
+                if (!strstr(name, only)) continue;
+                bench b = {.exec = &exec, .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
+                                                  .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};
+                for (int s = 0; s < 2; s++) bind_side(&b, s, codes[s], scales[s]);
+                bool half = kinds[k].q.element == TE_E2M1;
+                int width = narrow ? 2 : 4;
+                double bytes = (way < 2 ? kinds[k].reads : 1) * width + (half ? 0.5 : 1) * (1 + (way == 1));
+                if (way == 2) {
+                    if (time_job(&b, 0, 0) > 1e8) return 1;
+                    b.job.source = y;
+                }
+                double seconds = time_job(&b, way, limit), rate = (double)n / seconds * 1e-9;
+                uint64_t sum = 0;
+                for (int s = 0; s <= (way == 1) && way < 2; s++) {
+                    sum = sum_bytes(sum, codes[s], b.data_bytes[s]);
+                    sum = sum_bytes(sum, scales[s], b.scale_bytes[s]);
+                    sum = sum_bytes(sum, b.job.side[s].amax, b.job.side[s].amax ? sizeof(float) : 0);
+                }
+                if (way == 2) sum = sum_bytes(sum, y, size * (size_t)width);
+                printf("%-28s %7.2f Gel/s %6.1f GB/s %4.0f%%  %6.2f ns per 64  %016llx\n", name, rate, rate * bytes,
+                       100 * rate * bytes / copy, 64 / rate * threads, (unsigned long long)sum);
+                fflush(stdout);
+            }
+    }
+    for (int s = 0; s < 2; s++) {
+        te_cpu_memory_free(&exec, codes[s], room);
+        te_cpu_memory_free(&exec, scales[s], room);
+    }
+    te_cpu_memory_free(&exec, kept, kept_bytes);
+    te_cpu_memory_free(&exec, x, 4 * size);
+    te_cpu_memory_free(&exec, y, 4 * size);
+    te_backend_cpu.device_close(&exec);
+    return 0;
+}

@@ -201,10 +201,12 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
             shift[k] = te_shift_of(_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(e, 16), o), smallest);
             bits = _mm512_or_si512(bits, _mm512_or_si512(e, o));
         }
-        bool power = !_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7fffff));
+        bool power = !_mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x7fffff)), bounded;
+        const te_bounds bounds = te_bounds_down(&bounded, multipliers + j, f);
         for (int i = 0; i < rows; i++) {
             uint8_t *to = codes + i * codes_stride + j;
             const uint16_t *from = x + i * stride + j;
+            if (bounded && te_codes_bounded_bf16(to, from, bounds, f)) continue;
             if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f))) te_codes_64_bf16(to, from, m, f);
         }
     }
@@ -219,7 +221,13 @@ TE_INLINE int64_t te_codes_down_f32(uint8_t *codes, int64_t codes_stride, const 
     for (int64_t j = 0; j + 64 <= n; j += 64) {
         __m512 m[4];
         for (int k = 0; k < 4; k++) m[k] = _mm512_loadu_ps(multipliers + j + 16 * k);
-        for (int64_t i = 0; i < rows; i++) te_codes_64_f32(codes + i * codes_stride + j, x + i * stride + j, m, f);
+        bool bounded;
+        const te_bounds bounds = te_bounds_down(&bounded, multipliers + j, f);
+        for (int64_t i = 0; i < rows; i++) {
+            uint8_t *to = codes + i * codes_stride + j;
+            const float *from = x + i * stride + j;
+            if (!(bounded && te_codes_bounded_f32(to, from, bounds, f))) te_codes_64_f32(to, from, m, f);
+        }
     }
     return n - n % 64;
 }

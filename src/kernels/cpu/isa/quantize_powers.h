@@ -30,17 +30,21 @@ TE_INLINE te_bounds te_bounds_of(__m512i factors, te_wide_form f)
                        .most = _mm512_maskz_mov_epi32(good, most)};
 }
 
-/* The same for each of 64 columns. */
-TE_INLINE te_bounds te_bounds_down(const float *factors, te_wide_form f)
+/* The same for each of 64 columns; *any: that is of use. */
+TE_INLINE te_bounds te_bounds_down(bool *any, const float *factors, te_wide_form f)
 {
     uint8_t bytes[3][64];
+    *any = false;
+    if (f.sign == 8) return (te_bounds){_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (int k = 0; k < 64; k += 16) {
         te_bounds b = te_bounds_of(_mm512_loadu_si512(factors + k), f);
         _mm_storeu_si128((__m128i *)(bytes[0] + k), _mm512_cvtepi32_epi8(b.under));
         _mm_storeu_si128((__m128i *)(bytes[1] + k), _mm512_cvtepi32_epi8(b.least));
         _mm_storeu_si128((__m128i *)(bytes[2] + k), _mm512_cvtepi32_epi8(b.most));
     }
-    return (te_bounds){_mm512_loadu_si512(bytes[0]), _mm512_loadu_si512(bytes[1]), _mm512_loadu_si512(bytes[2])};
+    te_bounds all = {_mm512_loadu_si512(bytes[0]), _mm512_loadu_si512(bytes[1]), _mm512_loadu_si512(bytes[2])};
+    *any = _mm512_testn_epi8_mask(all.most, all.most) == 0;
+    return all;
 }
 
 /* Those of sixteen blocks of a row, a byte four times over, since words are broadcast from memory for nothing. */
@@ -106,5 +110,14 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
 TE_DEFINE_POWERS(f32, float)
 TE_DEFINE_POWERS(bf16, uint16_t)
 
+#elif defined(TE_ISA_avx512)
+typedef struct te_bounds {
+    int none;
+} te_bounds;
+
+#define te_bounds_down(any, factors, f)            (*(any) = false, (te_bounds){0})
+#define te_codes_bounded_f32(codes, x, bounds, f)  ((void)(bounds), false)
+#define te_codes_bounded_bf16(codes, x, bounds, f) ((void)(bounds), false)
 #endif
+
 #endif

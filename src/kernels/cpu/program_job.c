@@ -84,10 +84,11 @@ static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_ki
 }
 
 /* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
- * row have to wait for memory, and it is better that they do while the next row is summed. */
+ * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary functions
+ * take most of the time, so that bands save little. */
 static bool stores_wait(const te_job *job)
 {
-    enum { CACHES = 32 << 20 };
+    int64_t           caches = job->compiled->dear ? 16 << 20 : 32 << 20;
     const te_program *program = job->program;
     int64_t           elements = job->rows * job->columns, bytes = 0;
     bool              streamed = false;
@@ -101,7 +102,7 @@ static bool stores_wait(const te_job *job)
         streamed |= size >= TE_STREAMED_FROM;
         bytes += size;
     }
-    return !streamed && bytes >= CACHES;
+    return !streamed && bytes >= caches;
 }
 
 /* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better. */

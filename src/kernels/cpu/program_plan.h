@@ -107,6 +107,7 @@ typedef struct te_compiled {
     bool     structured;           /* rows mean something: dimensions may not be merged into the last */
     bool     reduces_rows;
     bool     columns_summed;
+    bool     dear;                 /* an elementary function is computed of elements */
     int      n_sums;               /* SUM and AMAX outputs */
     int      cost;                 /* of an element, in additions */
     te_again *again[TE_AGAIN_COUNT];

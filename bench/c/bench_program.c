@@ -168,6 +168,7 @@ HAND(hand_layer_norm_f32);
 HAND(hand_layer_norm_backward);
 HAND(hand_rms_norm);
 HAND(hand_softmax);
+HAND(hand_softmax_bf16);
 HAND(hand_softmax_backward);
 HAND(hand_column_sum);
 HAND(hand_cross_entropy);
@@ -207,7 +208,7 @@ static const bench cases[] = {
     {"rms_norm f32", "rstd = rsqrt(rowmean(x * x) + 1e-5); y = x * rstd * gamma", {"x", "gamma:w"}, {"y"}, {NULL}, {0},
      hand_rms_norm},
     {"softmax f32", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},
-    {"softmax bf16", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x:b"}, {"y:b"}, {NULL}, {0}, NULL},
+    {"softmax bf16", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_softmax_bf16},
     {"softmax back f32", "dx = y * (dy - rowsum(dy * y))", {"y", "dy"}, {"dx"}, {NULL}, {0}, hand_softmax_backward},
     {"column sum f32", "y = x", {"x"}, {"y:s"}, {NULL}, {0}, hand_column_sum},
     {"column sum bf16", "y = x", {"x:b"}, {"y:s"}, {NULL}, {0}, NULL},
@@ -302,6 +303,26 @@ WIDEST HAND(hand_softmax)
         float scale = 1.0f / sum;
         _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) y[i] *= scale;
     }
+}
+
+WIDEST HAND(hand_softmax_bf16)
+{
+    float *e = malloc((size_t)columns * sizeof *e);
+    for (int64_t r = begin; e && r < end; r++) {
+        const uint16_t *x = (const uint16_t *)in[0] + r * columns;
+        uint16_t       *y = (uint16_t *)out[0] + r * columns;
+        float           top = -1e30f, sum = 0;
+        _Pragma("omp simd reduction(max : top)") for (int64_t i = 0; i < columns; i++)
+        {
+            float v = te_bf16_to_f32(x[i]);
+            top = v > top ? v : top;
+        }
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++) sum += e[i] =
+            te_exp(te_bf16_to_f32(x[i]) - top);
+        float scale = 1.0f / sum;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) y[i] = te_f32_to_bf16(e[i] * scale);
+    }
+    free(e);
 }
 
 WIDEST HAND(hand_softmax_backward)
@@ -463,8 +484,9 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
-    static const int64_t shapes[][2] = {{1, 16},    {64, 16},    {1024, 16},  {100, 64},   {8, 768},
-                                        {512, 768}, {256, 3072}, {4096, 768}, {64, 50257}, {16384, 768}, {8192, 3072}};
+    static const int64_t shapes[][2] = {{1, 16},    {64, 16},    {1024, 16},  {100, 64},    {256, 128},   {84, 384}, {8, 768},
+                                        {32, 768},  {512, 768},  {256, 3072}, {4096, 768},  {64, 50257},  {16384, 768},
+                                        {8192, 3072}};
     if (argc > 5) {
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
             if (strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], atoll(argv[4]), atoll(argv[5]), bandwidth);

@@ -241,6 +241,7 @@ static void find_brief(te_plan *plan, const te_pass *pass)
         for (int j = 0; j < plan->n_slots && !plan->slots[i].brief && plan->slots[i].kind == TE_SLOT_REGISTER; j++)
             if (plan->slots[j].kind == TE_SLOT_REGISTER && plan->slots[j].index == plan->slots[i].index)
                 plan->slots[j].brief = false;
+    for (int i = 0; i < plan->n_slots; i++) plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
 }
 
 /* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may be

@@ -44,6 +44,7 @@ static void describe(te_compiled *compiled, const te_program *program)
         compiled->reduces_rows |= te_op_reduces(insn->op);
         compiled->structured |= insn->rate == TE_RATE_ROW || insn->op == TE_PW_COLUMN;
         if (insn->rate == TE_RATE_ELEM && insn->op != TE_PW_LOAD) compiled->cost += te_op_cost(insn->op);
+        compiled->dear |= insn->rate == TE_RATE_ELEM && te_op_cost(insn->op) >= TE_COST_DEAR;
     }
     for (int o = 0; o < program->n_outputs; o++) {
         int kind = program->outputs[o].kind;

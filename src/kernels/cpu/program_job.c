@@ -7,8 +7,8 @@
 enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
-/* A band is long enough for its steps to begin rarely; its tensors may leave L1 but not L2. */
-enum { BAND_ELEMENTS = 5 << 10, BAND_MAX = 32 };
+/* A band is long enough for its steps to begin rarely. */
+enum { BAND_ELEMENTS = 5 << 10, BAND_MAX = 32, BAND_VALUES = 64 << 10 };
 
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 
@@ -84,10 +84,11 @@ static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_ki
 }
 
 /* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
- * row have to wait for memory, and it is better that they do while the next row is summed. */
+ * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary functions
+ * take most of the time, so that bands save little. */
 static bool stores_wait(const te_job *job)
 {
-    enum { CACHES = 32 << 20 };
+    int64_t           caches = job->compiled->dear ? 16 << 20 : 32 << 20;
     const te_program *program = job->program;
     int64_t           elements = job->rows * job->columns, bytes = 0;
     bool              streamed = false;
@@ -101,7 +102,16 @@ static bool stores_wait(const te_job *job)
         streamed |= size >= TE_STREAMED_FROM;
         bytes += size;
     }
-    return !streamed && bytes >= CACHES;
+    return !streamed && bytes >= caches;
+}
+
+/* Rows of a band, whose tensors and registers may leave L1 but not L2. */
+static int64_t band_rows(const te_job *job)
+{
+    int64_t rows = BAND_ELEMENTS / job->columns, columns = job->columns, values = job->plan->n_long;
+    if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
+    if (rows > BAND_MAX) rows = BAND_MAX;
+    return rows < job->rows ? rows : job->rows;
 }
 
 /* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better. */
@@ -112,12 +122,11 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
         job->columns % TE_FOLD_LANES || 2 * job->columns > BAND_ELEMENTS)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
-    if (!job->plan->bands || (job->columns > SHORT_ROW && stores_wait(job))) return true;
+    int64_t rows = band_rows(job);
+    if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;
+    job->tile_rows = rows;
     job->tile_columns = job->columns;
-    job->tile_rows = BAND_ELEMENTS / job->columns;
-    if (job->tile_rows > BAND_MAX) job->tile_rows = BAND_MAX;
-    if (job->tile_rows > job->rows) job->tile_rows = job->rows;
     return true;
 }
 

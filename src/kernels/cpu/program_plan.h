@@ -95,6 +95,7 @@ typedef struct te_plan {
     int        n_steps, n_slots, n_passes, n_links;
     int        n_registers, n_kept, n_row_folds, n_turns;
     bool       bands; /* its tiles may be bands: element work is done by chains alone */
+    int        n_long; /* of bands: slots in registers that are not brief */
 } te_plan;
 
 /* program_again.c: a small run, bound to be done again with other operands. */
@@ -107,6 +108,7 @@ typedef struct te_compiled {
     bool     structured;           /* rows mean something: dimensions may not be merged into the last */
     bool     reduces_rows;
     bool     columns_summed;
+    bool     dear;                 /* an elementary function is computed of elements */
     int      n_sums;               /* SUM and AMAX outputs */
     int      cost;                 /* of an element, in additions */
     te_again *again[TE_AGAIN_COUNT];

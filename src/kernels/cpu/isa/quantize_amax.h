@@ -150,8 +150,8 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
     _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
 }
 
-/* Sixteen vectors as blocks are told apart: those of 512 (or of 256) elements of a row, or four of each of four rows. What columns have
- * had is kept as sizes. */
+/* Sixteen blocks at a time: those of 32 in a stretch of a row, or four of 128 of each of four rows. A block of 32 is `wide` vectors. What
+ * columns have had is kept as sizes. */
 #define TE_DEFINE_AMAX_BOTH(dtype, type, wide, MAX)                                                                    \
     TE_INLINE __m512i te_amax_block_##dtype(const type *x, uint8_t *kept, bool first, int vectors)                     \
     {                                                                                                                  \

@@ -24,7 +24,8 @@ typedef struct te_rounded_64 {
 
 #if defined(TE_ISA_avx512vbmi)
 
-/* By the low six bits: whether what is dropped after the mantissa is more than a half of its last place, or that and the place odd. */
+/* By the low six bits: whether what is dropped after the mantissa is more than a half of its last place, or that and the
+ * place odd. */
 TE_INLINE __m512i te_ups(int mantissa)
 {
     const int64_t above = 0x0101010101010100, all = 0x0101010101010101;
@@ -35,9 +36,10 @@ TE_INLINE __m512i te_ups(int mantissa)
 /* Of 64 halves in two vectors. Sizes are the upper seven bits of exponents, doubled, those of the smallest less 1. */
 TE_INLINE te_rounded_64 te_round_halves(__m512i a, __m512i b, int mantissa)
 {
-    static const uint8_t evens[64] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,  22,  24,  26,  28,  30,  32,  34,  36,  38,  40,  42,
-                                      44, 46, 48, 50, 52, 54, 56, 58, 60, 62, 64,  66,  68,  70,  72,  74,  76,  78,  80,  82,  84,  86,
-                                      88, 90, 92, 94, 96, 98, 100, 102, 104, 106, 108, 110, 112, 114, 116, 118, 120, 122, 124, 126};
+    static const uint8_t evens[64] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                      32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62,
+                                      64, 66, 68, 70, 72, 74, 76, 78, 80, 82, 84, 86, 88, 90, 92, 94,
+                                      96, 98, 100, 102, 104, 106, 108, 110, 112, 114, 116, 118, 120, 122, 124, 126};
     const __m512i even = _mm512_loadu_si512(evens), one = _mm512_set1_epi8(1), odd = _mm512_add_epi8(even, one);
     __m512i top = _mm512_permutex2var_epi8(a, odd, b), low = _mm512_permutex2var_epi8(a, even, b);
     __m512i kept = _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)(0xff << (mantissa + 1))),

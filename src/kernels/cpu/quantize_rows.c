@@ -82,9 +82,10 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
 {
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
+    int64_t piece = p->rows_past ? TE_WIDE_COLS : x.cols; /* what goes past the caches is made in a buffer */
     foresee(p, x, i);
-    for (int64_t j = 0; j < x.cols; j += TE_WIDE_COLS) {
-        int64_t n = x.cols - j < TE_WIDE_COLS ? x.cols - j : TE_WIDE_COLS;
+    for (int64_t j = 0; j < x.cols; j += piece) {
+        int64_t n = x.cols - j < piece ? x.cols - j : piece;
         uint8_t *made = begin(p, l, to + j, n);
         const void *from = te_panel_source(p, x.row + i, x.col + j);
         float amax = p->loops->encode_whole[p->job.quantizer->element](made, from, p->job.scale, n);

@@ -1,13 +1,13 @@
 -- Kernels whose floor is memory, on tensors larger than the caches: elements and bytes per nanosecond, and the share of what the
 -- machine streams.
 --
---     tetrain bench/kernels.lua --threads=2 --bandwidth=40
+--     tetrain bench/kernels.lua --threads=2 --machine=build/bench_machine
 --
--- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. --bandwidth is the machine's best, as
--- bench_machine measures it; bench/kernels.sh passes it on. The machine does not stream as much when it writes other
--- memory than it reads, so there is a second share, of the fastest loop that reads and writes in the same proportion:
--- --read writes nothing, --copy one byte for each that is read, --triad one for two; what reads and writes in place is
--- held against --bandwidth.
+-- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. What the machine streams changes from
+-- minute to minute where others use its memory, so bench_machine measures it before and after each kernel, and the share
+-- is of the mean. The machine does not stream as much when it writes other memory than it reads, so there is a second
+-- share, of the fastest loop that reads and writes in the same proportion: read writes nothing, copy one byte for each
+-- that is read, triad one for two; what reads and writes in place is held against the fastest of all, bandwidth.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
@@ -17,10 +17,7 @@ local command_line = te.train.command_line {
     script = "kernels.lua",
     about = "Measures kernels that memory limits.",
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
-    { "bandwidth", "number", 0, min = 0, help = "of this machine in GB/s; 0: unknown" },
-    { "read", "number", 0, min = 0, help = "GB/s of a loop that reads" },
-    { "copy", "number", 0, min = 0, help = "GB/s of a loop that writes what it reads" },
-    { "triad", "number", 0, min = 0, help = "GB/s of a loop that writes half of what it reads" },
+    { "machine", "string", "", help = "path of bench_machine, which says what memory streams; empty: no shares" },
     { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
     { "only", "string", "", help = "part of the names of the kernels to measure" },
 }
@@ -133,18 +130,32 @@ local function optimizer()
     }
 end
 
-local function share(rate, of) return of > 0 and ("%5.0f%%"):format(100 * rate / of) or "" end
+-- GB/s of every loop at the moment; nil without bench_machine.
+local function streams(o)
+    if o.machine == "" then return end
+    local pipe = assert(io.popen(("%s %d 0.02 --streams"):format(o.machine, te.get_num_threads())))
+    local text, rates = pipe:read("*a"), {}
+    pipe:close()
+    for loop, rate in text:gmatch('"(%w+)_gb_s": ([%d.]+)') do rates[loop] = tonumber(rate) end
+    if not rates.bandwidth then error(("kernels.lua: %s printed no bandwidth: %s"):format(o.machine, text)) end
+    return rates
+end
+
+local function share(rate, loop, before, after)
+    return before and ("%5.0f%% of %s"):format(200 * rate / (before[loop] + after[loop]), loop) or ""
+end
 
 local function print_cases(o, dtype, elements, cases)
+    local before = streams(o)
     for _, case in ipairs(cases) do
         local name, bytes, fn, loop = unpack(case)
         if name:find(o.only, 1, true) then
             loop = loop or (name:find("backward", 1, true) and "triad" or "copy")
             local seconds = measure.best(fn, o.seconds)
-            local rate = bytes * elements / seconds * 1e-9
+            local rate, after = bytes * elements / seconds * 1e-9, streams(o)
             print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s %s"):format(name, dtype, seconds * 1e3,
-                elements / seconds * 1e-9, rate, share(rate, o.bandwidth),
-                o[loop] > 0 and share(rate, o[loop]) .. " of " .. loop or ""))
+                elements / seconds * 1e-9, rate, share(rate, "bandwidth", before, after), share(rate, loop, before, after)))
+            before = after
         end
     end
     collectgarbage()

@@ -23,17 +23,13 @@ cmake --build "$build" --target tetrain_executable benches >out/bench/build.log 
 
 title() { printf '\n== %s\n' "$1"; }
 
-gb_s() { echo "$machine" | sed "s/.*\"$1_gb_s\": \([0-9.]*\).*/\1/"; }
-
 measure() {
     sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1
     date -I
     title "Machine"
-    machine=$("$build/bench_machine" "$threads" "$seconds" --json)
-    echo "$machine"
+    "$build/bench_machine" "$threads" "$seconds" --json
     title "Kernels that memory limits: time, rate, share of the bandwidth, share of a loop with the same traffic"
-    "$build/tetrain" bench/kernels.lua --threads="$threads" --seconds="$seconds" \
-        --bandwidth="$(gb_s bandwidth)" --read="$(gb_s read)" --copy="$(gb_s copy)" --triad="$(gb_s triad)"
+    "$build/tetrain" bench/kernels.lua --threads="$threads" --seconds="$seconds" --machine="$build/bench_machine"
     title "Row programs"
     "$build/bench_program" "$threads" "$seconds"
     title "Attention"

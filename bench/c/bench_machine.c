@@ -211,11 +211,13 @@ int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
     double limit = argc > 2 ? atof(argv[2]) : 0.3;
-    bool streams = argc > 3 && strcmp(argv[3], "--streams") == 0, json = streams || (argc > 3 && strcmp(argv[3], "--json") == 0);
+    bool streams = argc > 3 && strcmp(argv[3], "--streams") == 0;
+    bool json = streams || (argc > 3 && strcmp(argv[3], "--json") == 0);
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
-    double fp32 = streams ? 0 : product_peak(&exec, TE_F32, limit), bf16 = streams ? 0 : product_peak(&exec, TE_BF16, limit);
+    double fp32 = streams ? 0 : product_peak(&exec, TE_F32, limit);
+    double bf16 = streams ? 0 : product_peak(&exec, TE_BF16, limit);
 
     float *data[3];
     for (int i = 0; i < 3; i++) {

@@ -58,6 +58,26 @@ extern const char te_lua_tensor_tag[];
 
 static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
 
+/* --- entries of the table on top ------------------------------------------------------------------------------------ */
+
+static inline void te_lua_flag_entry(lua_State *L, const char *name, bool value)
+{
+    lua_pushboolean(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static inline void te_lua_number_entry(lua_State *L, const char *name, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, name);
+}
+
+static inline void te_lua_text_entry(lua_State *L, const char *name, const char *value)
+{
+    lua_pushstring(L, value);
+    lua_setfield(L, -2, name);
+}
+
 /* --- errors (errors.c) -------------------------------------------------------------------------------------------- */
 
 /* Raises "file:line: te.function: message". The position is that of the nearest caller outside the Lua library. A

@@ -186,30 +186,18 @@ typedef struct explaining {
     int        steps, splits; /* stack indices */
 } explaining;
 
-static void number_entry(lua_State *L, const char *name, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, name);
-}
-
-static void text_entry(lua_State *L, const char *name, const char *value)
-{
-    lua_pushstring(L, value);
-    lua_setfield(L, -2, name);
-}
-
 static void explain_step(void *user, const te_step_description *step)
 {
     static const char *const kinds[] = {"program", "gemm", "attention", "quantize", "gather"};
     explaining *e = user;
     lua_State  *L = e->L;
     lua_newtable(L);
-    text_entry(L, "kind", kinds[step->what]);
-    text_entry(L, "kernel", step->kernel);
-    text_entry(L, "pass", step->backward ? "backward" : "forward");
-    number_entry(L, "reads", step->read_bytes);
-    number_entry(L, "writes", step->written_bytes);
-    number_entry(L, "flops", step->flops);
+    te_lua_text_entry(L, "kind", kinds[step->what]);
+    te_lua_text_entry(L, "kernel", step->kernel);
+    te_lua_text_entry(L, "pass", step->backward ? "backward" : "forward");
+    te_lua_number_entry(L, "reads", step->read_bytes);
+    te_lua_number_entry(L, "writes", step->written_bytes);
+    te_lua_number_entry(L, "flops", step->flops);
     lua_createtable(L, step->n_nodes, 0);
     lua_createtable(L, step->n_nodes, 0);
     for (int i = 0; i < step->n_nodes; i++) {
@@ -228,11 +216,11 @@ static void explain_split(void *user, const te_split_description *split)
     explaining *e = user;
     lua_State  *L = e->L;
     lua_newtable(L);
-    number_entry(L, "from", te_group_node_label(e->group, split->from));
-    number_entry(L, "to", te_group_node_label(e->group, split->to));
-    text_entry(L, "from_name", te_group_node_name(e->group, split->from));
-    text_entry(L, "to_name", te_group_node_name(e->group, split->to));
-    text_entry(L, "reason", split->reason);
+    te_lua_number_entry(L, "from", te_group_node_label(e->group, split->from));
+    te_lua_number_entry(L, "to", te_group_node_label(e->group, split->to));
+    te_lua_text_entry(L, "from_name", te_group_node_name(e->group, split->from));
+    te_lua_text_entry(L, "to_name", te_group_node_name(e->group, split->to));
+    te_lua_text_entry(L, "reason", split->reason);
     lua_rawseti(L, e->splits, (int)lua_objlen(L, e->splits) + 1);
 }
 

@@ -85,42 +85,24 @@ te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function
     return q;
 }
 
-static void flag_entry(lua_State *L, const char *name, bool value)
-{
-    lua_pushboolean(L, value);
-    lua_setfield(L, -2, name);
-}
-
-static void number_entry(lua_State *L, const char *name, double value)
-{
-    lua_pushnumber(L, value);
-    lua_setfield(L, -2, name);
-}
-
-static void text_entry(lua_State *L, const char *name, const char *value)
-{
-    lua_pushstring(L, value);
-    lua_setfield(L, -2, name);
-}
-
 void te_lua_push_quantizer(lua_State *L, const te_quantizer *q)
 {
     lua_createtable(L, 0, 15);
-    text_entry(L, "element", te_element_names[q->element]);
-    text_entry(L, "scale", te_scale_names[q->scale]);
-    text_entry(L, "four_over_six", te_four_over_six_names[q->four_over_six]);
-    number_entry(L, "block_rows", q->block_rows);
-    number_entry(L, "block_cols", q->block_cols);
-    flag_entry(L, "needs_history", q->needs_history);
-    flag_entry(L, "has_columnwise", q->has_columnwise);
-    flag_entry(L, "transposed", q->transposed);
-    flag_entry(L, "replicated", q->replicated);
-    flag_entry(L, "power_of_two", q->power_of_two);
-    flag_entry(L, "row_scaled", q->row_scaled);
-    flag_entry(L, "hadamard", q->hadamard);
-    flag_entry(L, "stochastic", q->stochastic);
-    number_entry(L, "epsilon", (double)q->epsilon);
-    number_entry(L, "scale_max", (double)q->scale_max);
+    te_lua_text_entry(L, "element", te_element_names[q->element]);
+    te_lua_text_entry(L, "scale", te_scale_names[q->scale]);
+    te_lua_text_entry(L, "four_over_six", te_four_over_six_names[q->four_over_six]);
+    te_lua_number_entry(L, "block_rows", q->block_rows);
+    te_lua_number_entry(L, "block_cols", q->block_cols);
+    te_lua_flag_entry(L, "needs_history", q->needs_history);
+    te_lua_flag_entry(L, "has_columnwise", q->has_columnwise);
+    te_lua_flag_entry(L, "transposed", q->transposed);
+    te_lua_flag_entry(L, "replicated", q->replicated);
+    te_lua_flag_entry(L, "power_of_two", q->power_of_two);
+    te_lua_flag_entry(L, "row_scaled", q->row_scaled);
+    te_lua_flag_entry(L, "hadamard", q->hadamard);
+    te_lua_flag_entry(L, "stochastic", q->stochastic);
+    te_lua_number_entry(L, "epsilon", (double)q->epsilon);
+    te_lua_number_entry(L, "scale_max", (double)q->scale_max);
 }
 
 static int check_quantizer(lua_State *L)

@@ -135,6 +135,17 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
 
 /* --- implementations ---------------------------------------------------------------------------------------------- */
 
+/* How c was divided for a shape (gemm_plan.c). */
+typedef struct te_gemm_division {
+    const te_gemm_kernel *kernel; /* NULL: an empty entry */
+    int64_t m, n, words, batches; /* the shape, … */
+    int     threads;
+    bool    direct_a;
+    bool    blocks_first;         /* … and what was found */
+    int64_t width, unit_rows, unit_panels;
+} te_gemm_division;
+enum { TE_GEMM_DIVISIONS = 64 };
+
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
@@ -142,6 +153,7 @@ typedef struct te_gemm_state {
     bool matrix_unit; /* and has instructions for whole matrices of them */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
+    te_gemm_division divisions[TE_GEMM_DIVISIONS]; /* by hash of the shape */
     double slice_macs;             /* multiply-adds between two looks at an interrupt, about */
 } te_gemm_state;
 

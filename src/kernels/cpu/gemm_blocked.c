@@ -160,13 +160,14 @@ static gemm_source source_of(const te_gemm_matrix *m)
     return (gemm_source){m->data, m->rs * m->size, m->cs * m->size};
 }
 
-/* Unit `index` of all products; neighbours have the rows of a in common. */
+/* Unit `index` of all products. */
 static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
 {
     const te_gemm_problem *p = plan->p;
     int64_t group = 0, block = 0;
+    if (plan->blocks_first) block = index % plan->blocks, index /= plan->blocks;
     if (plan->groups > 1) group = index % plan->groups, index /= plan->groups;
-    if (plan->blocks > 1) block = index % plan->blocks, index /= plan->blocks;
+    if (plan->blocks > 1 && !plan->blocks_first) block = index % plan->blocks, index /= plan->blocks;
     te_gemm_product t = te_gemm_product_of(p, index);
     gemm_unit u = {.plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
                    .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
@@ -215,7 +216,7 @@ static const void *bias_array(const te_gemm_plan *plan, void *buffer)
 
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
 {
-    const te_gemm_state *state = te_gemm_state_get(exec);
+    te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return TE_ERROR_MEMORY;
     te_gemm_plan plan;
     te_gemm_plan_make(exec, state, problem, &plan);

@@ -6,7 +6,8 @@
 enum {
     UNIT_ROWS = 256,        /* with a slice of them: 128 KiB … */
     UNIT_PANELS = 8,        /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
-    THREAD_MACS = 512 << 10 /* work that pays for waking a thread */
+    THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
+    FEW_UNITS = 16           /* that are gone through one by one */
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 
@@ -59,19 +60,85 @@ static double cycles_of(const te_gemm_plan *plan, double multiply, double words_
     return narrow * multiply + 0.35 * words_b + (plan->direct_a ? 0.15 : 0.3) * words_a;
 }
 
-/* When the last thread is done, and a little for large units, since threads do not begin at one time. */
-static double plan_cycles(const te_gemm_plan *plan, int64_t rows, int64_t panels)
+/* One way to divide c. */
+typedef struct gemm_division {
+    int64_t rows, panels; /* of a unit */
+    int64_t blocks, groups, units;
+    bool    blocks_first;
+} gemm_division;
+
+static gemm_division division_of(const te_gemm_plan *plan, int64_t rows, int64_t panels)
+{
+    gemm_division d = {rows, panels, divide_up(plan->p->m, rows), divide_up(plan->panels, panels), 0, false};
+    d.units = d.blocks * d.groups * plan->p->batches;
+    return d;
+}
+
+static double unit_cycles(const te_gemm_plan *plan, const gemm_division *d, int64_t index)
+{
+    int64_t block = d->blocks_first ? index % d->blocks : index / d->groups % d->blocks;
+    int64_t group = d->blocks_first ? index / d->blocks % d->groups : index % d->groups;
+    int64_t rows = at_most(plan->p->m - block * d->rows, d->rows), width = d->panels * plan->width;
+    int64_t cols = at_most(plan->p->n - group * width, width);
+    double vectors = (double)divide_up(cols, plan->kernel->lanes);
+    return cycles_of(plan, (double)rows * vectors, (double)cols, (double)rows);
+}
+
+/* When the last thread is done if each takes a unit as soon as it is free, first of its own share (workers.h). */
+static double few_units_cycles(const te_gemm_plan *plan, const gemm_division *d)
+{
+    double  busy[FEW_UNITS] = {0}, last = 0;
+    int64_t next[FEW_UNITS], end[FEW_UNITS];
+    int     threads = (int)at_most(plan->threads, d->units);
+    for (int t = 0; t < threads; t++) {
+        int64_t each = d->units / threads, more = d->units % threads;
+        next[t] = each * t + at_most(t, more);
+        end[t] = next[t] + each + (t < more);
+    }
+    for (int64_t left = d->units; left > 0; left--) {
+        int first = 0;
+        for (int t = 1; t < threads; t++)
+            if (busy[t] < busy[first]) first = t;
+        int from = first;
+        while (next[from] == end[from]) from = (from + 1) % threads;
+        busy[first] += unit_cycles(plan, d, next[from]++);
+        if (busy[first] > last) last = busy[first];
+    }
+    return last;
+}
+
+/* The same of many units, whose sizes even out. */
+static double many_units_cycles(const te_gemm_plan *plan, const gemm_division *d)
 {
     const te_gemm_problem *p = plan->p;
-    int64_t lanes = plan->kernel->lanes, m = p->m, n = p->n, threads = plan->threads;
-    int64_t cols = at_most(panels * plan->width, n);
-    int64_t blocks = divide_up(m, rows), groups = divide_up(plan->panels, panels), units = blocks * groups * p->batches;
-    int64_t whole = at_least(m / rows, 1) * at_least(n / cols, 1) * p->batches;
-    double unit = cycles_of(plan, (double)(rows * divide_up(cols, lanes)), (double)cols, (double)rows);
-    double all = cycles_of(plan, (double)(m * divide_up(n, lanes)), (double)(n * blocks), (double)(m * groups));
-    double mean = all / (double)(blocks * groups) * (double)divide_up(units, threads);
-    double most = unit * (double)divide_up(whole, threads);
-    return (mean > most ? mean : most) + (threads > 1 ? TAIL * unit : 0);
+    int64_t m = p->m, n = p->n, cols = at_most(d->panels * plan->width, n), threads = plan->threads;
+    int64_t whole = at_least(m / d->rows, 1) * at_least(n / cols, 1) * p->batches;
+    double vectors = (double)divide_up(n, plan->kernel->lanes);
+    double all = cycles_of(plan, (double)m * vectors, (double)(n * d->blocks), (double)(m * d->groups));
+    double mean = all / (double)(d->blocks * d->groups) * (double)divide_up(d->units, threads);
+    double most = unit_cycles(plan, d, 0) * (double)divide_up(whole, threads);
+    return mean > most ? mean : most;
+}
+
+/* When the last thread is done, and a little for large units, since threads do not begin at one time. Where units are few
+ * it matters which of them are neighbours, in one thread's share. */
+static double plan_cycles(const te_gemm_plan *plan, gemm_division *d)
+{
+    double tail = plan->threads > 1 ? TAIL * unit_cycles(plan, d, 0) : 0;
+    if (plan->threads == 1 || d->units > FEW_UNITS) return many_units_cycles(plan, d) + tail;
+    double cycles = few_units_cycles(plan, d);
+    if (d->blocks == 1 || d->groups == 1) return cycles + tail;
+    d->blocks_first = true;
+    double other = few_units_cycles(plan, d);
+    d->blocks_first = other < cycles;
+    return (d->blocks_first ? other : cycles) + tail;
+}
+
+static void take_division(te_gemm_plan *plan, const gemm_division *d)
+{
+    plan->unit_rows = d->rows;
+    plan->unit_panels = d->panels;
+    plan->blocks_first = d->blocks_first;
 }
 
 /* Tries the groups that the caches allow, each with as many blocks of rows as give every thread one unit, two or four;
@@ -92,15 +159,13 @@ static double plan_units(te_gemm_plan *plan)
             int64_t rows = divide_up(divide_up(m, blocks), mr) * mr;
             if (rows == tried) continue;
             tried = rows;
-            double cycles = plan_cycles(plan, rows, even);
+            gemm_division d = division_of(plan, rows, even);
+            double cycles = plan_cycles(plan, &d);
             if (cycles >= best) continue;
             best = cycles;
-            plan->unit_rows = rows;
-            plan->unit_panels = even;
+            take_division(plan, &d);
         }
     }
-    plan->groups = divide_up(plan->panels, plan->unit_panels);
-    plan->blocks = divide_up(m, plan->unit_rows);
     return best;
 }
 
@@ -116,7 +181,6 @@ static void plan_panels(te_gemm_plan *plan)
 /* One thread needs one unit, if it is not too large; finding that out takes no time. */
 static void plan_one_unit(te_gemm_plan *plan)
 {
-    plan->blocks = plan->groups = 1;
     plan->unit_panels = plan->panels;
     plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
 }
@@ -132,7 +196,44 @@ static void plan_workspace(te_gemm_plan *plan)
     plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
 }
 
-void te_gemm_plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan)
+/* --- divisions that were found before ------------------------------------------------------------------------------ */
+
+static te_gemm_division *entry_of(te_gemm_state *state, const te_gemm_division *key)
+{
+    uint64_t hash = (uint64_t)key->m * 31 + (uint64_t)key->n;
+    hash = (hash * 31 + (uint64_t)key->words) * 31 + (uint64_t)key->batches;
+    return &state->divisions[hash * 0x9e3779b97f4a7c15u >> 32 & (TE_GEMM_DIVISIONS - 1)];
+}
+
+static bool is_of(const te_gemm_division *d, const te_gemm_division *key)
+{
+    return d->kernel == key->kernel && d->m == key->m && d->n == key->n && d->words == key->words &&
+           d->batches == key->batches && d->threads == key->threads && d->direct_a == key->direct_a;
+}
+
+/* Going through divisions takes some microseconds, as much as a small product; so what was found is kept. */
+static void plan_division(te_gemm_state *state, te_gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    te_gemm_division key = {.kernel = plan->kernel, .m = p->m, .n = p->n, .words = plan->words, .batches = p->batches,
+                            .threads = plan->threads, .direct_a = plan->direct_a};
+    te_gemm_division *kept = entry_of(state, &key);
+    if (!is_of(kept, &key)) {
+        if (plan->threads == 1) plan_units(plan);
+        else plan_panels(plan);
+        *kept = key;
+        kept->width = plan->width;
+        kept->unit_rows = plan->unit_rows;
+        kept->unit_panels = plan->unit_panels;
+        kept->blocks_first = plan->blocks_first;
+    }
+    plan->width = kept->width;
+    plan->unit_rows = kept->unit_rows;
+    plan->unit_panels = kept->unit_panels;
+    plan->blocks_first = kept->blocks_first;
+}
+
+void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan)
 {
     *plan = (te_gemm_plan){.p = p};
     double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
@@ -143,8 +244,10 @@ void te_gemm_plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
     if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) plan_one_unit(plan);
-    else if (plan->threads == 1) plan_units(plan);
-    else plan_panels(plan);
+    else plan_division(state, plan);
+    plan->panels = divide_up(p->n, plan->width);
+    plan->groups = divide_up(plan->panels, plan->unit_panels);
+    plan->blocks = divide_up(p->m, plan->unit_rows);
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }

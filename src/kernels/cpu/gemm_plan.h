@@ -23,6 +23,7 @@ typedef struct te_gemm_plan {
     int64_t panels, unit_panels, groups;    /* of b */
     int     threads;
     bool    direct_a;                       /* rows of a serve as they are */
+    bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
 } te_gemm_plan;
@@ -32,7 +33,7 @@ static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x :
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
 static inline size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
 
-void te_gemm_plan_make(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan);
+void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan);
 
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)

@@ -62,8 +62,7 @@ static void scratch_free(te_exec *exec, void *ptr)
     (void)ptr;
 }
 
-/* --- what is measured
- * --------------------------------------------------------------------------------------------------- */
+/* --- what is measured --------------------------------------------------------------------------------------------- */
 
 typedef struct product {
     const char *name;
@@ -167,13 +166,14 @@ static void move(candidate *c)
     *c->moving = next + c->step > c->begin + TENSOR_BYTES ? c->begin : next;
 }
 
-/* Best time of each candidate; they take turns, so that a disturbance from outside hits all alike. */
+/* Best time of each candidate; they take turns, in both orders, so that a disturbance from outside hits all alike and
+ * nobody always follows another's threads while these still wait for work. */
 static void measure(candidate *candidates, int n, double limit)
 {
     double begin = seconds();
     for (int round = 0; round < 4 || seconds() - begin < limit * n; round++)
         for (int i = 0; i < n; i++) {
-            candidate *c = &candidates[i];
+            candidate *c = &candidates[round % 2 ? n - 1 - i : i];
             if (c->failed) continue;
             for (int repeat = 0; repeat < 2; repeat++) {
                 move(c);
@@ -185,8 +185,7 @@ static void measure(candidate *candidates, int n, double limit)
         }
 }
 
-/* --- the report
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- the report --------------------------------------------------------------------------------------------------- */
 
 static double peak(te_exec *exec, te_dtype dtype)
 {

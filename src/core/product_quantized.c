@@ -14,6 +14,9 @@ void te_product_saved_close(te_product_saved *saved)
 {
     te_factor_close(&saved->x);
     te_factor_close(&saved->weight);
+    te_factor_close(&saved->waiting);
+    te_tensor_release(saved->scale);
+    saved->scale = NULL;
     te_product_recipe_release(saved->recipe);
     te_recipe_state_release(saved->state);
     saved->recipe = NULL;
@@ -21,8 +24,6 @@ void te_product_saved_close(te_product_saved *saved)
 }
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
-
-static bool is_there(const te_factor *f) { return f->plain || te_quantized_is_there(&f->quantized); }
 
 /* The tensor of a role in the form that its products read. */
 static te_status make_factor(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
@@ -90,8 +91,7 @@ static uint64_t weight_key(const te_factor *weight, int side)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Lets go of the direction that no product of backward reads. */
-static void keep_side(te_factor *f, int side)
+void te_factor_keep_side(te_factor *f, int side)
 {
     te_quantized_part *part = &f->quantized.side[!side];
     te_tensor_release(part->data);
@@ -110,10 +110,10 @@ static te_status keep(te_product_saved *saved, te_factor *kept, te_factor *from,
     } else {
         *kept = *from;
         *from = (te_factor){.plain = NULL};
-        if (!kept->plain) keep_side(kept, backward == TE_BACKWARD_QUANTIZED);
+        if (!kept->plain) te_factor_keep_side(kept, backward == TE_BACKWARD_QUANTIZED);
     }
     if (kept->plain) kept->version = kept->plain->storage->version;
-    return is_there(kept) ? TE_OK : saved->state->ctx->status;
+    return te_factor_is_there(kept) ? TE_OK : saved->state->ctx->status;
 }
 
 static bool take_ready(te_quantized *ready, te_factor *factor)
@@ -124,8 +124,19 @@ static bool take_ready(te_quantized *ready, te_factor *factor)
     return true;
 }
 
+/* x for the product, and for dW where that is kept. */
+static te_status make_input(te_recipe_state *state, te_tensor *x, te_dtype compute, te_product_x after, te_factor *fx)
+{
+    const te_product_recipe *recipe = state->recipe;
+    bool columnwise = recipe->backward == TE_BACKWARD_QUANTIZED && after == TE_X_KEPT;
+    if (after != TE_X_AGAIN || !recipe->quantized[TE_ROLE_INPUT])
+        return make_factor(state, recipe, TE_ROLE_INPUT, x, compute, true, columnwise, fx);
+    *fx = (te_factor){.plain = NULL};
+    return te_role_quantize_first(state, x, compute, &fx->quantized);
+}
+
 te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready, te_tensor *weight,
-                               te_tensor *bias, bool want_dx, bool want_dweight, te_product_saved *saved)
+                               te_tensor *bias, bool want_dx, te_product_x after, te_product_saved *saved)
 {
     te_product_recipe *recipe = state->recipe;
     bool columnwise = recipe->backward == TE_BACKWARD_QUANTIZED;
@@ -133,12 +144,15 @@ te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *
     *saved = (te_product_saved){.state = te_recipe_state_retain(state), .recipe = te_product_recipe_retain(recipe),
                                 .compute = y->dtype};
     te_status status = TE_OK;
-    if (!take_ready(ready, &fx))
-        status = make_factor(state, recipe, TE_ROLE_INPUT, x, y->dtype, true, columnwise && want_dweight, &fx);
+    if (!take_ready(ready, &fx)) status = make_input(state, x, y->dtype, after, &fx);
     if (status == TE_OK)
         status = make_factor(state, recipe, TE_ROLE_WEIGHT, weight, y->dtype, true, columnwise && want_dx, &fw);
     if (status == TE_OK) status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false, recipe->fast_sums[TE_PRODUCT_FORWARD]);
-    if (status == TE_OK && want_dweight) status = keep(saved, &saved->x, &fx, x, false);
+    if (status == TE_OK && after == TE_X_KEPT) status = keep(saved, &saved->x, &fx, x, false);
+    if (status == TE_OK && after == TE_X_AGAIN) {
+        saved->scale = fx.quantized.factor;
+        fx.quantized.factor = NULL;
+    }
     if (status == TE_OK && want_dx) status = keep(saved, &saved->weight, &fw, weight, true);
     te_factor_close(&fx);
     te_factor_close(&fw);
@@ -181,18 +195,36 @@ te_status te_quantized_dgrad(const te_product_saved *saved, te_tensor *dx, const
 {
     te_factor weight;
     te_status status = restore(saved, &saved->weight, &weight);
-    if (status != TE_OK || !is_there(&weight)) return status;
+    if (status != TE_OK || !te_factor_is_there(&weight)) return status;
     status = product(dx, dy, 0, false, &weight, 1, false, weight_key(&weight, 1), NULL, accumulate,
                      saved->recipe->fast_sums[TE_PRODUCT_DGRAD]);
     drop(&saved->weight, &weight);
     return status;
 }
 
+bool te_product_may_recall(const te_product_recipe *recipe)
+{
+    const te_quantizer *q = &recipe->quantizers[TE_ROLE_INPUT];
+    if (!recipe->quantized[TE_ROLE_INPUT] || recipe->backward == TE_BACKWARD_HIGH_PRECISION) return true;
+    return recipe->backward == TE_BACKWARD_QUANTIZED && q->has_columnwise && !q->stochastic;
+}
+
+te_status te_quantized_recall(te_product_saved *saved, te_tensor *x)
+{
+    const te_product_recipe *recipe = saved->recipe;
+    te_quantize_options options = {.want = {false, true}, .scale = 1, .factor = saved->scale};
+    if (recipe->quantized[TE_ROLE_INPUT] && recipe->backward == TE_BACKWARD_QUANTIZED)
+        return te_quantize(x, &recipe->quantizers[TE_ROLE_INPUT], &options, &saved->x.quantized);
+    saved->x.plain = te_tensor_retain(x);
+    saved->x.version = x->storage->version;
+    return TE_OK;
+}
+
 te_status te_quantized_wgrad(const te_product_saved *saved, te_tensor *dweight, const te_factor *dy, bool accumulate)
 {
     te_factor x;
     te_status status = restore(saved, &saved->x, &x);
-    if (status != TE_OK || !is_there(&x)) return status;
+    if (status != TE_OK || !te_factor_is_there(&x)) return status;
     status = product(dweight, dy, 1, true, &x, 1, false, 0, NULL, accumulate, saved->recipe->fast_sums[TE_PRODUCT_WGRAD]);
     drop(&saved->x, &x);
     return status;

@@ -73,21 +73,15 @@ static double operand_bytes(const te_operand *o, const te_run *run)
     return n * (double)te_dtype_size(o->dtype) * (o->accumulate ? 2 : 1);
 }
 
-static void count_program(te_profile_event *event, const te_program *program, const te_run *run)
-{
-    double elements = 1, work = 0;
-    for (int i = 0; i < run->ndim; i++) elements *= (double)run->shape[i];
-    for (int i = 0; i < program->n_inputs; i++) event->bytes += operand_bytes(&run->inputs[i], run);
-    for (int i = 0; i < program->n_outputs; i++) event->bytes += operand_bytes(&run->outputs[i], run);
-    for (int i = 0; i < program->n_insns; i++)
-        work += program->insns[i].rate == TE_RATE_ELEM && program->insns[i].arg[0] >= 0;
-    event->flops += work * elements;
-}
-
+/* Values and their factors. */
 static double view_bytes(const te_view *v)
 {
-    double element = v->quant && v->quant->element == TE_E2M1 ? 0.5 : (double)te_dtype_size(v->dtype);
-    return te_view_present(v) ? (double)te_view_numel(v) * element : 0;
+    static const double factor[] = {4, 1, 1};
+    const te_quant *q = v->quant;
+    double n = te_view_present(v) ? (double)te_view_numel(v) : 0;
+    if (!q || !n) return n * (double)te_dtype_size(v->dtype);
+    double block = q->block[0] ? (double)q->block[0] * q->block[1] : n;
+    return n * (q->element == TE_E2M1 ? 0.5 : 1) + n / block * factor[q->scale];
 }
 
 static const char *view_type(const te_view *v)
@@ -102,6 +96,25 @@ static double side_bytes(const te_quantizer *q, const te_quantized_side *s)
     double n = s->data ? (double)s->rows * (double)s->cols : 0;
     double rows = q->replicated ? 1 : q->block_rows, block = q->block_rows ? rows * q->block_cols : n;
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + (n ? n / block * factor[q->scale] : 0);
+}
+
+/* What an output is stored as; nothing of it where it is measured alone. */
+static double output_bytes(const te_operand *o, const te_run *run)
+{
+    const te_quantize_job *job = o->quantized;
+    if (!job || job->step == TE_QUANTIZE_MEASURE) return operand_bytes(o, run);
+    return side_bytes(job->quantizer, &job->side[0]) + side_bytes(job->quantizer, &job->side[1]);
+}
+
+static void count_program(te_profile_event *event, const te_program *program, const te_run *run)
+{
+    double elements = 1, work = 0;
+    for (int i = 0; i < run->ndim; i++) elements *= (double)run->shape[i];
+    for (int i = 0; i < program->n_inputs; i++) event->bytes += operand_bytes(&run->inputs[i], run);
+    for (int i = 0; i < program->n_outputs; i++) event->bytes += output_bytes(&run->outputs[i], run);
+    for (int i = 0; i < program->n_insns; i++)
+        work += program->insns[i].rate == TE_RATE_ELEM && program->insns[i].arg[0] >= 0;
+    event->flops += work * elements;
 }
 
 static double source_bytes(const te_quantize_job *job)

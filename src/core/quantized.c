@@ -11,12 +11,15 @@ void te_quantized_close(te_quantized *quantized)
         te_tensor_release(quantized->side[s].amax);
         quantized->side[s] = (te_quantized_part){NULL, NULL, NULL};
     }
+    te_tensor_release(quantized->factor);
+    quantized->factor = NULL;
 }
 
 void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise, te_quantized *to)
 {
     bool wanted[2] = {rowwise, columnwise};
     *to = *from;
+    to->factor = NULL;
     for (int s = 0; s < 2; s++) {
         te_quantized_part *part = &to->side[s];
         if (!wanted[s]) *part = (te_quantized_part){NULL, NULL, NULL};

@@ -126,6 +126,11 @@ te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, 
                        const bool want[2], te_quantized *result, te_tensor **factor);
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
+/* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is what that is
+ * multiplied by then, NULL where it follows from the values. te_role_keep_factor does it for what te_role_open began. */
+te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result);
+te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z);
+
 /* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. `over`: in the memory of
  * the copies that *result has, which are closed on failure. */
 te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result);

@@ -16,7 +16,13 @@ static te_status settle(te_recipe_state *state, te_role role, te_device *device)
     return status == TE_OK && role == TE_ROLE_WEIGHT ? te_recipe_move(&state->weight_scale, device) : status;
 }
 
-/* Keeps the factor on the tape: a copy where it is one that updates change. */
+/* Another holder of the factor, or a copy where it is one that updates change. */
+static te_tensor *lasting(const te_recipe_state *state, te_role role, te_tensor *factor)
+{
+    return factor == state->scale[role] ? te_tensor_clone_data(factor) : te_tensor_retain(factor);
+}
+
+/* Keeps the factor on the tape. */
 static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
 {
     te_context *ctx = state->ctx;
@@ -26,7 +32,7 @@ static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
     if (!te_mem_grow(&ctx->mem, &values, &tape->capacity, tape->n + 1, sizeof *tape->values))
         return te_fail_memory(ctx, "recipe");
     tape->values = values;
-    te_tensor *kept = factor == state->scale[role] ? te_tensor_clone_data(factor) : te_tensor_retain(factor);
+    te_tensor *kept = lasting(state, role, factor);
     if (!kept) return ctx->status;
     tape->values[tape->n++] = kept;
     return TE_OK;
@@ -217,6 +223,12 @@ te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized
     return counts(state, role) ? te_quantized_count(z, state->history[role]) : TE_OK;
 }
 
+te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z)
+{
+    z->factor = factor ? lasting(state, role, factor) : NULL;
+    return z->factor || !factor ? TE_OK : state->ctx->status;
+}
+
 /* Counts what quantizing will do where somebody looks; on a device that means to wait for the factor. */
 static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, te_tensor *factor)
 {
@@ -294,8 +306,9 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
     return status;
 }
 
-te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
-                           bool columnwise, te_quantized *result)
+/* `keeps`: the factor stays with the result. */
+static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
+                               bool columnwise, bool keeps, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
@@ -322,8 +335,21 @@ te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, t
         else
             status = quantize(t, compute, q, &options, result);
     }
+    if (status == TE_OK && keeps) status = te_role_keep_factor(state, role, options.factor, result);
+    if (status != TE_OK) te_quantized_close(result);
     te_tensor_release(options.factor);
     return status;
+}
+
+te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
+                           bool columnwise, te_quantized *result)
+{
+    return quantize_role(state, role, t, compute, rowwise, columnwise, false, result);
+}
+
+te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result)
+{
+    return quantize_role(state, TE_ROLE_INPUT, x, compute, true, false, true, result);
 }
 
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute)

@@ -125,19 +125,20 @@ static te_status bind_activation(te_group_backward *b, const te_unit *unit, int 
     return TE_OK;
 }
 
-/* Memory for the values that weight gradients wait for. */
-static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_space *s, te_operand *outputs, bool *computes)
+/* Memory for the values that weight gradients wait for; e: what is emitted instead, or NULL. */
+static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_space *s, te_emitting *e, te_operand *outputs,
+                            bool *computes)
 {
     for (int i = 0; i < unit->n_again; i++) {
         int value = unit->again[i];
         bool awaited = false;
         outputs[i] = (te_operand){.data = NULL};
         for (int u = 0; u < b->plan->n_units; u++) awaited |= te_waits_for(b, &b->plan->units[u], value);
-        if (!awaited) continue;
+        *computes |= awaited;
+        if (!awaited || (e && te_emission_of(e, value))) continue;
         te_tensor *t = b->state->values[value] = te_state_tensor(b->state, &b->plan->values[value]);
         if (!t) return b->ctx->status;
         outputs[i] = te_space_operand(t, s, (te_part){0}, TE_RATE_ELEM);
-        *computes = true;
     }
     return TE_OK;
 }
@@ -173,7 +174,7 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
             status = bind_activation(b, unit, k, &s, results, &outputs[k]);
         computes |= outputs[k].data != NULL;
     }
-    if (status == TE_OK) status = bind_again(b, unit, &s, outputs + unit->n_grads, &computes);
+    if (status == TE_OK) status = bind_again(b, unit, &s, emits ? &e : NULL, outputs + unit->n_grads, &computes);
     if (status == TE_OK && computes) {
         te_run_start(&run, &s);
         run.inputs = inputs;
@@ -262,7 +263,8 @@ static void consume(te_group_backward *b, const te_unit *unit)
     }
     if (!b->release) return;
     for (int i = 0; i < unit->gradient.n_rows; i++) te_drop(&state->rows[unit->first_row + i]);
-    for (int i = 0; i < unit->n_products; i++) te_product_saved_close(&state->products[unit->product + i]);
+    bool waits = unit->kind == TE_UNIT_LINEAR && te_waits_for(b, unit, unit->x);
+    for (int i = 0; i < unit->n_products && !waits; i++) te_product_saved_close(&state->products[unit->product + i]);
     bool ranges = unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES;
     bool keeps = ranges || unit->kind == TE_UNIT_CALL || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
     for (int i = 0; i < 2 && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
@@ -288,7 +290,7 @@ static void forget_waiting(te_group_backward *b)
 {
     for (int u = 0; u < b->plan->n_units; u++) {
         const te_unit *unit = &b->plan->units[u];
-        if (unit->kind == TE_UNIT_LINEAR && !unit->recipe) te_drop(te_waiting(b, unit));
+        if (unit->kind == TE_UNIT_LINEAR && te_waits_for(b, unit, unit->x)) te_backward_forget(b, unit);
         for (int i = 0; i < unit->n_again; i++) te_drop(&b->state->values[unit->again[i]]);
     }
 }

@@ -42,7 +42,7 @@ te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad)
 typedef struct product_backward {
     te_tensor *dy, *x, *weight;
     te_factor  factor; /* of dy under a recipe */
-    const te_product_saved *saved; /* under a recipe: the other operands */
+    te_product_saved *saved; /* under a recipe: the other operands */
 } product_backward;
 
 static te_status dgrad(const product_backward *p, te_tensor *dx, bool accumulate)
@@ -103,6 +103,18 @@ static te_status open_product(te_group_backward *b, const te_unit *unit, te_tens
     return p->dy ? TE_OK : b->ctx->status;
 }
 
+/* The weight gradient is taken when x is there again. */
+static void let_wait(te_group_backward *b, const te_unit *unit, product_backward *p)
+{
+    if (!p->saved) {
+        *te_waiting(b, unit) = te_tensor_retain(p->dy);
+        return;
+    }
+    p->saved->waiting = p->factor;
+    p->factor = (te_factor){.plain = NULL};
+    if (!p->saved->waiting.plain) te_factor_keep_side(&p->saved->waiting, 1);
+}
+
 te_status te_backward_linear(te_group_backward *b, const te_unit *unit)
 {
     te_tensor *grad = b->state->grads[unit->result];
@@ -112,7 +124,7 @@ te_status te_backward_linear(te_group_backward *b, const te_unit *unit)
     if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
     int edge = te_wanted_edge(b, unit->weight);
     if (status == TE_OK && edge >= 0 && b->plan->values[unit->x].again)
-        *te_waiting(b, unit) = te_tensor_retain(p.dy);
+        let_wait(b, unit, &p);
     else if (status == TE_OK && edge >= 0)
         status = weight_gradient(b, unit, edge, &p);
     edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : te_wanted_edge(b, unit->bias);
@@ -126,6 +138,32 @@ te_status te_backward_linear(te_group_backward *b, const te_unit *unit)
     return status;
 }
 
+void te_backward_forget(te_group_backward *b, const te_unit *product)
+{
+    if (!product->recipe) {
+        te_drop(te_waiting(b, product));
+        return;
+    }
+    te_product_saved *saved = &b->state->products[product->product];
+    te_factor_close(&saved->x);
+    te_factor_close(&saved->waiting);
+    if (b->release) te_product_saved_close(saved);
+}
+
+/* A weight gradient that waited for x, or for its bytes, which the program has left. */
+static te_status late_gradient(te_group_backward *b, const te_unit *product, te_tensor *x)
+{
+    te_product_saved *saved = product->recipe ? &b->state->products[product->product] : NULL;
+    product_backward p = {.saved = saved, .x = x};
+    bool emitted = saved && te_factor_is_there(&saved->x);
+    te_status status = saved && !emitted ? te_quantized_recall(saved, x) : TE_OK;
+    if (saved)
+        p.factor = saved->waiting;
+    else
+        p.dy = *te_waiting(b, product);
+    return status == TE_OK ? weight_gradient(b, product, te_wanted_edge(b, product->weight), &p) : status;
+}
+
 /* The weight gradients that waited for what the unit has computed again. */
 te_status te_backward_finish(te_group_backward *b, const te_unit *unit)
 {
@@ -135,9 +173,8 @@ te_status te_backward_finish(te_group_backward *b, const te_unit *unit)
         for (int u = b->plan->n_units - 1; u >= 0; u--) {
             const te_unit *product = &b->plan->units[u];
             if (!te_waits_for(b, product, unit->again[i])) continue;
-            product_backward p = {.dy = *te_waiting(b, product), .x = *x};
-            if (status == TE_OK) status = weight_gradient(b, product, te_wanted_edge(b, product->weight), &p);
-            te_drop(te_waiting(b, product));
+            if (status == TE_OK) status = late_gradient(b, product, *x);
+            te_backward_forget(b, product);
         }
         te_drop(x);
     }

@@ -96,7 +96,7 @@ static double emitted_bytes(const te_describing *d, int value, char *detail, siz
     const te_plan_value *v = &d->plan->values[value];
     double n = te_described_rows(d, v->space) * (double)v->width;
     const te_product_recipe *recipe = te_emitted_recipe(product);
-    bool columns = te_emitted_columns(d->plan, product);
+    bool columns = te_emitted_columns(d->plan, product, role);
     bool rows = role == TE_ROLE_INPUT || d->plan->values[product->x].wanted;
     if (way == TE_EMIT_STORED) {
         snprintf(detail, size, ", amax of %s%s", te_role_names[role],
@@ -246,12 +246,28 @@ static double source_bytes(const te_describing *d, const te_unit *unit, const te
     return te_described_bytes(d, slot->value, slot->part.half);
 }
 
+/* What a program writes of an operand that a weight gradient waits for: its values, or the bytes that are read of it. */
+static double again_bytes(const te_describing *d, const te_unit *unit, int i, char *detail, size_t size)
+{
+    char format[64];
+    te_role role;
+    int value = unit->again[i];
+    int64_t rows = (int64_t)te_described_rows(d, unit->space);
+    const te_unit *product = te_emitted_product(d->plan, value, &role);
+    snprintf(detail, size, ", operand again");
+    if (te_plan_emits_again(d->plan, d->device, unit, i, rows) == TE_EMIT_APART) return te_described_bytes(d, value, 0);
+    snprintf(detail, size, ", operand again, quantize it to %s, in %s",
+             te_described_format(&product->recipe->quantizers[role], format, sizeof format),
+             d->device->exec.backend->emits ? "tiles" : "stripes");
+    return te_described_operand(product, role, te_described_elements(d, value));
+}
+
 static void backward_program(const te_describing *d, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
     double read = 0, written = 0;
     bool computes = false, twice = false;
-    char kernel[256], detail[160] = "";
+    char kernel[384], detail[160] = "", again[160] = "";
     if (!g->backward) return;
     for (int i = 0; i < g->n_sources; i++) read += source_bytes(d, unit, &g->sources[i]);
     for (int k = 0; k < unit->n_grads; k++) {
@@ -268,7 +284,7 @@ static void backward_program(const te_describing *d, const te_unit *unit)
         written += te_described_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
                                unit->slots[grad->slot].part.half);
     }
-    for (int i = 0; i < unit->n_again; i++) written += te_described_bytes(d, unit->again[i], 0);
+    for (int i = 0; i < unit->n_again; i++) written += again_bytes(d, unit, i, again, sizeof again);
     for (int i = 0; i < unit->n_slots; i++) { /* before it runs */
         const te_plan_value *v = &d->plan->values[unit->slots[i].value];
         if (v->spread)
@@ -276,11 +292,11 @@ static void backward_program(const te_describing *d, const te_unit *unit)
                              te_described_list(d, &d->plan->units[v->unit]),
                              te_described_bytes(d, unit->slots[i].value, 0), 0, true);
     }
-    snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, unit->n_again ? ", operand again" : "", detail);
+    snprintf(kernel, sizeof kernel, "%s%s%s", g->backward->name, again, detail);
     if (computes || unit->n_again)
         te_describe_step(d, unit, TE_STEP_ROW_PROGRAM, kernel, read + measuring_bytes(d, unit, false, twice), written,
             program_flops(d, unit, g->backward) + measuring_flops(d, unit, false, twice), true);
-    for (int i = 0; i < unit->n_again; i++) te_describe_waiting(d, unit->again[i]);
+    for (int i = 0; i < unit->n_again; i++) te_describe_waiting(d, unit, i);
 }
 
 static void backward_unit(const te_describing *d, const te_unit *unit)

@@ -36,7 +36,8 @@ void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role r
 /* describe_linear.c */
 void te_describe_linear(const te_describing *d, const te_unit *unit);
 void te_describe_linear_backward(const te_describing *d, const te_unit *unit);
-void te_describe_waiting(const te_describing *d, int value); /* weight gradients that waited for a value to be computed again */
+/* Weight gradients that waited for the unit to compute operand i again. */
+void te_describe_waiting(const te_describing *d, const te_unit *maker, int i);
 
 /* describe_splits.c */
 void te_describe_splits(const te_describing *d, void (*split)(void *, const te_split_description *), void *user);

@@ -13,7 +13,10 @@
  *
  * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
  * tile after tile, however many rows there are. To store and measure is one kernel there too, whose program has the amax as an output
- * more; the amax of a transform needs tiles. */
+ * more; the amax of a transform needs tiles.
+ *
+ * An operand that backward computes again for a weight gradient (recompute.c) is emitted by the gradient program, with the factor that
+ * forward had, where no amax is needed. */
 #include "emit.h"
 
 enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
@@ -31,9 +34,11 @@ const te_product_recipe *te_emitted_recipe(const te_unit *product)
     return product->kind == TE_UNIT_CALL ? product->attention : product->recipe;
 }
 
-bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product)
+bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product, te_role role)
 {
-    return product->kind == TE_UNIT_LINEAR && product->recipe->backward == TE_BACKWARD_QUANTIZED && plan->values[product->weight].wanted;
+    bool later = role == TE_ROLE_INPUT && plan->values[product->x].again;
+    return product->kind == TE_UNIT_LINEAR && product->recipe->backward == TE_BACKWARD_QUANTIZED &&
+           plan->values[product->weight].wanted && !later;
 }
 
 /* Random bits are drawn when quantizing begins: nothing else may draw between the program and the product, `distance` units on. */
@@ -174,30 +179,62 @@ static te_emit_way way_of(const te_fuse_plan *plan, int value, bool fitting, con
     return stored ? TE_EMIT_STORED : TE_EMIT_APART;
 }
 
-/* Whether there is anything to gain from stripes, or room for tiles: for all that the same program emits in the same pass. */
+/* Of values that one program emits in one pass. */
+typedef struct emit_size {
+    int64_t bytes; /* of a row */
+    int     tiles;
+} emit_size;
+
+static void add_size(const te_fuse_plan *plan, int value, bool forward, emit_size *size)
+{
+    size->bytes += plan->values[value].width * (int64_t)te_dtype_size(plan->values[value].dtype);
+    size->tiles += tiles_of(plan, value, forward);
+}
+
+/* Whether there is anything to gain from stripes, or room for tiles. */
+static bool has_room(const te_device *device, emit_size size, int64_t rows)
+{
+    if (device->exec.backend->emits) return size.tiles <= TE_EMIT_TILES;
+    return device->exec.backend->host_memory && stripe_of(rows, size.bytes) < rows;
+}
+
+/* The gradients that the program of a unit emits. */
+static emit_size size_of_gradients(const te_fuse_plan *plan, int position)
+{
+    emit_size size = {0};
+    for (int i = 0; i < plan->n_values; i++) {
+        const te_plan_value *w = &plan->values[i];
+        bool gradient = w->emitted && w->unit >= 0 && plan->units[w->unit].kind == TE_UNIT_LINEAR;
+        if (gradient && w->first_reader == position) add_size(plan, i, false, &size);
+    }
+    return size;
+}
+
 static bool fits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
-    int64_t bytes = 0;
-    int tiles = 0;
-    bool forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
-    for (int i = 0; i < plan->n_values; i++) {
-        const te_plan_value *w = &plan->values[i];
-        bool together = w->emitted && (forward ? w->unit == v->unit
-                                               : w->unit >= 0 && plan->units[w->unit].kind == TE_UNIT_LINEAR &&
-                                                     w->first_reader == v->first_reader);
-        if (!together) continue;
-        bytes += w->width * (int64_t)te_dtype_size(w->dtype);
-        tiles += tiles_of(plan, i, forward);
-    }
-    if (device->exec.backend->emits) return tiles <= TE_EMIT_TILES;
-    return device->exec.backend->host_memory && stripe_of(rows, bytes) < rows;
+    emit_size size = {0};
+    if (plan->units[v->unit].kind != TE_UNIT_PROGRAM) return has_room(device, size_of_gradients(plan, v->first_reader), rows);
+    for (int i = 0; i < plan->n_values; i++)
+        if (plan->values[i].emitted && plan->values[i].unit == v->unit) add_size(plan, i, true, &size);
+    return has_room(device, size, rows);
 }
 
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
 {
     const te_plan_value *v = &plan->values[value];
     return v->emitted ? way_of(plan, value, fits(plan, device, value, rows), &device->exec) : TE_EMIT_APART;
+}
+
+/* Gradients come first where there is no room for all. */
+te_emit_way te_plan_emits_again(const te_fuse_plan *plan, const te_device *device, const te_unit *unit, int i, int64_t rows)
+{
+    int value = unit->again[i];
+    if (!plan->values[value].emitted || te_quantizer_measures(te_emitted_quantizer(plan, value))) return TE_EMIT_APART;
+    emit_size size = size_of_gradients(plan, (int)(unit - plan->units));
+    if (!has_room(device, size, rows)) size = (emit_size){0};
+    for (int k = 0; k < unit->n_again; k++) add_size(plan, unit->again[k], true, &size);
+    return has_room(device, size, rows) ? TE_EMIT_AT_ONCE : TE_EMIT_APART;
 }
 
 const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows)
@@ -263,9 +300,27 @@ bool te_emitting_forward(te_group_state *state, const te_unit *unit, const te_sp
         int value = te_emitted_by(plan, unit, true, i);
         if (value == TE_NO_VALUE) continue;
         const te_unit *product = &plan->units[plan->values[value].first_reader];
-        add(e, i, value, true, te_emitted_columns(plan, product));
+        add(e, i, value, true, te_emitted_columns(plan, product, TE_ROLE_INPUT));
     }
     return settle(e, s, inputs, unit->gradient.forward->n_inputs);
+}
+
+/* Operands that weight gradients wait for. */
+static void add_again(te_emitting *e, const te_unit *unit)
+{
+    te_group_state *state = e->state;
+    const te_fuse_plan *plan = state->plan;
+    for (int i = 0; i < unit->n_again; i++) {
+        const te_plan_value *v = &plan->values[unit->again[i]];
+        const te_unit *product = &plan->units[v->first_reader];
+        if (te_plan_emits_again(plan, state->device, unit, i, te_emit_rows(e->space)) == TE_EMIT_APART) continue;
+        te_product_saved *saved = &state->products[product->product];
+        if (!te_factor_is_there(&saved->waiting)) continue;
+        e->of[e->n++] = (te_emission){
+            .output = unit->n_grads + i, .second = -1, .value = unit->again[i], .role = TE_ROLE_INPUT, .way = TE_EMIT_AT_ONCE,
+            .dtype = v->dtype, .width = v->width, .state = saved->state, .want = {false, true}, .again = saved,
+            .target = &saved->x.quantized};
+    }
 }
 
 bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_space *s, const te_operand *inputs,
@@ -288,6 +343,7 @@ bool te_emitting_backward(te_group_state *state, const te_unit *unit, const te_s
         if (add(e, k, value, plan->values[product->x].wanted, plan->values[product->weight].wanted))
             e->of[e->n - 1].block = unit->slots[unit->grads[k].slot].part.block;
     }
+    add_again(e, unit);
     return settle(e, s, inputs, unit->gradient.backward->n_inputs);
 }
 

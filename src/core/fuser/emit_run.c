@@ -114,6 +114,11 @@ static te_status open_emission(te_emitting *e, te_emission *m)
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, e->space->shape, sizeof shape);
     shape[e->space->ndim - 1] = m->width;
+    if (m->again) {
+        m->factor = m->again->scale ? te_tensor_retain(m->again->scale) : NULL;
+        return te_quantized_open(e->state->device, &m->again->recipe->quantizers[m->role], m->dtype, e->space->ndim, shape, m->want,
+                                 m->target);
+    }
     return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target, &m->factor);
 }
 
@@ -298,8 +303,11 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     if (status == TE_OK)
         status = e->state->device->exec.backend->emits ? run_in_tiles(e, program, run) : run_in_stripes(e, program, run);
     for (int i = 0; i < e->n; i++) {
-        if (status == TE_OK) status = te_role_close(e->of[i].state, e->of[i].role, e->of[i].target);
-        te_tensor_release(e->of[i].factor);
+        const te_emission *m = &e->of[i];
+        bool first = !m->again && m->role == TE_ROLE_INPUT && e->state->plan->values[m->value].again;
+        if (status == TE_OK && !m->again) status = te_role_close(m->state, m->role, m->target);
+        if (status == TE_OK && first) status = te_role_keep_factor(m->state, m->role, m->factor, m->target);
+        te_tensor_release(m->factor);
     }
     return status;
 }

@@ -136,12 +136,13 @@ static te_status run_quantized(te_group_state *state, const te_unit *unit)
     te_fuse_plan *plan = state->plan;
     te_recipe_state *recipe_state = plan->nodes[unit->nodes[0]].recipe_state;
     bool want_dx = plan->values[unit->x].wanted, want_dweight = plan->values[unit->weight].wanted;
+    te_product_x after = !want_dweight ? TE_X_UNREAD : plan->values[unit->x].again ? TE_X_AGAIN : TE_X_KEPT;
     te_product_saved *saved = &state->products[unit->product];
     te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
     te_tensor *y = state->values[unit->result] = te_state_tensor(state, &plan->values[unit->result]);
     if (!y) return plan->ctx->status;
     te_status status = te_quantized_product(recipe_state, y, state->values[unit->x], &state->emitted[2 * unit->product],
-                                            state->values[unit->weight], bias, want_dx, want_dweight, saved);
+                                            state->values[unit->weight], bias, want_dx, after, saved);
     if (!plan->record) te_product_saved_close(saved);
     return status;
 }

@@ -100,7 +100,7 @@ static te_status multiply(te_group_state *state, const te_unit *unit, int i, te_
     if (status == TE_OK && te_grouped_recipe(plan, unit, i)) {
         te_product_saved *saved = &state->products[unit->product + i];
         status = te_quantized_product(node->states[i], to, from, NULL, weight, bias, plan->values[unit->x].wanted,
-                                      plan->values[node->list[i]].wanted, saved);
+                                      plan->values[node->list[i]].wanted ? TE_X_KEPT : TE_X_UNREAD, saved);
         if (!plan->record) te_product_saved_close(saved);
     } else if (status == TE_OK) {
         status = multiply_plain(state, unit, i, to, from, weight, bias);

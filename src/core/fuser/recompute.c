@@ -6,10 +6,20 @@
  * The gradient program of y's unit reads what y follows from anyway, and much of y is on the way to its gradient. So y is one
  * more output of it: a tensor less is kept from forward, none more is read, and the product waits until y is there. Where
  * y follows from tensors that backward would not keep, as a sum does, keeping y costs no more and is done; likewise where
- * products are so narrow that computing y again would show beside them (te_context.recompute_width). */
+ * products are so narrow that computing y again would show beside them (te_context.recompute_width).
+ *
+ * Under a recipe the product keeps y's column-wise copy alone; then it is that which is made again, from the same values and,
+ * under delayed scaling, with the factor that forward had. */
 #include "plan.h"
 
-/* Whether nothing but the weight gradients of products in high precision would keep a value, and those are work enough. */
+/* Whether backward of a product can do with x computed again. */
+static bool may_wait(const te_fuse_plan *plan, const te_unit *unit)
+{
+    return unit->kind == TE_UNIT_LINEAR && unit->compute == plan->values[unit->x].dtype &&
+           (!unit->recipe || te_product_may_recall(unit->recipe));
+}
+
+/* Whether nothing but the weight gradients of such products would keep a value, and those are work enough. */
 static bool serves_weights_alone(const te_fuse_plan *plan, int value)
 {
     int64_t columns = 0;
@@ -19,9 +29,7 @@ static bool serves_weights_alone(const te_fuse_plan *plan, int value)
             const te_group_node *node = &plan->nodes[unit->nodes[k]];
             for (int i = 0; i < node->call.op->n_inputs; i++) {
                 if (node->in[i] != value || plan->values[value].unit == u) continue;
-                bool operand = unit->kind == TE_UNIT_LINEAR && i == 0 && !unit->recipe &&
-                               unit->compute == plan->values[value].dtype;
-                if (!operand) return false;
+                if (i != 0 || !may_wait(plan, unit)) return false;
                 if (plan->values[unit->weight].wanted) columns += plan->values[unit->result].width;
             }
         }
@@ -63,13 +71,26 @@ static int64_t kept_bytes(const te_fuse_plan *plan, const te_unit *unit, const t
     return bytes;
 }
 
+/* Bytes per row that products keep of a value: one tensor for all in high precision, and each its own copy under a recipe. */
+static int64_t operand_bytes(const te_fuse_plan *plan, int value)
+{
+    const te_plan_value *v = &plan->values[value];
+    int64_t copies = 0, plain = 0;
+    for (int u = 0; u < plan->n_units; u++) {
+        const te_unit *unit = &plan->units[u];
+        if (unit->kind != TE_UNIT_LINEAR || unit->x != value || !plan->values[unit->weight].wanted) continue;
+        bool bytes = unit->recipe && unit->recipe->quantized[TE_ROLE_INPUT] && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
+        if (!bytes) plain = v->width * (int64_t)te_dtype_size(v->dtype);
+        else copies += unit->recipe->quantizers[TE_ROLE_INPUT].element == TE_E2M1 ? (v->width + 1) / 2 : v->width;
+    }
+    return copies + plain;
+}
+
 bool te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again, const te_gradient *keeping,
                             const te_gradient *recomputing)
 {
     int64_t saved = 0;
-    for (int k = 0; k < unit->n_results; k++) {
-        const te_plan_value *v = &plan->values[unit->results[k]];
-        if (again[k]) saved += v->width * (int64_t)te_dtype_size(v->dtype);
-    }
+    for (int k = 0; k < unit->n_results; k++)
+        if (again[k]) saved += operand_bytes(plan, unit->results[k]);
     return kept_bytes(plan, unit, recomputing) - kept_bytes(plan, unit, keeping) < saved;
 }

@@ -1,0 +1,76 @@
+/* test_quantize_four.c - the choice between two factors: candidates that this machine makes against those that every machine makes,
+ * byte for byte, and errors that are added in any order against those in the right one. */
+#include "kernels/cpu/quantize_blocks.h"
+#include "test.h"
+
+static uint64_t state = 0x9e3779b97f4a7c15u;
+
+/* Sums in any order are within what quantize_four.c allows for of those in the right order. Factors are what amaxes give, elements at
+ * random or on a coarse grid, where products fall on ties. */
+static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
+{
+    enum { BLOCKS = 4, WIDE = BLOCKS * TE_GROUP };
+    static float x[TE_GROUP * WIDE];
+    static uint16_t narrow[TE_GROUP * WIDE];
+    if (!both[0]->of[dtype].errors_about) return;
+    for (int turn = 0; turn < 40; turn++) {
+        float block_amax[BLOCKS] = {0}, amax = 0, sums[2][BLOCKS], multipliers[2][BLOCKS], values[2][BLOCKS];
+        uint8_t codes[2][BLOCKS];
+        te_error_rule rules[2];
+        for (int i = 0; i < TE_GROUP * WIDE; i++) {
+            float value = (float)test_uniform(&state, -3, 3) * (float)(1 + i / TE_GROUP % BLOCKS);
+            narrow[i] = te_f32_to_bf16(turn % 2 ? rintf(value) : value);
+            x[i] = dtype ? te_bf16_to_f32(narrow[i]) : turn % 2 ? rintf(value) : value;
+            block_amax[i / TE_GROUP % BLOCKS] = te_amax(block_amax[i / TE_GROUP % BLOCKS], x[i]);
+            amax = te_amax(amax, x[i]);
+        }
+        float encode = te_two_level_encode(amax, 256);
+        for (int k = 0; k < 2; k++) {
+            both[turn % 2]->candidates(encode, k ? 1.5f : 1, block_amax, BLOCKS, codes[k], multipliers[k], values[k]);
+            rules[k] = (te_error_rule){multipliers[k], values[k], amax, 6 * 256.0f, turn % 3 == 0};
+        }
+        both[0]->of[dtype].errors_about((float *[2]){sums[0], sums[1]}, rules, dtype ? (void *)narrow : x, WIDE, BLOCKS);
+        for (int k = 0; k < 2; k++)
+            for (int b = 0; b < BLOCKS; b++) {
+                float line_multipliers[TE_GROUP], line_factors[TE_GROUP], lines[TE_GROUP];
+                te_error_rule rule = rules[k];
+                double right = 0, size = turn % 3 ? (double)block_amax[b] : (double)block_amax[b] * (double)block_amax[b];
+                for (int i = 0; i < TE_GROUP; i++) line_multipliers[i] = multipliers[k][b], line_factors[i] = values[k][b];
+                rule.multipliers = line_multipliers, rule.factors = line_factors;
+                both[1]->errors(lines, &rule, x + b * TE_GROUP, WIDE, TE_GROUP, TE_GROUP);
+                for (int i = 0; i < TE_GROUP; i++) right += (double)lines[i];
+                CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11, "errors_about, dtype %d, turn %d, block %d: %g, not %g",
+                          dtype, turn, b, (double)sums[k][b], right);
+            }
+    }
+}
+
+static void check_candidates(const te_quantize_blocks *both[2])
+{
+    enum { MANY = 37 };
+    static float amax[MANY], numbers[2][2][MANY];
+    static uint8_t codes[2][MANY];
+    for (int turn = 0; turn < 200; turn++) {
+        float encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu), turn % 2 ? 448 : 256);
+        if (!(encode <= TE_FLT_MAX)) encode = 1;
+        for (int i = 0; i < MANY; i++) {
+            amax[i] = te_f32_from_bits((uint32_t)test_random(&state) % 0x7f800001u);
+            if (i % 3) amax[i] = (float)test_uniform(&state, 0, 2700) / encode;
+            if (i % 8 == 7) amax[i] = 0;
+        }
+        for (int v = 0; v < 2; v++)
+            both[v]->candidates(encode, turn % 3 ? 1.5f : 1, amax, MANY, codes[v], numbers[v][0], numbers[v][1]);
+        CHECK_MSG(memcmp(codes[0], codes[1], sizeof codes[0]) == 0, "codes of candidates, turn %d", turn);
+        CHECK_MSG(memcmp(numbers[0], numbers[1], sizeof numbers[0]) == 0, "numbers of candidates, turn %d", turn);
+    }
+}
+
+int main(void)
+{
+    te_exec exec = test_exec_open(1);
+    const te_quantize_blocks *both[2] = {te_quantize_blocks_of(&exec), &te_quantize_blocks_portable};
+    check_candidates(both);
+    for (int dtype = 0; dtype < TE_SOURCES; dtype++) check_errors_about(both, dtype);
+    test_exec_close(&exec);
+    return TEST_END();
+}

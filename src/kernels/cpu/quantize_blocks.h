@@ -51,6 +51,11 @@ typedef struct te_quantize_loops {
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
+    /* E2M1 two to a byte, in blocks of 16: of neighbours, and of rows 2 i and 2 i + 1, the last of which may be missing. The number of
+     * elements of a row done, from the first on. NULL: none ever. */
+    int64_t (*pairs_along)(uint8_t *pairs, const void *x, const float *multipliers, int64_t n);
+    int64_t (*pairs_down)(uint8_t *pairs, int64_t pairs_stride, const void *x, int64_t stride, int rows, const float *multipliers,
+                          int64_t n);
     /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the first on. NULL:
      * none ever. */
     int64_t (*encode_both[TE_ELEMENT_COUNT])(const te_two_ways *ways);

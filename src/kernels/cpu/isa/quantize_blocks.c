@@ -9,6 +9,7 @@
 #include "quantize_errors.h"
 #include "quantize_factors.h"
 #include "quantize_narrow.h"
+#include "quantize_pairs.h"
 #include "quantize_random.h"
 #include "quantize_transform.h"
 #include "quantize_turn.h"
@@ -359,6 +360,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
         .encode_both = {[TE_E4M3] = both_##dtype##_e4m3, [TE_E5M2] = both_##dtype##_e5m2},                             \
         .encode_whole = FORMATS(whole_##dtype),                                                                        \
         .stochastic = stochastic_##dtype,                                                                              \
+        .pairs_along = pairs_along_##dtype, .pairs_down = pairs_down_##dtype,                                          \
         .errors_about = errors_about_##dtype,                                                                          \
         .load = load_##dtype, .transform = transform_##dtype, .transform_amax = transform_amax_##dtype                 \
     }

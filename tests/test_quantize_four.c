@@ -65,35 +65,42 @@ static void check_candidates(const te_quantize_blocks *both[2])
     }
 }
 
-/* Every bfloat16 under factors of all sizes, and float32 near what they round to. */
-static void check_pairs(const te_quantize_loops *loops, int dtype, float factor)
+static uint8_t code_of(float x, bool chance, uint32_t random)
+{
+    return chance ? te_f32_to_e2m1_stochastic(x, random) : te_f32_to_e2m1(x);
+}
+
+/* To nearest or by chance: every bfloat16 under factors of all sizes, and float32 near what they round to. */
+static void check_pairs(const te_quantize_loops *loops, int dtype, float factor, bool chance)
 {
     enum { N = 1 << 16, ROWS = 3, WIDE = N / ROWS / 64 * 64 + 40 };
     static uint16_t halves[N];
     static float floats[N], multipliers[N];
-    static uint8_t pairs[N];
+    static uint8_t pairs[N], random[N];
     const void *x = dtype ? (const void *)halves : floats;
     if (!loops->pairs_along) return;
     for (int i = 0; i < N; i++) {
         uint32_t around = test_random(&state) % 3 ? 0 : (uint32_t)test_random(&state) % 0x1ffffu - 0xffffu;
         halves[i] = (uint16_t)((i * 40503u) ^ (i >> 5)); /* in no order */
         floats[i] = te_f32_from_bits(((uint32_t)halves[i] << 16) + around);
+        random[i] = i % 5 ? (uint8_t)test_random(&state) : (uint8_t)(255 * (i % 2));
         multipliers[i] = factor > 0x1p126f ? factor : factor * (float)(1 + i % 3);
     }
     int wrong = 0;
-    int64_t done = loops->pairs_along(pairs, x, multipliers, N - 16);
+    int64_t done = loops->pairs_along(pairs, x, multipliers, chance ? random : NULL, N - 16);
     for (int64_t i = 0; i < done; i++) {
         float value = (dtype ? te_bf16_to_f32(halves[i]) : floats[i]) * multipliers[i / 16];
-        wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != te_f32_to_e2m1(value);
+        wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[i]);
     }
     CHECK_MSG(wrong == 0 && done == N - 64, "along, dtype %d, factor %g: %d wrong of %lld", dtype, (double)factor, wrong, (long long)done);
     for (int rows = ROWS - 1; rows <= ROWS; rows++) {
         wrong = 0;
-        done = loops->pairs_down(pairs, WIDE, x, WIDE, rows, multipliers, WIDE);
+        te_pair_rows w = {x, WIDE, rows, multipliers, chance ? random : NULL, WIDE};
+        done = loops->pairs_down(pairs, WIDE, &w, WIDE);
         for (int i = 0; i < (rows + 1) / 2 * 2; i++)
             for (int64_t j = 0; j < done; j++) {
                 float value = (dtype ? te_bf16_to_f32(halves[i * WIDE + j]) : floats[i * WIDE + j]) * multipliers[j];
-                wrong += (pairs[i / 2 * WIDE + j] >> i % 2 * 4) % 16 != (i < rows ? te_f32_to_e2m1(value) : 0);
+                wrong += (pairs[i / 2 * WIDE + j] >> i % 2 * 4) % 16 != (i < rows ? code_of(value, chance, random[i * WIDE + j]) : 0);
             }
         CHECK_MSG(wrong == 0 && done == WIDE - 40, "down, %d rows, dtype %d, factor %g: %d wrong", rows, dtype, (double)factor, wrong);
     }
@@ -106,10 +113,10 @@ int main(void)
     check_candidates(both);
     for (int dtype = 0; dtype < TE_SOURCES; dtype++) {
         check_errors_about(both, dtype);
-        check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX);
+        check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false);
         for (int turn = 0; turn < 40; turn++) {
             float factor = ldexpf(turn % 2 ? 1 : (float)test_uniform(&state, 1, 2), turn < 20 ? turn / 2 - 6 : 12 * (turn - 30));
-            check_pairs(&both[0]->of[dtype], dtype, factor);
+            check_pairs(&both[0]->of[dtype], dtype, factor, turn % 4 > 1);
         }
     }
     test_exec_close(&exec);

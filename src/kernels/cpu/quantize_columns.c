@@ -77,34 +77,29 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
                                       l->multipliers, x.cols);
 }
 
-static void encode_stochastic(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
-{
-    const te_quantized_side *side = &p->job.side[1];
-    uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP;
-    for (int k = i; k < i + high; k++) {
-        if (k % TE_GROUP == 0)
-            p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
-                                   (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);
-        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, 1, l->random[k % TE_GROUP], x.cols);
-    }
-}
-
-/* The same two rows to a byte, into l->pairs; i is even. */
+/* The same two rows to a byte, into l->pairs: at most TE_GROUP rows, from a multiple of TE_GROUP on. */
 static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
 {
-    int64_t done = 0; /* what follows is made byte by byte */
+    const te_quantized_side *side = &p->job.side[1];
+    te_pair_rows w = {.x = row_at(r, i), .stride = r->stride, .rows = high, .multipliers = l->multipliers,
+                      .random_stride = TE_PANEL_COLS};
     if (p->job.quantizer->stochastic) {
-        encode_stochastic(p, l, x, r, i, high);
-    } else {
-        if (r->loops->pairs_down)
-            done = r->loops->pairs_down(l->pairs[i / 2], TE_PANEL_COLS, row_at(r, i), r->stride, high, l->multipliers, x.cols);
-        if (done == x.cols) return;
-        r->loops->encode_down[TE_E2M1](l->codes[i] + done, TE_PANEL_COLS, (const char *)row_at(r, i) + (size_t)done * r->size,
-                                       r->stride, high, l->multipliers + done, x.cols - done);
+        uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP, down = (uint64_t)(x.row + i) / TE_GROUP;
+        p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng, (uint64_t)x.col * across + down, across, x.cols);
+        w.random = l->random[0];
     }
-    if (high % 2) memset(l->codes[i + high] + done, 0, (size_t)(x.cols - done));
+    int64_t done = r->loops->pairs_down ? r->loops->pairs_down(l->pairs[i / 2], TE_PANEL_COLS, &w, x.cols) : 0;
+    if (done == x.cols) return; /* else the rest byte by byte */
+    for (int k = i; k < i + high; k++) {
+        const void *from = (const char *)row_at(r, k) + (size_t)done * r->size;
+        if (w.random)
+            r->loops->stochastic(l->codes[k], from, l->multipliers + done, 1, l->random[k - i] + done, x.cols - done);
+        else
+            r->loops->encode_down[TE_E2M1](l->codes[k], TE_PANEL_COLS, from, 0, 1, l->multipliers + done, x.cols - done);
+    }
+    if (high % 2) memset(l->codes[i + high], 0, (size_t)(x.cols - done));
     for (int k = i; k < i + high; k += 2)
-        p->blocks->pack_down(l->pairs[k / 2] + done, l->codes[k] + done, l->codes[k + 1] + done, x.cols - done);
+        p->blocks->pack_down(l->pairs[k / 2] + done, l->codes[k], l->codes[k + 1], x.cols - done);
 }
 
 /* Codes of x.cols columns and `count` rows to the transposed side; two rows to a byte they are in l->pairs. */
@@ -197,9 +192,9 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
     for (int i = 0; i < r.count; i += step) {
         int high = r.count - i < step ? r.count - i : step;
         if (q->block_rows) make_factors(p, l, x, &r, i, high);
-        if (q->element == TE_E2M1)
-            encode_pairs(p, l, x, &r, i, high);
-        else if (!shared)
+        for (int k = 0; k < high && q->element == TE_E2M1; k += TE_GROUP)
+            encode_pairs(p, l, x, &r, i + k, high - k < TE_GROUP ? high - k : TE_GROUP);
+        if (q->element != TE_E2M1 && !shared)
             encode_rows(p, l, x, &r, i, high);
     }
     if (!q->transposed) return;

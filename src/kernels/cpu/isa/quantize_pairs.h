@@ -5,6 +5,9 @@
  * left: a product may then be a quarter or a little more. Such 64s are kept count of, and go the general way later: a branch for
  * each, one in twenty, would cost more. So do those with a NaN or a huge product, which have only the top bit.
  *
+ * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off, and may be wrong
+ * only where its last bits below a quarter are all ones and nothing but what was cut off before is missing to the next one.
+ *
  * Narrowing leaves codes in an order of its own. Of bfloat16, four of even elements and the four of odd ones that go with them take
  * turns; of float32, four of each vector.
  */
@@ -12,6 +15,7 @@
 #define TE_KERNELS_CPU_QUANTIZE_PAIRS_H
 
 #include "quantize_encode.h"
+#include "quantize_random.h"
 
 #if defined(TE_ISA_avx512vbmi)
 
@@ -38,6 +42,33 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
     return (te_fours){codes, te_on_quarters(first) | te_on_quarters(second)};
 }
 
+/* The same by chance, random bytes as they come. `order` brings those of the first half into words. */
+TE_INLINE __m512i te_raised(__m512i parts, __m512i random)
+{
+    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0); /* by the top bits */
+    __m512i shift = _mm512_permutexvar_epi16(_mm512_srli_epi16(parts, 12), steps);
+    return _mm512_adds_epi16(parts, _mm512_sllv_epi16(random, shift));
+}
+
+TE_INLINE uint32_t te_below_halves(__m512i sums)
+{
+    return _mm512_testn_epi16_mask(_mm512_add_epi16(sums, _mm512_set1_epi16(1)), _mm512_set1_epi16(2047));
+}
+
+TE_INLINE te_fours te_fours_by_chance(__m512i first, __m512i second, __m512i signs, __m512i random, __m512i order)
+{
+    const __m512i by_half = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7));
+    const __mmask64 low = 0x5555555555555555;
+    first = te_raised(first, _mm512_maskz_permutexvar_epi8(low, order, random));
+    order = _mm512_add_epi8(order, _mm512_set1_epi8(32));
+    second = te_raised(second, _mm512_maskz_permutexvar_epi8(low, order, random));
+    __m512i halves = _mm512_packus_epi16(_mm512_srli_epi16(first, 11), _mm512_srli_epi16(second, 11));
+    __m512i codes = _mm512_shuffle_epi8(by_half, halves);
+    codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8), codes, 0xea);
+    uint32_t unsure = te_below_halves(first) | te_below_halves(second);
+    return (te_fours){codes, unsure | (_mm512_test_epi8_mask(halves, _mm512_set1_epi8(16)) != 0)};
+}
+
 /* Multipliers of 4096ths; false where one is so large that they do not exist. */
 TE_INLINE bool te_scale_multipliers(__m512 *m)
 {
@@ -56,7 +87,7 @@ TE_INLINE __m512i te_parts_bf16(__m512i given, __m512 even, __m512 odd)
     return _mm512_packs_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(low, even)), _mm512_cvttps_epi32(_mm512_mul_ps(high, odd)));
 }
 
-TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4])
+TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uint8_t *random)
 {
     static const uint8_t tops[64] = {
         1, 5, 9, 13, 3, 7, 11, 15, 65, 69, 73, 77, 67, 71, 75, 79,
@@ -65,7 +96,14 @@ TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4])
         49, 53, 57, 61, 51, 55, 59, 63, 113, 117, 121, 125, 115, 119, 123, 127};
     __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 32);
     __m512i signs = _mm512_permutex2var_epi8(a, _mm512_loadu_si512(tops), b);
-    return te_fours_of(te_parts_bf16(a, m[0], m[1]), te_parts_bf16(b, m[2], m[3]), signs);
+    static const uint8_t words[64] = {
+        0, 0, 2, 0, 4, 0, 6, 0, 1, 0, 3, 0, 5, 0, 7, 0,
+        8, 0, 10, 0, 12, 0, 14, 0, 9, 0, 11, 0, 13, 0, 15, 0,
+        16, 0, 18, 0, 20, 0, 22, 0, 17, 0, 19, 0, 21, 0, 23, 0,
+        24, 0, 26, 0, 28, 0, 30, 0, 25, 0, 27, 0, 29, 0, 31, 0};
+    __m512i first = te_parts_bf16(a, m[0], m[1]), second = te_parts_bf16(b, m[2], m[3]);
+    if (!random) return te_fours_of(first, second, signs);
+    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words));
 }
 
 /* Two neighbours to a byte. */
@@ -94,12 +132,19 @@ TE_INLINE __m512i te_parts_f32(__m512i first, __m512i second, __m512 m, __m512 n
     return _mm512_packs_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(a, m)), _mm512_cvttps_epi32(_mm512_mul_ps(b, n)));
 }
 
-TE_INLINE te_fours te_fours_f32(const float *x, const __m512 m[4])
+TE_INLINE te_fours te_fours_f32(const float *x, const __m512 m[4], const uint8_t *random)
 {
     __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 16), c = _mm512_loadu_si512(x + 32),
             d = _mm512_loadu_si512(x + 48);
     __m512i signs = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-    return te_fours_of(te_parts_f32(a, b, m[0], m[1]), te_parts_f32(c, d, m[2], m[3]), signs);
+    static const uint8_t words[64] = {
+        0, 0, 1, 0, 2, 0, 3, 0, 16, 0, 17, 0, 18, 0, 19, 0,
+        4, 0, 5, 0, 6, 0, 7, 0, 20, 0, 21, 0, 22, 0, 23, 0,
+        8, 0, 9, 0, 10, 0, 11, 0, 24, 0, 25, 0, 26, 0, 27, 0,
+        12, 0, 13, 0, 14, 0, 15, 0, 28, 0, 29, 0, 30, 0, 31, 0};
+    __m512i first = te_parts_f32(a, b, m[0], m[1]), second = te_parts_f32(c, d, m[2], m[3]);
+    if (!random) return te_fours_of(first, second, signs);
+    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words));
 }
 
 TE_INLINE __m256i te_neighbours_f32(__m512i codes)
@@ -137,86 +182,109 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     }
 }
 
+/* Functions go by chance where there are random bytes, one per element. */
 #define TE_DEFINE_PAIRS(dtype, type)                                                                                   \
-    /* The general way. */                                                                                             \
-    TE_INLINE __m512i te_slow_fours_##dtype(const type *x, const __m512 m[4])                                          \
+    /* The general way, in blocks of 16 or of 1. */                                                                    \
+    TE_INLINE __m512i te_slow_fours_##dtype(const type *x, const float *multipliers, int block, const uint8_t *random) \
     {                                                                                                                  \
         uint8_t codes[64];                                                                                             \
-        te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE));                                               \
+        __m512 m[4];                                                                                                   \
+        if (random) {                                                                                                  \
+            te_stochastic_##dtype(codes, x, multipliers, block, random, 64);                                           \
+        } else {                                                                                                       \
+            if (block == 1)                                                                                            \
+                te_each_column_##dtype(m, multipliers);                                                                \
+            else                                                                                                       \
+                te_short_blocks_##dtype(m, multipliers, block);                                                        \
+            te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE));                                           \
+        }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
     /* Whole 64s of at most TE_PAIRS_PIECE elements, in blocks of 16. */                                               \
-    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, const type *x, const float *multipliers, int64_t n)          \
+    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, const type *x, const float *multipliers, const uint8_t *random,\
+                                          int64_t n)                                                                   \
     {                                                                                                                  \
-        uint16_t later[TE_PAIRS_PIECE / 64 + 1];                                                                       \
+        uint16_t later[TE_PAIRS_PIECE / 64];                                                                           \
         float scaled[16];                                                                                              \
         int count = 0;                                                                                                 \
-        __m512 m[4];                                                                                                   \
         for (int64_t i = 0; i < n; i += 256) {                                                                         \
             int64_t end = n - i < 256 ? n : i + 256;                                                                   \
-            m[0] = _mm512_maskz_loadu_ps((__mmask16)((1u << (end - i) / 16) - 1), multipliers + i / 16);               \
+            __m512 m[4] = {_mm512_maskz_loadu_ps((__mmask16)((1u << (end - i) / 16) - 1), multipliers + i / 16)};      \
             bool good = te_scale_multipliers(&m[0]);                                                                   \
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
             for (int64_t j = i; j < end; j += 64) {                                                                    \
                 te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
-                te_fours four = te_fours_##dtype(x + j, m);                                                            \
+                te_fours four = te_fours_##dtype(x + j, m, random ? random + j : NULL);                                \
                 _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \
                 later[count] = (uint16_t)j;                                                                            \
                 count += four.unsure != 0 || !good;                                                                    \
             }                                                                                                          \
         }                                                                                                              \
         for (int k = 0; k < count; k++) {                                                                              \
-            te_short_blocks_##dtype(m, multipliers + later[k] / 16, 16);                                               \
-            __m512i codes = te_slow_fours_##dtype(x + later[k], m);                                                    \
+            int j = later[k];                                                                                          \
+            __m512i codes = te_slow_fours_##dtype(x + j, multipliers + j / 16, 16, random ? random + j : NULL);        \
             codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));                                            \
-            _mm256_storeu_si256((__m256i *)(pairs + later[k] / 2), _mm512_cvtepi16_epi8(codes));                       \
+            _mm256_storeu_si256((__m256i *)(pairs + j / 2), _mm512_cvtepi16_epi8(codes));                              \
         }                                                                                                              \
     }                                                                                                                  \
-    static int64_t pairs_along_##dtype(uint8_t *pairs, const void *data, const float *multipliers, int64_t n)          \
+    static int64_t pairs_along_##dtype(uint8_t *pairs, const void *data, const float *multipliers, const uint8_t *random,\
+                                       int64_t n)                                                                      \
     {                                                                                                                  \
         const type *x = data;                                                                                          \
         int64_t whole = n - n % 64;                                                                                    \
-        for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE)                                                            \
-            te_pairs_piece_##dtype(pairs + i / 2, x + i, multipliers + i / 16,                                         \
-                                   whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE);                           \
+        for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE) {                                                          \
+            int64_t piece = whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE;                                   \
+            if (random)                                                                                                \
+                te_pairs_piece_##dtype(pairs + i / 2, x + i, multipliers + i / 16, random + i, piece);                 \
+            else                                                                                                       \
+                te_pairs_piece_##dtype(pairs + i / 2, x + i, multipliers + i / 16, NULL, piece);                       \
+        }                                                                                                              \
         return whole;                                                                                                  \
     }                                                                                                                  \
-    /* Two rows of 64 columns to a row of bytes; `high`: the odd row is there. */                                      \
-    TE_INLINE __m512i te_two_rows_##dtype(const type *x, int64_t stride, bool high, const __m512 m[4], bool *unsure)   \
+    /* Of rows r and r + 1, the second of which may be missing, 64 columns. */                                         \
+    TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure, bool chance)\
     {                                                                                                                  \
-        te_fours even = te_fours_##dtype(x, m), odd = {_mm512_setzero_si512(), 0};                                     \
-        if (high) odd = te_fours_##dtype(x + stride, m);                                                               \
+        const type *x = (const type *)w->x + r * w->stride + j;                                                        \
+        const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
+        te_fours even = te_fours_##dtype(x, m, random), odd = {_mm512_setzero_si512(), 0};                             \
+        if (r + 1 < w->rows) odd = te_fours_##dtype(x + w->stride, m, chance ? random + w->random_stride : NULL);      \
         *unsure = (even.unsure | odd.unsure) != 0;                                                                     \
         return te_in_order_##dtype(_mm512_or_si512(even.codes, _mm512_slli_epi16(odd.codes, 4)));                      \
     }                                                                                                                  \
-    static int64_t pairs_down_##dtype(uint8_t *pairs, int64_t pairs_stride, const void *data, int64_t stride, int rows, \
-                                      const float *multipliers, int64_t n)                                             \
+    TE_INLINE __m512i te_slow_rows_##dtype(const te_pair_rows *w, int r, int64_t j, bool chance)                       \
+    {                                                                                                                  \
+        const type *x = (const type *)w->x + r * w->stride + j;                                                        \
+        const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
+        __m512i both = te_slow_fours_##dtype(x, w->multipliers + j, 1, random);                                        \
+        if (r + 1 == w->rows) return both;                                                                             \
+        __m512i odd = te_slow_fours_##dtype(x + w->stride, w->multipliers + j, 1, chance ? random + w->random_stride : NULL);\
+        return _mm512_or_si512(both, _mm512_slli_epi16(odd, 4));                                                       \
+    }                                                                                                                  \
+    /* At most TE_GROUP rows. */                                                                                       \
+    TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n, bool chance)\
     {                                                                                                                  \
         for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
-            const type *x = (const type *)data + j;                                                                    \
-            uint8_t later[TE_GROUP];                                                                                   \
-            __m512 m[4], scaled[4];                                                                                    \
-            bool good = true;                                                                                          \
-            te_each_column_##dtype(m, multipliers + j);                                                                \
-            for (int k = 0; k < 4; k++) scaled[k] = m[k], good &= te_scale_multipliers(&scaled[k]);                    \
-            for (int i = 0; i < rows; i += 2 * TE_GROUP) {                                                             \
-                int count = 0, end = rows - i < 2 * TE_GROUP ? rows : i + 2 * TE_GROUP;                                \
-                for (int r = i; r < end; r += 2) {                                                                     \
-                    bool unsure;                                                                                       \
-                    __m512i both = te_two_rows_##dtype(x + r * stride, stride, r + 1 < rows, scaled, &unsure);         \
-                    _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, both);                                       \
-                    later[count] = (uint8_t)(r - i);                                                                   \
-                    count += unsure || !good;                                                                          \
-                }                                                                                                      \
-                for (int k = 0; k < count; k++) {                                                                      \
-                    int r = i + later[k];                                                                              \
-                    __m512i both = te_slow_fours_##dtype(x + r * stride, m);                                           \
-                    if (r + 1 < rows)                                                                                  \
-                        both = _mm512_or_si512(both, _mm512_slli_epi16(te_slow_fours_##dtype(x + (r + 1) * stride, m), 4)); \
-                    _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, both);                                       \
-                }                                                                                                      \
+            uint8_t later[TE_GROUP / 2];                                                                               \
+            __m512 m[4];                                                                                               \
+            bool good = true, unsure;                                                                                  \
+            int count = 0;                                                                                             \
+            te_each_column_##dtype(m, w->multipliers + j);                                                             \
+            for (int k = 0; k < 4; k++) good &= te_scale_multipliers(&m[k]);                                           \
+            for (int r = 0; r < w->rows; r += 2) {                                                                     \
+                _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_two_rows_##dtype(w, r, j, m, &unsure, chance));\
+                later[count] = (uint8_t)r;                                                                             \
+                count += unsure || !good;                                                                              \
             }                                                                                                          \
+            for (int k = 0; k < count; k++)                                                                            \
+                _mm512_storeu_si512(pairs + later[k] / 2 * pairs_stride + j, te_slow_rows_##dtype(w, later[k], j, chance));\
         }                                                                                                              \
+    }                                                                                                                  \
+    static int64_t pairs_down_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)          \
+    {                                                                                                                  \
+        if (w->random)                                                                                                 \
+            te_pair_columns_##dtype(pairs, pairs_stride, w, n, true);                                                  \
+        else                                                                                                           \
+            te_pair_columns_##dtype(pairs, pairs_stride, w, n, false);                                                 \
         return n - n % 64;                                                                                             \
     }
 

@@ -71,35 +71,46 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
-    uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP;
     uint8_t *codes = q->transposed ? l->codes[i]
                                    : side->data + (x.row + i) * side->col_stride + x.col * side->row_stride;
-    if (!q->stochastic) {
-        r->loops->encode_down[q->element](codes, q->transposed ? TE_PANEL_COLS : side->col_stride, row_at(r, i),
-                                          r->stride, high, l->multipliers, x.cols);
-        return;
-    }
-    for (int k = i; k < i + high; k++) {
-        if (k % TE_GROUP == 0)
-            p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng,
-                                   (uint64_t)x.col * across + (uint64_t)(x.row + k) / TE_GROUP, across, x.cols);
-        r->loops->stochastic(l->codes[k], row_at(r, k), l->multipliers, 1, l->random[k % TE_GROUP], x.cols);
-    }
+    r->loops->encode_down[q->element](codes, q->transposed ? TE_PANEL_COLS : side->col_stride, row_at(r, i), r->stride, high,
+                                      l->multipliers, x.cols);
 }
 
-/* Codes of x.cols columns and `count` rows to the transposed side. */
+/* The same two rows to a byte, into l->pairs: at most TE_GROUP rows, from a multiple of TE_GROUP on. */
+static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    te_pair_rows w = {.x = row_at(r, i), .stride = r->stride, .rows = high, .multipliers = l->multipliers,
+                      .random_stride = TE_PANEL_COLS};
+    if (p->job.quantizer->stochastic) {
+        uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP, down = (uint64_t)(x.row + i) / TE_GROUP;
+        p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng, (uint64_t)x.col * across + down, across, x.cols);
+        w.random = l->random[0];
+    }
+    int64_t done = r->loops->pairs_down ? r->loops->pairs_down(l->pairs[i / 2], TE_PANEL_COLS, &w, x.cols) : 0;
+    if (done == x.cols) return; /* else the rest byte by byte */
+    for (int k = i; k < i + high; k++) {
+        const void *from = (const char *)row_at(r, k) + (size_t)done * r->size;
+        if (w.random)
+            r->loops->stochastic(l->codes[k], from, l->multipliers + done, 1, l->random[k - i] + done, x.cols - done);
+        else
+            r->loops->encode_down[TE_E2M1](l->codes[k], TE_PANEL_COLS, from, 0, 1, l->multipliers + done, x.cols - done);
+    }
+    if (high % 2) memset(l->codes[i + high], 0, (size_t)(x.cols - done));
+    for (int k = i; k < i + high; k += 2)
+        p->blocks->pack_down(l->pairs[k / 2] + done, l->codes[k], l->codes[k + 1], x.cols - done);
+}
+
+/* Codes of x.cols columns and `count` rows to the transposed side; two rows to a byte they are in l->pairs. */
 static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint8_t *codes, int64_t stride, int count)
 {
     const te_quantized_side *side = &p->job.side[1];
     uint8_t *to = side->data + x.col * side->row_stride;
-    if (p->job.quantizer->element != TE_E2M1) {
+    if (p->job.quantizer->element == TE_E2M1)
+        p->transpose(to + x.row / 2, side->row_stride, l->pairs[0], TE_PANEL_COLS, x.cols, (count + 1) / 2);
+    else
         p->transpose(to + x.row, side->row_stride, codes, stride, x.cols, count);
-        return;
-    }
-    if (count % 2) memset(l->codes[count], 0, (size_t)x.cols);
-    for (int i = 0; i < count; i += 2)
-        p->blocks->pack_down(l->pairs[i / 2], codes + i * stride, codes + (i + 1) * stride, x.cols);
-    p->transpose(to + x.row / 2, side->row_stride, l->pairs[0], TE_PANEL_COLS, x.cols, (count + 1) / 2);
 }
 
 bool te_panel_shares_codes(const te_panel_job *p)
@@ -181,7 +192,10 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
     for (int i = 0; i < r.count; i += step) {
         int high = r.count - i < step ? r.count - i : step;
         if (q->block_rows) make_factors(p, l, x, &r, i, high);
-        if (!shared) encode_rows(p, l, x, &r, i, high);
+        for (int k = 0; k < high && q->element == TE_E2M1; k += TE_GROUP)
+            encode_pairs(p, l, x, &r, i + k, high - k < TE_GROUP ? high - k : TE_GROUP);
+        if (q->element != TE_E2M1 && !shared)
+            encode_rows(p, l, x, &r, i, high);
     }
     if (!q->transposed) return;
     const te_quantized_side *rowwise = &p->job.side[0];

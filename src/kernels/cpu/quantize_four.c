@@ -3,9 +3,13 @@
  * A line is the part of a block that lies in one row of the stored side; its errors are added from left to right. Both candidates
  * are tried on sixteen lines at a time: those of one block that is sixteen rows high, which lie side by side on the way, or of
  * sixteen blocks of one row.
+ *
+ * Of blocks of 16 x 16 errors are added in any order first, for both sides at once and as they are cheapest: distances of products
+ * from the nearest number. Only where those sums are as close as rounding could bring them are the errors added as they should be.
  */
 #include "quantize_four.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { LINES = TE_PANEL_ROWS };
@@ -29,26 +33,27 @@ typedef struct candidates {
     float multipliers[2][LINES], factors[2][LINES], sums[2][LINES];
 } candidates;
 
-static void propose(candidates *c, int line, float block_amax, float encode)
+static void propose(const te_panel_job *p, candidates *c, const float *amax, int n, float encode)
 {
-    for (int four = 0; four < 2; four++) {
-        uint8_t code = te_two_level_candidate(block_amax, encode, four ? 1.5f : 1.0f);
-        c->codes[four][line] = code;
-        c->multipliers[four][line] = te_two_level_multiplier(code, encode);
-        c->factors[four][line] = te_f8e4m3_to_f32(code);
-    }
+    for (int four = 0; four < 2; four++)
+        p->blocks->candidates(encode, four ? 1.5f : 1.0f, amax, n, c->codes[four], c->multipliers[four], c->factors[four]);
 }
 
-static void measure(const te_panel_job *p, candidates *c, const lines *x, float amax)
+static void make_rules(const te_panel_job *p, const candidates *c, float amax, te_error_rule rules[2])
 {
     const te_quantizer *q = p->job.quantizer;
-    te_error_rule rules[2];
     for (int four = 0; four < 2; four++)
         rules[four] = (te_error_rule){.multipliers = c->multipliers[four],
                                       .factors = c->factors[four],
                                       .amax = amax,
                                       .most = 6.0f * q->scale_max,
                                       .squared = q->four_over_six == TE_46_MSE};
+}
+
+static void measure(const te_panel_job *p, candidates *c, const lines *x, float amax)
+{
+    te_error_rule rules[2];
+    make_rules(p, c, amax, rules);
     if (side_by_side(p, x->count)) {
         float sums[2][TE_GROUP];
         p->blocks->errors_across(sums, rules, x->across, x->across_stride, x->n);
@@ -65,7 +70,7 @@ static bool four_is_better(const candidates *c, int line) { return c->sums[1][li
 /* One block of several lines, whose sums are added by halves. Returns which candidate. */
 static int choose_for_block(const te_panel_job *p, candidates *c, const lines *x, float block_amax, float amax, float encode)
 {
-    propose(c, 0, block_amax, encode);
+    propose(p, c, &block_amax, 1, encode);
     for (int four = 0; four < 2 && !side_by_side(p, x->count); four++) {
         for (int i = 1; i < x->count; i++) {
             c->multipliers[four][i] = c->multipliers[four][0];
@@ -112,7 +117,7 @@ static void choose(choice *k, const lines *x, int at)
     for (int i = 0; i < x->count; i += TE_GROUP) {
         int count = x->count - i < TE_GROUP ? x->count - i : TE_GROUP;
         lines some = {.values = x->values + i * x->stride, .stride = x->stride, .count = count, .n = x->n};
-        for (int j = 0; j < count; j++) propose(&k->c, j, k->l->amaxes[at + i + j], k->encode);
+        propose(k->p, &k->c, k->l->amaxes + at + i, count, k->encode);
         measure(k->p, &k->c, &some, k->amax);
         for (int j = 0; j < count; j++) put(k, at + i + j, j, four_is_better(&k->c, j));
     }
@@ -151,21 +156,78 @@ static void choose_down(choice *k, int rows, int cols, int at)
     choose(k, &x, at);
 }
 
+/* A strip of `part` from column `first` on. */
+static void choose_strip(choice *k, te_panel part, int side, int first, int cols)
+{
+    const te_panel_job *p = k->p;
+    const te_quantizer *q = p->job.quantizer;
+    int width = side ? q->block_rows : q->block_cols;
+    for (int i = 0; i < part.rows; i++)
+        p->loops->load(k->l->values[i], te_panel_source(p, part.row + i, part.col + first), cols);
+    if (side == 0)
+        choose_along(k, part.rows, cols, width, first / width);
+    else
+        choose_down(k, part.rows, cols, first / width);
+}
+
+/* Block b by sums that may be off by 2^-9 of its largest error under either factor, or 2^-8 if squared; -1: that is not enough. Where a
+ * factor is not near what it should be, or numbers are very large or small, distances of products say nothing about errors. */
+static int decide(const choice *k, const float *sums[2], int b)
+{
+    const te_quantizer *q = k->p->job.quantizer;
+    bool squared = q->four_over_six == TE_46_MSE;
+    float amax = k->l->amaxes[b], difference = sums[1][b] - sums[0][b];
+    float margin = squared ? amax * amax * 0x1p-8f : amax * 0x1p-9f;
+    if (!(amax > 0x1p-40f && k->amax < 0x1p40f)) return -1;
+    for (int four = 0; four < 2; four++) {
+        float multiplier = k->c.multipliers[four][b], unit = k->c.factors[four][b] * k->amax / (6.0f * q->scale_max);
+        if (!(fabsf(multiplier * unit - 1) < 0x1p-20f) || !(multiplier * amax < 7.5f)) return -1;
+    }
+    return difference > margin ? 0 : difference < -margin ? 1 : -1;
+}
+
+/* Choices for a row of blocks of 16 x 16, or -1, to chosen. */
+static void choose_about(choice *k, te_panel part, int8_t *chosen)
+{
+    const te_panel_job *p = k->p;
+    float sums[2][LINES];
+    te_error_rule rules[2];
+    int n = part.rows == TE_GROUP && p->loops->errors_about ? part.cols / (2 * TE_GROUP) * 2 : 0;
+    make_rules(p, &k->c, k->amax, rules);
+    if (n)
+        p->loops->errors_about((float *[2]){sums[0], sums[1]}, rules, te_panel_source(p, part.row, part.col),
+                               p->job.source_stride, n);
+    for (int b = 0; b * TE_GROUP < part.cols; b++)
+        chosen[b] = (int8_t)(b < n ? decide(k, (const float *[2]){sums[0], sums[1]}, b) : -1);
+}
+
+/* Blocks of 16 x 16. Where side 0 has been there the same sums are for side 1. */
+static void choose_squares(choice *k, te_panel part, int side)
+{
+    const te_panel_job *p = k->p;
+    int8_t *chosen = k->l->chosen[part.row % TE_PANEL_ROWS / TE_GROUP];
+    int blocks = (part.cols + TE_GROUP - 1) / TE_GROUP;
+    propose(p, &k->c, k->l->amaxes, blocks, k->encode);
+    if (side == 0 || !p->job.side[0].data || p->job.quantizer->row_scaled) choose_about(k, part, chosen);
+    for (int b = 0; b < blocks; b++)
+        if (chosen[b] >= 0) put(k, b, b, chosen[b]);
+    for (int b = 0; b < blocks; b++) {
+        int left = part.cols - b * TE_GROUP;
+        if (chosen[b] < 0) choose_strip(k, part, side, b * TE_GROUP, left < TE_GROUP ? left : TE_GROUP);
+    }
+}
+
 void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel part, int side,
                               const te_factor_rule *rule, float *multipliers)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *s = &p->job.side[side];
-    int width = side ? q->block_rows : q->block_cols;
     choice k = {.p = p, .l = l, .multipliers = multipliers, .encode = rule->encode};
     k.amax = s->amax[side == 0 ? part.row * s->amax_stride : 0];
-    for (int first = 0; first < part.cols; first += TE_STRIP_COLS) { /* widths divide it */
-        int cols = part.cols - first < TE_STRIP_COLS ? part.cols - first : TE_STRIP_COLS;
-        for (int i = 0; i < part.rows; i++)
-            p->loops->load(l->values[i], te_panel_source(p, part.row + i, part.col + first), cols);
-        if (side == 0)
-            choose_along(&k, part.rows, cols, width, first / width);
-        else
-            choose_down(&k, part.rows, cols, first / width);
+    if (q->block_rows == TE_GROUP && q->block_cols == TE_GROUP) {
+        choose_squares(&k, part, side);
+        return;
     }
+    for (int first = 0; first < part.cols; first += TE_STRIP_COLS) /* widths divide it */
+        choose_strip(&k, part, side, first, part.cols - first < TE_STRIP_COLS ? part.cols - first : TE_STRIP_COLS);
 }

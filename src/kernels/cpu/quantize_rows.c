@@ -65,16 +65,25 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
         end(p, row + x.col, made, x.cols);
         return;
     }
+    const uint8_t *random = NULL;
     if (q->stochastic) {
         int64_t across = (side->cols + TE_GROUP - 1) / TE_GROUP;
         uint64_t first = (uint64_t)((x.row + i) * across + x.col / TE_GROUP);
         p->blocks->random_along(l->random[0], side->rng, first, (x.cols + TE_GROUP - 1) / TE_GROUP);
-        p->loops->stochastic(codes, source, multipliers, block, l->random[0], x.cols);
-    } else {
-        p->loops->encode_along[TE_E2M1](codes, source, multipliers, x.cols, block);
+        random = l->random[0];
     }
-    if (x.cols % 2) codes[x.cols] = 0;
-    p->blocks->pack_along(row + x.col / 2, codes, x.cols + x.cols % 2);
+    uint8_t *pairs = row + x.col / 2;
+    int64_t done = 0; /* what follows is made byte by byte */
+    if (block == TE_GROUP && p->loops->pairs_along) done = p->loops->pairs_along(pairs, source, multipliers, random, x.cols);
+    if (done == x.cols) return;
+    source = te_panel_source(p, x.row + i, x.col + done);
+    multipliers += done / block;
+    if (random)
+        p->loops->stochastic(codes, source, multipliers, block, random + done, x.cols - done);
+    else
+        p->loops->encode_along[TE_E2M1](codes, source, multipliers, x.cols - done, block);
+    if (x.cols % 2) codes[x.cols - done] = 0;
+    p->blocks->pack_along(pairs + done / 2, codes, x.cols - done + x.cols % 2);
 }
 
 /* The same under the factor of the whole tensor, whose amax this may be the occasion to take. */

@@ -9,6 +9,7 @@
 #include "quantize_errors.h"
 #include "quantize_factors.h"
 #include "quantize_narrow.h"
+#include "quantize_pairs.h"
 #include "quantize_random.h"
 #include "quantize_transform.h"
 #include "quantize_turn.h"
@@ -198,6 +199,16 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
         }
 }
 
+static void candidates(float encode, float stretch, const float *restrict amax, int n, uint8_t *restrict codes,
+                       float *restrict multipliers, float *restrict values)
+{
+    for (int i = te_two_level_candidates(codes, multipliers, values, amax, n, encode, stretch); i < n; i++) {
+        codes[i] = te_two_level_candidate(amax[i], encode, stretch);
+        multipliers[i] = te_two_level_multiplier(codes[i], encode);
+        values[i] = te_f8e4m3_to_f32(codes[i]);
+    }
+}
+
 /* --- random bytes ------------------------------------------------------------------------------------------------- */
 
 static void random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n)
@@ -349,12 +360,15 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
         .encode_both = {[TE_E4M3] = both_##dtype##_e4m3, [TE_E5M2] = both_##dtype##_e5m2},                             \
         .encode_whole = FORMATS(whole_##dtype),                                                                        \
         .stochastic = stochastic_##dtype,                                                                              \
+        .pairs_along = pairs_along_##dtype, .pairs_down = pairs_down_##dtype,                                          \
+        .errors_about = errors_about_##dtype,                                                                          \
         .load = load_##dtype, .transform = transform_##dtype, .transform_amax = transform_amax_##dtype                 \
     }
 
 const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .of = {LOOPS(f32), LOOPS(bf16), LOOPS(f16)},
     .factors = factors,
+    .candidates = candidates,
     .errors = errors,
     .errors_across = errors_across,
     .random_down = random_down,

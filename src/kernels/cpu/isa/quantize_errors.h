@@ -101,4 +101,82 @@ static void errors(float *sums, const te_error_rule *rule, const float *x, int64
     for (int i = 0; i < lines; i++) sums[i] = te_line_error(rule, i, x + i * stride, n);
 }
 
+/* --- about the errors of many blocks ------------------------------------------------------------------------------ */
+
+#if defined(TE_ISA_avx512)
+/* Magnitudes of two blocks side by side, a line of each: those of the first block in the lower halves of both vectors. */
+TE_INLINE void te_pair_sizes_bf16(__m512 v[2], const uint16_t *x)
+{
+    __m512i size = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
+    v[0] = _mm512_castsi512_ps(_mm512_slli_epi32(size, 16));
+    v[1] = _mm512_castsi512_ps(_mm512_and_si512(size, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+TE_INLINE void te_pair_sizes_f32(__m512 v[2], const float *x)
+{
+    __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    v[0] = _mm512_abs_ps(_mm512_shuffle_f32x4(a, b, 0x44));
+    v[1] = _mm512_abs_ps(_mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+/* The distance of sixteen products, four times over, from the nearest number: the sum with 2^23, rounded down, ends in their quarters,
+ * and these know the number. */
+TE_INLINE __m512 te_distances(__m512 x, __m512 multipliers)
+{
+    const __m512 low = _mm512_setr_ps(0, 2, 2, 4, 4, 6, 6, 8, 8, 8, 12, 12, 12, 12, 16, 16);
+    const __m512 high = _mm512_setr_ps(16, 16, 16, 16, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24);
+    __m512 quarters = _mm512_fmadd_round_ps(x, multipliers, _mm512_set1_ps(0x1p23f), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    return _mm512_fmsub_ps(x, multipliers, _mm512_permutex2var_ps(low, _mm512_castps_si512(quarters), high));
+}
+
+/* Sums of the lower half and of the upper one, of distances or of their squares, as errors in blocks b and b + 1. */
+TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 sum)
+{
+    for (int h = 0; h < 2; h++) {
+        float unit = r->factors[b + h] * r->amax / r->most * 0.25f;
+        float distances = _mm512_mask_reduce_add_ps((__mmask16)(0xff << 8 * h), sum);
+        sums[b + h] = distances * unit * (r->squared ? unit : 1);
+    }
+}
+
+#define TE_DEFINE_ERRORS_ABOUT(dtype, type)                                                                            \
+    TE_INLINE void te_errors_of_pair_##dtype(__m512 sum[2], const __m512 m[2], const type *x, int64_t stride, bool squared) \
+    {                                                                                                                  \
+        sum[0] = sum[1] = _mm512_setzero_ps();                                                                         \
+        for (int i = 0; i < TE_GROUP; i++, x += stride) {                                                              \
+            __m512 v[2];                                                                                               \
+            te_pair_sizes_##dtype(v, x);                                                                               \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
+            {                                                                                                          \
+                __m512 d = te_distances(v[k / 2], m[k % 2]), *to = &sum[k % 2];                                        \
+                *to = squared ? _mm512_fmadd_ps(d, d, *to) : _mm512_add_ps(*to, _mm512_abs_ps(d));                     \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void errors_about_##dtype(float *const sums[2], const te_error_rule rules[2], const void *data, int64_t stride, int blocks) \
+    {                                                                                                                  \
+        const type *x = data;                                                                                          \
+        for (int b = 0; b < blocks; b += 2, x += 2 * TE_GROUP) {                                                       \
+            __m512 m[2], sum[2];                                                                                       \
+            for (int k = 0; k < 2; k++) {                                                                              \
+                const float *of = rules[k].multipliers + b;                                                            \
+                m[k] = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(4 * of[0]), _mm512_set1_ps(4 * of[1]));             \
+            }                                                                                                          \
+            if (rules[0].squared)                                                                                      \
+                te_errors_of_pair_##dtype(sum, m, x, stride, true);                                                    \
+            else                                                                                                       \
+                te_errors_of_pair_##dtype(sum, m, x, stride, false);                                                   \
+            for (int k = 0; k < 2; k++) te_put_errors(sums[k], &rules[k], b, sum[k]);                                  \
+        }                                                                                                              \
+    }
+
+TE_DEFINE_ERRORS_ABOUT(f32, float)
+TE_DEFINE_ERRORS_ABOUT(bf16, uint16_t)
+#else
+#define errors_about_f32  NULL
+#define errors_about_bf16 NULL
+#endif
+
+#define errors_about_f16 NULL
+
 #endif

@@ -28,26 +28,44 @@ TE_INLINE int te_exponent_factors(uint8_t *codes, float *multipliers, const floa
     return i;
 }
 
+/* E4M3 factors of sixteen blocks, given what they should be: as stored, as numbers, and as te_two_level_multiplier. */
+TE_INLINE __m512 te_put_e4m3_factors(uint8_t *codes, float *multipliers, __m512 wanted, float encode)
+{
+    __m512i code = _mm512_and_si512(te_sums(wanted, te_wide_form_of(TE_E4M3_CODE)), _mm512_set1_epi32(0x7f));
+    __m256i half = _mm512_cvtepi32_epi16(_mm512_slli_epi32(code, 7)); /* a float16 that is 2^8 too small */
+    __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256));
+    __m512 multiplier = _mm512_div_ps(_mm512_set1_ps(1), _mm512_mul_ps(value, _mm512_set1_ps(1.0f / encode)));
+    _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8(code));
+    _mm512_storeu_ps(multipliers, _mm512_min_ps(multiplier, _mm512_set1_ps(TE_FLT_MAX)));
+    return value;
+}
+
 /* As te_two_level_block and te_two_level_multiplier. */
 TE_INLINE int te_two_level_factors(uint8_t *codes, float *multipliers, const float *amax, int n, float encode)
 {
-    const te_wide_form f = te_wide_form_of(TE_E4M3_CODE);
-    const __m512 first = _mm512_set1_ps(encode * (1.0f / 6.0f)), second = _mm512_set1_ps(1.0f / encode);
+    const __m512 times = _mm512_set1_ps(encode * (1.0f / 6.0f));
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+        te_put_e4m3_factors(codes + i, multipliers + i, _mm512_mul_ps(_mm512_loadu_ps(amax + i), times), encode);
+    return i;
+}
+
+/* As te_two_level_candidate and te_two_level_multiplier. */
+TE_INLINE int te_two_level_candidates(uint8_t *codes, float *multipliers, float *values, const float *amax, int n, float encode,
+                                      float stretch)
+{
     int i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512i code = te_sums(_mm512_mul_ps(_mm512_loadu_ps(amax + i), first), f);
-        code = _mm512_and_si512(code, _mm512_set1_epi32(0x7f));
-        __m256i half = _mm512_cvtepi32_epi16(_mm512_slli_epi32(code, 7)); /* a float16 that is 2^8 too small */
-        __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256));
-        __m512 multiplier = _mm512_div_ps(_mm512_set1_ps(1), _mm512_mul_ps(value, second));
-        _mm_storeu_si128((__m128i *)(codes + i), _mm512_cvtepi32_epi8(code));
-        _mm512_storeu_ps(multipliers + i, _mm512_min_ps(multiplier, _mm512_set1_ps(TE_FLT_MAX)));
+        __m512 wanted = _mm512_mul_ps(_mm512_div_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(6)), _mm512_set1_ps(encode));
+        wanted = _mm512_mul_ps(wanted, _mm512_set1_ps(stretch));
+        _mm512_storeu_ps(values + i, te_put_e4m3_factors(codes + i, multipliers + i, wanted, encode));
     }
     return i;
 }
 #else
 #define te_exponent_factors(codes, multipliers, amax, n, inverse) 0
 #define te_two_level_factors(codes, multipliers, amax, n, encode) 0
+#define te_two_level_candidates(codes, multipliers, values, amax, n, encode, stretch) 0
 #endif
 
 #endif

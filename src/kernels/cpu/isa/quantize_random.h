@@ -1,6 +1,6 @@
 /* quantize_random.h - stochastic rounding of many elements at once, and its random bytes, for quantize_blocks.c.
  *
- * Philox goes on eight counters side by side: a word stands in the low half of 64 bits, where the multiplication of low halves
+ * Philox goes on twice eight counters side by side: a word stands in the low half of 64 bits, where the multiplication of low halves
  * wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic give the same bytes.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_RANDOM_H
@@ -15,24 +15,44 @@ typedef struct te_words8 {
     __m512i word[4]; /* low halves */
 } te_words8;
 
-/* Of eight counters, relative to rng.offset. */
-TE_INLINE te_words8 te_philox8(te_rng rng, __m512i counters)
+/* Keys of the rounds, which are the same for all counters. */
+typedef struct te_philox_keys {
+    __m512i first[10], second[10];
+} te_philox_keys;
+
+TE_INLINE void te_philox_keys_of(te_philox_keys *keys, uint64_t seed)
+{
+    __m512i first = _mm512_set1_epi32((int)(uint32_t)seed), second = _mm512_set1_epi32((int)(uint32_t)(seed >> 32));
+    for (int round = 0; round < 10; round++) {
+        keys->first[round] = first;
+        keys->second[round] = second;
+        first = _mm512_add_epi32(first, _mm512_set1_epi32((int)0x9e3779b9));
+        second = _mm512_add_epi32(second, _mm512_set1_epi32((int)0xbb67ae85));
+    }
+}
+
+/* Of two times eight counters, relative to rng.offset. */
+TE_INLINE void te_philox16(te_words8 w[2], te_rng rng, const te_philox_keys *keys, const __m512i counters[2])
 {
     const __m512i a = _mm512_set1_epi64(0xd2511f53), b = _mm512_set1_epi64(0xcd9e8d57);
-    __m512i c0 = _mm512_add_epi64(counters, _mm512_set1_epi64((int64_t)rng.offset)), c1 = _mm512_srli_epi64(c0, 32);
-    __m512i c2 = _mm512_set1_epi64((int64_t)rng.stream), c3 = _mm512_srli_epi64(c2, 32);
-    uint32_t k0 = (uint32_t)rng.seed, k1 = (uint32_t)(rng.seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; round++) {
-        __m512i high = _mm512_mul_epu32(a, c0), low = _mm512_mul_epu32(b, c2);
-        c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c1, _mm512_set1_epi32((int)k0), 0x96); /* xor */
-        c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(high, 32), c3, _mm512_set1_epi32((int)k1), 0x96);
-        c1 = low;
-        c3 = high;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+    __m512i c[2][4];
+    for (int k = 0; k < 2; k++) {
+        c[k][0] = _mm512_add_epi64(counters[k], _mm512_set1_epi64((int64_t)rng.offset));
+        c[k][1] = _mm512_srli_epi64(c[k][0], 32);
+        c[k][2] = _mm512_set1_epi64((int64_t)rng.stream);
+        c[k][3] = _mm512_srli_epi64(c[k][2], 32);
     }
-    return (te_words8){{c0, c1, c2, c3}};
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++)
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            __m512i high = _mm512_mul_epu32(a, c[k][0]), low = _mm512_mul_epu32(b, c[k][2]);
+            c[k][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c[k][1], keys->first[round], 0x96); /* xor */
+            c[k][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(high, 32), c[k][3], keys->second[round], 0x96);
+            c[k][1] = low;
+            c[k][3] = high;
+        }
+    for (int k = 0; k < 2; k++) w[k] = (te_words8){{c[k][0], c[k][1], c[k][2], c[k][3]}};
 }
 
 /* The two words of every counter side by side. */
@@ -41,35 +61,44 @@ TE_INLINE __m512i te_join(__m512i first, __m512i second)
     return _mm512_mask_blend_epi32(0xaaaa, first, _mm512_slli_epi64(second, 32));
 }
 
-/* Sixteen bytes of each of n counters; the number of counters done, a multiple of 8. */
+/* Sixteen bytes of each of n counters; the number of counters done, a multiple of 16. */
 TE_INLINE int64_t te_random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
 {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); /* interleaving puts them right */
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8, bytes += 128) {
-        te_words8 w = te_philox8(rng, _mm512_add_epi64(order, _mm512_set1_epi64((int64_t)first + i)));
-        __m512i low = te_join(w.word[0], w.word[1]), high = te_join(w.word[2], w.word[3]);
-        _mm512_storeu_si512(bytes, _mm512_unpacklo_epi64(low, high));
-        _mm512_storeu_si512(bytes + 64, _mm512_unpackhi_epi64(low, high));
+    te_philox_keys keys;
+    te_philox_keys_of(&keys, rng.seed);
+    for (; i + 16 <= n; i += 16) {
+        te_words8 w[2];
+        __m512i from = _mm512_add_epi64(order, _mm512_set1_epi64((int64_t)first + i));
+        te_philox16(w, rng, &keys, (__m512i[2]){from, _mm512_add_epi64(from, _mm512_set1_epi64(8))});
+        for (int k = 0; k < 2; k++, bytes += 128) {
+            __m512i low = te_join(w[k].word[0], w[k].word[1]), high = te_join(w[k].word[2], w[k].word[3]);
+            _mm512_storeu_si512(bytes, _mm512_unpacklo_epi64(low, high));
+            _mm512_storeu_si512(bytes + 64, _mm512_unpackhi_epi64(low, high));
+        }
     }
     return i;
 }
 
-/* The same for counters `step` apart, byte k of counter j to bytes[k * width + j]; a multiple of 16. */
+/* The same for counters `step` apart, byte k of counter j to bytes[k * width + j]. */
 TE_INLINE int64_t te_random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int64_t n)
 {
     const __m512i evens = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), steps = _mm512_set1_epi64((int64_t)step);
     int64_t i = 0;
+    te_philox_keys keys;
+    te_philox_keys_of(&keys, rng.seed);
     for (; i + 16 <= n; i += 16) {
+        te_words8 w[2];
         __m512i from = _mm512_set1_epi64((int64_t)(first + step * (uint64_t)i));
         __m512i even = _mm512_add_epi64(from, _mm512_mullo_epi64(evens, steps));
-        te_words8 a = te_philox8(rng, even), b = te_philox8(rng, _mm512_add_epi64(even, steps));
+        te_philox16(w, rng, &keys, (__m512i[2]){even, _mm512_add_epi64(even, steps)});
 #pragma GCC unroll 4
-        for (int w = 0; w < 4; w++) {
-            __m512i words = te_join(a.word[w], b.word[w]);
+        for (int word = 0; word < 4; word++) {
+            __m512i words = te_join(w[0].word[word], w[1].word[word]);
 #pragma GCC unroll 4
             for (int k = 0; k < 4; k++)
-                _mm_storeu_si128((__m128i *)(bytes + (4 * w + k) * width + i),
+                _mm_storeu_si128((__m128i *)(bytes + (4 * word + k) * width + i),
                                  _mm512_cvtepi32_epi8(_mm512_srli_epi32(words, (unsigned)(8 * k))));
         }
     }

@@ -74,11 +74,14 @@ enum { TE_LINE = 64 };
 
 struct te_link;
 
-/* Rows that are folded. Steps are in elements, to the next row's. */
+/* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the place
+ * of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for both. */
 typedef struct te_fold_rows {
-    const void *src, *by, *about; /* by, about: as in fold_add; about one number per row, its step may be 0 */
-    int64_t     src_step, by_step, about_step;
+    const void *src, *by, *about, *times; /* by, about: as in fold_add; about one number per row, its step may be 0 */
+    void       *also;
+    int64_t     src_step, by_step, about_step, times_step;
     size_t      rows, columns;
+    bool        src_half, by_half, times_half; /* are bfloat16, of sums */
 } te_fold_rows;
 
 /* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in the

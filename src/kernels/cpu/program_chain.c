@@ -156,7 +156,9 @@ static void link_run(te_maker *m, int first, int end)
 
 static int uses_of(const te_step *step, int32_t slot)
 {
-    return (step->arg[0] == slot) + (step->arg[1] == slot) + (step->arg[2] == slot);
+    int uses = 0;
+    for (int k = 0; k < TE_STEP_ARGS; k++) uses += step->arg[k] == slot;
+    return uses;
 }
 
 /* The slot of acc at step s of the chain that begins with step `first`, -1: none. */
@@ -167,14 +169,14 @@ static int32_t acc_before(const te_plan *plan, int first, int s)
     return -1;
 }
 
-/* Whether steps of [from, end) read the slot only as links that take bfloat16. */
-static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end)
+/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums and maxima of rows where these do. */
+static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
 {
     int first = from, last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, last = step->chain_end;
-        if (!uses_of(step, slot)) continue;
+        if (!uses_of(step, slot) || (folds && step->kind == TE_STEP_FOLD)) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         bool acc_is_last =
@@ -191,7 +193,7 @@ static void find_halves(te_maker *m, const te_pass *pass)
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
         if (step->chain_end) linked = step->chain_end;
-        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end);
+        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
@@ -233,7 +235,7 @@ static void find_brief(te_plan *plan, const te_pass *pass)
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, end = step->chain_end;
         int chain = s < end ? first : -2;
-        for (int k = 0; k < 3; k++) note_use(plan, step->arg[k], chain);
+        for (int k = 0; k < TE_STEP_ARGS; k++) note_use(plan, step->arg[k], chain);
         if (step->dst >= 0 && chain >= 0) plan->slots[step->dst].chain = chain;
         note_use(plan, step->dst, chain);
     }

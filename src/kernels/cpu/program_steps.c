@@ -231,24 +231,36 @@ static te_ahead ahead_of(const te_walker *w, const te_step *step, size_t strips)
     return (te_ahead){at, end - first, each, share->operand >= w->job->program->n_inputs};
 }
 
-/* The second factor of a sum of products. */
-static const char *factor(const te_walker *w, const te_step *step)
+static const char *argument(const te_walker *w, const te_step *step, int k)
 {
-    return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL;
+    return step->arg[k] >= 0 ? w->slot[step->arg[k]] : NULL;
+}
+
+/* The second factor of a sum of products. */
+static const char *factor(const te_walker *w, const te_step *step) { return argument(w, step, 1); }
+
+/* Whether an argument is bfloat16, and then or else, from one row to the next in elements. */
+static int64_t fold_step(const te_walker *w, const te_step *step, int k, bool *half)
+{
+    if (step->arg[k] < 0) return 0;
+    *half = w->form[step->arg[k]] & TE_FORM_HALF;
+    return row_step(w, step->arg[k]) / (*half ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
 }
 
 static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
-    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = step->arg[2] >= 0 ? w->slot[step->arg[2]] : NULL;
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
     te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
     if (w->job->kind > TE_PLAN_ROWS) {
         w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
         return;
     }
-    int64_t      size = (int64_t)w->blocks->size;
     te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
-    rows.src_step = row_step(w, step->arg[0]) / size;
-    if (by) rows.by_step = row_step(w, step->arg[1]) / size;
+    rows.times = argument(w, step, 3);
+    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
+    rows.src_step = fold_step(w, step, 0, &rows.src_half);
+    rows.by_step = fold_step(w, step, 1, &rows.by_half);
+    rows.times_step = fold_step(w, step, 3, &rows.times_half);
     rows.about_step = w->job->band;
     w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
 }

@@ -336,16 +336,70 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
     }
 }
 
-static void fold_columns(void *sums, const void *src, const void *by, size_t rows, size_t columns)
-{
-    te_real       *d = sums;
-    const te_real *s = src, *u = by;
-    for (size_t r = 0; r < rows; r++, s += columns) {
-        if (by) {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j] * u[j];
-            u += columns;
-        } else {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
-        }
+/* --- columns ------------------------------------------------------------------------------------------------------ */
+
+/* Sums of as many columns as stay in registers while rows go by. */
+#define TE_COLUMN_PART(k)                                                                              \
+    {                                                                                                  \
+        te_vec x = TE_AT(src, half, k);                                                                \
+        if (has_by) {                                                                                  \
+            te_vec y = TE_AT(by, by_half, k);                                                          \
+            sums##k = sums##k + y * ((x - about) * times);                                             \
+            if (has_also) also##k = also##k + y;                                                       \
+        } else {                                                                                       \
+            sums##k = sums##k + x;                                                                     \
+        }                                                                                              \
     }
+
+TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bool has_by, bool by_half, bool has_also,
+                            te_ahead *ahead)
+{
+    te_vec        *to = (te_vec *)((te_real *)fold->sums + i), *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
+    te_vec         sums0 = to[0], sums1 = to[1], sums2 = to[2], sums3 = to[3];
+    te_vec         also0 = too[0], also1 = too[1], also2 = too[2], also3 = too[3];
+    const char    *src = fold->src, *by = fold->by;
+    const te_real *centre = fold->about, *factor = fold->times;
+    int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
+    for (size_t r = 0; r < fold->rows; r++, src += step) {
+        te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
+        fetch_ahead(ahead);
+        TE_COLUMN_PART(0) TE_COLUMN_PART(1) TE_COLUMN_PART(2) TE_COLUMN_PART(3)
+        if (has_by) by += by_step;
+    }
+    to[0] = sums0, to[1] = sums1, to[2] = sums2, to[3] = sums3;
+    if (has_also) too[0] = also0, too[1] = also1, too[2] = also2, too[3] = also3;
+}
+
+/* Columns from `first` on that fill no block. */
+static void last_columns(const te_fold_columns *fold, size_t first)
+{
+    te_real       *sums = fold->sums, *also = fold->also;
+    const char    *src = fold->src, *by = fold->by;
+    const te_real *centre = fold->about, *factor = fold->times;
+    for (size_t r = 0; r < fold->rows; r++, src += fold->src_step * bytes_of(fold->src_half)) {
+        te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
+        for (size_t i = first; i < fold->columns; i++) {
+            te_real x = value_at(src, fold->src_half, i), y = by ? value_at(by, fold->by_half, i) : 0;
+            sums[i] += by ? y * ((x - about) * times) : x;
+            if (also) also[i] += y;
+        }
+        if (by) by += fold->by_step * bytes_of(fold->by_half);
+    }
+}
+
+#define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
+    for (; i + TE_FOLD_LANES <= fold->columns; i += TE_FOLD_LANES) \
+        column_block(fold, i, half, has_by, by_half, has_also, &ahead)
+
+static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
+{
+    size_t i = 0;
+    bool   half = fold->src_half, by_half = fold->by_half;
+    if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
+    else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
+    else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);
+    else if (fold->also && half && by_half) TE_COLUMN_BLOCKS(true, true, true, true);
+    else if (!fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, false);
+    else TE_COLUMN_BLOCKS(half, true, by_half, fold->also != NULL);
+    if (i < fold->columns) last_columns(fold, i);
 }

@@ -23,7 +23,10 @@ static int order_loads(te_plan *plan, int first, int end)
 
 static bool makes_part_of(const te_step *step, const te_step *sum)
 {
-    return step->dst >= 0 && (step->dst == sum->arg[0] || step->dst == sum->arg[1]);
+    bool makes = false;
+    for (int k = 0; k < TE_STEP_ARGS; k++)
+        makes |= sum->arg[k] >= 0 && (step->dst == sum->arg[k] || (step->kind == TE_STEP_FOLD && step->also == sum->arg[k]));
+    return makes;
 }
 
 /* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
@@ -81,7 +84,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
     for (int s = pass->body; s < pass->end;) {
         int end = s;
         while (end < pass->end &&
-               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM)))
+               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM && !plan->steps[end].apart)))
             end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
@@ -94,7 +97,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
  * sums where a tile has several rows. */
 static bool has_link(const te_maker *m, const te_step *step)
 {
-    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS;
+    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS && !step->apart;
     return step->kind == TE_STEP_OP && step->op != TE_PW_POW && step->op != TE_PW_SIN && step->op != TE_PW_COS;
 }
 
@@ -176,7 +179,7 @@ static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, last = step->chain_end;
-        if (!uses_of(step, slot) || (folds && step->kind == TE_STEP_FOLD)) continue;
+        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD)) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         bool acc_is_last =
@@ -211,7 +214,7 @@ static void count_turns(te_maker *m, const te_pass *pass)
     int      linked = pass->body;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
-        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->chain_end);
+        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->apart || step->chain_end);
         if (step->chain_end) linked = step->chain_end;
         step->turn = takes ? plan->n_turns++ : -1;
     }

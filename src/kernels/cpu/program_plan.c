@@ -199,7 +199,7 @@ static int32_t element_slot(te_maker *m, int v)
     if (info->spread < 0) {
         info->spread = add_slot(m, TE_SLOT_REGISTER);
         add_step(m, (te_step){.kind = TE_STEP_SPREAD, .rate = (uint8_t)rate, .dst = info->spread,
-                              .arg = {info->slot, -1, -1, -1}});
+                              .arg = {info->slot, -1, -1, -1, -1}});
     }
     return info->spread;
 }
@@ -301,7 +301,7 @@ static void emit_row_outputs(te_maker *m)
         if (p->outputs[o].kind != TE_OUT_ROW) continue;
         int v = p->outputs[o].value;
         te_step step = {
-            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1, -1}};
+            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1, -1, -1}};
         step.scalars = p->insns[v].rate == TE_RATE_UNIFORM;
         add_step(m, step);
     }

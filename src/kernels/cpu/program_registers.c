@@ -49,7 +49,7 @@ static int join_distance(te_plan *plan, te_step *step, const int32_t *uses, cons
         const te_step *distance = def >= 0 ? &plan->steps[def] : NULL;
         if (!distance || distance->op != TE_PW_SUB || distance->scalars != 2 || uses[factor] != 1 + square) continue;
         *step = (te_step){.kind = TE_STEP_FOLD, .op = step->op, .number = step->number, .dst = step->dst, .scalars = 4,
-                          .arg = {distance->arg[0], square ? -1 : step->arg[1 - k], distance->arg[1], -1}};
+                          .arg = {distance->arg[0], square ? -1 : step->arg[1 - k], distance->arg[1], -1, -1}};
         return def;
     }
     return -1;
@@ -101,6 +101,46 @@ static void join_sums(te_plan *plan, const te_pass *pass, int fold, int32_t *use
     }
 }
 
+/* A column sum of products, of which one factor is made of a tensor and numbers and not used otherwise, makes it itself. */
+static void join_numbers(te_plan *plan, te_step *step, const int32_t *uses, const int32_t *maker_of)
+{
+    int sub_mul = te_block_pair(TE_FIRST_SUB, TE_SECOND_MUL);
+    for (int k = 0; k < 2 && step->arg[1] >= 0; k++) {
+        int32_t factor = step->arg[k], by = step->arg[1 - k], def = maker_of[factor];
+        if (def < 0 || uses[factor] != 1 || maker_of[by] >= 0) continue;
+        te_step *made = &plan->steps[def];
+        bool     moved = made->op == TE_PW_SUB && made->scalars == 2, both = made->op == sub_mul && made->scalars == 6;
+        bool     scaled = made->op == TE_PW_MUL && (made->scalars == 1 || made->scalars == 2);
+        int32_t  of = made->arg[made->scalars == 1 ? 1 : 0];
+        if (!(moved || both || scaled) || maker_of[of] >= 0) continue;
+        step->arg[0] = of, step->arg[1] = by;
+        step->arg[3] = scaled ? -1 : made->arg[1];
+        step->arg[4] = both ? made->arg[2] : scaled ? made->arg[made->scalars == 1 ? 0 : 1] : -1;
+        *made = nothing();
+        return;
+    }
+}
+
+/* And takes up the sum of the other factor. */
+static void join_column_sums(te_plan *plan, const te_pass *pass, const int32_t *uses, const int32_t *maker_of)
+{
+    for (int s = pass->body; s < pass->end; s++) {
+        te_step *step = &plan->steps[s];
+        if (step->kind != TE_STEP_COLSUM) continue;
+        join_numbers(plan, step, uses, maker_of);
+        step->apart = maker_of[step->arg[0]] < 0 && (step->arg[1] < 0 || maker_of[step->arg[1]] < 0);
+    }
+    for (int s = pass->body; s < pass->end; s++)
+        for (int o = pass->body; o < pass->end; o++) {
+            te_step *step = &plan->steps[s], *other = &plan->steps[o];
+            if (step->kind != TE_STEP_COLSUM || !step->apart || step->arg[1] < 0 || step->also > 0 ||
+                other->kind != TE_STEP_COLSUM || other->arg[0] != step->arg[1] || other->arg[1] >= 0)
+                continue;
+            step->also = other->operand;
+            *other = nothing();
+        }
+}
+
 /* Joins operations with the one use of their result, where the table has them as a pair. Later ones first: in a chain
  * every other operation takes up its predecessor. */
 static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker_of)
@@ -126,6 +166,7 @@ static void join_pairs(te_maker *m, te_pass *pass, int32_t *uses, int32_t *maker
         if (distance >= 0) plan->steps[distance] = nothing();
         if (m->kind == TE_PLAN_ROW) join_sums(plan, pass, s, uses, maker_of);
     }
+    if (m->kind != TE_PLAN_ROWS) join_column_sums(plan, pass, uses, maker_of);
     int kept = pass->body;
     for (int s = pass->body; s < pass->end; s++)
         if (!is_nothing(&plan->steps[s])) plan->steps[kept++] = plan->steps[s];

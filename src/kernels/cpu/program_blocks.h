@@ -74,12 +74,25 @@ enum { TE_LINE = 64 };
 
 struct te_link;
 
-/* Rows that are folded. Steps are in elements, to the next row's. */
+/* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the place
+ * of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for both. */
 typedef struct te_fold_rows {
-    const void *src, *by, *about; /* by, about: as in fold_add; about one number per row, its step may be 0 */
-    int64_t     src_step, by_step, about_step;
+    const void *src, *by, *about, *times; /* by, about: as in fold_add; about one number per row, its step may be 0 */
+    void       *also;
+    int64_t     src_step, by_step, about_step, times_step;
     size_t      rows, columns;
+    bool        src_half, by_half, times_half; /* are bfloat16, of sums */
 } te_fold_rows;
+
+/* Rows that are added up, one after the other: sums[j] += src[j], or with `by` += by[j] * ((src[j] - about) * times) and
+ * also[j] += by[j]. `about` and `times` are one number per row, 0 and 1 where NULL; steps are in elements. */
+typedef struct te_fold_columns {
+    void       *sums, *also;
+    const void *src, *by, *about, *times;
+    int64_t     src_step, by_step;
+    size_t      rows, columns;
+    bool        src_half, by_half; /* are bfloat16 */
+} te_fold_columns;
 
 /* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in the
  * next one, where tensors go on. With `step` windows are rows: what is in slot i goes on by step[i] bytes, and numbers are
@@ -111,8 +124,7 @@ typedef struct te_blocks {
                      te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
     void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
-    void (*fold_columns)(void *sums, const void *src, const void *by, size_t rows,
-                         size_t columns); /* sums[j] += each row's [j] */
+    void (*fold_columns)(const te_fold_columns *fold, te_ahead ahead);
 
     size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
     void (*chain)(const te_chain_run *run);

@@ -69,6 +69,34 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
     }
 }
 
+/* What is folded may be bfloat16 where it is a row: then it is widened on the way. These functions are always inlined, so that
+ * how vectors are returned, which GCC warns of, does not matter. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+#define TE_ALWAYS            static inline __attribute__((always_inline))
+#define TE_AT(at, half, part) vector_at(at, half, i + (part) * WIDTH)
+
+TE_ALWAYS int64_t bytes_of(bool half) { return half ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(te_real); }
+
+TE_ALWAYS te_real value_at(const void *at, bool half, size_t i)
+{
+    return half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
+}
+
+TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
+{
+    if (!half) return *(const te_vec *)((const te_real *)at + i);
+    const uint16_t *from = (const uint16_t *)at + i;
+#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+#else
+    te_real values[WIDTH];
+    _Pragma("omp simd") for (int k = 0; k < WIDTH; k++) values[k] = (te_real)te_bf16_to_f32(from[k]);
+    return *(const te_vec *)values;
+#endif
+}
+
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
  * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
@@ -104,46 +132,61 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
         return tree_##name(&h);                                                                          \
     }                                                                                                    \
     /* A row whose lanes stay in registers: columns > WIDTH. */                                          \
-    static inline te_real row_##name(const te_real *s, const te_real *by, te_real about, size_t n,       \
-                                     te_real neutral, te_ahead *ahead)                                   \
+    TE_ALWAYS te_real row_##name(const void *s, bool half, const void *by, bool by_half, te_real about,  \
+                                 size_t n, te_real neutral, te_ahead *ahead)                             \
     {                                                                                                    \
         te_vec h0 = neutral - (te_vec){0}, h1 = h0, h2 = h0, h3 = h0;                                    \
-        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, s += TE_FOLD_LANES, by += TE_FOLD_LANES) {        \
-            const te_vec *v = (const te_vec *)s, *u = (const te_vec *)by;                                \
-            (void)u, (void)about;                                                                        \
+        size_t i = 0;                                                                                    \
+        for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {                                             \
+            (void)by, (void)by_half, (void)about;                                                        \
             fetch_ahead(ahead);                                                                          \
-            h0 = JOIN(h0, VALUE(v[0], u[0], about));                                                            \
-            h1 = JOIN(h1, VALUE(v[1], u[1], about));                                                            \
-            h2 = JOIN(h2, VALUE(v[2], u[2], about));                                                            \
-            h3 = JOIN(h3, VALUE(v[3], u[3], about));                                                            \
+            h0 = JOIN(h0, VALUE(TE_AT(s, half, 0), TE_AT(by, by_half, 0), about));                       \
+            h1 = JOIN(h1, VALUE(TE_AT(s, half, 1), TE_AT(by, by_half, 1), about));                       \
+            h2 = JOIN(h2, VALUE(TE_AT(s, half, 2), TE_AT(by, by_half, 2), about));                       \
+            h3 = JOIN(h3, VALUE(TE_AT(s, half, 3), TE_AT(by, by_half, 3), about));                       \
         }                                                                                                \
-        if (n > 0) {                                                                                     \
+        if (i < n) {                                                                                     \
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
             l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                  \
-            TE_EACH lane[i] = JOIN1(lane[i], VALUE(s[i], by[i], about));                                        \
+            for (size_t j = 0; j < n - i; j++)                                                           \
+                lane[j] = JOIN1(lane[j], VALUE(value_at(s, half, i + j), value_at(by, by_half, i + j), about)); \
             h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                                  \
         }                                                                                                \
         h0 = JOIN(JOIN(h0, h2), JOIN(h1, h3));                                                           \
         return tree_##name(&h0);                                                                         \
     }                                                                                                    \
-    static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \
+    TE_ALWAYS te_real narrow_row_##name(const void *s, bool half, const void *by, bool by_half,          \
+                                        te_real about, size_t n, te_real neutral)                        \
     {                                                                                                    \
-        const te_real *s = fold->src, *by = fold->by ? fold->by : s, *centre = fold->about;              \
-        int64_t        by_step = fold->by ? fold->by_step : fold->src_step;                              \
+        te_real lane[WIDTH];                                                                             \
+        (void)by, (void)by_half, (void)about;                                                            \
+        _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++) lane[i] =                                 \
+            i < n ? JOIN1(neutral, VALUE(value_at(s, half, i), value_at(by, by_half, i), about)) : neutral; \
+        return tree_##name((const te_vec *)lane);                                                        \
+    }                                                                                                    \
+    TE_ALWAYS void rows_of_##name(te_real *d, const te_fold_rows *fold, bool half, bool by_half,         \
+                                  te_real neutral, te_ahead ahead)                                       \
+    {                                                                                                    \
+        const char    *s = fold->src, *by = fold->by ? fold->by : s;                                     \
+        const te_real *centre = fold->about;                                                             \
+        int64_t        step = fold->src_step * bytes_of(half);                                           \
+        int64_t        by_step = fold->by ? fold->by_step * bytes_of(by_half) : step;                    \
         size_t         columns = fold->columns;                                                          \
-        for (size_t r = 0; r < fold->rows; r++, s += fold->src_step, by += by_step) {                    \
+        for (size_t r = 0; r < fold->rows; r++, s += step, by += by_step) {                              \
             te_real about = centre ? *centre : 0;                                                        \
             if (centre) centre += fold->about_step;                                                      \
-            if (columns <= WIDTH) {                                                                      \
-                te_real lane[WIDTH];                                                                     \
-                _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++)                                   \
-                    lane[i] = i < columns ? JOIN1(neutral, VALUE(s[i], by[i], about)) : neutral;                \
-                d[r] = tree_##name((const te_vec *)lane);                                                \
-            } else {                                                                                     \
-                d[r] = row_##name(s, by, about, columns, neutral, &ahead);                                      \
-            }                                                                                            \
+            if (columns <= WIDTH) d[r] = narrow_row_##name(s, half, by, by_half, about, columns, neutral); \
+            else d[r] = row_##name(s, half, by, by_half, about, columns, neutral, &ahead);               \
         }                                                                                                \
+    }                                                                                                    \
+    static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \
+    {                                                                                                    \
+        bool by_half = fold->by ? fold->by_half : fold->src_half;                                        \
+        if (fold->src_half && by_half) rows_of_##name(d, fold, true, true, neutral, ahead);              \
+        else if (fold->src_half) rows_of_##name(d, fold, true, false, neutral, ahead);                   \
+        else if (by_half) rows_of_##name(d, fold, false, true, neutral, ahead);                          \
+        else rows_of_##name(d, fold, false, false, neutral, ahead);                                      \
     }
 
 TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
@@ -153,6 +196,73 @@ TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE)
 TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
 TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
 TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
+
+/* --- two sums at once --------------------------------------------------------------------------------------------- */
+
+typedef struct te_two_sums {
+    te_real of, also;
+} te_two_sums;
+
+/* p: what stands for `by`. */
+#define TE_TWO(k)                                                                          \
+    {                                                                                      \
+        te_vec p = TE_AT(by, by_half, k);                                                  \
+        if (times) p = p * TE_AT(times, times_half, k);                                    \
+        also##k = also##k + p;                                                             \
+        of##k = of##k + (TE_AT(s, half, k) - about) * p;                                   \
+    }
+
+TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_half, const void *times, bool times_half,
+                              te_real about, size_t n, te_ahead *ahead)
+{
+    te_vec of0 = {0}, of1 = of0, of2 = of0, of3 = of0, also0 = of0, also1 = of0, also2 = of0, also3 = of0;
+    size_t i = 0;
+    for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {
+        fetch_ahead(ahead);
+        TE_TWO(0) TE_TWO(1) TE_TWO(2) TE_TWO(3)
+    }
+    te_real of[TE_FOLD_LANES], also[TE_FOLD_LANES];
+    te_vec *o = (te_vec *)of, *a = (te_vec *)also;
+    o[0] = of0, o[1] = of1, o[2] = of2, o[3] = of3;
+    a[0] = also0, a[1] = also1, a[2] = also2, a[3] = also3;
+    for (size_t j = 0; j < n - i; j++) {
+        te_real p = value_at(by, by_half, i + j);
+        if (times) p = p * value_at(times, times_half, i + j);
+        also[j] += p;
+        of[j] += (value_at(s, half, i + j) - about) * p;
+    }
+    return (te_two_sums){join_sum(of), join_sum(also)};
+}
+
+TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool by_half, bool has_times, bool times_half,
+                           te_ahead ahead)
+{
+    const char    *s = fold->src, *by = fold->by, *times = fold->times;
+    const te_real *centre = fold->about;
+    te_real       *also = fold->also;
+    for (size_t r = 0; r < fold->rows; r++) {
+        te_two_sums sums = row_two(s, half, by, by_half, has_times ? times : NULL, times_half, centre ? *centre : 0,
+                                   fold->columns, &ahead);
+        d[r] = sums.of;
+        if (also) also[r] = sums.also;
+        if (centre) centre += fold->about_step;
+        if (has_times) times += fold->times_step * bytes_of(times_half);
+        s += fold->src_step * bytes_of(half);
+        by += fold->by_step * bytes_of(by_half);
+    }
+}
+
+static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
+{
+    bool half = fold->src_half, by_half = fold->by_half, times_half = fold->times_half;
+    if (!fold->times && half == by_half)
+        half ? rows_of_two(d, fold, true, true, false, false, ahead) : rows_of_two(d, fold, false, false, false, false, ahead);
+    else if (half == by_half && !times_half)
+        half ? rows_of_two(d, fold, true, true, true, false, ahead) : rows_of_two(d, fold, false, false, true, false, ahead);
+    else rows_of_two(d, fold, half, by_half, fold->times, times_half, ahead);
+}
+
+/* --- the table's functions ---------------------------------------------------------------------------------------- */
 
 static te_real neutral_of(te_fold_kind kind)
 {
@@ -214,7 +324,8 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
     te_real neutral = neutral_of(kind);
     switch (kind) {
     case TE_FOLD_SUM:
-        if (fold->by && fold->about) rows_distance(dst, fold, neutral, ahead);
+        if (fold->times || fold->also) rows_two(dst, fold, ahead);
+        else if (fold->by && fold->about) rows_distance(dst, fold, neutral, ahead);
         else if (fold->about) rows_square(dst, fold, neutral, ahead);
         else if (fold->by) rows_dot(dst, fold, neutral, ahead);
         else rows_sum(dst, fold, neutral, ahead);
@@ -225,16 +336,70 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
     }
 }
 
-static void fold_columns(void *sums, const void *src, const void *by, size_t rows, size_t columns)
-{
-    te_real       *d = sums;
-    const te_real *s = src, *u = by;
-    for (size_t r = 0; r < rows; r++, s += columns) {
-        if (by) {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j] * u[j];
-            u += columns;
-        } else {
-            _Pragma("omp simd") for (size_t j = 0; j < columns; j++) d[j] += s[j];
-        }
+/* --- columns ------------------------------------------------------------------------------------------------------ */
+
+/* Sums of as many columns as stay in registers while rows go by. */
+#define TE_COLUMN_PART(k)                                                                              \
+    {                                                                                                  \
+        te_vec x = TE_AT(src, half, k);                                                                \
+        if (has_by) {                                                                                  \
+            te_vec y = TE_AT(by, by_half, k);                                                          \
+            sums##k = sums##k + y * ((x - about) * times);                                             \
+            if (has_also) also##k = also##k + y;                                                       \
+        } else {                                                                                       \
+            sums##k = sums##k + x;                                                                     \
+        }                                                                                              \
     }
+
+TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bool has_by, bool by_half, bool has_also,
+                            te_ahead *ahead)
+{
+    te_vec        *to = (te_vec *)((te_real *)fold->sums + i), *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
+    te_vec         sums0 = to[0], sums1 = to[1], sums2 = to[2], sums3 = to[3];
+    te_vec         also0 = too[0], also1 = too[1], also2 = too[2], also3 = too[3];
+    const char    *src = fold->src, *by = fold->by;
+    const te_real *centre = fold->about, *factor = fold->times;
+    int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
+    for (size_t r = 0; r < fold->rows; r++, src += step) {
+        te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
+        fetch_ahead(ahead);
+        TE_COLUMN_PART(0) TE_COLUMN_PART(1) TE_COLUMN_PART(2) TE_COLUMN_PART(3)
+        if (has_by) by += by_step;
+    }
+    to[0] = sums0, to[1] = sums1, to[2] = sums2, to[3] = sums3;
+    if (has_also) too[0] = also0, too[1] = also1, too[2] = also2, too[3] = also3;
+}
+
+/* Columns from `first` on that fill no block. */
+static void last_columns(const te_fold_columns *fold, size_t first)
+{
+    te_real       *sums = fold->sums, *also = fold->also;
+    const char    *src = fold->src, *by = fold->by;
+    const te_real *centre = fold->about, *factor = fold->times;
+    for (size_t r = 0; r < fold->rows; r++, src += fold->src_step * bytes_of(fold->src_half)) {
+        te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
+        for (size_t i = first; i < fold->columns; i++) {
+            te_real x = value_at(src, fold->src_half, i), y = by ? value_at(by, fold->by_half, i) : 0;
+            sums[i] += by ? y * ((x - about) * times) : x;
+            if (also) also[i] += y;
+        }
+        if (by) by += fold->by_step * bytes_of(fold->by_half);
+    }
+}
+
+#define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
+    for (; i + TE_FOLD_LANES <= fold->columns; i += TE_FOLD_LANES) \
+        column_block(fold, i, half, has_by, by_half, has_also, &ahead)
+
+static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
+{
+    size_t i = 0;
+    bool   half = fold->src_half, by_half = fold->by_half;
+    if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
+    else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
+    else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);
+    else if (fold->also && half && by_half) TE_COLUMN_BLOCKS(true, true, true, true);
+    else if (!fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, false);
+    else TE_COLUMN_BLOCKS(half, true, by_half, fold->also != NULL);
+    if (i < fold->columns) last_columns(fold, i);
 }

@@ -23,7 +23,10 @@ static int order_loads(te_plan *plan, int first, int end)
 
 static bool makes_part_of(const te_step *step, const te_step *sum)
 {
-    return step->dst >= 0 && (step->dst == sum->arg[0] || step->dst == sum->arg[1]);
+    bool makes = false;
+    for (int k = 0; k < TE_STEP_ARGS; k++)
+        makes |= sum->arg[k] >= 0 && (step->dst == sum->arg[k] || (step->kind == TE_STEP_FOLD && step->also == sum->arg[k]));
+    return makes;
 }
 
 /* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
@@ -81,7 +84,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
     for (int s = pass->body; s < pass->end;) {
         int end = s;
         while (end < pass->end &&
-               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM)))
+               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM && !plan->steps[end].apart)))
             end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
@@ -94,7 +97,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
  * sums where a tile has several rows. */
 static bool has_link(const te_maker *m, const te_step *step)
 {
-    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS;
+    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS && !step->apart;
     return step->kind == TE_STEP_OP && step->op != TE_PW_POW && step->op != TE_PW_SIN && step->op != TE_PW_COS;
 }
 
@@ -156,7 +159,9 @@ static void link_run(te_maker *m, int first, int end)
 
 static int uses_of(const te_step *step, int32_t slot)
 {
-    return (step->arg[0] == slot) + (step->arg[1] == slot) + (step->arg[2] == slot);
+    int uses = 0;
+    for (int k = 0; k < TE_STEP_ARGS; k++) uses += step->arg[k] == slot;
+    return uses;
 }
 
 /* The slot of acc at step s of the chain that begins with step `first`, -1: none. */
@@ -167,14 +172,14 @@ static int32_t acc_before(const te_plan *plan, int first, int s)
     return -1;
 }
 
-/* Whether steps of [from, end) read the slot only as links that take bfloat16. */
-static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end)
+/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums and maxima of rows where these do. */
+static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
 {
     int first = from, last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, last = step->chain_end;
-        if (!uses_of(step, slot)) continue;
+        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD)) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         bool acc_is_last =
@@ -191,7 +196,7 @@ static void find_halves(te_maker *m, const te_pass *pass)
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
         if (step->chain_end) linked = step->chain_end;
-        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end);
+        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
@@ -209,7 +214,7 @@ static void count_turns(te_maker *m, const te_pass *pass)
     int      linked = pass->body;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
-        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->chain_end);
+        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->apart || step->chain_end);
         if (step->chain_end) linked = step->chain_end;
         step->turn = takes ? plan->n_turns++ : -1;
     }
@@ -233,7 +238,7 @@ static void find_brief(te_plan *plan, const te_pass *pass)
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, end = step->chain_end;
         int chain = s < end ? first : -2;
-        for (int k = 0; k < 3; k++) note_use(plan, step->arg[k], chain);
+        for (int k = 0; k < TE_STEP_ARGS; k++) note_use(plan, step->arg[k], chain);
         if (step->dst >= 0 && chain >= 0) plan->slots[step->dst].chain = chain;
         note_use(plan, step->dst, chain);
     }

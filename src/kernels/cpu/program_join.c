@@ -66,7 +66,9 @@ static void join_columns(const te_job *job, const te_operand *out, char *parts, 
     size_t  size = job->blocks->size, stride = te_align64((size_t)job->columns * size), skip = (size_t)first * size;
     char   *sums = parts + skip;
     for (int64_t r = 1; r < job->row_chunks; r++)
-        job->blocks->fold_columns(sums, parts + (size_t)r * stride + skip, NULL, 1, (size_t)n);
+        job->blocks->fold_columns(
+            &(te_fold_columns){.sums = sums, .src = parts + (size_t)r * stride + skip, .rows = 1, .columns = (size_t)n},
+            (te_ahead){0});
     if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
     for (int64_t i = 0, piece; i < n; i += piece) {
         piece = out->block ? out->block - (first + i) % out->block : n;

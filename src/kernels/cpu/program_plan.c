@@ -199,7 +199,7 @@ static int32_t element_slot(te_maker *m, int v)
     if (info->spread < 0) {
         info->spread = add_slot(m, TE_SLOT_REGISTER);
         add_step(m, (te_step){.kind = TE_STEP_SPREAD, .rate = (uint8_t)rate, .dst = info->spread,
-                              .arg = {info->slot, -1, -1}});
+                              .arg = {info->slot, -1, -1, -1, -1}});
     }
     return info->spread;
 }
@@ -231,7 +231,7 @@ static void set_arguments(te_maker *m, te_step *step, const te_insn *insn, te_ra
 static void emit_element(te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v];
-    te_step        step = {.kind = TE_STEP_OP, .op = insn->op, .operand = insn->slot, .arg = {-1, -1, -1}};
+    te_step        step = {.kind = TE_STEP_OP, .op = insn->op, .operand = insn->slot, .arg = TE_NO_ARGS};
     set_arguments(m, &step, insn, TE_RATE_ELEM);
     if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD;
     if (insn->op == TE_PW_COLUMN) step.kind = TE_STEP_COLUMN;
@@ -248,7 +248,7 @@ static int32_t row_slot(te_maker *m, int v)
 static void emit_row(te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v];
-    te_step        step = {.kind = TE_STEP_ROW_OP, .op = insn->op, .operand = insn->slot, .arg = {-1, -1, -1}};
+    te_step        step = {.kind = TE_STEP_ROW_OP, .op = insn->op, .operand = insn->slot, .arg = TE_NO_ARGS};
     if (m->values[v].picks >= 0) {
         int at = m->values[v].pick_at;
         step.kind = TE_STEP_PICK;
@@ -266,9 +266,9 @@ static void emit_row(te_maker *m, int v)
 static void emit_fold(te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v];
-    te_step step = {.kind = TE_STEP_FOLD, .op = (uint8_t)fold_of(insn->op), .number = m->plan->n_row_folds++};
+    te_step step = {.kind = TE_STEP_FOLD, .op = (uint8_t)fold_of(insn->op), .number = m->plan->n_row_folds++,
+                    .arg = TE_NO_ARGS};
     step.arg[0] = element_slot(m, insn->arg[0]);
-    step.arg[1] = step.arg[2] = -1;
     step.dst = row_slot(m, v);
     add_step(m, step);
 }
@@ -281,7 +281,7 @@ static void emit_outputs(te_maker *m)
     for (int o = 0; o < p->n_outputs; o++) {
         te_output_kind kind = (te_output_kind)p->outputs[o].kind;
         if (kind == TE_OUT_ROW) continue;
-        te_step step = {.kind = TE_STEP_STORE, .operand = p->n_inputs + o, .dst = -1, .arg = {-1, -1, -1}};
+        te_step step = {.kind = TE_STEP_STORE, .operand = p->n_inputs + o, .dst = -1, .arg = TE_NO_ARGS};
         if (kind == TE_OUT_COLSUM) step.kind = TE_STEP_COLSUM;
         if (kind == TE_OUT_SUM || kind == TE_OUT_AMAX) {
             step.kind = TE_STEP_SUM;
@@ -301,7 +301,7 @@ static void emit_row_outputs(te_maker *m)
         if (p->outputs[o].kind != TE_OUT_ROW) continue;
         int v = p->outputs[o].value;
         te_step step = {
-            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1}};
+            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1, -1, -1}};
         step.scalars = p->insns[v].rate == TE_RATE_UNIFORM;
         add_step(m, step);
     }

@@ -40,6 +40,10 @@ typedef enum te_step_kind {
     TE_STEP_SUM       /* SUM and AMAX outputs, of which it is `number` */
 } te_step_kind;
 
+enum { TE_STEP_ARGS = 5 };
+
+#define TE_NO_ARGS {-1, -1, -1, -1, -1}
+
 typedef struct te_step {
     uint8_t kind;    /* te_step_kind */
     uint8_t op;      /* te_opcode or te_block_pair; of TE_STEP_FOLD and TE_STEP_SUM the te_fold_kind */
@@ -47,11 +51,15 @@ typedef struct te_step {
     uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
     int32_t operand; /* input; n_inputs + output; generator */
     int32_t number;
-    int32_t dst, arg[3]; /* slots, -1: none; sums with a second argument add products, of
-                          * column sums the third is their TE_SLOT_SUMS, of row sums a number
-                          * that is taken from the first, see te_blocks.fold_add */
+    int32_t dst, arg[TE_STEP_ARGS]; /* slots, -1: none; sums with a second argument add products, of column sums the third
+                                     * is their TE_SLOT_SUMS, of row sums a number that is taken from the first, see
+                                     * te_blocks.fold_add; their fourth is a factor of the second, see te_fold_rows;
+                                     * of column sums the fourth and fifth are numbers, see te_fold_columns */
+    int32_t also;        /* where the sums of the second argument itself go: a slot, of TE_STEP_COLSUM an output as in
+                          * `operand`; 0: nowhere */
+    bool    apart;       /* TE_STEP_COLSUM: no operation makes what it adds, so that it is no link */
     int32_t last_use;    /* the last step of the pass that reads dst */
-    bool    half_ok;     /* TE_STEP_LOAD: all that read dst are links that take bfloat16 */
+    bool    half_ok;     /* TE_STEP_LOAD: all that read dst takes bfloat16: links, and reductions of whole rows */
     int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */
     int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
     bool    chain_sums;       /* and there are column sums among them */

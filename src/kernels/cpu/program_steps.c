@@ -231,24 +231,36 @@ static te_ahead ahead_of(const te_walker *w, const te_step *step, size_t strips)
     return (te_ahead){at, end - first, each, share->operand >= w->job->program->n_inputs};
 }
 
-/* The second factor of a sum of products. */
-static const char *factor(const te_walker *w, const te_step *step)
+static const char *argument(const te_walker *w, const te_step *step, int k)
 {
-    return step->arg[1] >= 0 ? w->slot[step->arg[1]] : NULL;
+    return step->arg[k] >= 0 ? w->slot[step->arg[k]] : NULL;
+}
+
+/* The second factor of a sum of products. */
+static const char *factor(const te_walker *w, const te_step *step) { return argument(w, step, 1); }
+
+/* Whether an argument is bfloat16, and then or else, from one row to the next in elements. */
+static int64_t fold_step(const te_walker *w, const te_step *step, int k, bool *half)
+{
+    if (step->arg[k] < 0) return 0;
+    *half = w->form[step->arg[k]] & TE_FORM_HALF;
+    return row_step(w, step->arg[k]) / (*half ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
 }
 
 static void step_fold(te_walker *w, const te_step *step, size_t n)
 {
-    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = step->arg[2] >= 0 ? w->slot[step->arg[2]] : NULL;
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
     te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
     if (w->job->kind > TE_PLAN_ROWS) {
         w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
         return;
     }
-    int64_t      size = (int64_t)w->blocks->size;
     te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
-    rows.src_step = row_step(w, step->arg[0]) / size;
-    if (by) rows.by_step = row_step(w, step->arg[1]) / size;
+    rows.times = argument(w, step, 3);
+    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
+    rows.src_step = fold_step(w, step, 0, &rows.src_half);
+    rows.by_step = fold_step(w, step, 1, &rows.by_half);
+    rows.times_step = fold_step(w, step, 3, &rows.times_half);
     rows.about_step = w->job->band;
     w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
 }
@@ -267,16 +279,27 @@ static void step_sum(te_walker *w, const te_step *step)
 }
 
 /* Of the columns of the tile. */
-static char *column_sums(const te_walker *w, const te_step *step)
+static char *column_sums(const te_walker *w, int operand)
 {
-    int output = step->operand - w->job->program->n_inputs;
+    int output = operand - w->job->program->n_inputs;
     return te_job_column_part(w->job, w->parts, output, w->row_chunk) + (size_t)w->column * w->blocks->size;
 }
 
 static void step_column_sum(te_walker *w, const te_step *step)
 {
-    if (!w->operands[step->operand].present) return;
-    w->blocks->fold_columns(column_sums(w, step), w->slot[step->arg[0]], factor(w, step), w->tile_rows, w->tile_columns);
+    bool            here = w->operands[step->operand].present, also = step->also > 0 && w->operands[step->also].present;
+    size_t          strips = step->apart ? w->tile_rows * w->tile_columns / TE_FOLD_LANES : 0;
+    te_fold_columns fold = {.rows = w->tile_rows, .columns = w->tile_columns};
+    if (!here && !also) return;
+    fold.src = argument(w, step, here ? 0 : 1);
+    fold.src_step = fold_step(w, step, here ? 0 : 1, &fold.src_half);
+    fold.sums = column_sums(w, here ? step->operand : step->also);
+    if (here) {
+        fold.by = argument(w, step, 1), fold.about = argument(w, step, 3), fold.times = argument(w, step, 4);
+        fold.by_step = fold_step(w, step, 1, &fold.by_half);
+        fold.also = also ? column_sums(w, step->also) : NULL;
+    }
+    w->blocks->fold_columns(&fold, ahead_of(w, step, strips));
 }
 
 static inline void run_op(te_walker *w, const te_step *step, size_t n)
@@ -305,7 +328,9 @@ static void finish_link(te_walker *w, const te_step *step, size_t skip, size_t l
     const te_blocks *blocks = w->blocks;
     const char      *a = rest_of(w, step, 0, skip, left), *b = rest_of(w, step, 1, skip, left);
     if (step->kind == TE_STEP_COLSUM) {
-        blocks->fold_columns(w->slot[step->arg[2]] + skip * blocks->size, a, b, 1, left);
+        te_fold_columns fold = {.src = a, .by = b, .rows = 1, .columns = left};
+        fold.sums = w->slot[step->arg[2]] + skip * blocks->size;
+        blocks->fold_columns(&fold, (te_ahead){0});
         return;
     }
     bool  half = w->form[step->dst] & TE_FORM_HALF;
@@ -322,7 +347,7 @@ void te_walker_chain(te_walker *w, int first)
     size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
     for (int s = first; chain->chain_sums && s < chain->chain_end; s++) {
         if (steps[s].kind != TE_STEP_COLSUM) continue;
-        w->slot[steps[s].arg[2]] = column_sums(w, &steps[s]);
+        w->slot[steps[s].arg[2]] = column_sums(w, steps[s].operand);
         w->form[steps[s].arg[2]] = TE_FORM_TENSOR;
     }
     te_chain_run run = {.links = &w->plan->links[chain->chain], .slot = w->slot, .form = w->form, .n = skip};

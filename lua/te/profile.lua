@@ -74,7 +74,8 @@ function Profile:save_trace(path)
     if not (written and closed) then fail("profile:save_trace: %s: %s", path, why or late) end
 end
 
-return function(fn)
+return function(fn, ...)
+    options.last("te.profile", 1, ...)
     if type(fn) ~= "function" then fail("te.profile: expected a function, got %s", type(fn)) end
     local begin = core.clock()
     local events = core.profile(fn)

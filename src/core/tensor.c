@@ -32,7 +32,7 @@ const char *te_shape_text(int ndim, const int64_t *shape, char *text, size_t siz
 {
     size_t at = (size_t)snprintf(text, size, "{");
     for (int i = 0; i < ndim && at < size; i++)
-        at += (size_t)snprintf(text + at, size - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        at += (size_t)snprintf(text + at, size - at, "%s%lld", i ? "," : "", (long long)shape[i]);
     if (at < size) snprintf(text + at, size - at, "}");
     return text;
 }

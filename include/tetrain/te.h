@@ -82,7 +82,8 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 /* Uninitialised tensor on the default device ("cpu"). */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* Wraps host memory without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it alive. */
+/* Wraps host memory, aligned for its elements, without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it
+ * alive. */
 TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);

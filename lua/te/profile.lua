@@ -61,6 +61,7 @@ end
 --- Writes the events as Chrome trace JSON, times in microseconds.
 function Profile:save_trace(path)
     options.argument("profile:save_trace", "path", path, { "string" })
+    require("te.files").need("profile:save_trace")
     local file, message = io.open(path, "w")
     if not file then fail("profile:save_trace: %s", message) end
     local parts = {}

@@ -240,6 +240,19 @@ describe("reductions", function()
         close(2.5, te.var(te.tensor({ 1, 2, 3, 4, 5 }, { dtype = "float64" })))
     end)
 
+    it("has no mean and no variance of nothing", function()
+        local empty = te.zeros { 0, 3 }
+        for _, name in ipairs { "mean", "var" } do
+            local all, columns = te[name](empty):item(), te[name](empty, 1):totable()
+            assert.is_true(all ~= all and columns[1] ~= columns[1] and columns[3] ~= columns[3])
+            assert.same({ 0 }, te[name](empty, 2).shape)
+        end
+        assert.is_true(te.mse_loss(empty, empty):item() ~= 0)
+        assert.equal(math.huge, te.var(te.tensor { 1, 2 }, { correction = 3 }):item())
+        assert.same({ 0 }, te.argmax(empty, 2).shape)
+        assert.error_matches(function() te.argmax(empty, 1) end, "te%.argmax: {0,3} has no elements along the dimension")
+    end)
+
     it("has all and any", function()
         local flags = te.tensor { { true, false }, { true, true } }
         assert.same({ false, true }, te.all(flags, 2):totable())

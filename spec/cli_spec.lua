@@ -25,16 +25,24 @@ end
 -- Runs the executable.
 local function run(arguments, input) return shell(("'%s' %s"):format(TETRAIN, arguments), input) end
 
+local written = {}
+
 local function script(text)
-    local path = os.tmpname() .. ".lua"
+    local name = os.tmpname()
+    local path = name .. ".lua"
     local file = io.open(path, "wb")
     file:write(text)
     file:close()
-    finally(function() os.remove(path) end)
+    written[#written + 1], written[#written + 2] = name, path
     return path
 end
 
 describe("tetrain", function()
+    after_each(function()
+        for _, path in ipairs(written) do os.remove(path) end
+        written = {}
+    end)
+
     it("runs code, modules, scripts and standard input", function()
         assert.equal("3\n", (run [[-e 'print(1 + 2)']]))
         assert.equal("3\n", (run [[-l te.options -e 'print(options and 3)']]))

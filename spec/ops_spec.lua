@@ -61,6 +61,8 @@ end
 describe("te.help", function()
     it("knows what is no operation as well", function()
         assert.equal("te.Linear(in_features, out_features, opts)", te.help("Linear"):match "^[^\n]*")
+        assert.equal(te.help("Linear"), te.help(te.Linear))
+        assert.equal(te.help("matmul"), te.help(te.matmul))
     end)
 end)
 
@@ -238,6 +240,19 @@ describe("reductions", function()
         close(2.5, te.var(te.tensor({ 1, 2, 3, 4, 5 }, { dtype = "float64" })))
     end)
 
+    it("has no mean and no variance of nothing", function()
+        local empty = te.zeros { 0, 3 }
+        for _, name in ipairs { "mean", "var" } do
+            local all, columns = te[name](empty):item(), te[name](empty, 1):totable()
+            assert.is_true(all ~= all and columns[1] ~= columns[1] and columns[3] ~= columns[3])
+            assert.same({ 0 }, te[name](empty, 2).shape)
+        end
+        assert.is_true(te.mse_loss(empty, empty):item() ~= 0)
+        assert.equal(math.huge, te.var(te.tensor { 1, 2 }, { correction = 3 }):item())
+        assert.same({ 0 }, te.argmax(empty, 2).shape)
+        assert.error_matches(function() te.argmax(empty, 1) end, "te%.argmax: {0,3} has no elements along the dimension")
+    end)
+
     it("has all and any", function()
         local flags = te.tensor { { true, false }, { true, true } }
         assert.same({ false, true }, te.all(flags, 2):totable())
@@ -253,7 +268,7 @@ describe("matrix products, rows and indices", function()
         local expected = reference.matmul(A, b)
         for i = 1, 2 do expected[i] = { expected[i][1] + 10, expected[i][2] + 20 } end
         close(expected, linear)
-        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end, "inner sizes differ: {4, 3} x {5, 2}")
+        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end, "inner sizes differ: {4,3} x {5,2}")
     end)
 
     it("te.softmax and te.log_softmax along any dimension", function()

@@ -12,7 +12,7 @@ describe("te.options", function()
 
     it("names the nearest option", function()
         assert.error_matches(function() options.check("te.f", { epz = 1 }, declared) end,
-            'te%.f: unknown option "epz", did you mean "eps"')
+            'te%.f: unknown option "epz"; did you mean "eps"')
     end)
 
     it("names option, expectation and value", function()

@@ -266,7 +266,7 @@ static void test_errors(void)
     te_tensor *a = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1),
               *b = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 5}, 1);
     CHECK(!apply(ctx, "add", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "te.add") &&
-          strstr(te_context_error(ctx), "{4, 5}"));
+          strstr(te_context_error(ctx), "{4,5}"));
     CHECK(!apply(ctx, "matmul", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "inner sizes differ"));
     CHECK(te_op_find(ctx, "no_such_op") == NULL);
     CHECK(!te_tensor_empty(ctx, TE_F32, 3, (int64_t[]){INT64_MAX, 2, 2}));

@@ -94,6 +94,8 @@ static void test_null(void)
     CHECK(tetrain_set_tensor(rt, "a.b", NULL) == TETRAIN_ERROR_ARGUMENT && says(rt, "\"a.b\" is no name of a global"));
     CHECK(tetrain_get_tensor(rt, NULL) == NULL && says(rt, "the name is NULL"));
     CHECK(te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, NULL, NULL, NULL) == NULL);
+    CHECK(te_tensor_from_data(tetrain_context(rt), (char *)numbers + 1, TE_F32, 1, (int64_t[]){1}, NULL, NULL) == NULL);
+    CHECK(strstr(te_context_error(tetrain_context(rt)), "is not aligned for float32"));
     CHECK(run(rt, "error()") == TETRAIN_ERROR_SCRIPT && says(rt, "error value of type nil"));
     tetrain_close(rt);
 }
@@ -258,6 +260,10 @@ static void test_restricted(void)
                                .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED, .log = take_line, .user = &printed};
     tetrain        *rt = tetrain_open(&options);
     CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
+    CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&
+          says(rt, "test:1: te.data.open: scripts of this host reach no files"));
+    CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT && says(rt, "reach no files"));
+    CHECK(run(rt, "assert(require('te.recipe.faster').path() == nil)") == TETRAIN_OK);
     for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
         run(rt, "escaped = nil");
         run(rt, escapes[i]);

@@ -5,42 +5,11 @@
  * Prints the best and the median time, the arithmetic rate (masked entries not counted) and its share of the rate at
  * which this machine multiplies and adds float32 vectors.
  */
-#define _POSIX_C_SOURCE 200809L
-#include "kernels/cpu/cpu.h"
+#include "bench.h"
+
 #include "kernels/dtype.h"
 
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* One block is kept between calls, as the engine's caching allocator does. */
-static void *cached_scratch(te_exec *exec, size_t bytes)
-{
-    static void  *block;
-    static size_t size;
-    (void)exec;
-    if (bytes > size) {
-        free(block);
-        size = bytes;
-        block = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
-    }
-    return block;
-}
-
-static void keep_scratch(te_exec *exec, void *ptr)
-{
-    (void)exec;
-    (void)ptr;
-}
 
 /* --- the machine's peak ----------------------------------------------------------------------------------------- */
 
@@ -169,8 +138,8 @@ int main(int argc, char **argv)
     static const te_dtype dtypes[] = {TE_F32, TE_BF16};
     int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads();
     double seconds = argc > 2 ? atof(argv[2]) : 0.5;
-    te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = cached_scratch,
-                    .scratch_free = keep_scratch};
+    te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
+                    .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double peak = measure_peak(te_cpu(&exec)->isa, threads);
     printf("%s, %d threads, float32 peak %.1f GFLOP/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), threads, peak * 1e-9);

@@ -9,6 +9,8 @@
  * Per Linear of `in` to `out` features over T tokens: fwd y = x W^T, dx = dy W, dw0: dW = dy^T x, dw1: dW += dy^T x,
  * the latter two in float32. `peak` is the tile of our kernel on operands in the first-level cache.
  */
+#include "bench.h"
+
 #include "kernels/cpu/gemm.h"
 #include "kernels/dtype.h"
 #ifdef TE_WITH_ONEDNN
@@ -17,10 +19,6 @@
 
 #include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 /* With one thread its CPU time, which a busy machine does not distort as much. */
 static clockid_t clock_used = CLOCK_MONOTONIC;
@@ -30,36 +28,6 @@ static double seconds(void)
     struct timespec t;
     clock_gettime(clock_used, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void *allocate(te_exec *exec, size_t bytes)
-{
-    void *p = te_cpu_memory_alloc(exec, bytes);
-    if (!p) {
-        fprintf(stderr, "out of memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    memset(p, 0, bytes);
-    return p;
-}
-
-/* One block that grows, in place of the engine's caching allocator. */
-static void *scratch(te_exec *exec, size_t bytes)
-{
-    static void *block;
-    static size_t capacity;
-    if (bytes > capacity) {
-        te_cpu_memory_free(exec, block, capacity);
-        block = allocate(exec, bytes);
-        capacity = bytes;
-    }
-    return block;
-}
-
-static void scratch_free(te_exec *exec, void *ptr)
-{
-    (void)exec;
-    (void)ptr;
 }
 
 /* --- what is measured --------------------------------------------------------------------------------------------- */

@@ -9,6 +9,8 @@
  * writes nothing; copy and triad are measured as well with stores past the caches, which save reading what they write.
  * --streams leaves the products out: what memory gives at the moment, for benches to ask for again and again.
  */
+#include "bench.h"
+
 #include "kernels/cpu/gemm.h"
 #include "kernels/dtype.h"
 #ifdef TE_WITH_ONEDNN
@@ -17,35 +19,11 @@
 
 #include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
 enum { STREAM_FLOATS = 32 << 20, LARGEST_PRODUCT = 4096 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void *allocate(te_exec *exec, size_t bytes)
-{
-    void *p = te_cpu_memory_alloc(exec, bytes);
-    if (!p) {
-        fprintf(stderr, "out of memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    return p;
-}
-
-static void *scratch(te_exec *exec, size_t bytes) { return te_cpu_memory_alloc(exec, bytes); }
-static void scratch_free(te_exec *exec, void *ptr) { te_cpu_memory_free(exec, ptr, 0); }
 
 /* --- matrix products ---------------------------------------------------------------------------------------------- */
 

@@ -7,16 +7,13 @@
  * reaches on this machine, counting each operand's bytes once; `hand` is the time of the loop by hand over ours. On
  * x86-64 that loop is for AVX-512, so run this where the interpreter says avx512.
  */
+#include "bench.h"
+
 #include "core/program_build.h"
-#include "kernels/cpu/cpu.h"
 #include "kernels/dtype.h"
 #include "kernels/elementary.h"
 
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed" /* it leaves the search for a maximum scalar */
@@ -33,43 +30,6 @@
 enum { MAX_OPERANDS = 8 };
 
 static double seconds_each = 0.3;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Blocks are kept, as the engine does: new pages would take longer than what is measured. */
-static struct {
-    void  *block;
-    size_t bytes;
-    bool   taken;
-} kept[8];
-
-static void *scratch(te_exec *exec, size_t bytes)
-{
-    (void)exec;
-    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) {
-        if (kept[i].taken) continue;
-        if (kept[i].bytes < bytes) {
-            free(kept[i].block);
-            kept[i].block = aligned_alloc(64, (bytes + 63) / 64 * 64);
-            kept[i].bytes = kept[i].block ? bytes : 0;
-        }
-        kept[i].taken = kept[i].block != NULL;
-        return kept[i].block;
-    }
-    return NULL;
-}
-
-static void scratch_free(te_exec *exec, void *ptr)
-{
-    (void)exec;
-    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
-        if (kept[i].block == ptr) kept[i].taken = false;
-}
 
 /* --- cases ------------------------------------------------------------------------------------------------------ */
 

@@ -6,51 +6,15 @@
  * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in kernels.lua. The last
  * column is a sum over all bytes that were written, by which two builds are compared.
  */
+#include "bench.h"
+
 #include "core/quantizer.h"
 #include "kernels/cpu/workers.h"
 #include "kernels/dtype.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* One block is kept, as the engine keeps many: new pages would take longer than what is measured. */
-static void *kept;
-static size_t kept_bytes;
-
-static void *scratch(te_exec *exec, size_t bytes)
-{
-    if (bytes > kept_bytes) {
-        te_cpu_memory_free(exec, kept, kept_bytes);
-        kept = te_cpu_memory_alloc(exec, bytes);
-        kept_bytes = kept ? bytes : 0;
-    }
-    return kept;
-}
-
-static void scratch_free(te_exec *exec, void *ptr) { (void)exec, (void)ptr; }
-
-static void *allocate(te_exec *exec, size_t bytes)
-{
-    void *p = te_cpu_memory_alloc(exec, bytes);
-    if (!p) {
-        fprintf(stderr, "out of memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    memset(p, 0, bytes);
-    return p;
-}
 
 /* --- cases -------------------------------------------------------------------------------------------------------- */
 
@@ -217,7 +181,6 @@ int main(int argc, char **argv)
         te_cpu_memory_free(&exec, codes[s], room);
         te_cpu_memory_free(&exec, scales[s], room);
     }
-    te_cpu_memory_free(&exec, kept, kept_bytes);
     te_cpu_memory_free(&exec, x, 4 * size);
     te_cpu_memory_free(&exec, y, 4 * size);
     te_backend_cpu.device_close(&exec);

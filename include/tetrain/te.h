@@ -1,5 +1,5 @@
-/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser; recipes stand in recipe.h, which comes
- * with it.
+/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser, AdamW; recipes stand in
+ * recipe.h, which comes with it.
  *
  * Conventions
  *   - A function that can fail returns te_status, or NULL where it makes an object; te_context_error then holds a
@@ -19,10 +19,11 @@
 extern "C" {
 #endif
 
-typedef struct te_context te_context;
-typedef struct te_tensor  te_tensor;
-typedef struct te_op      te_op;
-typedef struct te_group   te_group;
+typedef struct te_context   te_context;
+typedef struct te_tensor    te_tensor;
+typedef struct te_op        te_op;
+typedef struct te_group     te_group;
+typedef struct te_optimizer te_optimizer;
 
 /* --- context ------------------------------------------------------------------------------------------------------ */
 
@@ -82,7 +83,8 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 /* Uninitialised tensor on the default device ("cpu"). */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* Wraps host memory without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it alive. */
+/* Wraps host memory, aligned for its elements, without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it
+ * alive. */
 TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
@@ -179,6 +181,41 @@ TE_API int       te_group_n_plans(const te_group *group); /* made so far, those 
  * failure. TE_ERROR_UNSUPPORTED before anything ran where these inputs cannot be planned: then run the operations one by one. */
 TE_API te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs);
 TE_API bool      te_group_refused(const te_group *group); /* the last run ended so */
+
+/* --- optimizer ---------------------------------------------------------------------------------------------------- */
+
+/* AdamW, as Lua's te.optim.AdamW: m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; p -= lr ((m / (1 - beta1^t)) / (sqrt(v /
+ * (1 - beta2^t)) + eps) + weight_decay p). A step is one pass over all parameters, to the same bits as in a script.
+ *
+ *      te_optimizer *adamw = te_optimizer_adamw(ctx, params, n, NULL);
+ *      te_backward(loss, NULL, false);
+ *      te_optimizer_grad_norm(adamw, &norm);
+ *      te_optimizer_step(adamw, norm > 1 ? 1 / norm : 1);          clipped to a norm of 1
+ *      te_optimizer_zero_grad(adamw);
+ */
+typedef struct te_adamw_options {
+    size_t struct_size; /* sizeof(te_adamw_options) */
+    double lr, beta1, beta2, eps, weight_decay; /* 1e-3, 0.9, 0.999, 1e-8, 0.01 */
+    bool   master_weights; /* parameters of 16 bits are updated in float32 copies and receive their rounding */
+} te_adamw_options;
+
+/* Fills as much as struct_size, which is set before, says there is. */
+TE_API void te_adamw_defaults(te_adamw_options *options);
+/* Keeps the parameters: n floating tensors that no operation made. NULL options: the defaults. NULL on failure. */
+TE_API te_optimizer *te_optimizer_adamw(te_context *ctx, te_tensor *const *params, int n, const te_adamw_options *options);
+TE_API void          te_optimizer_release(te_optimizer *optimizer); /* NULL is a no-op */
+TE_API te_status     te_optimizer_set_lr(te_optimizer *optimizer, double lr);
+/* Of all gradients together; not finite where one of them is not. Waits for the device. */
+TE_API te_status     te_optimizer_grad_norm(te_optimizer *optimizer, double *norm);
+/* grad_scale multiplies every gradient: 1, or what clips or averages them. A parameter without gradient is left alone, and t counts the
+ * steps that it took part in. On failure nothing was written. */
+TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scale);
+TE_API void          te_optimizer_zero_grad(te_optimizer *optimizer); /* the parameters have no gradient then */
+/* "exp_avg", "exp_avg_sq" (float32, of the parameter's shape) and "master" of parameter i from 0: borrowed, to be saved, or restored
+ * with te_tensor_write; NULL where there is none. */
+TE_API te_tensor    *te_optimizer_state(te_optimizer *optimizer, int i, const char *name);
+TE_API int64_t       te_optimizer_steps(const te_optimizer *optimizer, int i);
+TE_API te_status     te_optimizer_set_steps(te_optimizer *optimizer, int i, int64_t steps);
 
 TE_API const char *te_version(void);
 

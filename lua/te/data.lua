@@ -124,6 +124,7 @@ local function find_source(opts)
         local source, tok = text_source(text, opts.tokenizer)
         return { train = source, tokenizer = tok, description = description }
     end
+    require("te.files").need("te.data.open")
     local stat = te._core.stat(opts.path)
     if not stat then error(opts.path .. ": no such file or folder", 0) end
     if opts.path:find("%.bin$") or stat.type == "directory" and has_shards(opts.path) then

@@ -95,7 +95,8 @@ flatten.forward = fuser.forward
 
 --- Switches fusion off (every basic operation runs by itself) or on; returns the setting before.
 ---@param on boolean
-function fuser.set_fusion(on)
+function fuser.set_fusion(on, ...)
+    options.last("te.set_fusion", 1, ...)
     options.argument("te.set_fusion", "on", on, { "boolean" })
     local before = fuser.enabled
     fuser.enabled = on

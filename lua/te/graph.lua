@@ -41,8 +41,6 @@ local function record(device, hooks, fn, ...)
     return handle, pack(unpack(results, 2, results.n))
 end
 
-local function shape_text(t) return "{" .. table.concat(t.shape, ", ") .. "}" end
-
 -- Copies of the samples where a recording will read them.
 local function place(samples, device)
     return te.no_grad(function()
@@ -70,9 +68,9 @@ local function fill(who, placed, given)
                 end
             elseif not te.is_tensor(input) then
                 fail("%s: input %d: expected a tensor, got %s", who, i, type(input))
-            elseif input.dtype ~= static.dtype or shape_text(input) ~= shape_text(static) then
-                fail("%s: input %d is %s %s, recorded with %s %s", who, i, input.dtype, shape_text(input), static.dtype,
-                    shape_text(static))
+            elseif input.dtype ~= static.dtype or options.shape(input) ~= options.shape(static) then
+                fail("%s: input %d is %s %s, recorded with %s %s", who, i, input.dtype, options.shape(input),
+                    static.dtype, options.shape(static))
             elseif not rawequal(input, static) then
                 static:copy_(input)
             end

@@ -225,8 +225,6 @@ function Module:state_dict()
     return state
 end
 
-local function shape_text(tensor) return "{" .. table.concat(tensor.shape, ", ") .. "}" end
-
 -- Names in `names` that stand in the message, at most a few.
 local function few(names)
     table.sort(names)
@@ -276,9 +274,9 @@ function Module:load_state_dict(state, opts)
             absent[tensor] = absent[tensor] or name
         elseif not te.is_tensor(given) then
             problem = problem or ("%s: expected a tensor, got %s"):format(name, type(given))
-        elseif shape_text(given) ~= shape_text(tensor) then
+        elseif options.shape(given) ~= options.shape(tensor) then
             problem = problem or ("%s of %s has shape %s, the one given has %s"):format(name, module.__name,
-                shape_text(tensor), shape_text(given))
+                options.shape(tensor), options.shape(given))
         else
             source[tensor] = given
         end

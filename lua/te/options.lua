@@ -58,6 +58,9 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- A shape, or that of a tensor, as messages show it: {4,3}.
+function options.shape(of) return "{" .. table.concat(of.shape or of, ",") .. "}" end
+
 --- nil when `value` is allowed, else what is expected and what came.
 function options.reason(declared, value)
     local ok = type_matches(declared[1], value)
@@ -84,8 +87,8 @@ function options.check(who, given, declared)
         local declaration = declared[name]
         if not declaration then
             local near = options.nearest(tostring(name), options.names(declared))
-            fail("%s: unknown option %s%s", who, options.shown(name),
-                near and (", did you mean %q?"):format(near) or "")
+            fail("%s: unknown option %s; %s", who, options.shown(name), near and ("did you mean %q?"):format(near)
+                or next(declared) and "known are " .. table.concat(options.names(declared), ", ") or "it takes none")
         end
         local reason = options.reason(declaration, value)
         if reason then fail("%s: option %s: %s", who, name, reason) end
@@ -104,7 +107,7 @@ function options.last(who, takes, ...)
     for i = 1, select("#", ...) do
         local value = (select(i, ...))
         if value ~= nil then
-            local text = type(value) == "table" and "" or " " .. options.shown(value)
+            local text = (type(value) == "number" or type(value) == "string") and " " .. options.shown(value) or ""
             fail("%s: argument %d, %s%s, is too much", who, takes + i, type(value), text)
         end
     end

@@ -61,6 +61,7 @@ end
 --- Writes the events as Chrome trace JSON, times in microseconds.
 function Profile:save_trace(path)
     options.argument("profile:save_trace", "path", path, { "string" })
+    require("te.files").need("profile:save_trace")
     local file, message = io.open(path, "w")
     if not file then fail("profile:save_trace: %s", message) end
     local parts = {}
@@ -74,7 +75,8 @@ function Profile:save_trace(path)
     if not (written and closed) then fail("profile:save_trace: %s: %s", path, why or late) end
 end
 
-return function(fn)
+return function(fn, ...)
+    options.last("te.profile", 1, ...)
     if type(fn) ~= "function" then fail("te.profile: expected a function, got %s", type(fn)) end
     local begin = core.clock()
     local events = core.profile(fn)

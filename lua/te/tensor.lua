@@ -35,7 +35,8 @@ define("to", function(x, where, device)
         for key in pairs(where) do
             local near = core.nearest(tostring(key), { "dtype", "device" })
             if key ~= "dtype" and key ~= "device" then
-                fail(2, "to", "unknown option %q%s", tostring(key), near and (", did you mean %q?"):format(near) or "")
+                fail(2, "to", "unknown option %q%s", tostring(key),
+                    near and ("; did you mean %q?"):format(near) or "; known are device, dtype")
             end
         end
         dtype, device = where.dtype, where.device
@@ -109,8 +110,9 @@ if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) en
 
 -- Help ------------------------------------------------------------------------------------------------------------
 
---- What an operation, function or class of `te` is: its signature and description, or a list of all operations without a name.
----@param name string|nil
+--- What an operation, function or class of `te` is, by its name or itself: its signature and description. A list of all
+--- operations without one.
+---@param name string|function|table|nil
 ---@return string
 function te.help(name)
     local names, lines = {}, {}
@@ -120,7 +122,7 @@ function te.help(name)
     end
     if name == nil then return table.concat(lines, "\n") end
     local known, text = pcall(function() return require("te.tools.help").text(name) end)
-    if known and type(name) == "string" then return text end
+    if known and type(name) ~= "number" and type(name) ~= "boolean" then return text end
     local nearest = core.nearest(tostring(name), names)
     fail(2, "help", "no operation %q%s", tostring(name), nearest and ("; did you mean %q?"):format(nearest) or "")
 end

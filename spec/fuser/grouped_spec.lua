@@ -139,7 +139,7 @@ describe("a grouped linear operation in a group", function()
             plans.assert_unchanged(unplanned, input({ 3, 2, 8 }, dtypes[1]), { 2, 1 }, input({ 3, 2 }, dtypes[2]), input({ 2, 1 }, dtypes[1]))
         end
         local seq = te.Sequential(te.GroupedLinear(2, 8, 8, { scale_bias = true }), te.ReLU())
-        assert.matches("one number for every row, {4}, got {4, 1}", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 1 }, input { 4, 1 }).y)
+        assert.matches("one number for every row, {4}, got {4,1}", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 1 }, input { 4, 1 }).y)
         assert.matches("one number for every row", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 1 }, input { 3 }).y)
         assert.matches("for 2 groups and 4 rows", plans.assert_unchanged(seq, input { 4, 8 }, { 3, 3 }, input { 4 }).y)
     end)

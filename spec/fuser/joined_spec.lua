@@ -73,7 +73,7 @@ describe("norms over several dimensions", function()
         for _, shape in ipairs { { 3, 4, 2 }, { 8 }, { 3, 2, 8 } } do
             for _, fused in ipairs { true, false } do
                 local before = te.set_fusion(fused)
-                assert.error_matches(function() seq(te.ones(shape)) end, "its last sizes must be {2, 4}")
+                assert.error_matches(function() seq(te.ones(shape)) end, "its last sizes must be {2,4}")
                 te.set_fusion(before)
             end
         end

@@ -106,7 +106,7 @@ describe("a mistake of a rule", function()
     it("in registering is an error", function()
         assert.error_matches(function() te.register_forward_fusion(3) end, "te.register_forward_fusion: rule: expected callable")
         assert.error_matches(function() te.register_backward_fusion(axpy, { nam = "x" }) end,
-            'te.register_backward_fusion: unknown option "nam", did you mean "name"')
+            'te.register_backward_fusion: unknown option "nam"; did you mean "name"')
         with({ { "forward", axpy, { name = "axpy" } } }, function()
             assert.error_matches(function() te.register_forward_fusion(axpy) end, "the rule axpy is registered already")
         end)

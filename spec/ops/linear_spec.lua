@@ -36,7 +36,7 @@ describe("te.Linear", function()
         assert.same({ 1, 3 }, y.shape)
         assert.same({ 3 }, bias.shape)
         assert.error_matches(function() te.Linear(2, 2, { bais = false }) end,
-            'unknown option "bais", did you mean "bias"')
+            'unknown option "bais"; did you mean "bias"')
         assert.error_matches(function() te.Linear(0, 2) end,
             "te%.Linear: in_features: expected positive integer, got 0")
     end)
@@ -56,7 +56,7 @@ describe("te.Linear", function()
 
     it("names itself and the shape that does not fit", function()
         assert.error_matches(function() te.Linear(3, 4)(te.ones({ 2, 5 })) end,
-            "te%.Linear: the input has shape {2, 5}, its last size must be in_features = 3")
+            "te%.Linear: the input has shape {2,5}, its last size must be in_features = 3")
     end)
 
     it("has the gradients of a sum, whose gradient is one number for all", function()

@@ -60,7 +60,7 @@ describe("norms", function()
         end
         assert.equal("LayerNorm({2, 5}, eps=1e-05)", tostring(te.LayerNorm({ 2, 5 })))
         assert.error_matches(function() te.LayerNorm({ 2, 5 })(te.ones({ 5, 2 })) end,
-            "te%.LayerNorm: the input has shape {5, 2}, its last sizes must be {2, 5}")
+            "te%.LayerNorm: the input has shape {5,2}, its last sizes must be {2,5}")
         assert.error_matches(function() te.RMSNorm(4)(te.ones({ 4, 3 })) end, "its last sizes must be {4}")
         assert.error_matches(function() te.LayerNorm({}) end, "at least one size")
         assert.error_matches(function() te.LayerNorm({ 2, -1 }) end, "normalized_shape%[2%]: expected positive integer")

@@ -341,6 +341,18 @@ static te_status run_forward(te_call *call)
     return def->resolve ? run_resolved(call) : def->formula ? te_program_op_forward(call) : def->forward(call);
 }
 
+/* A mistake that an operation inside found is told under the name that the caller used. */
+static te_status name_outer(te_context *ctx, te_status status, const te_op *op, const char *form)
+{
+    const char *inner = ctx->message + 3, *rest = strchr(ctx->message, ':');
+    if (!rest || strncmp(ctx->message, "te.", 3) != 0) return status;
+    size_t n = (size_t)(rest - inner);
+    for (int i = 0; i < ctx->n_ops; i++)
+        if (strlen(ctx->ops[i].name) == n && memcmp(ctx->ops[i].name, inner, n) == 0)
+            return te_fail(ctx, status, "te.%s%s%s", op->name, form, rest);
+    return status;
+}
+
 static te_status run_call(te_call *call)
 {
     te_status status = te_context_poll(call->ctx);
@@ -350,8 +362,9 @@ static te_status run_call(te_call *call)
         te_tensor **inputs = call_inputs(call, &n);
         status = te_autograd_record(call, inputs, n); /* takes over what was saved */
     }
-    if (status != TE_OK) drop_call(call);
-    return status;
+    if (status == TE_OK) return TE_OK;
+    drop_call(call);
+    return name_outer(call->ctx, status, call->op, "");
 }
 
 /* Parameters that are stored quantized take part with their values; `opened` holds those, by position. */
@@ -404,7 +417,7 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
     return TE_OK;
 }
 
-te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
+static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
     te_call call = {.ctx = ctx, .op = op};
     te_status status = take_arguments(&call, args, n_args);
@@ -426,6 +439,12 @@ te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args
     if (status == TE_OK && opened[0]) status = te_quantized_parameter_store(target, opened[0]);
     close_inputs(opened);
     return status;
+}
+
+te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
+{
+    te_status status = run_inplace(ctx, op, args, n_args);
+    return status == TE_OK ? TE_OK : name_outer(ctx, status, op, "_");
 }
 
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in)

@@ -32,7 +32,7 @@ const char *te_shape_text(int ndim, const int64_t *shape, char *text, size_t siz
 {
     size_t at = (size_t)snprintf(text, size, "{");
     for (int i = 0; i < ndim && at < size; i++)
-        at += (size_t)snprintf(text + at, size - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        at += (size_t)snprintf(text + at, size - at, "%s%lld", i ? "," : "", (long long)shape[i]);
     if (at < size) snprintf(text + at, size - at, "}");
     return text;
 }
@@ -279,6 +279,10 @@ te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int 
     if (!data && n) {
         te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data is NULL for a tensor of %lld elements",
                 (long long)n);
+        return NULL;
+    }
+    if (n && (uintptr_t)data % te_dtype_size(dtype)) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data at %p is not aligned for %s", data, te_dtype_name(dtype));
         return NULL;
     }
     te_tensor *t = te_tensor_new_unbacked(ctx, device, dtype, ndim, shape);

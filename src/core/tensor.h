@@ -70,7 +70,7 @@ void te_tensor_pool_close(te_context *ctx);
 
 /* Number of elements, or -1 when the byte size does not fit 63 bits or an extent is negative. */
 int64_t te_shape_numel(int ndim, const int64_t *shape, size_t element_size);
-/* "{2, 3}" in a caller's buffer; returns it. */
+/* "{2,3}", as messages have it, in a caller's buffer; returns it. */
 const char *te_shape_text(int ndim, const int64_t *shape, char *text, size_t size);
 #define TE_SHAPE_TEXT(t) te_shape_text((t)->ndim, (t)->shape, (char[160]){0}, 160)
 /* Normalises a dimension that may count from the end; -1 when out of range. */

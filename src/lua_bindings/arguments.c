@@ -101,7 +101,10 @@ static int unknown_option(lua_State *L, const char *function, const char *const 
         return te_lua_fail(L, function, "options: names are expected as keys, got %s", te_lua_describe(L, -2, text, sizeof text));
     const char *name = lua_tostring(L, -2), *nearest = te_lua_nearest(name, known, -1);
     if (nearest) return te_lua_fail(L, function, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
-    return te_lua_fail(L, function, "unknown option \"%.40s\"", name);
+    size_t at = 0;
+    for (int i = 0; known[i] && at < sizeof text; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i ? ", " : "", known[i]);
+    return te_lua_fail(L, function, "unknown option \"%.40s\"; known are %s", name, text);
 }
 
 void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known)

@@ -79,7 +79,8 @@ const char *te_lua_nearest(const char *name, const char *const *names, int n)
 {
     const char *best = NULL;
     if (strlen(name) > LONGEST_NAME) return NULL;
-    int         limit = 1 + (int)strlen(name) / 3, least = limit + 1;
+    int         n_letters = (int)strlen(name), limit = 1 + n_letters / 3; /* some letter must stay */
+    int         least = (limit < n_letters ? limit : n_letters - 1) + 1;
     for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++) {
         bool beginning = strlen(name) > 2 && strncmp(name, names[i], strlen(name)) == 0;
         int  d = beginning ? 1 : distance(name, names[i]);

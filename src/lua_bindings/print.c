@@ -113,11 +113,23 @@ static const double *add_rows(printer *p, int dim, const double *values)
     return values;
 }
 
+/* "float32 tensor {2, 3}": the shape as a script writes it. */
+static void add_heading(printer *p)
+{
+    char size[24];
+    luaL_addstring(&p->buffer, te_dtype_name(p->t->dtype));
+    luaL_addstring(&p->buffer, " tensor {");
+    for (int i = 0; i < p->t->ndim; i++) {
+        snprintf(size, sizeof size, "%s%lld", i ? ", " : "", (long long)p->t->shape[i]);
+        luaL_addstring(&p->buffer, size);
+    }
+    luaL_addchar(&p->buffer, '}');
+}
+
 int te_lua_tensor_tostring(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
     te_lua_tensor *u = te_lua_to_tensor(L, 1);
-    char           shape[160];
     if (!u || !u->t) {
         lua_pushliteral(L, "released tensor");
         return 1;
@@ -134,8 +146,7 @@ int te_lua_tensor_tostring(lua_State *L)
     if (status != TE_OK) return te_lua_raise(rt, L, "tostring", status);
     choose_format(&p);
     luaL_buffinit(L, &p.buffer);
-    lua_pushfstring(L, "%s tensor %s", te_dtype_name(t->dtype), te_shape_text(t->ndim, t->shape, shape, sizeof shape));
-    luaL_addvalue(&p.buffer);
+    add_heading(&p);
     if (strcmp(te_tensor_device(t), "cpu") != 0) {
         lua_pushfstring(L, " on %s", te_tensor_device(t));
         luaL_addvalue(&p.buffer);

@@ -7,6 +7,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local core = te._core
 
 local joined = {}
@@ -68,7 +69,7 @@ end
 --- fn(x, parameters …) with the last dimensions, of those sizes, made one.
 function joined.apply(sizes, fn, x, ...)
     if not ends_with(x, sizes) then
-        fail("the input has shape {%s}, its last sizes must be {%s}", table.concat(x.shape, ", "), table.concat(sizes, ", "))
+        fail("the input has shape %s, its last sizes must be %s", options.shape(x), options.shape(sizes))
     end
     local parameters, n = { ... }, select("#", ...)
     for i = 1, n do

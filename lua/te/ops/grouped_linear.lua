@@ -90,8 +90,8 @@ local function check_scales(x, scales)
     local fits = te.is_tensor(scales) and #scales.shape == #lead
     for i, size in ipairs(lead) do fits = fits and scales.shape[i] == size end
     if not fits then
-        fail("te.GroupedLinear: scales: expected a tensor of one number for every row, {%s}, got %s", table.concat(lead, ", "),
-            te.is_tensor(scales) and "{" .. table.concat(scales.shape, ", ") .. "}" or type(scales))
+        fail("te.GroupedLinear: scales: expected a tensor of one number for every row, %s, got %s", options.shape(lead),
+            te.is_tensor(scales) and options.shape(scales) or type(scales))
     end
 end
 

@@ -24,8 +24,8 @@ local function check_width(self, x)
             self.__name)
     end
     if te.is_tensor(x) and x:dim() > 0 and x:size(-1) ~= self.in_features then
-        fail("te.%s: the input has shape {%s}, its last size must be in_features = %d", self.__name,
-            table.concat(x.shape, ", "), self.in_features)
+        fail("te.%s: the input has shape %s, its last size must be in_features = %d", self.__name,
+            options.shape(x), self.in_features)
     end
 end
 

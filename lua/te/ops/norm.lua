@@ -44,8 +44,6 @@ end
 -- The engine's operation: "layer_norm", or the one that adds 1 to the weight in float32.
 local function operation(self, name) return self.zero_centered_gamma and name .. "_zero_centered" or name end
 
-local function shape_text(shape) return "{" .. table.concat(shape, ", ") .. "}" end
-
 -- Raises unless the last sizes of x are those that the statistics run over.
 local function check_shape(self, x)
     local sizes = self.normalized_shape
@@ -53,8 +51,8 @@ local function check_shape(self, x)
     local fits = x:dim() >= #sizes
     for i = 1, #sizes do fits = fits and x:size(i - 1 - #sizes) == sizes[i] end
     if not fits then
-        fail("te.%s: the input has shape %s, its last sizes must be %s", self.__name, shape_text(x.shape),
-            shape_text(sizes))
+        fail("te.%s: the input has shape %s, its last sizes must be %s", self.__name, options.shape(x),
+            options.shape(sizes))
     end
 end
 
@@ -73,8 +71,8 @@ end
 
 local function describe(self)
     local sizes = self.normalized_shape
-    return ("%s, eps=%g%s"):format(#sizes == 1 and "size=" .. sizes[1] or shape_text(sizes), self.eps,
-        self.zero_centered_gamma and ", zero_centered_gamma" or "")
+    local size = #sizes == 1 and "size=" .. sizes[1] or "{" .. table.concat(sizes, ", ") .. "}"
+    return ("%s, eps=%g%s"):format(size, self.eps, self.zero_centered_gamma and ", zero_centered_gamma" or "")
 end
 
 local LayerNorm = BasicOperation:extend("LayerNorm")

@@ -343,8 +343,8 @@ local function load_parameter(self, who, i, group, parameter, saved)
         elseif name == "step" then
             state.step = given
         elseif given:numel() ~= value:numel() then
-            fail("%s: parameter %d: %s has shape {%s}, the parameter {%s}", who, i, name,
-                table.concat(given.shape, ", "), table.concat(parameter.shape, ", "))
+            fail("%s: parameter %d: %s has shape %s, the parameter %s", who, i, name,
+                options.shape(given), options.shape(parameter))
         else
             value:copy_(given)
         end

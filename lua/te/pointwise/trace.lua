@@ -29,7 +29,7 @@ end
 -- Arguments ---------------------------------------------------------------------------------------------------------
 
 local function describe(value)
-    if te.is_tensor(value) then return "a tensor {" .. table.concat(value.shape, ", ") .. "}" end
+    if te.is_tensor(value) then return "a tensor " .. options.shape(value) end
     if is_symbol(value) then return "a traced value" end
     return type(value) == "nil" and "nothing" or "a " .. type(value)
 end

@@ -50,6 +50,7 @@ end
 
 --- The file of what was measured; nil: nowhere.
 function faster.path()
+    if not io then return end -- the host lets scripts reach no files
     local own, user, home = os.getenv "TETRAIN_CACHE", os.getenv "XDG_CACHE_HOME", os.getenv "HOME"
     local folder = own or user and user .. "/tetrain" or home and home .. "/.cache/tetrain"
     return folder and folder .. "/faster.txt"

@@ -216,9 +216,10 @@ static te_status arg_extreme(te_call *call, bool largest)
     int64_t shape[TE_MAX_DIMS];
     bool keepdim = call->attr[1].number != 0;
     int dim = -1, n = 0;
-    if (te_tensor_numel(x) == 0) return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements", TE_SHAPE_TEXT(x));
-    if (call->attr[0].set) {
-        if ((dim = dim_of(call, x, &call->attr[0])) < 0) return call->ctx->status;
+    if (call->attr[0].set && (dim = dim_of(call, x, &call->attr[0])) < 0) return call->ctx->status;
+    if ((dim < 0 ? te_tensor_numel(x) : x->shape[dim]) == 0)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements%s", TE_SHAPE_TEXT(x), dim < 0 ? "" : " along the dimension");
+    if (dim >= 0) {
         rows = dim_last(x, dim);
     } else { /* position in the flattened tensor */
         te_tensor *flat = te_tensor_contiguous_copy(x);
@@ -231,7 +232,7 @@ static te_status arg_extreme(te_call *call, bool largest)
         if (keepdim || (dim >= 0 && i != dim)) shape[n++] = dim < 0 || i == dim ? 1 : x->shape[i];
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, TE_I64, n, shape);
     te_status status = y ? TE_OK : call->ctx->status;
-    if (y) {
+    if (y && te_tensor_numel(y)) {
         te_exec *exec = te_call_exec(call, x);
         te_view src = te_tensor_view(rows), out = te_tensor_view(y);
         out.ndim = src.ndim - 1; /* same memory in the order of the rows' leading dimensions */

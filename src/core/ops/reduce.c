@@ -65,7 +65,7 @@ static te_status add_up(te_call *call, bool mean)
     te_tensor *y = te_tensor_new(call->ctx, x->storage->device, dtype, result_shape(x, reduced, true, wide), wide);
     if (!y) return call->ctx->status;
     double scale = mean ? 1.0 / (double)count : 1.0;
-    status = te_sum_to(y, x, scale, false);
+    status = mean && count == 0 ? te_tensor_fill(y, NAN) : te_sum_to(y, x, scale, false);
     if (status == TE_OK && !(call->attr[KEEPDIM].number != 0)) {
         int n = result_shape(x, reduced, false, shape);
         y->ndim = n; /* nobody has seen it yet */
@@ -189,7 +189,7 @@ const te_op_def te_ops_reduce[] = {
      .forward = sum_forward,
      .backward = sum_backward},
     {.signature = "mean(x, dim: dims = nil, keepdim: bool = false)",
-     .doc = "Mean over dim (all dimensions when absent).",
+     .doc = "Mean over dim (all dimensions when absent), NaN of no elements.",
      .flags = REDUCTION,
      .forward = mean_forward,
      .backward = sum_backward},
@@ -202,7 +202,7 @@ const te_op_def te_ops_reduce[] = {
      .flags = REDUCTION,
      .forward = min_forward},
     {.signature = "var(x, dim: dims = nil, keepdim: bool = false; correction: number = 1)",
-     .doc = "Variance over dim: sum of squared deviations over (count - correction).",
+     .doc = "Variance over dim: sum of squared deviations over max(count - correction, 0).",
      .flags = REDUCTION,
      .forward = var_forward},
     {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)",
@@ -231,7 +231,7 @@ const te_op_def te_ops_reduce[] = {
     {.signature = "var_row(x; correction: number = 1)",
      .doc = "Variance of a row.",
      .flags = ROW | TE_OP_FLOAT,
-     .formula = "d = x - rowmean(x); y = rowsum(d * d) / (n - correction)"},
+     .formula = "d = x - rowmean(x); y = rowsum(d * d) / max(n - correction, 0)"},
     {.signature = "norm1_row(x)",
      .doc = "1-norm of a row.",
      .flags = ROW | TE_OP_FLOAT,

@@ -204,6 +204,11 @@ struct te_backend {
     /* Host memory given to it may be reused when it returns; what came from a device can be read then. */
     te_status (*memory_copy)(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
     te_status (*synchronize)(te_exec *exec);
+    /* A few bytes of device memory, at most 4096, as the calls so far leave them, to the host without anybody waiting: what
+     * read_begin gives, read_end takes, once. It copies them to dst (NULL: nobody wants them) and waits only where they have not
+     * arrived. NULL where memory is the host's. */
+    te_status (*read_begin)(te_exec *exec, const void *src, size_t bytes, void **reading);
+    te_status (*read_end)(te_exec *exec, void *reading, void *dst);
 
     /* Runs the program once per te_run, as one kernel. */
     te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);

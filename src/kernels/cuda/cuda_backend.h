@@ -14,9 +14,12 @@
 
 enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
 enum { TE_CUDA_SMALL_STAGES = 32, TE_CUDA_SMALL_BYTES = TE_CUDA_STAGE_BYTES / TE_CUDA_SMALL_STAGES };
+enum { TE_CUDA_READING_BYTES = 4096 };
 
 /* Compiled source: kept by the device until it closes. */
 typedef struct te_cuda_code te_cuda_code;
+
+typedef struct te_cuda_reading te_cuda_reading; /* reading.c */
 
 /* The program of a copy, with its arrays. */
 typedef struct te_cuda_copier {
@@ -43,6 +46,8 @@ typedef struct te_cuda_device {
     void   *small; /* likewise, in pieces for copies of few bytes */
     CUevent small_staged[TE_CUDA_SMALL_STAGES];
     int     next_stage, next_small;
+
+    te_cuda_reading *readings; /* all of them, in use or not */
 
     te_cuda_code **codes; /* by hash of the source */
     size_t         codes_capacity, n_codes;
@@ -94,6 +99,11 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
 /* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. A graph
  * brings the same bytes every time. */
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
+
+/* reading.c */
+te_status te_cuda_read_begin(te_exec *exec, const void *src, size_t bytes, void **reading);
+te_status te_cuda_read_end(te_exec *exec, void *reading, void *dst);
+void      te_cuda_readings_close(te_exec *exec);
 
 /* compile.c: the code of a source text, from memory, from disk or fresh from NVRTC. */
 te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, size_t length, te_cuda_code **out);

@@ -19,6 +19,7 @@ static const te_backend backend = {
     .gemm = te_cuda_gemm,
     .gemm_decline = te_cuda_decline_narrow,
     .forget = te_cuda_forget,
+    .pack = te_cuda_pack,
     .attention = te_cuda_attention,
     .attention_backward = te_cuda_attention_backward,
     .quantize = te_cuda_quantize,

@@ -20,8 +20,7 @@ local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 local command_line = train.command_line {
     script = "train_gpt.lua",
     about = "Trains a GPT on a text file, a folder of text files, or token shards.",
-    { "data", "string", section = "Data",
-        help = "text file, folder, or .bin shards; the project's own text unless given" },
+    { "data", "string", section = "Data", help = "text file, folder, or .bin shards; the project's own text unless given" },
     { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
     { "vocab-size", "size", 50304, help = "for shards, whose tokens are ids already" },
     { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "of the data, kept for validation" },
@@ -62,8 +61,7 @@ local command_line = train.command_line {
     { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
     { "keep", "size", 2, help = "newest checkpoints that stay" },
-    { "watch-numerics", "integer", 0, min = 0,
-        help = "steps between looks at what quantization does, for the metrics; 0: none" },
+    { "watch-numerics", "integer", 0, min = 0, help = "steps between looks at what quantization does; 0: none" },
     { "log-interval", "size", 100, help = "steps between progress lines off a terminal" },
 
     presets = {
@@ -77,23 +75,10 @@ local command_line = train.command_line {
     },
 }
 
-local function refuse(format, ...)
-    train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...))
-end
+local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...)) end
 
--- Options that a model in a checkpoint has for good.
+-- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "n-layer", "n-head", "n-embd", "dropout", "bias", "fp8-params" }
-
--- A run that goes on keeps its model: other options for it would have no effect.
-local function check_model(given, texts)
-    local wanted = command_line:texts(given)
-    for _, name in ipairs(MODEL) do
-        local key = "option." .. name:gsub("-", "_")
-        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then
-            refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, wanted[key], texts[key])
-        end
-    end
-end
 
 -- What options alone cannot check.
 local function check_together(o)
@@ -109,8 +94,17 @@ local function recipe_of(o)
     if attention and not FP8_ATTENTION[o.recipe] then
         refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
     end
-    if o.recipe == "none" then return nil end
-    return te.recipe[RECIPES[o.recipe]](attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {})
+    local fp8 = attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {}
+    return RECIPES[o.recipe] and te.recipe[RECIPES[o.recipe]](fp8)
+end
+
+local function loss_of(run, x, y)
+    x, y = x:to(run.options.device), y:to(run.options.device)
+    return te.autocast(run.autocast, function()
+        local logits, loss = run.model(x, y)
+        logits:release()
+        return loss
+    end)
 end
 
 -- Everything that lives as long as the run, fresh or from a checkpoint.
@@ -120,7 +114,8 @@ local function open_run(o, given, script)
         local path = train.checkpoint.latest(o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
         saved = train.io(train.checkpoint.load, path)
-        check_model(given, saved.metadata)
+        local name, asked, kept = command_line:changed(given, saved.metadata, MODEL)
+        if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
         command_line:restore(o, given, saved.metadata)
     end
     check_together(o)
@@ -128,7 +123,6 @@ local function open_run(o, given, script)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
-
     local run = { options = o, first_step = saved and saved.step + 1 or 1 }
     run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
         block = o.block, seed = o.seed, val_fraction = o.val_fraction })
@@ -143,10 +137,13 @@ local function open_run(o, given, script)
     end
     run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe }
     run.model:to(o.device)
-    run.parameters = run.model:parameters()
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
-    run.schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps }
     run.guard = train.guard(run.model)
+    run.steps = train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end,
+        loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(), optimizer = run.optimizer,
+        schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps },
+        guard = run.guard, device = o.device, graph = o.graph, clip = o.clip, grad_accumulation = o.grad_accumulation }
+    run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     if saved then
         train.checkpoint.restore_training(saved, run.model, run.optimizer)
     else
@@ -160,78 +157,12 @@ local function open_run(o, given, script)
     return run
 end
 
-local function loss_of(run, x, y)
-    local o = run.options
-    x, y = x:to(o.device), y:to(o.device)
-    return te.autocast(run.autocast, function()
-        local logits, loss = run.model(x, y)
-        logits:release()
-        return loss
-    end)
-end
-
--- Forward, backward, clipping and update without the host: what a graph can hold. Takes all batches of a step; gives the
--- sum of their losses and te.optim.grad_clip's numbers.
-local function device_step(run, ...)
-    local o, batches, total = run.options, { ... }, nil
-    for i = 1, #batches, 2 do
-        local loss = loss_of(run, batches[i], batches[i + 1])
-        local value = loss:detach():to("float64") -- summed as the host would
-        total = total and total + value or value
-        loss:backward()
-    end
-    local clip = te.optim.grad_clip(run.parameters, { max = o.clip, scale = 1 / o.grad_accumulation, loss = total })
-    run.optimizer:step { clip = clip }
-    run.optimizer:zero_grad()
-    return total, clip
-end
-
--- As train_step, with one launch.
-local function graphed_step(run, step)
-    local o, batches, lr = run.options, {}, run.schedule(step)
-    for _ = 1, o.grad_accumulation do
-        local x, y = train.io(run.set.next_train, run.set)
-        batches[#batches + 1], batches[#batches + 2] = x, y
-    end
-    if not run.graph then
-        run.graph = te.graph(function(...) return device_step(run, ...) end, batches, { device = o.device })
-    end
-    run.optimizer:set_lr(lr)
-    local total, clip = run.graph(unpack(batches))
-    local loss, norm = total:item() / o.grad_accumulation, clip:totable()[1]
-    local allowed = run.guard:allows(loss, norm)
-    if not allowed then run.optimizer:take_back() end
-    return loss, norm, lr, allowed
-end
-
--- One optimizer step. Returns loss, gradient norm, learning rate and whether the weights were updated.
-local function train_step(run, step)
-    if run.options.graph and run.options.device:find("^cuda") then return graphed_step(run, step) end
-    local o, total = run.options, 0
-    for _ = 1, o.grad_accumulation do
-        local loss = loss_of(run, train.io(run.set.next_train, run.set))
-        total = total + loss:item()
-        loss:backward()
-    end
-    -- gradients are sums over the batches; the optimizer divides, in the pass that it makes anyway
-    local scale, lr = 1 / o.grad_accumulation, run.schedule(step)
-    local loss, norm = total * scale, te.optim.grad_norm(run.parameters) * scale
-    local allowed = run.guard:allows(loss, norm)
-    if allowed then
-        if o.clip > 0 and norm > o.clip then scale = scale * o.clip / norm end
-        run.optimizer:step { lr = lr, grad_scale = scale }
-    end
-    run.optimizer:zero_grad()
-    return loss, norm, lr, allowed
-end
-
 local function validate(run)
+    local function loss(x, y) return loss_of(run, x, y):item() end
     run.model:eval()
-    local loss = te.no_grad(function()
-        return run.set:validation_loss(run.options.eval_batches, function(x, y) return loss_of(run, x, y):item() end)
-    end)
+    local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
     run.model:train()
-    return loss
+    return mean
 end
 
 -- A sample from the model; training sees the same random numbers with and without it.
@@ -244,55 +175,50 @@ local function sample(run)
     return run.tokenizer:decode(ids:totable()[1])
 end
 
--- What the last batch of this step looked like quantized, if it is a step to look at.
-local function write_numerics(run, step)
-    local every = run.options.watch_numerics
-    if every == 0 or step % every > 0 then return end
-    for _, v in ipairs(te.numerics.values()) do
-        train.io(run.metrics.write, run.metrics, { "step", step, "product", v.product, "role", v.role, "amax", v.amax,
-            "scale", v.scale or 0 / 0, "saturated", v.saturated, "flushed", v.flushed, "error", v.error,
-            "nonfinite", v.nonfinite })
-    end
-end
-
 local function save(run, step)
-    return train.io(train.checkpoint.save, { folder = run.options.out, step = step, model = run.model,
-        optimizer = run.optimizer, keep = run.options.keep,
-        metadata = { command_line:texts(run.options), run.set:texts(), run.model:texts() } })
+    local o = run.options
+    return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer, keep = o.keep,
+        metadata = { command_line:texts(o), run.set:texts(), run.model:texts() } })
 end
 
-local function loop(run, progress)
+-- Shows a step; the record of the metrics.
+local function report(run, progress, s)
     local o = run.options
-    for step = run.first_step, o.steps do
-        local started = te._core.clock()
-        local loss, norm, lr, allowed = train_step(run, step)
-        local seconds = te._core.clock() - started
-        local speed = o.batch * o.block * o.grad_accumulation / seconds
-        local record = { "step", step, "loss", loss, "lr", lr, "grad_norm", norm, "ms", seconds * 1000,
-            "tokens_per_s", speed }
-        progress:update { step = step, loss = loss, lr = lr, grad_norm = norm, ms = seconds * 1000,
-            tokens_per_s = speed }
-        if not allowed then
-            table.insert(record, "skipped")
-            table.insert(record, true)
-            progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", step, loss, norm,
-                run.guard.skipped)
-        end
+    s.tokens_per_s = o.batch * o.block * o.grad_accumulation / s.ms * 1000
+    progress:update(s)
+    local record = {}
+    for _, name in ipairs { "step", "loss", "lr", "grad_norm", "ms", "tokens_per_s" } do
+        record[#record + 1], record[#record + 2] = name, s[name]
+    end
+    if not s.allowed then
+        record[#record + 1], record[#record + 2] = "skipped", true
+        progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", s.step, s.loss, s.grad_norm, run.guard.skipped)
+    end
+    return record
+end
 
+local function validate_and_sample(run, progress, s, record)
+    local val_loss = validate(run)
+    if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
+    progress:print("step %d: train loss %.4f, validation loss %.4f", s.step, s.loss, val_loss or 0 / 0)
+    local text = sample(run)
+    if text then progress:print("%s\n", text) end
+end
+
+-- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all, before the model is looked at.
+local function loop(run, progress)
+    local o, every = run.options, run.options.watch_numerics
+    for step = run.first_step, o.steps do
+        run.steps:start(step)
         local stop = te._core.interrupt_flag()
         local pause = step % o.eval_interval == 0 or step == o.steps
-        if pause and allowed and not stop then
-            local val_loss = validate(run)
-            if val_loss then
-                table.insert(record, "val_loss")
-                table.insert(record, val_loss)
-            end
-            progress:print("step %d: train loss %.4f, validation loss %.4f", step, loss, val_loss or 0 / 0)
-            local text = sample(run)
-            if text then progress:print("%s\n", text) end
+        local looks = every > 0 and step % every == 0
+        for s in run.steps:finished(pause or stop or looks) do
+            local record = report(run, progress, s)
+            if s.step == step and pause and s.allowed and not stop then validate_and_sample(run, progress, s, record) end
+            train.io(run.metrics.write, run.metrics, record)
         end
-        train.io(run.metrics.write, run.metrics, record)
-        write_numerics(run, step)
+        if looks then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end -- of its last batch
         if pause or stop then
             local path = save(run, step)
             if stop then
@@ -314,7 +240,6 @@ local function main(words)
     progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
         te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
     if run.first_step > o.steps then progress:print("nothing is left to do: %d steps are done", run.first_step - 1) end
-    run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     local code = loop(run, progress)
     progress:finish()
     run.metrics:close()

@@ -134,6 +134,54 @@ static void test_random_numbers(void)
     te_context_release(ctx);
 }
 
+/* Numbers on their way to the host: what they were when they were asked for, whatever comes after. */
+static void test_fetches(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_tensor  *x = numbers_on(ctx, "cuda", TE_F64, 1, (int64_t[]){5}), *few = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    te_tensor  *many = te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F64, 1, (int64_t[]){TE_FETCH_MAX + 1});
+    te_fetch   *fetches[3];
+    double      values[5], sent[5] = {0};
+    CHECK(te_tensor_fetch(x, &fetches[0]) == TE_OK);
+    for (int i = 1; i < 3; i++) {
+        sent[0] = i;
+        CHECK(te_tensor_send(x, sent, 5) == TE_OK && te_tensor_fetch(x, &fetches[i]) == TE_OK);
+    }
+    uint64_t waits = fake.count("cuStreamSynchronize") + fake.count("cuEventSynchronize");
+    CHECK(te_fetch_end(fetches[2], values) == TE_OK && values[0] == 2);
+    CHECK(te_fetch_end(fetches[1], NULL) == TE_OK);
+    CHECK(te_fetch_end(fetches[0], values) == TE_OK && values[0] == -40);
+    CHECK(fake.count("cuStreamSynchronize") + fake.count("cuEventSynchronize") == waits);
+    CHECK(te_tensor_fetch(few, fetches) == TE_ERROR_ARGUMENT && te_tensor_fetch(many, fetches) == TE_ERROR_ARGUMENT);
+    CHECK_MSG(strstr(te_context_error(ctx), "at most 512 numbers"), "%s", te_context_error(ctx));
+    /* numbers that have not arrived are waited for; a device that has failed says so */
+    uint64_t pinned = fake.count("cuMemHostAlloc");
+    CHECK(te_tensor_fetch(x, fetches) == TE_OK);
+    fake.fail_call("cuEventQuery", 0, CUDA_ERROR_NOT_READY);
+    waits = fake.count("cuEventSynchronize");
+    CHECK(te_fetch_end(fetches[0], values) == TE_OK && values[0] == 2 && fake.count("cuEventSynchronize") == waits + 1);
+    CHECK_MSG(fake.count("cuMemHostAlloc") == pinned, "pinned memory is used again");
+    CHECK(te_tensor_fetch(x, fetches) == TE_OK);
+    fake.fail_work(0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    CHECK(te_fetch_end(fetches[0], values) == TE_ERROR_DEVICE);
+    fake.reset();
+    te_graph *graph;
+    CHECK(te_graph_begin(ctx, te_context_device(ctx, "cuda"), &graph) == TE_OK);
+    CHECK(te_tensor_fetch(x, fetches) == TE_ERROR_UNSUPPORTED);
+    te_graph_end(graph, false);
+    const char *const calls[] = {"cuMemcpyDtoHAsync_v2", "cuEventRecord"};
+    for (int i = 0; i < 2; i++) {
+        fake.fail_call(calls[i], 0, 700);
+        CHECK_MSG(te_tensor_fetch(x, fetches) == TE_ERROR_DEVICE, "%s", calls[i]);
+        fake.reset();
+    }
+    CHECK(te_tensor_fetch(x, fetches) == TE_OK && te_fetch_end(fetches[0], values) == TE_OK && values[0] == 2);
+    te_tensor_release(many);
+    te_tensor_release(few);
+    te_tensor_release(x);
+    te_context_release(ctx);
+}
+
 static void test_failing_calls(void)
 {
     static const char *const calls[] = {"cuStreamBeginCapture_v2", "cuStreamBeginCapture", "cuStreamEndCapture",
@@ -178,7 +226,11 @@ static void test_host_memory(void)
         te_tensor *x = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5}), *y = NULL;
         te_graph  *graph;
         bool       recorded = x && record(ctx, x, &graph, &y);
-        done = recorded && te_graph_launch(graph) == TE_OK && memory.countdown >= 0;
+        bool       launched = recorded && te_graph_launch(graph) == TE_OK;
+        te_tensor *sum = launched ? te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F64, 0, NULL) : NULL;
+        te_fetch  *fetch;
+        if (sum && te_tensor_fetch(sum, &fetch) == TE_OK) done = te_fetch_end(fetch, NULL) == TE_OK && memory.countdown >= 0;
+        te_tensor_release(sum);
         if (recorded) te_graph_release(graph);
         if (recorded) te_tensor_release(y);
         te_tensor_release(x);
@@ -248,7 +300,7 @@ static void test_weights(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_failing_calls, test_host_memory, test_weights};
+    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_fetches, test_failing_calls, test_host_memory, test_weights};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

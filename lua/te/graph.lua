@@ -119,6 +119,9 @@ function Graph:__call(...)
     return unpack(self.results, 1, self.results.n)
 end
 
+--- Whether calls launch a recording.
+function Graph:recorded() return self.handle ~= nil end
+
 function Graph:__tostring()
     return ("te.graph on %s (%s)"):format(self.device, self.plain and "without graphs" or self.handle and "recorded"
         or ("%d of %d calls before recording"):format(self.calls, self.warmup))

@@ -11,5 +11,6 @@ return {
     Metrics = require "te.train.metrics",
     checkpoint = require "te.train.checkpoint",
     guard = require "te.train.guard",
+    steps = require "te.train.steps",
     peak_flops = require "te.train.peak",
 }

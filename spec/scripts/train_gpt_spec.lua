@@ -220,17 +220,19 @@ describe("train_gpt.lua", function()
     end
 
     it("saves and exits with 75 when it is interrupted", function()
-        for _, signal in ipairs { "INT", "TERM" } do
+        for _, case in ipairs { "INT cpu", "TERM cpu", devices[2] and "INT cuda" } do
+            local signal, device = case:match("(%u+) (%a+)")
             os.execute(("rm -rf %s/stop"):format(folder))
             local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
-                .. "--eval-interval=1000000 >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, folder)
+                .. "--eval-interval=1000000 --device=%s >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, device, folder)
             local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
-                .. "kill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder, signal, folder)
+                .. "%skill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder, device == "cuda" and "sleep 3; " or "", signal, folder)
             os.execute(script)
             assert.equal("75\n", assert(io.open(folder .. "/code")):read("*a"))
-            local steps = te.train.checkpoint.steps(folder .. "/stop")
+            local steps, records = te.train.checkpoint.steps(folder .. "/stop"), metrics("stop")
             assert.equal(1, #steps)
-            assert.equal(steps[1], #metrics("stop"))
+            assert.equal(steps[1], #records)
+            for i, record in ipairs(records) do assert.equal(i, record.step) end
         end
     end)
 

@@ -271,3 +271,59 @@ te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
     t->storage->version++;
     return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "send");
 }
+
+/* --- numbers that come without a wait --------------------------------------------------------------------------------- */
+
+struct te_fetch {
+    te_context *ctx;
+    te_exec *exec;
+    void *reading; /* the backend's; NULL: the numbers are here */
+    int n;
+    double values[];
+};
+
+static size_t fetch_size(int n) { return sizeof(te_fetch) + (size_t)n * sizeof(double); }
+
+te_status te_tensor_fetch(te_tensor *t, te_fetch **out)
+{
+    te_context *ctx = t->ctx;
+    te_exec *exec = &t->storage->device->exec;
+    int64_t n = te_tensor_numel(t);
+    if (t->dtype != TE_F64 || n > TE_FETCH_MAX || !te_tensor_contiguous(t))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "fetch: a contiguous float64 tensor of at most %d numbers is needed, not %s %s",
+                       (int)TE_FETCH_MAX, te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
+    te_fetch *f = te_mem_zalloc(&ctx->mem, fetch_size((int)n));
+    if (!f) return te_fail_memory(ctx, "fetch");
+    f->ctx = ctx;
+    f->exec = exec;
+    f->n = (int)n;
+    te_status status = TE_OK;
+    if (exec->backend->host_memory)
+        memcpy(f->values, te_tensor_pointer(t), (size_t)n * sizeof *f->values);
+    else
+        status = exec->backend->read_begin(exec, te_tensor_pointer(t), (size_t)n * sizeof *f->values, &f->reading);
+    if (status != TE_OK) {
+        te_mem_free(&ctx->mem, f, fetch_size(f->n));
+        return te_fail_exec(ctx, status, exec, "fetch");
+    }
+    te_context_retain(ctx);
+    *out = f;
+    return TE_OK;
+}
+
+int te_fetch_count(const te_fetch *f) { return f->n; }
+
+te_status te_fetch_end(te_fetch *f, double *values)
+{
+    te_context *ctx = f->ctx;
+    te_status status = TE_OK;
+    if (f->reading) {
+        status = f->exec->backend->read_end(f->exec, f->reading, values);
+        if (status != TE_OK) te_fail_exec(ctx, status, f->exec, "fetch");
+    } else if (values) {
+        memcpy(values, f->values, (size_t)f->n * sizeof *values);
+    }
+    te_mem_free(&ctx->mem, f, fetch_size(f->n));
+    te_context_unref(ctx);
+    return status;
+}

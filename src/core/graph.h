@@ -26,6 +26,14 @@ te_tensor *te_graph_numbers(te_context *ctx, te_device *device, int64_t rows, in
 /* t = values, float64 and contiguous, before all later work of the device; nothing is waited for. */
 te_status te_tensor_send(te_tensor *t, const double *values, int64_t n);
 
+/* t's numbers, float64 and contiguous, as all work so far leaves them: te_fetch_end gives them, and waits only where they have not
+ * arrived yet. At most TE_FETCH_MAX. values NULL: nobody wants them. The end frees the fetch, also when it fails. */
+enum { TE_FETCH_MAX = 512 };
+typedef struct te_fetch te_fetch;
+te_status te_tensor_fetch(te_tensor *t, te_fetch **out);
+int       te_fetch_count(const te_fetch *fetch);
+te_status te_fetch_end(te_fetch *fetch, double *values);
+
 /* What tells recordings apart; 0 for NULL. */
 uint64_t te_graph_id(const te_graph *graph);
 

@@ -251,44 +251,86 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
 
 /* --- steps whose numbers lie on the device ------------------------------------------------------------------------ */
 
-te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, te_tensor *numbers)
+/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower number. The
+ * last one of the first is what the host knows of steps that were not made. */
+static te_status send_values(te_context *ctx, const te_adamw *o, double unmade_known, bool both, double *values)
 {
-    size_t bytes = (size_t)n_groups * sizeof(double[N_NUMBERS]);
+    te_adamw before = *o;
+    te_status status = adamw_values(ctx, o, values);
+    if (status != TE_OK || !both) return status;
+    before.step = o->step > 1 ? o->step - 1 : 1;
+    values[N_NUMBERS - 1] = unmade_known;
+    return adamw_values(ctx, &before, values + N_NUMBERS);
+}
+
+te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, double unmade_known, te_tensor *numbers)
+{
+    bool both = numbers->ndim == 2 && numbers->shape[1] == 2 * N_NUMBERS;
+    int64_t columns = both ? 2 * N_NUMBERS : N_NUMBERS;
+    size_t bytes = (size_t)n_groups * (size_t)columns * sizeof(double);
     double *values = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
     for (int k = 0; k < n_groups && status == TE_OK; k++)
-        status = adamw_values(ctx, &options[k], values + k * N_NUMBERS);
-    if (status == TE_OK) status = te_tensor_send(numbers, values, (int64_t)n_groups * N_NUMBERS);
+        status = send_values(ctx, &options[k], unmade_known, both, values + k * columns);
+    if (status == TE_OK) status = te_tensor_send(numbers, values, n_groups * columns);
     te_mem_free(&ctx->mem, values, bytes);
     return status;
 }
 
 static const te_utility scaled_program = {
     .name = "adamw_numbers",
-    .inputs = "x factor allowed",
+    .inputs = "latest before factor allowed unmade known",
     .params = "",
     .outputs = "y",
-    .formula =
-        "c = column(); y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
+    .formula = "c = column(); x = where(unmade > known, before, latest); "
+               "y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
 };
 
-/* The numbers with the gradients' factor in them: clip is what te_grad_clip gave. */
-static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip)
+static const te_utility unmade_program = {
+    .name = "adamw_unmade",
+    .inputs = "unmade allowed",
+    .params = "",
+    .outputs = "y",
+    .formula = "y = unmade + 1 - allowed",
+};
+
+static te_operand shifted(const te_tensor *t, int64_t elements)
 {
-    te_tensor *scaled = te_tensor_new_like(numbers);
-    te_program *program = scaled ? te_utility_program(ctx, &scaled_program) : NULL;
+    te_operand o = te_optim_flat(t);
+    o.data = (double *)o.data + elements;
+    return o;
+}
+
+/* After the step: counts it where it was not made. */
+static te_status count_unmade(te_context *ctx, const te_tensor *clip, const te_tensor *unmade)
+{
+    te_program *program = te_utility_program(ctx, &unmade_program);
+    te_exec *exec = &unmade->storage->device->exec;
+    if (!program) return ctx->status;
+    te_operand in[2] = {te_optim_flat(unmade), shifted(clip, 2)}, out = in[0];
+    te_run run = {.ndim = 1, .shape = {1}, .inputs = in, .outputs = &out, .compute_f64 = true};
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    unmade->storage->version++;
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "adamw");
+}
+
+/* The numbers {groups, 8} of the step that is due, with the gradients' factor in them: clip is what te_grad_clip gave. */
+static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip, const te_tensor *unmade)
+{
+    int64_t groups = numbers->shape[0];
     te_exec *exec = &numbers->storage->device->exec;
+    te_tensor *scaled = te_tensor_new(ctx, numbers->storage->device, TE_F64, 2, (int64_t[]){groups, N_NUMBERS});
+    te_program *program = scaled ? te_utility_program(ctx, &scaled_program) : NULL;
     te_status status = program ? TE_OK : ctx->status;
     if (status == TE_OK) {
-        te_operand in[3] = {te_optim_flat(numbers), te_optim_flat(clip), te_optim_flat(clip)},
-                   out = te_optim_flat(scaled);
-        te_run run = {
-            .ndim = 2, .shape = {numbers->shape[0], N_NUMBERS}, .inputs = in, .outputs = &out, .compute_f64 = true};
-        in[0].stride[0] = out.stride[0] = N_NUMBERS;
-        in[0].stride[1] = out.stride[1] = 1;
-        in[1].data = (double *)in[1].data + 1;
-        in[2].data = (double *)in[2].data + 2;
-        in[1].stride[0] = in[2].stride[0] = 0;
+        te_operand in[6] = {te_optim_flat(numbers), shifted(numbers, N_NUMBERS),    shifted(clip, 1),
+                            shifted(clip, 2),       te_optim_flat(unmade), shifted(numbers, N_NUMBERS - 1)};
+        te_operand out = te_optim_flat(scaled);
+        te_run run = {.ndim = 2, .shape = {groups, N_NUMBERS}, .inputs = in, .outputs = &out, .compute_f64 = true};
+        in[0].stride[0] = in[1].stride[0] = in[5].stride[0] = 2 * N_NUMBERS;
+        in[2].stride[0] = in[3].stride[0] = in[4].stride[0] = 0;
+        in[0].stride[1] = in[1].stride[1] = out.stride[1] = 1;
+        out.stride[0] = N_NUMBERS;
         status = exec->backend->program_run(exec, program, &run, 1);
         if (status != TE_OK) te_fail_exec(ctx, status, exec, "adamw");
     }
@@ -299,18 +341,23 @@ static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, cons
 
 static bool are_numbers(const te_tensor *t, int64_t n, const te_device *device)
 {
-    return t->dtype == TE_F64 && te_tensor_contiguous(t) && te_tensor_numel(t) == n && t->storage->device == device;
+    return t && t->dtype == TE_F64 && te_tensor_contiguous(t) && te_tensor_numel(t) == n && t->storage->device == device;
 }
 
-te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip,
+te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, te_tensor *unmade,
                            const te_optim_group *groups)
 {
     const te_device *device = numbers->storage->device;
-    if (!are_numbers(numbers, (int64_t)n_groups * N_NUMBERS, device) || (clip && !are_numbers(clip, 3, device)))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: numbers %s of %d groups, clip %s: float64 {groups, %d} and {3}",
-                       TE_SHAPE_TEXT(numbers), n_groups, clip ? TE_SHAPE_TEXT(clip) : "absent", (int)N_NUMBERS);
-    te_tensor *scaled = clip ? scaled_numbers(ctx, numbers, clip) : te_tensor_retain(numbers);
+    int columns = clip ? 2 * N_NUMBERS : N_NUMBERS;
+    if (numbers->ndim != 2 || numbers->shape[0] != n_groups || !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
+        (clip && (!are_numbers(clip, 3, device) || !are_numbers(unmade, 1, device))))
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are needed",
+                       TE_SHAPE_TEXT(numbers), n_groups, clip ? TE_SHAPE_TEXT(clip) : "absent",
+                       unmade ? TE_SHAPE_TEXT(unmade) : "absent", columns);
+    te_tensor *scaled = clip ? scaled_numbers(ctx, numbers, clip, unmade) : te_tensor_retain(numbers);
     te_status status = scaled ? update(ctx, &adamw_device_program, 2, n_groups, NULL, scaled, groups) : ctx->status;
+    if (status == TE_OK && clip) status = count_unmade(ctx, clip, unmade);
     te_tensor_release(scaled);
     return status;
 }

@@ -123,7 +123,8 @@ typedef struct te_gemm {
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
  * q, out [batch, heads, seq_q, dim]; k [batch, kv_heads, seq_kv, dim]; v [batch, kv_heads, seq_kv, dim_v] with
  * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others any.
- * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv.
+ * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where `longest` is not 0 they are
+ * one list that te_backend.pack has made in the device's memory, and no sequence is longer.
  * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
  * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
  *
@@ -147,6 +148,7 @@ typedef struct te_attention {
     bool           bottom_right;
     const int32_t *cu_seqlens_q, *cu_seqlens_kv; /* NULL: not packed */
     int            n_seqs;
+    int64_t        longest;
     double         dropout; /* probability of dropping an entry of the softmax */
     te_rng         rng;     /* element ((b * heads + h) * seq_q + i) * seq_kv + j (total extents when packed) */
 } te_attention;
@@ -204,6 +206,11 @@ struct te_backend {
     /* Host memory given to it may be reused when it returns; what came from a device can be read then. */
     te_status (*memory_copy)(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
     te_status (*synchronize)(te_exec *exec);
+    /* A few bytes of device memory, at most 4096, as the calls so far leave them, to the host without anybody waiting: what
+     * read_begin gives, read_end takes, once. It copies them to dst (NULL: nobody wants them) and waits only where they have not
+     * arrived. NULL where memory is the host's. */
+    te_status (*read_begin)(te_exec *exec, const void *src, size_t bytes, void **reading);
+    te_status (*read_end)(te_exec *exec, void *reading, void *dst);
 
     /* Runs the program once per te_run, as one kernel. */
     te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
@@ -214,6 +221,9 @@ struct te_backend {
     const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
     /* Contents in this memory that had a key (te_gemm) come no more: what was kept of them goes. NULL: that goes by itself. */
     void (*forget)(te_exec *exec, const void *data, size_t bytes);
+    /* offsets[0 … n] of n lengths, one dimension of int32 or int64. Lengths that are negative or do not add up to `tokens` are an error
+     * where the host next waits; the offsets then ascend within tokens all the same. NULL where memory is the host's. */
+    te_status (*pack)(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
 

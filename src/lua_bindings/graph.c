@@ -4,6 +4,8 @@
  *     graph_end(g, keep)       ends it; g can be launched when it was kept
  *     graph_launch(g)
  *     graph_free(g)            otherwise the collector does
+ *     fetch(tensor)            float64 numbers on their way to the host, for fetched
+ *     fetched(f)               a list of them; waits where they have not arrived
  *     graph_numbers(device, rows, columns)   a float64 tensor for adamw_send, in a recording or not
  */
 #include "bindings.h"
@@ -90,6 +92,53 @@ static int graph_free(lua_State *L)
     return 0;
 }
 
+static const char fetch_tag[] = "te.fetch";
+
+typedef struct lua_fetch {
+    const void *tag;
+    te_fetch   *fetch; /* NULL: ended */
+} lua_fetch;
+
+static int collect_fetch(lua_State *L)
+{
+    lua_fetch *u = lua_touserdata(L, 1);
+    if (u->fetch) te_fetch_end(u->fetch, NULL);
+    u->fetch = NULL;
+    return 0;
+}
+
+static int fetch(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *t = te_lua_check_tensor(L, 1, "fetch", "tensor");
+    te_lua_enter(rt, L, "fetch");
+    lua_fetch *u = lua_newuserdata(L, sizeof *u);
+    *u = (lua_fetch){.tag = fetch_tag};
+    te_lua_set_collector(L, collect_fetch);
+    te_status status = te_tensor_fetch(t, &u->fetch);
+    return status == TE_OK ? 1 : te_lua_raise(rt, L, "fetch", status);
+}
+
+static int fetched(lua_State *L)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    lua_fetch *u = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *u ? lua_touserdata(L, 1) : NULL;
+    double     values[TE_FETCH_MAX];
+    if (!u || u->tag != fetch_tag || !u->fetch) return te_lua_fail(L, "fetched", "expected what fetch returned, once");
+    te_lua_enter(rt, L, "fetch");
+    int       n = te_fetch_count(u->fetch);
+    te_fetch *ended = u->fetch;
+    u->fetch = NULL;
+    te_status status = te_fetch_end(ended, values);
+    if (status != TE_OK) return te_lua_raise(rt, L, "fetch", status);
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushnumber(L, values[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 static int graph_numbers(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -106,4 +155,6 @@ const luaL_Reg te_lua_graph_functions[] = {{"graph_begin", graph_begin},
                                            {"graph_launch", graph_launch},
                                            {"graph_free", graph_free},
                                            {"graph_numbers", graph_numbers},
+                                           {"fetch", fetch},
+                                           {"fetched", fetched},
                                            {NULL, NULL}};

@@ -41,7 +41,7 @@ typedef struct step_group {
     te_lua_tensors lists[MAX_LISTS];
     te_adamw       adamw;
     te_sgd         sgd;
-    te_tensor     *numbers, *clip; /* behind the last group, in a step whose numbers lie on the device */
+    te_tensor     *numbers, *clip, *unmade; /* behind the last group, in a step whose numbers lie on the device */
 } step_group;
 
 /* List k of a group, n tensors (any number when n < 0); absent where allowed. */
@@ -112,7 +112,7 @@ static te_status run_sgd(te_context *ctx, int n, const step_group *read, te_opti
 
 static te_status run_adamw_on(te_context *ctx, int n, const step_group *read, te_optim_group *groups)
 {
-    return te_adamw_step_on(ctx, n, read[n].numbers, read[n].clip, groups);
+    return te_adamw_step_on(ctx, n, read[n].numbers, read[n].clip, read[n].unmade, groups);
 }
 
 /* Reads the list of groups at 1, keeps every tensor while the engine works, and updates all groups at once. */
@@ -135,6 +135,7 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     }
     if (step == run_adamw_on) given[n].numbers = te_lua_check_tensor(L, 2, function, "numbers");
     if (step == run_adamw_on && lua_type(L, 3) > LUA_TNIL) given[n].clip = te_lua_check_tensor(L, 3, function, "clip");
+    if (given[n].clip) given[n].unmade = te_lua_check_tensor(L, 4, function, "unmade");
     te_lua_enter(rt, L, function);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_retain_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
     te_status status = step(rt->ctx, n, given, groups);
@@ -313,10 +314,12 @@ static int adamw_again(lua_State *L)
     return 1;
 }
 
-/* adamw_step_on(groups, numbers[, clip]): adamw_step with its coefficients in `numbers`, see adamw_send; clip: grad_clip's. */
+/* adamw_step_on(groups, numbers[, clip, unmade]): adamw_step with its coefficients in `numbers`, see adamw_send; clip: grad_clip's;
+ * unmade: float64 {1} that counts the steps which clip did not allow. */
 static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", read_adamw, run_adamw_on); }
 
-/* adamw_send(tensor, numbers): coefficients of a step from `numbers`, which are adamw_again's. */
+/* adamw_send(tensor, numbers, unmade): coefficients of a step from `numbers`, which are adamw_again's; unmade: how many steps that
+ * were not made their counts leave out. */
 static int adamw_send(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
@@ -334,7 +337,7 @@ static int adamw_send(lua_State *L)
         options[g] = (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
     }
     te_lua_enter(rt, L, "adamw_send");
-    te_status status = te_adamw_send(rt->ctx, n, options, t);
+    te_status status = te_adamw_send(rt->ctx, n, options, te_lua_check_number(L, 3, "adamw_send", "unmade"), t);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "adamw_send", status);
 }
 

@@ -35,8 +35,14 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
     end
 end
 
+-- Those in a tensor are read by the host, since it starts a product for each group; from a device that is a wait.
 local function list_of_sizes(self, split_sizes)
-    local sizes = te.is_tensor(split_sizes) and split_sizes:totable() or split_sizes
+    local sizes = split_sizes
+    if te.is_tensor(split_sizes) then
+        local read
+        read, sizes = pcall(split_sizes.totable, split_sizes)
+        if not read then fail("te.GroupedLinear: split_sizes are read by the host: %s", tostring(sizes)) end
+    end
     if type(sizes) ~= "table" or getmetatable(sizes) then
         fail("te.GroupedLinear: split_sizes: expected a tensor or a list of %d sizes, got %s", self.num_groups,
             type(sizes))

@@ -82,7 +82,7 @@ end
 
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
-    local self = setmetatable({ groups = {}, state = {}, order = {} }, class)
+    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0 }, class)
     options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
@@ -242,7 +242,7 @@ local function send_step(self, batches, numbers, list, grad_scale, lr)
         batch.step = batch.states[1].step + 1
         self.numbers(list, i, batch.group, lr or batch.group.lr, batch.step, grad_scale)
     end
-    self.send(numbers, list)
+    self.send(numbers, list, self.unmade_known)
     for i = 1, #batches do
         local batch = batches[i]
         for k = 1, #batch.states do batch.states[k].step = batch.step end
@@ -266,23 +266,30 @@ local function step_on_device(self, clip, grad_scale, lr)
         add_batches(self, group, batches)
     end
     if #batches == 0 then return end
+    local device = batches[1].params[1].device
+    if clip and not self.unmade then
+        if recording then fail(who .. ": a graph with `clip` needs a step with it before") end
+        self.unmade = te.zeros({ 1 }, { dtype = "float64", device = device })
+    end
     for i, batch in ipairs(batches) do described[i] = self.describe(batch.group, batch) end
-    local numbers = te._core.graph_numbers(batches[1].params[1].device, #batches, 8)
+    local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
     if not graph.before_launch(send) then send() end
-    self.update_on(described, numbers, clip)
+    self.update_on(described, numbers, clip, clip and self.unmade)
     for _, batch in ipairs(batches) do
         for k = 1, #batch.grads do batch.grads[k]:release() end
         batch.grads = nil
     end
 end
 
---- Takes back the count of the last step, which `clip` did not allow.
+--- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a step later,
+--- when the device has left it out of its counts already.
 function Optimizer:take_back()
-    for _, batch in ipairs(self.counted or {}) do
+    if not self.counted then return end
+    for _, batch in ipairs(self.counted) do
         for _, state in ipairs(batch.states) do state.step = state.step - 1 end
     end
-    self.counted = nil
+    self.unmade_known = self.unmade_known + 1
 end
 
 --- Updates the parameters from their gradients: all of them, or none when something fails.
@@ -361,6 +368,7 @@ function Optimizer:load_state_dict(saved)
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
     local i = 0
+    if self.unmade then self.unmade_known = self.unmade:item() end -- the counts are those of steps that were made
     for g, group in ipairs(self.groups) do
         for name, value in pairs(saved.groups[g]) do
             if self.declared[name] then group[name] = value end

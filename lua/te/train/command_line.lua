@@ -155,6 +155,15 @@ function CommandLine:restore(values, given, texts)
     end
 end
 
+--- The first of the named options that the command line gave another value than a checkpoint has, and both as texts.
+function CommandLine:changed(given, texts, names)
+    local wanted = self:texts(given)
+    for _, name in ipairs(names) do
+        local key = "option." .. key_of(name)
+        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then return name, wanted[key], texts[key] end
+    end
+end
+
 local function value_text(value)
     if value == nil or value == "" then return "" end
     return type(value) == "number" and ("%.7g"):format(value) or tostring(value)

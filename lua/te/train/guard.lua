@@ -36,15 +36,17 @@ end
 --- Whether the step may be applied. Ends the run at the third refusal in a row.
 ---@param loss number
 ---@param grad_norm number
-function Guard:allows(loss, grad_norm)
+---@param backward function|nil  makes the gradients of the step again, where a graph has taken them with it
+function Guard:allows(loss, grad_norm, backward)
     if finite(loss) and finite(grad_norm) then
         self.in_a_row = 0
         return true
     end
     self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
     if self.in_a_row < PATIENCE then return false end
-    local what = culprit(self.model, "parameter") or culprit(self.model, "gradient")
-        or ("the loss of %s"):format(self.model.__name)
+    local what = culprit(self.model, "parameter")
+    if not what and backward then backward() end
+    what = what or culprit(self.model, "gradient") or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))
 end

@@ -49,6 +49,14 @@ function Metrics:write(fields)
     self:append("{", table.concat(parts, ","), "}\n")
 end
 
+--- Writes an object for each operand that was watched (te.numerics.values()).
+function Metrics:write_numerics(step, values)
+    for _, v in ipairs(values) do
+        self:write { "step", step, "product", v.product, "role", v.role, "amax", v.amax, "scale", v.scale or 0 / 0,
+            "saturated", v.saturated, "flushed", v.flushed, "error", v.error, "nonfinite", v.nonfinite }
+    end
+end
+
 function Metrics:close()
     if self.file then self.file:close() end
     self.file = nil

@@ -17,6 +17,7 @@ typedef struct te_attention_state {
     te_quant quants[3];
     int n_operands;
     te_quantized result; /* what forward left, where that is quantized */
+    te_tensor *packed; /* cu_seqlens on the device, where it made them; else … */
     int n_offsets;
     int32_t offsets[]; /* cu_seqlens, n_offsets of them */
 } te_attention_state;

@@ -1,6 +1,8 @@
 /* random.c - draws. Element i of a draw is a function of seed and position alone, the same on every device. */
 #include "ops.h"
 
+#include <stdio.h>
+
 /* dropout(x; p, training) */
 static te_status dropout_resolve(te_call *call, te_delegate *to)
 {
@@ -29,6 +31,11 @@ static te_status number_tokens(te_call *call, te_tensor *lens, int64_t tokens, i
 {
     int64_t n = 0;
     te_status status = te_tensor_read(lens, TE_I64, lengths);
+    if (status != TE_OK) { /* as while a graph is recorded */
+        char reason[256];
+        snprintf(reason, sizeof reason, "%s", te_context_error(call->ctx));
+        return te_call_fail(call, status, "seq_lens are read by the host: %s", reason);
+    }
     for (int64_t i = 0; i < lens->shape[0] && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - n)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",

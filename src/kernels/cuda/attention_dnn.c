@@ -14,6 +14,7 @@
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"
+#include "kernels/args.h"
 #include "../environment.h"
 
 #include <stdio.h>
@@ -122,6 +123,7 @@ static int64_t power_of_two(int64_t n, int64_t least)
 static int64_t longest(const te_attention *a)
 {
     int64_t most = 1;
+    if (a->longest > 0) return a->longest;
     for (int i = 0; i < a->n_seqs; i++) {
         int64_t length = a->cu_seqlens_q[i + 1] - a->cu_seqlens_q[i];
         if (length > most) most = length;
@@ -220,34 +222,54 @@ static void bind_numbers(call *c)
     if (key->window >= 0) bind(c, TE_DNN_WINDOW, &c->numbers[TE_DNN_WINDOW]);
 }
 
+/* By how much one position moves in every tensor that is packed, whose numbers of offsets go to `uids`. */
+static te_status packed_steps(const call *c, te_packed_args *args, int *uids)
+{
+    for (int uid = TE_DNN_Q; uid <= TE_DNN_LSE; uid++) {
+        int64_t step = c->key.stride[uid][2];
+        if (step == 0 || (uid == TE_DNN_LSE && !c->key.lse)) continue;
+        if (step > INT32_MAX / c->a->q.shape[2]) return TE_ERROR_UNSUPPORTED;
+        uids[args->n_steps] = TE_DNN_OFFSETS + uid;
+        args->step[args->n_steps++] = step;
+    }
+    return TE_OK;
+}
+
+/* Where the host knows the offsets: as te_ragged writes it. */
+static void write_ragged(const te_packed_args *a, int32_t *out)
+{
+    for (int64_t i = 0; i < a->batch; i++) *out++ = i < a->n ? a->offsets[i + 1] - a->offsets[i] : 0;
+    for (int64_t k = 0; k < a->n_steps; k++)
+        for (int64_t i = 0; i <= a->batch; i++) *out++ = (int32_t)(a->offsets[i < a->n ? i : a->n] * a->step[k]);
+}
+
+static te_status send_ragged(call *c, te_packed_args *args, size_t bytes)
+{
+    int32_t *host = te_mem_alloc(c->exec->mem, bytes);
+    if (!host) return TE_ERROR_MEMORY;
+    write_ragged(args, host);
+    args->ragged = te_cuda_upload(c->exec, host, bytes);
+    te_mem_free(c->exec->mem, host, bytes);
+    if (args->ragged) c->lent[c->n_lent++] = args->ragged;
+    return args->ragged ? TE_OK : TE_ERROR_MEMORY;
+}
+
 /* Lengths, and where the sequences of every tensor start; the ones added are empty and start at the end. */
 static te_status bind_offsets(call *c)
 {
-    const int32_t *at = c->a->cu_seqlens_q;
-    int64_t batch = c->key.batch, room = batch + TE_DNN_OFFSETS * (batch + 1), used = batch;
-    int uids[TE_DNN_OFFSETS], n = 0;
-    int32_t *host = te_mem_alloc(c->exec->mem, (size_t)room * sizeof *host);
-    te_status status = host ? TE_OK : TE_ERROR_MEMORY;
-    for (int64_t i = 0; i < batch && status == TE_OK; i++) host[i] = i < c->a->n_seqs ? at[i + 1] - at[i] : 0;
-    for (int uid = TE_DNN_Q; uid <= TE_DNN_LSE && status == TE_OK; uid++) {
-        int64_t step = c->key.stride[uid][2];
-        if (step == 0 || (uid == TE_DNN_LSE && !c->key.lse)) continue;
-        if (step * c->a->q.shape[2] > INT32_MAX) status = TE_ERROR_UNSUPPORTED;
-        for (int64_t i = 0; i <= batch && status == TE_OK; i++)
-            host[used + i] = (int32_t)(at[i < c->a->n_seqs ? i : c->a->n_seqs] * step);
-        uids[n++] = TE_DNN_OFFSETS + uid;
-        used += batch + 1;
+    int uids[TE_PACKED_STEPS];
+    te_packed_args args = {.n = c->a->n_seqs, .offsets = (int32_t *)(uintptr_t)c->a->cu_seqlens_q, .batch = c->key.batch};
+    te_status status = packed_steps(c, &args, uids);
+    size_t bytes = (size_t)(args.batch + args.n_steps * (args.batch + 1)) * sizeof(int32_t);
+    if (status == TE_OK && c->a->longest == 0) status = send_ragged(c, &args, bytes);
+    if (status == TE_OK && c->a->longest > 0) {
+        args.ragged = lend(c, bytes);
+        status = args.ragged ? te_cuda_ragged(c->exec, &args) : TE_ERROR_MEMORY;
     }
-    int32_t *there = status == TE_OK ? te_cuda_upload(c->exec, host, (size_t)used * sizeof *host) : NULL;
-    if (there) {
-        c->lent[c->n_lent++] = there;
-        bind(c, TE_DNN_LENGTHS, there);
-        for (int i = 0; i < n; i++) bind(c, uids[i], there + batch + i * (batch + 1));
-    } else if (status == TE_OK) {
-        status = TE_ERROR_MEMORY;
-    }
-    if (host) te_mem_free(c->exec->mem, host, (size_t)room * sizeof *host);
-    return status;
+    if (status != TE_OK) return status;
+    bind(c, TE_DNN_LENGTHS, args.ragged);
+    for (int i = 0; i < args.n_steps; i++) bind(c, uids[i], args.ragged + args.batch + i * (args.batch + 1));
+    return TE_OK;
 }
 
 /* lse, or its stand-in for packed sequences, [1, heads, positions] over memory that runs [position, head]. */
@@ -371,6 +393,10 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
                   (long long)known->plan.workspace);
     if ((double)known->plan.workspace > dnn->most && !c.key.packed && c.key.batch > 1)
         return in_halves(exec, a, grad, status);
+    if ((double)known->plan.workspace > dnn->most && a->longest > 0) {
+        te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN's workspace counts every sequence as long as all\n", operation);
+        return false;
+    }
     *status = run(&c, dnn, known, operation);
     if (*status != TE_ERROR_MEMORY && *status != TE_ERROR_UNSUPPORTED) return true;
     te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN %s\n", operation,

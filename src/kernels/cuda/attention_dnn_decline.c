@@ -30,6 +30,7 @@ static const char *decline_packed(const te_attention *a)
     const int32_t *at = a->cu_seqlens_q;
     if (!at && !a->cu_seqlens_kv) return NULL;
     if (!at || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 1) return "wrong offsets";
+    if (a->longest > 0) return a->k.shape[2] != a->q.shape[2] ? "queries and keys are packed differently" : NULL;
     if (at != a->cu_seqlens_kv && memcmp(at, a->cu_seqlens_kv, ((size_t)a->n_seqs + 1) * sizeof *at) != 0)
         return "queries and keys are packed differently";
     if (at[0] != 0 || at[a->n_seqs] != a->q.shape[2] || a->k.shape[2] != a->q.shape[2]) return "tokens in no sequence";

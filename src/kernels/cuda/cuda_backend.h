@@ -14,9 +14,12 @@
 
 enum { TE_CUDA_RECENT = 8, TE_CUDA_NAME = 32, TE_CUDA_STAGES = 2, TE_CUDA_STAGE_BYTES = 4 << 20 };
 enum { TE_CUDA_SMALL_STAGES = 32, TE_CUDA_SMALL_BYTES = TE_CUDA_STAGE_BYTES / TE_CUDA_SMALL_STAGES };
+enum { TE_CUDA_READING_BYTES = 4096 };
 
 /* Compiled source: kept by the device until it closes. */
 typedef struct te_cuda_code te_cuda_code;
+
+typedef struct te_cuda_reading te_cuda_reading; /* reading.c */
 
 /* The program of a copy, with its arrays. */
 typedef struct te_cuda_copier {
@@ -43,6 +46,8 @@ typedef struct te_cuda_device {
     void   *small; /* likewise, in pieces for copies of few bytes */
     CUevent small_staged[TE_CUDA_SMALL_STAGES];
     int     next_stage, next_small;
+
+    te_cuda_reading *readings; /* all of them, in use or not */
 
     te_cuda_code **codes; /* by hash of the source */
     size_t         codes_capacity, n_codes;
@@ -95,6 +100,11 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
  * brings the same bytes every time. */
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
 
+/* reading.c */
+te_status te_cuda_read_begin(te_exec *exec, const void *src, size_t bytes, void **reading);
+te_status te_cuda_read_end(te_exec *exec, void *reading, void *dst);
+void      te_cuda_readings_close(te_exec *exec);
+
 /* compile.c: the code of a source text, from memory, from disk or fresh from NVRTC. */
 te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, size_t length, te_cuda_code **out);
 void      te_cuda_codes_close(te_exec *exec);
@@ -134,7 +144,11 @@ const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
-te_status te_cuda_attention(te_exec *, const te_attention *); /* kernel_ops.c and those below */
+te_status te_cuda_pack(te_exec *, int32_t *offsets, const te_view *lens, int64_t tokens); /* kernel_ops.c and those below */
+/* What cuDNN reads of packed sequences (te_packed_args); device pointers. */
+struct te_packed_args;
+te_status te_cuda_ragged(te_exec *, const struct te_packed_args *);
+te_status te_cuda_attention(te_exec *, const te_attention *);
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
 /* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that; own kernels do the rest. */
 #ifdef TE_HAVE_CUDNN

@@ -230,6 +230,7 @@ void te_cuda_device_close(te_exec *exec)
         te_cuda_reports_close(exec);
         te_cuda_hand_close(exec);
         te_cuda_codes_close(exec);
+        te_cuda_readings_close(exec);
         te_cuda_stages_close(exec);
         if (d->stream) d->driver.cuStreamDestroy(d->stream);
         d->driver.cuDevicePrimaryCtxRelease(d->handle);

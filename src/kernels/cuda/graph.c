@@ -2,7 +2,7 @@
  *
  * What a graph reads from the host besides its kernels' arguments lies in pinned memory of its own. Operations that
  * check their ids report into words of the graph; its last node copies them to the host, where the next wait finds
- * them.
+ * them. A word keeps its report until the host has seen it, however many launches later that is.
  */
 #include "cuda_backend.h"
 
@@ -50,13 +50,20 @@ void *te_cuda_graph_keep(te_exec *exec, size_t bytes)
 
 static te_status open_reports(te_exec *exec, te_cuda_graph *g)
 {
-    te_cuda_device *d = te_cuda(exec);
     size_t bytes = MAX_REPORTS * sizeof *g->words;
     g->words = te_cuda_memory_alloc(exec, bytes);
     g->seen = g->words ? te_cuda_graph_keep(exec, bytes) : NULL;
     if (!g->seen) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
     memset(g->seen, 0xff, bytes);
-    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(g->words), 0xff, bytes, d->stream),
+    return TE_OK;
+}
+
+/* Before the first launch, and when a report was read: one that nobody has read outlasts the launches after it. */
+static te_status clear_reports(te_exec *exec, te_cuda_graph *g)
+{
+    te_cuda_device *d = te_cuda(exec);
+    if (g->n_reports == 0) return TE_OK;
+    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(g->words), 0xff, MAX_REPORTS * sizeof *g->words, d->stream),
                           "clearing the reports of a graph");
 }
 
@@ -125,6 +132,7 @@ te_status te_cuda_capture_end(te_exec *exec, bool keep, void **graph)
     bury_the_dead(exec);
     d->n_recent = 0; /* nothing of what was recorded is under way */
     if (status == TE_OK && keep) status = te_cuda_result(exec, r, "recording a graph");
+    if (status == TE_OK && keep) status = clear_reports(exec, g);
     if (status != TE_OK || !keep) {
         discard(exec, g);
         return status;
@@ -152,9 +160,10 @@ te_status te_cuda_graph_reports(te_exec *exec)
     for (te_cuda_graph *g = te_cuda(exec)->graphs; g; g = g->next)
         for (int i = 0; i < g->n_reports; i++) {
             uint64_t report = g->seen[i];
-            g->seen[i] = UINT64_MAX;
             if (report == UINT64_MAX) continue;
-            return te_cuda_check_fault(exec, &g->checks[i], report);
+            memset(g->seen, 0xff, (size_t)g->n_reports * sizeof *g->seen);
+            te_status status = clear_reports(exec, g);
+            return status == TE_OK ? te_cuda_check_fault(exec, &g->checks[i], report) : status;
         }
     return TE_OK;
 }

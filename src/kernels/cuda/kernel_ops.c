@@ -185,7 +185,19 @@ te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scal
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-/* Offsets of packed sequences on the device; both null where nothing is packed. */
+te_status te_cuda_pack(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens)
+{
+    RUN("self_attention", te_cuda_plan_pack(exec, &plan, offsets, lens, tokens));
+}
+
+te_status te_cuda_ragged(te_exec *exec, const te_packed_args *args)
+{
+    te_cuda_plan plan;
+    te_cuda_plan_ragged(&plan, args);
+    return run_plan(exec, &plan, "attention");
+}
+
+/* Offsets of packed sequences, lent on the device; both null where nothing is packed or they lie there already. */
 typedef struct offsets {
     int32_t *q, *kv;
 } offsets;
@@ -209,7 +221,7 @@ static void lend_back(te_exec *exec, const offsets *o)
 static te_status upload_offsets(te_exec *exec, te_attention *a, offsets *o)
 {
     *o = (offsets){NULL, NULL};
-    if (!a->cu_seqlens_q) return TE_OK;
+    if (!a->cu_seqlens_q || a->longest > 0) return TE_OK;
     size_t bytes = ((size_t)a->n_seqs + 1) * sizeof *a->cu_seqlens_q;
     te_status status = check_offsets(exec, a->cu_seqlens_q, a->n_seqs, a->q.shape[2]);
     if (status == TE_OK) status = check_offsets(exec, a->cu_seqlens_kv, a->n_seqs, a->k.shape[2]);

@@ -2,7 +2,7 @@
  * the backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
- * queued by every call and runs when somebody waits, so host memory that is reused too early is caught. New device
+ * queued by every call and runs when somebody waits or asks, so host memory that is reused too early is caught. New device
  * memory holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
  *
  * Kernels are compiled and run by the simulator (cuda_sim.h).

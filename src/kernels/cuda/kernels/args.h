@@ -32,6 +32,17 @@ typedef struct te_classes_args {
     double        ignored; /* no class, and no fault */
 } te_classes_args;
 
+/* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets [batch + 1] for each
+ * step. Sequences beyond n are empty. */
+enum { TE_PACKED_STEPS = 9 };
+typedef struct te_packed_args {
+    te_cuda_bound bound;
+    te_cuda_view  lens;
+    int64_t       n, wide, tokens; /* wide: of int64 */
+    int32_t      *offsets, *ragged;
+    int64_t       batch, n_steps, step[TE_PACKED_STEPS];
+} te_packed_args;
+
 /* Stable sort of n pairs in scratch memory, keys[2][n] and positions[2][n], by the low `bits` of the keys. */
 typedef struct te_sort_args {
     te_cuda_bound bound;

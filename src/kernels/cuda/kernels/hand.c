@@ -42,7 +42,7 @@ void te_cuda_plan_open(te_cuda_plan *plan)
 {
     plan->n_calls = 0;
     plan->scratch_bytes = 0;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_NONE, "", 0};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_NONE, "", 0, 0};
 }
 
 te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char *name, int64_t blocks, int threads,
@@ -79,6 +79,12 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
     if (check->kind == TE_CUDA_CHECK_WEIGHTS)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: row %llu %s", check->operation,
                             (unsigned long long)(fault / 4), weights[fault % 4]);
+    if (check->kind == TE_CUDA_CHECK_LENGTHS && (int64_t)(fault >> 32) == check->count)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens add up to %ld of %lld tokens", check->operation,
+                            (long)(int32_t)(uint32_t)fault, (long long)check->bound);
+    if (check->kind == TE_CUDA_CHECK_LENGTHS)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens[%lu] = %ld does not fit %lld tokens", check->operation,
+                            (unsigned long)(fault >> 32) + 1, (long)(int32_t)(uint32_t)fault, (long long)check->bound);
     static const char *const found[][2] = {[TE_CUDA_CHECK_IDS] = {"id", "outside"},
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};

@@ -47,15 +47,18 @@ typedef enum te_cuda_check_kind {
     TE_CUDA_CHECK_IDS,
     TE_CUDA_CHECK_INDEX,
     TE_CUDA_CHECK_CLASSES,
+    TE_CUDA_CHECK_LENGTHS,
     TE_CUDA_CHECK_WEIGHTS
 } te_cuda_check_kind;
 
-/* What a fault word means: of ids, indices and classes, the place of the first in the upper half and the value found there in the lower;
- * of weights 4 times the row and what is wrong with it. Small, to be kept where it is read later. */
+/* What a fault word means: of ids, indices, classes and lengths, the place of the first in the upper half and the value found there in
+ * the lower, of lengths their sum at the place `count`; of weights 4 times the row and what is wrong with it. Small, to be kept where it
+ * is read later. */
 typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */
-    int64_t            bound;     /* ids, indices and classes are below it */
+    int64_t            bound;     /* ids, indices and classes are below it; lengths add up to it */
+    int64_t            count;     /* of lengths */
 } te_cuda_check;
 
 enum { TE_CUDA_MAX_CALLS = 3 };
@@ -83,6 +86,10 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng);
+
+/* Offsets of packed sequences from their lengths, and those in the form that cuDNN reads (te_packed_args). */
+te_status te_cuda_plan_pack(te_exec *exec, te_cuda_plan *plan, int32_t *offsets, const te_view *lens, int64_t tokens);
+void      te_cuda_plan_ragged(te_cuda_plan *plan, const te_packed_args *args);
 
 /* The cu_seqlens of a te_attention are device pointers here; that they ascend is the caller's to check. */
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);

@@ -84,7 +84,7 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
     if (status != TE_OK || args.n == 0 || args.width == 0) return status;
     bool same = out->dtype == table->dtype;
     int  vector = embedding_vector(out, table);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0]};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0], 0};
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding",
                                           blocks_for(args.n * args.width / vector), THREADS, &args, sizeof args);
     set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype,
@@ -102,7 +102,7 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     if (status != TE_OK || args.n == 0 || args.width == 0) return status;
     if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0]};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
     te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", blocks_for(args.n), THREADS, &args, sizeof args);
     args.sorted = add_sort(plan, args.n, (uint64_t)dtable->shape[0]);
     te_cuda_call *call =
@@ -126,7 +126,7 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
     if (!is_index(targets->dtype) && targets->dtype != TE_U8)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s", te_dtype_name(targets->dtype));
     if (args.n == 0) return TE_OK;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes, 0};
     /* the types of the embeddings that the build compiles */
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS, &args, sizeof args),
               TE_F32, TE_F32);
@@ -167,7 +167,7 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
     te_status status = check_index(exec, "gather", src, out, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     te_index_args args = index_args(src, out, index, dim);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim]};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim], 0};
     te_dtype type = te_storage_dtype(src->dtype);
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", blocks_for(args.n), THREADS, &args, sizeof args),
               type, type);
@@ -185,7 +185,7 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
     te_index_args args = index_args(dst, src, index, dim);
     int64_t       lines = args.n / index->shape[dim];
     te_cuda_call *call;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim]};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim], 0};
     if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", blocks_for(lines), THREADS, &args,
                                 sizeof args);

@@ -104,7 +104,7 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
     args.rng[1] = rng.stream;
     args.rng[2] = rng.offset;
     args.rng[3] = (uint64_t)(uintptr_t)rng.base;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0, 0};
     plan->scratch_bytes = (size_t)(args.rows < TREES ? args.rows : TREES) * (size_t)args.leaves * 2 * sizeof(double);
     add_call(plan, "te_multinomial", &args, TREES, src->dtype, src->dtype, true);
     return TE_OK;

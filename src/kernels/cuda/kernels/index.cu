@@ -42,6 +42,52 @@ extern "C" __global__ void __launch_bounds__(256) te_check_classes(const __grid_
     }
 }
 
+/* --- packed sequences -------------------------------------------------------------------------------------------- */
+
+__device__ static inline int64_t te_length_at(const te_packed_args &a, int64_t i, int64_t *given)
+{
+    *given = te_whole_at(a.lens, a.wide, i * a.lens.stride[0]);
+    return *given < 0 ? 0 : *given > a.tokens ? a.tokens : *given;
+}
+
+/* One block: where each sequence starts. Offsets ascend within the tokens whatever the lengths are. */
+extern "C" __global__ void __launch_bounds__(256) te_pack(const __grid_constant__ te_packed_args a)
+{
+    __shared__ int64_t sums[256];
+    int64_t share = (a.n + 255) / 256, begin = share * threadIdx.x, end = begin + share, sum = 0, given;
+    int     t = threadIdx.x;
+    if (begin > a.n) begin = a.n;
+    if (end > a.n) end = a.n;
+    for (int64_t i = begin; i < end; i++) sum += te_length_at(a, i, &given);
+    sums[t] = sum;
+    for (int by = 1; by < 256; by *= 2) {
+        __syncthreads();
+        int64_t before = t >= by ? sums[t - by] : 0;
+        __syncthreads();
+        sums[t] += before;
+    }
+    int64_t at = sums[t] - sum;
+    for (int64_t i = begin; i < end; i++) {
+        a.offsets[i] = (int32_t)(at < a.tokens ? at : a.tokens);
+        at += te_length_at(a, i, &given);
+        if (given < 0 || at > a.tokens || given > a.tokens) te_report_id(a.bound, i, given);
+    }
+    if (t < 255) return;
+    a.offsets[a.n] = (int32_t)(at < a.tokens ? at : a.tokens);
+    if (at != a.tokens) te_report_id(a.bound, a.n, at);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_ragged(const __grid_constant__ te_packed_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.batch + a.n_steps * (a.batch + 1); i += TE_STEP) {
+        int64_t k = i < a.batch ? 0 : (i - a.batch) / (a.batch + 1), s = i < a.batch ? i : (i - a.batch) % (a.batch + 1);
+        int64_t start = a.offsets[s < a.n ? s : a.n], end = a.offsets[s + 1 < a.n ? s + 1 : a.n];
+        a.ragged[i] = (int32_t)(i < a.batch ? end - start : start * a.step[k]);
+    }
+}
+
+/* --- the gradient of embedding ----------------------------------------------------------------------------------- */
+
 /* Keys to sort by: ids, those out of range behind all others. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid_constant__ te_embedding_args a)
 {

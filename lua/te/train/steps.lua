@@ -1,0 +1,108 @@
+--- te.train.steps: the optimizer steps of a run, and what they come to.
+--
+-- On the CPU, and with graph = false, a step is done when start returns. On CUDA it is one launch of a graph in which the device
+-- decides by itself whether the step is finite and how to clip it. What the host wants to know of it, the loss and the norm,
+-- comes in one copy, which it looks at when the next step is under way:
+--
+--     host      feed k, launch k   feed k+1, launch k+1   look at k   feed k+2 …
+--     device                       step k                  step k+1
+--
+-- So the device never waits for the host. A step that is not finite changes nothing, whenever the host hears of it.
+
+local te = require "te"
+local core = te._core
+
+local Steps = {}
+Steps.__index = Steps
+
+--- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest norm; 0:
+--- no limit) and grad_accumulation (batches of a step).
+local function new(opts)
+    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda" }, Steps)
+end
+
+local function backward(self, batches)
+    local total
+    for i = 1, #batches, 2 do
+        local loss = self.o.loss(batches[i], batches[i + 1])
+        local value = loss:detach():to "float64" -- summed as the host would
+        total = total and total + value or value
+        loss:backward()
+    end
+    return total
+end
+
+-- Forward, backward, clipping and update without the host: what a graph can hold. Takes all batches of a step; gives norm, factor,
+-- whether the step is made, and the sum of the losses.
+local function device_step(self, ...)
+    local o = self.o
+    local total = backward(self, { ... })
+    local clip = te.optim.grad_clip(o.parameters, { max = o.clip, scale = 1 / o.grad_accumulation, loss = total })
+    o.optimizer:step { clip = clip }
+    o.optimizer:zero_grad()
+    return te.cat { clip, total:view { 1 } }
+end
+
+local function start_graph(self, s)
+    local o, batches = self.o, {}
+    for _ = 1, o.grad_accumulation do
+        local x, y = o.next_batch()
+        batches[#batches + 1], batches[#batches + 2] = x, y
+    end
+    if not self.graph then
+        self.graph = te.graph(function(...) return device_step(self, ...) end, batches, { device = o.device })
+    end
+    o.optimizer:set_lr(s.lr)
+    s.batches, s.figures = batches, core.fetch(self.graph(unpack(batches)))
+end
+
+local function finish_graph(self, s)
+    local figures = core.fetched(s.figures)
+    s.loss, s.grad_norm = figures[4] / self.o.grad_accumulation, figures[1]
+    s.allowed = self.o.guard:allows(s.loss, s.grad_norm, function() backward(self, s.batches) end)
+    if not s.allowed then self.o.optimizer:take_back() end
+    s.batches, s.figures = nil, nil
+end
+
+local function make(self, s)
+    local o, total = self.o, 0
+    for _ = 1, o.grad_accumulation do
+        local loss = o.loss(o.next_batch())
+        total = total + loss:item()
+        loss:backward()
+    end
+    -- gradients are sums over the batches; the optimizer divides, in the pass that it makes anyway
+    local scale = 1 / o.grad_accumulation
+    s.loss, s.grad_norm = total * scale, te.optim.grad_norm(o.parameters) * scale
+    s.allowed = o.guard:allows(s.loss, s.grad_norm)
+    if s.allowed then
+        if o.clip > 0 and s.grad_norm > o.clip then scale = scale * o.clip / s.grad_norm end
+        o.optimizer:step { lr = s.lr, grad_scale = scale }
+    end
+    o.optimizer:zero_grad()
+end
+
+--- Starts a step.
+function Steps:start(step)
+    local s = { step = step, lr = self.o.schedule(step), at = core.clock() }
+    if self.recorder then start_graph(self, s) else make(self, s) end
+    self.started[#self.started + 1] = s
+end
+
+--- For a loop: steps that are over, in order: { step =, loss =, grad_norm =, lr =, ms =, allowed = }. One that is not allowed has
+--- not touched the weights.
+---@param all boolean  waits for all that were started; else one launched graph may be under way
+function Steps:finished(all)
+    local under_way = not all and self.graph and self.graph:recorded() and 1 or 0
+    return function()
+        if #self.started <= under_way then return nil end
+        local s = table.remove(self.started, 1)
+        if s.figures then finish_graph(self, s) end
+        local now = core.clock()
+        s.ms = (now - math.max(s.at, self.finished_at)) * 1000
+        self.finished_at = now
+        return s
+    end
+end
+
+return new

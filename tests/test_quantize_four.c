@@ -106,11 +106,28 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
     }
 }
 
+static void check_turned_factors(const te_quantize_blocks *blocks)
+{
+    enum { HIGH = 8, WIDE = 200, STRIDE = 11 };
+    static uint8_t from[HIGH * TE_MOST_COLUMNS], to[WIDE * STRIDE];
+    for (int rows = HIGH - 1; rows <= HIGH; rows++) {
+        int wrong = 0;
+        for (size_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)test_random(&state);
+        memset(to, 0xa5, sizeof to);
+        blocks->turn_factors(to, STRIDE, from, rows, WIDE - 1);
+        for (int j = 0; j < WIDE; j++)
+            for (int i = 0; i < STRIDE; i++)
+                wrong += to[j * STRIDE + i] != (j < WIDE - 1 && i < rows ? from[i * TE_MOST_COLUMNS + j] : 0xa5);
+        CHECK_MSG(wrong == 0, "turn_factors, %d rows: %d wrong", rows, wrong);
+    }
+}
+
 int main(void)
 {
     te_exec exec = test_exec_open(1);
     const te_quantize_blocks *both[2] = {te_quantize_blocks_of(&exec), &te_quantize_blocks_portable};
     check_candidates(both);
+    for (int v = 0; v < 2; v++) check_turned_factors(both[v]);
     for (int dtype = 0; dtype < TE_SOURCES; dtype++) {
         check_errors_about(both, dtype);
         check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false);

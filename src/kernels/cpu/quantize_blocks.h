@@ -108,6 +108,8 @@ typedef struct te_quantize_blocks {
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
     /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
     te_transpose_fn turn[2];
+    /* Byte j of row i, of rows TE_MOST_COLUMNS apart, to to[j * stride + i]. */
+    void (*turn_factors)(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
 

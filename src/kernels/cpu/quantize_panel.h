@@ -31,6 +31,7 @@ typedef struct te_panel_lane {
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
     float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
+    uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS]; /* factors on their way to columns */
     int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* candidates of squares (quantize_four.c) */
 } te_panel_lane;
 

@@ -87,15 +87,24 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
         multipliers[i] = factor > 0x1p126f ? factor : factor * (float)(1 + i % 3);
     }
     int wrong = 0;
-    int64_t done = loops->pairs_along(pairs, x, multipliers, chance ? random : NULL, N - 16);
-    for (int64_t i = 0; i < done; i++) {
+    te_pair_rows lines = {x, N / 16, 16, multipliers, N / 16 / 16, chance ? random : NULL, N / 16};
+    int64_t done = loops->pairs_along(pairs, N / 16 / 2, &lines, N / 16);
+    for (int64_t i = 0; i < N; i++) {
         float value = (dtype ? te_bf16_to_f32(halves[i]) : floats[i]) * multipliers[i / 16];
         wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[i]);
     }
-    CHECK_MSG(wrong == 0 && done == N - 64, "along, dtype %d, factor %g: %d wrong of %lld", dtype, (double)factor, wrong, (long long)done);
+    lines.rows = 2; /* and of long ones, which are not whole 64s */
+    lines.stride = 3 * N / 8, lines.step = 5, lines.random_stride = 7;
+    wrong += loops->pairs_along(pairs, N / 4, &lines, N / 2 + 40) != N / 2;
+    for (int64_t i = 0; i < N; i++) {
+        int64_t r = i / (N / 2), j = i % (N / 2), at = r * lines.stride + j;
+        float value = (dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[r * lines.step + j / 16];
+        wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[r * lines.random_stride + j]);
+    }
+    CHECK_MSG(wrong == 0 && done == N / 16, "along, dtype %d, factor %g: %d wrong of %lld", dtype, (double)factor, wrong, (long long)done);
     for (int rows = ROWS - 1; rows <= ROWS; rows++) {
         wrong = 0;
-        te_pair_rows w = {x, WIDE, rows, multipliers, chance ? random : NULL, WIDE};
+        te_pair_rows w = {x, WIDE, rows, multipliers, 0, chance ? random : NULL, WIDE};
         done = loops->pairs_down(pairs, WIDE, &w, WIDE);
         for (int i = 0; i < (rows + 1) / 2 * 2; i++)
             for (int64_t j = 0; j < done; j++) {

@@ -34,8 +34,9 @@ typedef struct te_two_ways {
 typedef struct te_pair_rows {
     const void    *x;
     int64_t        stride; /* elements */
-    int            rows;   /* where they are odd the last byte's upper code is 0 */
-    const float   *multipliers; /* of columns */
+    int            rows;
+    const float   *multipliers; /* of columns, or of blocks of a row, those of the next one `step` further on */
+    int64_t        step;
     const uint8_t *random; /* per element, or NULL */
     int64_t        random_stride;
 } te_pair_rows;
@@ -61,9 +62,9 @@ typedef struct te_quantize_loops {
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
-    /* E2M1 two to a byte: of neighbours, in blocks of 16, and of rows 2 i and 2 i + 1. By chance, where there are random bytes. The
-     * number of elements of a row done, from the first on. NULL: none ever. */
-    int64_t (*pairs_along)(uint8_t *pairs, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    /* E2M1 two to a byte: of neighbours, in blocks of 16, and of rows 2 i and 2 i + 1, of which the last may be missing. By chance, where
+     * there are random bytes. The number of elements of a row done, from the first on. NULL: none ever. */
+    int64_t (*pairs_along)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
     int64_t (*pairs_down)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
     /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the first on. NULL:
      * none ever. */

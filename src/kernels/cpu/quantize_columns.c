@@ -33,7 +33,7 @@ static bool gathers_factors(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
-    return q->scale != TE_SCALE_F32 && q->block_rows == 1 && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 &&
+    return q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated) && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 &&
            side->scale_row_stride > 1;
 }
 
@@ -54,7 +54,11 @@ static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
     int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
     if (gathers_factors(p)) {
-        memcpy(l->down[i / q->block_cols], l->factors, (size_t)n);
+        const uint8_t *factors = (const uint8_t *)l->factors;
+        uint8_t *down = l->down[i / q->block_cols];
+        for (int b = 0; b < n && wide > 1; b++)
+            memset(down + b * wide, factors[b], (size_t)(x.cols - b * wide < wide ? x.cols - b * wide : wide));
+        if (wide == 1) memcpy(down, factors, (size_t)n);
         return;
     }
     if (!q->replicated) {
@@ -75,8 +79,12 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
 {
     const te_quantizer *q = p->job.quantizer;
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
-    r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
-    if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    if (te_panel_shares_amaxes(p)) {
+        memcpy(l->amaxes, l->squares[i / wide], (size_t)n * sizeof *l->amaxes);
+    } else {
+        r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
+        if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    }
     te_factor_rule rule = te_panel_rule(p, 1, 0);
     te_panel part = {x.row + i, x.col, high, x.cols};
     if (q->four_over_six != TE_46_NONE)
@@ -140,6 +148,12 @@ bool te_panel_shares_codes(const te_panel_job *p)
     const te_quantizer *q = p->job.quantizer;
     return p->job.side[0].data && q->transposed && q->element != TE_E2M1 && q->block_rows == q->block_cols &&
            !q->hadamard;
+}
+
+bool te_panel_shares_amaxes(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    return p->job.side[0].data && q->block_rows == q->block_cols && q->block_rows >= TE_GROUP && !q->hadamard;
 }
 
 bool te_panel_rounds_once(const te_panel_job *p)

@@ -140,6 +140,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     } else {
         p->loops->amax_down(l->multipliers, te_panel_source(p, x.row + i, x.col), p->job.source_stride, rows, x.cols);
         p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, q->block_cols);
+        if (te_panel_shares_amaxes(p)) memcpy(l->squares[i / q->block_rows], l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     te_panel part = {x.row + i, x.col, rows, x.cols};

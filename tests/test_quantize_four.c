@@ -1,12 +1,13 @@
-/* test_quantize_four.c - loops for four bits: pairs of codes against the codes of quant.h one by one, candidates of the choice between two
- * factors against those that every machine makes, and errors that are added in any order against those in the right one. */
+/* test_quantize_four.c - loops for four bits: pairs of codes against the codes of quant.h one by one, candidates of the
+ * choice between two factors against those that every machine makes, and errors that are added in any order against
+ * those in the right one. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
 
-/* Sums in any order are within what quantize_four.c allows for of those in the right order. Factors are what amaxes give, elements at
- * random or on a coarse grid, where products fall on ties. */
+/* Sums in any order are within what quantize_four.c allows for of those in the right order. Factors are what amaxes
+ * give, elements at random or on a coarse grid, where products fall on ties. */
 static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
 {
     enum { BLOCKS = 4, WIDE = BLOCKS * TE_GROUP };
@@ -39,8 +40,8 @@ static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
                 rule.multipliers = line_multipliers, rule.factors = line_factors;
                 both[1]->errors(lines, &rule, x + b * TE_GROUP, WIDE, TE_GROUP, TE_GROUP);
                 for (int i = 0; i < TE_GROUP; i++) right += (double)lines[i];
-                CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11, "errors_about, dtype %d, turn %d, block %d: %g, not %g",
-                          dtype, turn, b, (double)sums[k][b], right);
+                CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11,
+                          "errors_about, dtype %d, turn %d, block %d: %g, not %g", dtype, turn, b, (double)sums[k][b], right);
             }
     }
 }
@@ -101,7 +102,7 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
         float value = (dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[r * lines.step + j / 16];
         wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[r * lines.random_stride + j]);
     }
-    CHECK_MSG(wrong == 0 && done == N / 16, "along, dtype %d, factor %g: %d wrong of %lld", dtype, (double)factor, wrong, (long long)done);
+    CHECK_MSG(wrong == 0 && done == N / 16, "along, dtype %d, factor %g: %d wrong", dtype, (double)factor, wrong);
     for (int rows = ROWS - 1; rows <= ROWS; rows++) {
         wrong = 0;
         te_pair_rows w = {x, WIDE, rows, multipliers, 0, chance ? random : NULL, WIDE};

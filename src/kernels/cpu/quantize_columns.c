@@ -33,8 +33,8 @@ static bool gathers_factors(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
-    return q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated) && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 &&
-           side->scale_row_stride > 1;
+    bool each = q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated); /* column has a byte */
+    return each && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
 }
 
 static void put_gathered(const te_panel_job *p, te_panel_lane *l, te_panel x)

@@ -55,15 +55,16 @@ static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int 
                        int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
+    const void *source = te_panel_source(p, x.row + i, x.col);
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *made = begin(p, l, to, x.cols);
     foresee(p, x, i);
-    p->loops->encode_along[p->job.quantizer->element](made, te_panel_source(p, x.row + i, x.col), multipliers, x.cols, block);
+    p->loops->encode_along[p->job.quantizer->element](made, source, multipliers, x.cols, block);
     end(p, to, made, x.cols);
 }
 
-/* Row k of those in `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
-static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const te_pair_rows *w, int k, int64_t first,
-                                int64_t block)
+/* Row k of `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
+static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const te_pair_rows *w, int k,
+                                int64_t first, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i + k, x.col + first);
@@ -79,8 +80,8 @@ static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_pane
 }
 
 /* At most TE_GROUP rows of E2M1; multipliers of a row come `step` after those of the one before. */
-static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int rows, const float *multipliers, int64_t step,
-                         int64_t block)
+static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int rows, const float *multipliers,
+                         int64_t step, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
     int64_t groups = (x.cols + TE_GROUP - 1) / TE_GROUP, across = (side->cols + TE_GROUP - 1) / TE_GROUP, done = 0;
@@ -159,8 +160,9 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     int n = te_panel_row_factors(p, l, x, i, count), left = x.rows - i;
     int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     int step = q->block_rows == 1 ? n : 0;
-    for (int k = 0; k < rows && q->element != TE_E2M1; k++) encode_row(p, l, x, i + k, l->blocks + k * step, q->block_cols);
-    for (int k = 0; k < rows && q->element == TE_E2M1; k += TE_GROUP)
+    bool pairs = q->element == TE_E2M1;
+    for (int k = 0; k < rows && !pairs; k++) encode_row(p, l, x, i + k, l->blocks + k * step, q->block_cols);
+    for (int k = 0; k < rows && pairs; k += TE_GROUP)
         encode_pairs(p, l, x, i + k, rows - k < TE_GROUP ? rows - k : TE_GROUP, l->blocks + k * step, step, q->block_cols);
 }
 

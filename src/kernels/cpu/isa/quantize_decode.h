@@ -97,7 +97,8 @@ TE_INLINE __m512i te_upper_halves(__m512i low, __m512i high)
     return _mm512_permutex2var_epi16(low, _mm512_loadu_si512(upper), high);
 }
 
-/* As te_f32_to_bf16, of no NaNs: upper halves go up where lower ones are more than a half, or that and the upper one odd. */
+/* As te_f32_to_bf16, of no NaNs: upper halves go up where lower ones are more than a half, or that and the upper one
+ * odd. */
 TE_INLINE __m512i te_two_halves(__m512 low, __m512 high)
 {
     static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
@@ -105,7 +106,8 @@ TE_INLINE __m512i te_two_halves(__m512 low, __m512 high)
     const __m512i one = _mm512_set1_epi16(1);
     __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high), upper = te_upper_halves(a, b);
     __m512i lower = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(even), b);
-    __mmask32 up = _mm512_cmpgt_epu16_mask(_mm512_adds_epu16(lower, _mm512_and_si512(upper, one)), _mm512_set1_epi16((short)0x8000));
+    __m512i raised = _mm512_adds_epu16(lower, _mm512_and_si512(upper, one)), half = _mm512_set1_epi16((short)0x8000);
+    __mmask32 up = _mm512_cmpgt_epu16_mask(raised, half);
     return _mm512_mask_add_epi16(upper, up, upper, one);
 }
 

@@ -1,16 +1,18 @@
 /* quantize_pairs.h - E2M1 of 64 elements at once, two to a byte, for quantize_blocks.c.
  *
- * Products are cut off to 4096ths, which fit into 16 bits: sixteenths of the largest number whose upper bits, quarters, are looked
- * up. Codes change at quarters alone, some above one and some at it, so what is cut off does not matter but where nothing else is
- * left: a product may then be such a quarter or a little more. These 64s are kept count of, and go the general way later, those of
- * several rows together: one in fifty is like that, and branches that nobody foresees would cost more than they do. The same way go
- * those with a NaN or a huge product, which have only the top bit.
+ * Products are cut off to 4096ths, which fit into 16 bits: sixteenths of the largest number whose upper bits,
+ * quarters, are looked up. Codes change at quarters alone, some above one and some at it, so what is cut off does not
+ * matter but where nothing else is left: a product may then be such a quarter or a little more. These 64s are kept
+ * count of, and go the general way later, those of several rows together: one in fifty is like that, and branches that
+ * nobody foresees would cost more than they do. The same way go those with a NaN or a huge product, which have only
+ * the top bit.
  *
- * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off, and may be wrong
- * only where its last bits below a quarter are all ones and nothing but what was cut off before is missing to the next one.
+ * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off,
+ * and may be wrong only where its last bits below a quarter are all ones and nothing but what was cut off before is
+ * missing to the next one.
  *
- * Narrowing leaves codes in an order of its own. Of bfloat16, four of even elements and the four of odd ones that go with them take
- * turns; of float32, four of each vector.
+ * Narrowing leaves codes in an order of its own. Of bfloat16, four of even elements and the four of odd ones that go
+ * with them take turns; of float32, four of each vector.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_PAIRS_H
 #define TE_KERNELS_CPU_QUANTIZE_PAIRS_H
@@ -41,7 +43,8 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
         0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
         7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7};
     __m512i quarters[2] = {_mm512_srli_epi16(first, 10), _mm512_srli_epi16(second, 10)};
-    __m512i codes = _mm512_permutexvar_epi8(_mm512_packus_epi16(quarters[0], quarters[1]), _mm512_loadu_si512(by_quarter));
+    __m512i which = _mm512_packus_epi16(quarters[0], quarters[1]);
+    __m512i codes = _mm512_permutexvar_epi8(which, _mm512_loadu_si512(by_quarter));
     codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8), codes, 0xea); /* a & b | c */
     return (te_fours){codes, te_on_edges(first, quarters[0]) | te_on_edges(second, quarters[1])};
 }
@@ -49,7 +52,8 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
 /* The same by chance, random bytes as they come. `order` brings those of the first half into words. */
 TE_INLINE __m512i te_raised(__m512i parts, __m512i random)
 {
-    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0); /* by the top bits */
+    /* by the top bits, what 256ths are shifted by */
+    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0);
     __m512i shift = _mm512_permutexvar_epi16(_mm512_srli_epi16(parts, 12), steps);
     return _mm512_adds_epi16(parts, _mm512_sllv_epi16(random, shift));
 }
@@ -88,7 +92,9 @@ TE_INLINE __m512i te_parts_bf16(__m512i given, __m512 even, __m512 odd)
     __m512i size = _mm512_and_si512(given, _mm512_set1_epi16(0x7fff));
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(size, 16));
     __m512 high = _mm512_castsi512_ps(_mm512_and_si512(size, _mm512_set1_epi32((int)0xffff0000u)));
-    return _mm512_packs_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(low, even)), _mm512_cvttps_epi32(_mm512_mul_ps(high, odd)));
+    low = _mm512_mul_ps(low, even);
+    high = _mm512_mul_ps(high, odd);
+    return _mm512_packs_epi32(_mm512_cvttps_epi32(low), _mm512_cvttps_epi32(high));
 }
 
 TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uint8_t *random)
@@ -204,9 +210,9 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
-    /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16. Returns the new count of later ones. */\
-    TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n, bool chance,\
-                                       uint16_t *later, int count)                                                     \
+    /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
+    TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
+                                       bool chance, uint16_t *later, int count)                                        \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + first;                                                    \
         const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
@@ -227,8 +233,8 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         }                                                                                                              \
         return count;                                                                                                  \
     }                                                                                                                  \
-    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, int64_t n,\
-                                          bool chance)                                                                 \
+    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first,  \
+                                          int64_t n, bool chance)                                                      \
     {                                                                                                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \
@@ -257,7 +263,8 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         return whole;                                                                                                  \
     }                                                                                                                  \
     /* Of rows r and r + 1, the second of which may be missing, 64 columns. */                                         \
-    TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure, bool chance)\
+    TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure,    \
+                                          bool chance)                                                                 \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + j;                                                        \
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
@@ -272,11 +279,12 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
         __m512i both = te_slow_fours_##dtype(x, w->multipliers + j, 1, random);                                        \
         if (r + 1 == w->rows) return both;                                                                             \
-        __m512i odd = te_slow_fours_##dtype(x + w->stride, w->multipliers + j, 1, chance ? random + w->random_stride : NULL);\
+        if (chance) random += w->random_stride;                                                                        \
+        __m512i odd = te_slow_fours_##dtype(x + w->stride, w->multipliers + j, 1, random);                             \
         return _mm512_or_si512(both, _mm512_slli_epi16(odd, 4));                                                       \
     }                                                                                                                  \
-    TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, int64_t n,\
-                                           bool chance)                                                                \
+    TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, \
+                                           int64_t n, bool chance)                                                     \
     {                                                                                                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \

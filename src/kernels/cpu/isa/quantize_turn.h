@@ -77,7 +77,7 @@ static void turn_past(void *dst, int64_t dst_stride, const void *src, int64_t sr
 
 TE_DEFINE_INTERLEAVE(te_interleave_eight, __m512i, 8, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8)
 
-/* Eight rows of whole 64s, of n; how many columns are done. Vector k ends with columns 2 k and 2 k + 1 of each sixteen. */
+/* Eight rows of whole 64s, of n; the columns done. Vector k ends with columns 2 k and 2 k + 1 of each sixteen. */
 TE_INLINE int te_turn_eight(uint8_t *to, int64_t stride, const uint8_t *factors, int n)
 {
     int j = 0;

@@ -1,12 +1,13 @@
-/* test_quantize_four.c - loops for four bits: pairs of codes against the codes of quant.h one by one, candidates of the choice between two
- * factors against those that every machine makes, and errors that are added in any order against those in the right one. */
+/* test_quantize_four.c - loops for four bits: pairs of codes against the codes of quant.h one by one, candidates of the
+ * choice between two factors against those that every machine makes, and errors that are added in any order against
+ * those in the right one. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
 
-/* Sums in any order are within what quantize_four.c allows for of those in the right order. Factors are what amaxes give, elements at
- * random or on a coarse grid, where products fall on ties. */
+/* Sums in any order are within what quantize_four.c allows for of those in the right order. Factors are what amaxes
+ * give, elements at random or on a coarse grid, where products fall on ties. */
 static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
 {
     enum { BLOCKS = 4, WIDE = BLOCKS * TE_GROUP };
@@ -39,8 +40,8 @@ static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
                 rule.multipliers = line_multipliers, rule.factors = line_factors;
                 both[1]->errors(lines, &rule, x + b * TE_GROUP, WIDE, TE_GROUP, TE_GROUP);
                 for (int i = 0; i < TE_GROUP; i++) right += (double)lines[i];
-                CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11, "errors_about, dtype %d, turn %d, block %d: %g, not %g",
-                          dtype, turn, b, (double)sums[k][b], right);
+                CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11,
+                          "errors_about, dtype %d, turn %d, block %d: %g, not %g", dtype, turn, b, (double)sums[k][b], right);
             }
     }
 }
@@ -73,7 +74,7 @@ static uint8_t code_of(float x, bool chance, uint32_t random)
 /* To nearest or by chance: every bfloat16 under factors of all sizes, and float32 near what they round to. */
 static void check_pairs(const te_quantize_loops *loops, int dtype, float factor, bool chance)
 {
-    enum { N = 1 << 16, ROWS = 3, WIDE = N / ROWS / 64 * 64 + 40 };
+    enum { N = 1 << 16, ROWS = 3, WIDE = N / ROWS / 64 * 64 - 24 };
     static uint16_t halves[N];
     static float floats[N], multipliers[N];
     static uint8_t pairs[N], random[N];
@@ -87,22 +88,48 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
         multipliers[i] = factor > 0x1p126f ? factor : factor * (float)(1 + i % 3);
     }
     int wrong = 0;
-    int64_t done = loops->pairs_along(pairs, x, multipliers, chance ? random : NULL, N - 16);
-    for (int64_t i = 0; i < done; i++) {
+    te_pair_rows lines = {x, N / 16, 16, multipliers, N / 16 / 16, chance ? random : NULL, N / 16};
+    int64_t done = loops->pairs_along(pairs, N / 16 / 2, &lines, N / 16);
+    for (int64_t i = 0; i < N; i++) {
         float value = (dtype ? te_bf16_to_f32(halves[i]) : floats[i]) * multipliers[i / 16];
         wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[i]);
     }
-    CHECK_MSG(wrong == 0 && done == N - 64, "along, dtype %d, factor %g: %d wrong of %lld", dtype, (double)factor, wrong, (long long)done);
+    lines.rows = 2; /* and of long ones, which are not whole 64s */
+    lines.stride = 3 * N / 8, lines.step = 5, lines.random_stride = 7;
+    wrong += loops->pairs_along(pairs, N / 4, &lines, N / 2 + 40) != N / 2;
+    for (int64_t i = 0; i < N; i++) {
+        int64_t r = i / (N / 2), j = i % (N / 2), at = r * lines.stride + j;
+        float value = (dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[r * lines.step + j / 16];
+        wrong += (pairs[i / 2] >> i % 2 * 4 & 15) != code_of(value, chance, random[r * lines.random_stride + j]);
+    }
+    CHECK_MSG(wrong == 0 && done == N / 16, "along, dtype %d, factor %g: %d wrong", dtype, (double)factor, wrong);
     for (int rows = ROWS - 1; rows <= ROWS; rows++) {
         wrong = 0;
-        te_pair_rows w = {x, WIDE, rows, multipliers, chance ? random : NULL, WIDE};
+        te_pair_rows w = {x, WIDE, rows, multipliers, 0, chance ? random : NULL, WIDE};
         done = loops->pairs_down(pairs, WIDE, &w, WIDE);
         for (int i = 0; i < (rows + 1) / 2 * 2; i++)
             for (int64_t j = 0; j < done; j++) {
-                float value = (dtype ? te_bf16_to_f32(halves[i * WIDE + j]) : floats[i * WIDE + j]) * multipliers[j];
-                wrong += (pairs[i / 2 * WIDE + j] >> i % 2 * 4) % 16 != (i < rows ? code_of(value, chance, random[i * WIDE + j]) : 0);
+                int at = i < rows ? i * WIDE + (int)j : 0;
+                uint8_t code = code_of((dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[j], chance, random[at]);
+                wrong += (pairs[i / 2 * WIDE + j] >> i % 2 * 4) % 16 != (i < rows ? code : 0);
             }
         CHECK_MSG(wrong == 0 && done == WIDE - 40, "down, %d rows, dtype %d, factor %g: %d wrong", rows, dtype, (double)factor, wrong);
+    }
+}
+
+static void check_turned_factors(const te_quantize_blocks *blocks)
+{
+    enum { HIGH = 8, WIDE = 200, STRIDE = 11 };
+    static uint8_t from[HIGH * TE_MOST_COLUMNS], to[WIDE * STRIDE];
+    for (int rows = HIGH - 1; rows <= HIGH; rows++) {
+        int wrong = 0;
+        for (size_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)test_random(&state);
+        memset(to, 0xa5, sizeof to);
+        blocks->turn_factors(to, STRIDE, from, rows, WIDE - 1);
+        for (int j = 0; j < WIDE; j++)
+            for (int i = 0; i < STRIDE; i++)
+                wrong += to[j * STRIDE + i] != (j < WIDE - 1 && i < rows ? from[i * TE_MOST_COLUMNS + j] : 0xa5);
+        CHECK_MSG(wrong == 0, "turn_factors, %d rows: %d wrong", rows, wrong);
     }
 }
 
@@ -111,6 +138,7 @@ int main(void)
     te_exec exec = test_exec_open(1);
     const te_quantize_blocks *both[2] = {te_quantize_blocks_of(&exec), &te_quantize_blocks_portable};
     check_candidates(both);
+    for (int v = 0; v < 2; v++) check_turned_factors(both[v]);
     for (int dtype = 0; dtype < TE_SOURCES; dtype++) {
         check_errors_about(both, dtype);
         check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false);

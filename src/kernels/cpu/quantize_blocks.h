@@ -34,14 +34,15 @@ typedef struct te_two_ways {
 typedef struct te_pair_rows {
     const void    *x;
     int64_t        stride; /* elements */
-    int            rows;   /* where they are odd the last byte's upper code is 0 */
-    const float   *multipliers; /* of columns */
+    int            rows;
+    const float   *multipliers; /* of columns, or of blocks of a row, those of the next one `step` further on */
+    int64_t        step;
     const uint8_t *random; /* per element, or NULL */
     int64_t        random_stride;
 } te_pair_rows;
 
-/* The error of a value x in line i, whose block has factor factors[i]: |q * factor * amax / most - x|, or its square, where q is
- * E2M1 of x * multipliers[i]. */
+/* The error of a value x in line i, whose block has factor factors[i]: |q * factor * amax / most - x|, or its square,
+ * where q is E2M1 of x * multipliers[i]. */
 typedef struct te_error_rule {
     const float *multipliers, *factors;
     float        amax, most;
@@ -61,9 +62,10 @@ typedef struct te_quantize_loops {
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
-    /* E2M1 two to a byte: of neighbours, in blocks of 16, and of rows 2 i and 2 i + 1. By chance, where there are random bytes. The
-     * number of elements of a row done, from the first on. NULL: none ever. */
-    int64_t (*pairs_along)(uint8_t *pairs, const void *x, const float *multipliers, const uint8_t *random, int64_t n);
+    /* E2M1 two to a byte: of neighbours, in blocks of 16, and of rows 2 i and 2 i + 1, of which the last may be
+     * missing. By chance, where there are random bytes. The number of elements of a row done, from the first on. NULL:
+     * none ever. */
+    int64_t (*pairs_along)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
     int64_t (*pairs_down)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
     /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the first on. NULL:
      * none ever. */
@@ -78,8 +80,8 @@ typedef struct te_quantize_loops {
      * elements apart with whole vectors of 16, of which n count; and the largest magnitude among those. */
     void (*transform)(void *to, int64_t width, const void *x, int64_t stride, int rows, int n);
     float (*transform_amax)(const void *x, int64_t stride, int rows, int n);
-    /* sums[k][b] = about the errors under rules[k] of block b of 16 x 16 elements, whose factor is that of line b. Blocks lie side by
-     * side, their number is even; products are below 8. NULL: never. */
+    /* sums[k][b] = about the errors under rules[k] of block b of 16 x 16 elements, whose factor is that of line b.
+     * Blocks lie side by side, their number is even; products are below 8. NULL: never. */
     void (*errors_about)(float *const sums[2], const te_error_rule rules[2], const void *x, int64_t stride, int blocks);
 } te_quantize_loops;
 
@@ -96,8 +98,10 @@ typedef struct te_quantize_blocks {
     te_quantize_loops of[TE_SOURCES];
     /* n factors as they are stored, and what elements are multiplied by. */
     void (*factors)(const te_factor_rule *rule, const float *amax, int n, void *factors, float *multipliers);
-    /* Factors that bring n amaxes to 6 / stretch, as they are stored and as numbers, and what elements are multiplied by. */
-    void (*candidates)(float encode, float stretch, const float *amax, int n, uint8_t *codes, float *multipliers, float *values);
+    /* Factors that bring n amaxes to 6 / stretch, as they are stored and as numbers, and what elements are multiplied
+     * by. */
+    void (*candidates)(float encode, float stretch, const float *amax, int n, uint8_t *codes, float *multipliers,
+                       float *values);
     /* sums[i] = the errors of the n <= 128 values of line i, added from left to right. */
     void (*errors)(float *sums, const te_error_rule *rule, const float *x, int64_t stride, int lines, int n);
     /* The same under two rules for 16 lines side by side, value j of line i at x[j * stride + i], that have one factor. */
@@ -108,6 +112,8 @@ typedef struct te_quantize_blocks {
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
     /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
     te_transpose_fn turn[2];
+    /* Byte j of row i, of rows TE_MOST_COLUMNS apart, to to[j * stride + i]. */
+    void (*turn_factors)(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
 

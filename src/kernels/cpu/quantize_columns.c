@@ -28,6 +28,24 @@ static rows rows_of(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 static const void *row_at(const rows *r, int i) { return r->data + (size_t)(i * r->stride) * r->size; }
 
+/* Whether factors are bytes that lie down columns far apart: those of a panel are put there at once. */
+static bool gathers_factors(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[1];
+    bool each = q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated); /* column has a byte */
+    return each && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
+}
+
+static void put_gathered(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantized_side *side = &p->job.side[1];
+    int high = p->job.quantizer->block_cols;
+    if (!gathers_factors(p)) return;
+    uint8_t *to = (uint8_t *)side->scale_inv + x.col * side->scale_row_stride + x.row / high;
+    p->blocks->turn_factors(to, side->scale_row_stride, l->down[0], (x.rows + high - 1) / high, x.cols);
+}
+
 /* Stores the factors of the blocks that begin in row i. */
 static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
 {
@@ -35,6 +53,14 @@ static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int
     const te_quantized_side *side = &p->job.side[1];
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
     int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
+    if (gathers_factors(p)) {
+        const uint8_t *factors = (const uint8_t *)l->factors;
+        uint8_t *down = l->down[i / q->block_cols];
+        for (int b = 0; b < n && wide > 1; b++)
+            memset(down + b * wide, factors[b], (size_t)(x.cols - b * wide < wide ? x.cols - b * wide : wide));
+        if (wide == 1) memcpy(down, factors, (size_t)n);
+        return;
+    }
     if (!q->replicated) {
         te_panel_put_factors(p, side, l->factors, n, along + x.col / wide * side->scale_row_stride,
                              side->scale_row_stride, 1, 0);
@@ -53,8 +79,12 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
 {
     const te_quantizer *q = p->job.quantizer;
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
-    r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
-    if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    if (te_panel_shares_amaxes(p)) {
+        memcpy(l->amaxes, l->squares[i / wide], (size_t)n * sizeof *l->amaxes);
+    } else {
+        r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
+        if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
+    }
     te_factor_rule rule = te_panel_rule(p, 1, 0);
     te_panel part = {x.row + i, x.col, high, x.cols};
     if (q->four_over_six != TE_46_NONE)
@@ -120,6 +150,12 @@ bool te_panel_shares_codes(const te_panel_job *p)
            !q->hadamard;
 }
 
+bool te_panel_shares_amaxes(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    return p->job.side[0].data && q->block_rows == q->block_cols && q->block_rows >= TE_GROUP && !q->hadamard;
+}
+
 bool te_panel_rounds_once(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -179,6 +215,7 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
         float most = make_both_factors(p, l, x, &r, &w, i);
         encode_rest(p, &w, most <= TE_FLT_MAX ? p->loops->encode_both[q->element](&w) : 0);
     }
+    put_gathered(p, l, x);
     if (q->transposed) turn(p, l, x, l->codes[0], TE_PANEL_COLS, x.rows);
 }
 
@@ -197,6 +234,7 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
         if (q->element != TE_E2M1 && !shared)
             encode_rows(p, l, x, &r, i, high);
     }
+    if (q->block_rows) put_gathered(p, l, x);
     if (!q->transposed) return;
     const te_quantized_side *rowwise = &p->job.side[0];
     if (shared)

@@ -1,11 +1,12 @@
 /* quantize_four.c - the smaller error of two factors, block by block.
  *
- * A line is the part of a block that lies in one row of the stored side; its errors are added from left to right. Both candidates
- * are tried on sixteen lines at a time: those of one block that is sixteen rows high, which lie side by side on the way, or of
- * sixteen blocks of one row.
+ * A line is the part of a block that lies in one row of the stored side; its errors are added from left to right. Both
+ * candidates are tried on sixteen lines at a time: those of one block that is sixteen rows high, which lie side by
+ * side on the way, or of sixteen blocks of one row.
  *
- * Of blocks of 16 x 16 errors are added in any order first, for both sides at once and as they are cheapest: distances of products
- * from the nearest number. Only where those sums are as close as rounding could bring them are the errors added as they should be.
+ * Of blocks of 16 x 16 errors are added in any order first, for both sides at once and as they are cheapest: distances
+ * of products from the nearest number. Only where those sums are as close as rounding could bring them are the errors
+ * added as they should be.
  */
 #include "quantize_four.h"
 
@@ -170,8 +171,9 @@ static void choose_strip(choice *k, te_panel part, int side, int first, int cols
         choose_down(k, part.rows, cols, first / width);
 }
 
-/* Block b by sums that may be off by 2^-9 of its largest error under either factor, or 2^-8 if squared; -1: that is not enough. Where a
- * factor is not near what it should be, or numbers are very large or small, distances of products say nothing about errors. */
+/* Block b by sums that may be off by 2^-9 of its largest error under either factor, or 2^-8 if squared; -1: that is not
+ * enough. Where a factor is not near what it should be, or numbers are very large or small, distances of products say
+ * nothing about errors. */
 static int decide(const choice *k, const float *sums[2], int b)
 {
     const te_quantizer *q = k->p->job.quantizer;

@@ -54,36 +54,49 @@ static void end(const te_panel_job *p, uint8_t *to, const uint8_t *made, int64_t
 static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const float *multipliers,
                        int64_t block)
 {
-    const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
-    uint8_t *row = side->data + (x.row + i) * side->row_stride, *codes = l->codes[0];
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *made = begin(p, l, to, x.cols);
     foresee(p, x, i);
-    if (q->element != TE_E2M1) {
-        uint8_t *made = begin(p, l, row + x.col, x.cols);
-        p->loops->encode_along[q->element](made, source, multipliers, x.cols, block);
-        end(p, row + x.col, made, x.cols);
-        return;
-    }
-    const uint8_t *random = NULL;
-    if (q->stochastic) {
-        int64_t across = (side->cols + TE_GROUP - 1) / TE_GROUP;
-        uint64_t first = (uint64_t)((x.row + i) * across + x.col / TE_GROUP);
-        p->blocks->random_along(l->random[0], side->rng, first, (x.cols + TE_GROUP - 1) / TE_GROUP);
-        random = l->random[0];
-    }
-    uint8_t *pairs = row + x.col / 2;
-    int64_t done = 0; /* what follows is made byte by byte */
-    if (block == TE_GROUP && p->loops->pairs_along) done = p->loops->pairs_along(pairs, source, multipliers, random, x.cols);
-    if (done == x.cols) return;
-    source = te_panel_source(p, x.row + i, x.col + done);
-    multipliers += done / block;
-    if (random)
-        p->loops->stochastic(codes, source, multipliers, block, random + done, x.cols - done);
+    p->loops->encode_along[p->job.quantizer->element](made, source, multipliers, x.cols, block);
+    end(p, to, made, x.cols);
+}
+
+/* Row k of `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
+static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const te_pair_rows *w, int k,
+                                int64_t first, int64_t block)
+{
+    const te_quantized_side *side = &p->job.side[0];
+    const void *source = te_panel_source(p, x.row + i + k, x.col + first);
+    const float *multipliers = w->multipliers + k * w->step + first / block;
+    int64_t n = x.cols - first;
+    uint8_t *codes = l->codes[0];
+    if (w->random)
+        p->loops->stochastic(codes, source, multipliers, block, w->random + k * w->random_stride + first, n);
     else
-        p->loops->encode_along[TE_E2M1](codes, source, multipliers, x.cols - done, block);
-    if (x.cols % 2) codes[x.cols - done] = 0;
-    p->blocks->pack_along(pairs + done / 2, codes, x.cols - done + x.cols % 2);
+        p->loops->encode_along[TE_E2M1](codes, source, multipliers, n, block);
+    if (n % 2) codes[n] = 0;
+    p->blocks->pack_along(side->data + (x.row + i + k) * side->row_stride + (x.col + first) / 2, codes, n + n % 2);
+}
+
+/* At most TE_GROUP rows of E2M1; multipliers of a row come `step` after those of the one before. */
+static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int rows, const float *multipliers,
+                         int64_t step, int64_t block)
+{
+    const te_quantized_side *side = &p->job.side[0];
+    int64_t groups = (x.cols + TE_GROUP - 1) / TE_GROUP, across = (side->cols + TE_GROUP - 1) / TE_GROUP, done = 0;
+    te_pair_rows w = {.x = te_panel_source(p, x.row + i, x.col), .stride = p->job.source_stride, .rows = rows,
+                      .multipliers = multipliers, .step = step, .random_stride = groups * TE_GROUP};
+    if (p->job.quantizer->stochastic) w.random = l->random[0];
+    for (int k = 0; k < rows; k++) {
+        foresee(p, x, i + k);
+        if (w.random)
+            p->blocks->random_along(l->random[0] + k * w.random_stride, side->rng,
+                                    (uint64_t)((x.row + i + k) * across + x.col / TE_GROUP), groups);
+    }
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col / 2;
+    if (block == TE_GROUP && p->loops->pairs_along) done = p->loops->pairs_along(to, side->row_stride, &w, x.cols);
+    for (int k = 0; k < rows && done < x.cols; k++) encode_pairs_of_row(p, l, x, i, &w, k, done, block);
 }
 
 /* The same under the factor of the whole tensor, whose amax this may be the occasion to take. */
@@ -128,6 +141,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     } else {
         p->loops->amax_down(l->multipliers, te_panel_source(p, x.row + i, x.col), p->job.source_stride, rows, x.cols);
         p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, q->block_cols);
+        if (te_panel_shares_amaxes(p)) memcpy(l->squares[i / q->block_rows], l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     te_panel part = {x.row + i, x.col, rows, x.cols};
@@ -145,8 +159,11 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     const te_quantizer *q = p->job.quantizer;
     int n = te_panel_row_factors(p, l, x, i, count), left = x.rows - i;
     int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
-    for (int k = 0; k < rows; k++)
-        encode_row(p, l, x, i + k, l->blocks + (q->block_rows == 1 ? k * n : 0), q->block_cols);
+    int step = q->block_rows == 1 ? n : 0;
+    bool pairs = q->element == TE_E2M1;
+    for (int k = 0; k < rows && !pairs; k++) encode_row(p, l, x, i + k, l->blocks + k * step, q->block_cols);
+    for (int k = 0; k < rows && pairs; k += TE_GROUP)
+        encode_pairs(p, l, x, i + k, rows - k < TE_GROUP ? rows - k : TE_GROUP, l->blocks + k * step, step, q->block_cols);
 }
 
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
@@ -155,7 +172,7 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     if (!q->block_rows) {
         for (int i = 0; i < x.rows; i++)
             if (q->element == TE_E2M1)
-                encode_row(p, l, x, i, &p->job.scale, x.cols);
+                encode_pairs(p, l, x, i, 1, &p->job.scale, 0, x.cols);
             else
                 encode_whole_row(p, l, x, i);
         return;

@@ -374,6 +374,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .random_down = random_down,
     .random_along = random_along,
     .turn = {turn_codes, turn_past},
+    .turn_factors = turn_factors,
     .pack_along = pack_along,
     .pack_down = pack_down,
     .unpack_along = unpack_along,

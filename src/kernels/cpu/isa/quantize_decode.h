@@ -81,13 +81,6 @@ enum { TE_LEAST_POWER = 0x0d800000 };
 /* How values go to memory: as float32, rounded to bfloat16, or cut to bfloat16, which holds them. */
 typedef enum te_decode_way { TE_WIDE, TE_ROUNDED, TE_CUT } te_decode_way;
 
-/* Raised so that the upper halves are rounded; no NaNs. */
-TE_INLINE __m512i te_round_upper(__m512 v)
-{
-    __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-}
-
 TE_INLINE void te_put_vector(void *to, __m512i v, bool past)
 {
     if (past)
@@ -104,10 +97,18 @@ TE_INLINE __m512i te_upper_halves(__m512i low, __m512i high)
     return _mm512_permutex2var_epi16(low, _mm512_loadu_si512(upper), high);
 }
 
-/* As te_f32_to_bf16, of no NaNs. */
+/* As te_f32_to_bf16, of no NaNs: upper halves go up where lower ones are more than a half, or that and the upper one
+ * odd. */
 TE_INLINE __m512i te_two_halves(__m512 low, __m512 high)
 {
-    return te_upper_halves(te_round_upper(low), te_round_upper(high));
+    static const uint16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                      32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    const __m512i one = _mm512_set1_epi16(1);
+    __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high), upper = te_upper_halves(a, b);
+    __m512i lower = _mm512_permutex2var_epi16(a, _mm512_loadu_si512(even), b);
+    __m512i raised = _mm512_adds_epu16(lower, _mm512_and_si512(upper, one)), half = _mm512_set1_epi16((short)0x8000);
+    __mmask32 up = _mm512_cmpgt_epu16_mask(raised, half);
+    return _mm512_mask_add_epi16(upper, up, upper, one);
 }
 
 TE_INLINE void te_put_64(void *to, int64_t i, const __m512 v[4], te_decode_way way, bool past)

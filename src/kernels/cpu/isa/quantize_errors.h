@@ -104,7 +104,7 @@ static void errors(float *sums, const te_error_rule *rule, const float *x, int64
 /* --- about the errors of many blocks ------------------------------------------------------------------------------ */
 
 #if defined(TE_ISA_avx512)
-/* Magnitudes of two blocks side by side, a line of each: those of the first block in the lower halves of both vectors. */
+/* Magnitudes of a line of two blocks side by side: those of the first in the lower halves of both vectors. */
 TE_INLINE void te_pair_sizes_bf16(__m512 v[2], const uint16_t *x)
 {
     __m512i size = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
@@ -119,13 +119,14 @@ TE_INLINE void te_pair_sizes_f32(__m512 v[2], const float *x)
     v[1] = _mm512_abs_ps(_mm512_shuffle_f32x4(a, b, 0xee));
 }
 
-/* The distance of sixteen products, four times over, from the nearest number: the sum with 2^23, rounded down, ends in their quarters,
- * and these know the number. */
+/* The distance of sixteen products, four times over, from the nearest number: the sum with 2^23, rounded down, ends in
+ * their quarters, and these know the number. */
 TE_INLINE __m512 te_distances(__m512 x, __m512 multipliers)
 {
     const __m512 low = _mm512_setr_ps(0, 2, 2, 4, 4, 6, 6, 8, 8, 8, 12, 12, 12, 12, 16, 16);
     const __m512 high = _mm512_setr_ps(16, 16, 16, 16, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24);
-    __m512 quarters = _mm512_fmadd_round_ps(x, multipliers, _mm512_set1_ps(0x1p23f), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 quarters = _mm512_fmadd_round_ps(x, multipliers, _mm512_set1_ps(0x1p23f),
+                                            _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     return _mm512_fmsub_ps(x, multipliers, _mm512_permutex2var_ps(low, _mm512_castps_si512(quarters), high));
 }
 
@@ -140,7 +141,8 @@ TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 
 }
 
 #define TE_DEFINE_ERRORS_ABOUT(dtype, type)                                                                            \
-    TE_INLINE void te_errors_of_pair_##dtype(__m512 sum[2], const __m512 m[2], const type *x, int64_t stride, bool squared) \
+    TE_INLINE void te_errors_of_pair_##dtype(__m512 sum[2], const __m512 m[2], const type *x, int64_t stride,          \
+                                             bool squared)                                                             \
     {                                                                                                                  \
         sum[0] = sum[1] = _mm512_setzero_ps();                                                                         \
         for (int i = 0; i < TE_GROUP; i++, x += stride) {                                                              \
@@ -153,7 +155,8 @@ TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
-    static void errors_about_##dtype(float *const sums[2], const te_error_rule rules[2], const void *data, int64_t stride, int blocks) \
+    static void errors_about_##dtype(float *const sums[2], const te_error_rule rules[2], const void *data,             \
+                                     int64_t stride, int blocks)                                                       \
     {                                                                                                                  \
         const type *x = data;                                                                                          \
         for (int b = 0; b < blocks; b += 2, x += 2 * TE_GROUP) {                                                       \

@@ -56,8 +56,8 @@ TE_INLINE int te_two_level_candidates(uint8_t *codes, float *multipliers, float 
 {
     int i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512 wanted = _mm512_mul_ps(_mm512_div_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(6)), _mm512_set1_ps(encode));
-        wanted = _mm512_mul_ps(wanted, _mm512_set1_ps(stretch));
+        __m512 wanted = _mm512_div_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(6));
+        wanted = _mm512_mul_ps(_mm512_mul_ps(wanted, _mm512_set1_ps(encode)), _mm512_set1_ps(stretch));
         _mm512_storeu_ps(values + i, te_put_e4m3_factors(codes + i, multipliers + i, wanted, encode));
     }
     return i;

@@ -1,15 +1,18 @@
 /* quantize_pairs.h - E2M1 of 64 elements at once, two to a byte, for quantize_blocks.c.
  *
- * Products are cut off to 4096ths, which fit into 16 bits: sixteenths of the largest number whose upper bits, quarters, are looked
- * up. Codes change at quarters alone, some above one and some at it, so what is cut off does not matter but where nothing else is
- * left: a product may then be a quarter or a little more. Such 64s are kept count of, and go the general way later: a branch for
- * each, one in twenty, would cost more. So do those with a NaN or a huge product, which have only the top bit.
+ * Products are cut off to 4096ths, which fit into 16 bits: sixteenths of the largest number whose upper bits,
+ * quarters, are looked up. Codes change at quarters alone, some above one and some at it, so what is cut off does not
+ * matter but where nothing else is left: a product may then be such a quarter or a little more. These 64s are kept
+ * count of, and go the general way later, those of several rows together: one in fifty is like that, and branches that
+ * nobody foresees would cost more than they do. The same way go those with a NaN or a huge product, which have only
+ * the top bit.
  *
- * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off, and may be wrong
- * only where its last bits below a quarter are all ones and nothing but what was cut off before is missing to the next one.
+ * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off,
+ * and may be wrong only where its last bits below a quarter are all ones and nothing but what was cut off before is
+ * missing to the next one.
  *
- * Narrowing leaves codes in an order of its own. Of bfloat16, four of even elements and the four of odd ones that go with them take
- * turns; of float32, four of each vector.
+ * Narrowing leaves codes in an order of its own. Of bfloat16, four of even elements and the four of odd ones that go
+ * with them take turns; of float32, four of each vector.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_PAIRS_H
 #define TE_KERNELS_CPU_QUANTIZE_PAIRS_H
@@ -25,9 +28,12 @@ typedef struct te_fours {
     uint32_t unsure;
 } te_fours;
 
-TE_INLINE uint32_t te_on_quarters(__m512i parts)
+/* Which of 4096ths are a quarter above which the next code begins, .25, 1.25, 2.5 or 5, or are not numbers. */
+TE_INLINE uint32_t te_on_edges(__m512i parts, __m512i quarters)
 {
-    return _mm512_mask_testn_epi16_mask(_mm512_test_epi16_mask(parts, parts), parts, _mm512_set1_epi16(1023));
+    static const uint16_t edges[32] = {0x8000, 1024, 1, 1, 1, 5120, 1, 1, 1, 1, 10240, 1, 1, 1, 1, 1, 1, 1, 1, 1, 20480,
+                                       1,      1,    1, 1, 1, 1,    1, 1, 1, 1, 1};
+    return _mm512_cmpeq_epi16_mask(parts, _mm512_permutexvar_epi16(quarters, _mm512_loadu_si512(edges)));
 }
 
 /* From 4096ths of 64 sizes, and signs on top of bytes in the order that packing leaves. */
@@ -36,16 +42,18 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
     static const uint8_t by_quarter[64] = {
         0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
         7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7};
-    __m512i quarters = _mm512_packus_epi16(_mm512_srli_epi16(first, 10), _mm512_srli_epi16(second, 10));
-    __m512i codes = _mm512_permutexvar_epi8(quarters, _mm512_loadu_si512(by_quarter));
+    __m512i quarters[2] = {_mm512_srli_epi16(first, 10), _mm512_srli_epi16(second, 10)};
+    __m512i which = _mm512_packus_epi16(quarters[0], quarters[1]);
+    __m512i codes = _mm512_permutexvar_epi8(which, _mm512_loadu_si512(by_quarter));
     codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8), codes, 0xea); /* a & b | c */
-    return (te_fours){codes, te_on_quarters(first) | te_on_quarters(second)};
+    return (te_fours){codes, te_on_edges(first, quarters[0]) | te_on_edges(second, quarters[1])};
 }
 
 /* The same by chance, random bytes as they come. `order` brings those of the first half into words. */
 TE_INLINE __m512i te_raised(__m512i parts, __m512i random)
 {
-    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0); /* by the top bits */
+    /* by the top bits, what 256ths are shifted by */
+    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0);
     __m512i shift = _mm512_permutexvar_epi16(_mm512_srli_epi16(parts, 12), steps);
     return _mm512_adds_epi16(parts, _mm512_sllv_epi16(random, shift));
 }
@@ -84,7 +92,9 @@ TE_INLINE __m512i te_parts_bf16(__m512i given, __m512 even, __m512 odd)
     __m512i size = _mm512_and_si512(given, _mm512_set1_epi16(0x7fff));
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(size, 16));
     __m512 high = _mm512_castsi512_ps(_mm512_and_si512(size, _mm512_set1_epi32((int)0xffff0000u)));
-    return _mm512_packs_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(low, even)), _mm512_cvttps_epi32(_mm512_mul_ps(high, odd)));
+    low = _mm512_mul_ps(low, even);
+    high = _mm512_mul_ps(high, odd);
+    return _mm512_packs_epi32(_mm512_cvttps_epi32(low), _mm512_cvttps_epi32(high));
 }
 
 TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uint8_t *random)
@@ -163,7 +173,7 @@ TE_INLINE __m512i te_in_order_f32(__m512i bytes)
 
 /* --- rows and columns --------------------------------------------------------------------------------------------- */
 
-enum { TE_PAIRS_PIECE = 4096 };
+enum { TE_PAIRS_PIECE = 4096, TE_PAIRS_LATER = TE_GROUP * TE_PAIRS_PIECE / 64 };
 
 /* Multipliers of 64 columns as te_fours_ takes them. */
 TE_INLINE void te_each_column_f32(__m512 m[4], const float *multipliers)
@@ -200,13 +210,14 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
-    /* Whole 64s of at most TE_PAIRS_PIECE elements, in blocks of 16. */                                               \
-    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, const type *x, const float *multipliers, const uint8_t *random,\
-                                          int64_t n)                                                                   \
+    /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
+    TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
+                                       bool chance, uint16_t *later, int count)                                        \
     {                                                                                                                  \
-        uint16_t later[TE_PAIRS_PIECE / 64];                                                                           \
+        const type *x = (const type *)w->x + r * w->stride + first;                                                    \
+        const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
+        const uint8_t *random = chance ? w->random + r * w->random_stride + first : NULL;                              \
         float scaled[16];                                                                                              \
-        int count = 0;                                                                                                 \
         for (int64_t i = 0; i < n; i += 256) {                                                                         \
             int64_t end = n - i < 256 ? n : i + 256;                                                                   \
             __m512 m[4] = {_mm512_maskz_loadu_ps((__mmask16)((1u << (end - i) / 16) - 1), multipliers + i / 16)};      \
@@ -214,35 +225,46 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
             for (int64_t j = i; j < end; j += 64) {                                                                    \
                 te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
-                te_fours four = te_fours_##dtype(x + j, m, random ? random + j : NULL);                                \
+                te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL);                                \
                 _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \
-                later[count] = (uint16_t)j;                                                                            \
+                later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + j / 64);                                         \
                 count += four.unsure != 0 || !good;                                                                    \
             }                                                                                                          \
         }                                                                                                              \
+        return count;                                                                                                  \
+    }                                                                                                                  \
+    TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first,  \
+                                          int64_t n, bool chance)                                                      \
+    {                                                                                                                  \
+        uint16_t later[TE_PAIRS_LATER];                                                                                \
+        int count = 0;                                                                                                 \
+        for (int r = 0; r < w->rows; r++)                                                                              \
+            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, later, count);  \
         for (int k = 0; k < count; k++) {                                                                              \
-            int j = later[k];                                                                                          \
-            __m512i codes = te_slow_fours_##dtype(x + j, multipliers + j / 16, 16, random ? random + j : NULL);        \
+            int64_t r = later[k] / (TE_PAIRS_PIECE / 64), j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;           \
+            const type *x = (const type *)w->x + r * w->stride + j;                                                    \
+            const float *multipliers = w->multipliers + r * w->step + j / 16;                                          \
+            const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                              \
+            __m512i codes = te_slow_fours_##dtype(x, multipliers, 16, random);                                         \
             codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));                                            \
-            _mm256_storeu_si256((__m256i *)(pairs + j / 2), _mm512_cvtepi16_epi8(codes));                              \
+            _mm256_storeu_si256((__m256i *)(pairs + r * pairs_stride + j / 2), _mm512_cvtepi16_epi8(codes));           \
         }                                                                                                              \
     }                                                                                                                  \
-    static int64_t pairs_along_##dtype(uint8_t *pairs, const void *data, const float *multipliers, const uint8_t *random,\
-                                       int64_t n)                                                                      \
+    static int64_t pairs_along_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)         \
     {                                                                                                                  \
-        const type *x = data;                                                                                          \
         int64_t whole = n - n % 64;                                                                                    \
         for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE) {                                                          \
             int64_t piece = whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE;                                   \
-            if (random)                                                                                                \
-                te_pairs_piece_##dtype(pairs + i / 2, x + i, multipliers + i / 16, random + i, piece);                 \
+            if (w->random)                                                                                             \
+                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, true);                                        \
             else                                                                                                       \
-                te_pairs_piece_##dtype(pairs + i / 2, x + i, multipliers + i / 16, NULL, piece);                       \
+                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, false);                                       \
         }                                                                                                              \
         return whole;                                                                                                  \
     }                                                                                                                  \
     /* Of rows r and r + 1, the second of which may be missing, 64 columns. */                                         \
-    TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure, bool chance)\
+    TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure,    \
+                                          bool chance)                                                                 \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + j;                                                        \
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
@@ -257,35 +279,43 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
         __m512i both = te_slow_fours_##dtype(x, w->multipliers + j, 1, random);                                        \
         if (r + 1 == w->rows) return both;                                                                             \
-        __m512i odd = te_slow_fours_##dtype(x + w->stride, w->multipliers + j, 1, chance ? random + w->random_stride : NULL);\
+        if (chance) random += w->random_stride;                                                                        \
+        __m512i odd = te_slow_fours_##dtype(x + w->stride, w->multipliers + j, 1, random);                             \
         return _mm512_or_si512(both, _mm512_slli_epi16(odd, 4));                                                       \
     }                                                                                                                  \
-    /* At most TE_GROUP rows. */                                                                                       \
-    TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n, bool chance)\
+    TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, \
+                                           int64_t n, bool chance)                                                     \
     {                                                                                                                  \
-        for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
-            uint8_t later[TE_GROUP / 2];                                                                               \
+        uint16_t later[TE_PAIRS_LATER];                                                                                \
+        int count = 0;                                                                                                 \
+        for (int64_t j = first; j < first + n; j += 64) {                                                              \
             __m512 m[4];                                                                                               \
             bool good = true, unsure;                                                                                  \
-            int count = 0;                                                                                             \
             te_each_column_##dtype(m, w->multipliers + j);                                                             \
             for (int k = 0; k < 4; k++) good &= te_scale_multipliers(&m[k]);                                           \
             for (int r = 0; r < w->rows; r += 2) {                                                                     \
                 _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_two_rows_##dtype(w, r, j, m, &unsure, chance));\
-                later[count] = (uint8_t)r;                                                                             \
+                later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + (j - first) / 64);                               \
                 count += unsure || !good;                                                                              \
             }                                                                                                          \
-            for (int k = 0; k < count; k++)                                                                            \
-                _mm512_storeu_si512(pairs + later[k] / 2 * pairs_stride + j, te_slow_rows_##dtype(w, later[k], j, chance));\
+        }                                                                                                              \
+        for (int k = 0; k < count; k++) {                                                                              \
+            int r = later[k] / (TE_PAIRS_PIECE / 64);                                                                  \
+            int64_t j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;                                                 \
+            _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_slow_rows_##dtype(w, r, j, chance));              \
         }                                                                                                              \
     }                                                                                                                  \
     static int64_t pairs_down_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)          \
     {                                                                                                                  \
-        if (w->random)                                                                                                 \
-            te_pair_columns_##dtype(pairs, pairs_stride, w, n, true);                                                  \
-        else                                                                                                           \
-            te_pair_columns_##dtype(pairs, pairs_stride, w, n, false);                                                 \
-        return n - n % 64;                                                                                             \
+        int64_t whole = n - n % 64;                                                                                    \
+        for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE) {                                                          \
+            int64_t piece = whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE;                                   \
+            if (w->random)                                                                                             \
+                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, true);                                       \
+            else                                                                                                       \
+                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, false);                                      \
+        }                                                                                                              \
+        return whole;                                                                                                  \
     }
 
 TE_DEFINE_PAIRS(f32, float)

@@ -1,7 +1,8 @@
 /* quantize_random.h - stochastic rounding of many elements at once, and its random bytes, for quantize_blocks.c.
  *
- * Philox goes on twice eight counters side by side: a word stands in the low half of 64 bits, where the multiplication of low halves
- * wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic give the same bytes.
+ * Philox goes on twice eight counters side by side: a word stands in the low half of 64 bits, where the multiplication
+ * of low halves wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic
+ * give the same bytes.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_RANDOM_H
 #define TE_KERNELS_CPU_QUANTIZE_RANDOM_H

@@ -24,11 +24,11 @@ typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef uint32_t lane_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
 typedef uint16_t lane_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
 
-/* te_hadamard16 down the columns, but for the last multiplication. */
-TE_INLINE void butterflies(lanes v[TE_GROUP])
+/* te_hadamard16 down the columns, but for the last multiplication, over distances below `end`. */
+TE_INLINE void butterflies(lanes v[TE_GROUP], int end)
 {
 #pragma GCC unroll 4
-    for (int distance = 1; distance < TE_GROUP; distance *= 2)
+    for (int distance = 1; distance < end; distance *= 2)
 #pragma GCC unroll 16
         for (int i = 0; i < TE_GROUP; i++) {
             if (i & distance) continue;
@@ -45,10 +45,10 @@ TE_INLINE void signs(lanes v[TE_GROUP])
     for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
 }
 
-/* te_amax of each lane. */
-TE_INLINE void lanes_amax(lanes *most, const lanes *v)
+/* te_amax of each lane, of a + b and a - b: one of these is the sum of sizes, and none is larger. */
+TE_INLINE void lanes_amax(lanes *most, const lanes *a, const lanes *b)
 {
-    lanes size = (lanes)((lane_bits)*v & 0x7fffffffu);
+    lanes size = (lanes)((lane_bits)*a & 0x7fffffffu) + (lanes)((lane_bits)*b & 0x7fffffffu);
 #if defined(TE_ISA_avx512)
     *most = (lanes)_mm512_max_ps((__m512)size, (__m512)*most); /* the second where one is a NaN */
 #else
@@ -71,6 +71,22 @@ TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
     *v = (lanes)(__builtin_convertvector(h, lane_bits) << 16);
 #endif
 }
+
+/* The first or the second of two vectors that lie side by side. */
+#define DEFINE_FROM_TWO(dtype, type)                                                                                   \
+    TE_INLINE void lanes_from_two_##dtype(lanes *v, const type *x, int second) { lanes_from_##dtype(v, x + second * LANES); }
+
+#if defined(TE_ISA_avx512)
+TE_INLINE void lanes_from_two_bf16(lanes *v, const uint16_t *x, int second)
+{
+    const __m512i upper = _mm512_setr_epi32(0, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16, 8 << 16, 9 << 16,
+                                            10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16, 15 << 16);
+    __m512i which = _mm512_add_epi32(upper, _mm512_set1_epi32(second * LANES << 16));
+    *v = (lanes)_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, which, _mm512_loadu_si512(x));
+}
+#else
+DEFINE_FROM_TWO(bf16, uint16_t)
+#endif
 
 /* As te_f32_to_bf16. */
 TE_INLINE void lanes_to_bf16(uint16_t *x, const lanes *v)
@@ -120,6 +136,8 @@ TE_INLINE void lanes_to_f16(uint16_t *x, const lanes *v)
     for (int k = 0; k < LANES; k++) x[k] = te_f32_to_f16(values[k]);
 }
 
+DEFINE_FROM_TWO(f32, float)
+DEFINE_FROM_TWO(f16, uint16_t)
 DEFINE_TO_ROWS(f32, float)
 DEFINE_TO_ROWS(f16, uint16_t)
 
@@ -127,41 +145,45 @@ DEFINE_TO_ROWS(f16, uint16_t)
 #define ROUND_BF16(x) te_bf16_to_f32(te_f32_to_bf16(x))
 #define ROUND_F16(x)  te_f16_to_f32(te_f32_to_f16(x))
 
+/* Columns j … of n are loaded by twos where there are that many. */
 #define DEFINE_TRANSFORM(dtype, type, ROUND)                                                                           \
-    TE_INLINE void columns_##dtype(lanes v[TE_GROUP], const type *x, int64_t stride, int rows, int n)                  \
+    TE_INLINE void columns_##dtype(lanes v[TE_GROUP], const type *x, int64_t stride, int rows, int j, int n)           \
     {                                                                                                                  \
-        if (rows < TE_GROUP || n < LANES) {                                                                            \
+        const int second = j / LANES % 2, first = j - second * LANES;                                                  \
+        if (rows < TE_GROUP || n - j < LANES) {                                                                        \
             type staged[TE_GROUP][LANES] = {{0}};                                                                      \
-            size_t there = (size_t)(n < LANES ? n : LANES) * sizeof *x;                                                \
-            for (int i = 0; i < rows; i++) memcpy(staged[i], x + i * stride, there);                                   \
+            size_t there = (size_t)(n - j < LANES ? n - j : LANES) * sizeof *x;                                        \
+            for (int i = 0; i < rows; i++) memcpy(staged[i], x + i * stride + j, there);                               \
             for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], staged[i]);                                   \
+        } else if (n - first < 2 * LANES) {                                                                            \
+            for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], x + i * stride + j);                          \
         } else {                                                                                                       \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) lanes_from_##dtype(&v[i], x + i * stride);     \
+            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
+                lanes_from_two_##dtype(&v[i], x + i * stride + first, second);                                         \
         }                                                                                                              \
         signs(v);                                                                                                      \
-        butterflies(v);                                                                                                \
     }                                                                                                                  \
-    static void transform_##dtype(void *values, int64_t width, const void *data, int64_t stride, int rows, int n)      \
+    static void transform_##dtype(void *values, int64_t width, const void *x, int64_t stride, int rows, int n)         \
     {                                                                                                                  \
-        const type *x = data;                                                                                          \
         type *to = values;                                                                                             \
         for (int j = 0; j < n; j += LANES) {                                                                           \
             lanes v[TE_GROUP];                                                                                         \
-            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
+            columns_##dtype(v, x, stride, rows, j, n);                                                                 \
+            butterflies(v, TE_GROUP);                                                                                  \
             _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                 \
             lanes_to_rows_##dtype(to + j, width, v);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
-    static float transform_amax_##dtype(const void *data, int64_t stride, int rows, int n)                             \
+    static float transform_amax_##dtype(const void *x, int64_t stride, int rows, int n)                                \
     {                                                                                                                  \
-        const type *x = data;                                                                                          \
         lanes most = {0};                                                                                              \
         float amax = 0;                                                                                                \
         for (int j = 0; j < n; j += LANES) {                                                                           \
             lanes v[TE_GROUP];                                                                                         \
-            columns_##dtype(v, x + j, stride, rows, n - j);                                                            \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
-                lanes_amax(&most, &v[i]);                                                                              \
+            columns_##dtype(v, x, stride, rows, j, n);                                                                 \
+            butterflies(v, TE_GROUP / 2);                                                                              \
+            _Pragma("GCC unroll 8") for (int i = 0; i < TE_GROUP / 2; i++)                                             \
+                lanes_amax(&most, &v[i], &v[i + TE_GROUP / 2]);                                                        \
         }                                                                                                              \
         for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
         return ROUND(amax * 0.25f);                                                                                    \
@@ -178,7 +200,7 @@ static void transform_back(float *values, int width, int n)
         lanes v[TE_GROUP];
 #pragma GCC unroll 16
         for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
-        butterflies(v);
+        butterflies(v, TE_GROUP);
 #pragma GCC unroll 16
         for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
         signs(v);

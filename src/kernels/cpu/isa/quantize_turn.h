@@ -1,4 +1,4 @@
-/* quantize_turn.h - transposing codes, for quantize_blocks.c.
+/* quantize_turn.h - transposing codes and factors, for quantize_blocks.c.
  *
  * Two squares of 64 x 64 are copied to where their rows follow one another, since rows that are a large power of two
  * apart throw each other out of the cache. Then 64 rows of sixteen columns become sixteen whole cache lines: a vector
@@ -10,7 +10,10 @@
 #define TE_KERNELS_CPU_QUANTIZE_TURN_H
 
 #include "interleave.h"
+#include "kernels/cpu/quantize_blocks.h"
 #include "quantize_vectors.h"
+
+#include <string.h>
 
 #if defined(TE_ISA_avx512)
 enum { TE_SQUARE = 64, TE_SQUARES = 2 };
@@ -71,9 +74,35 @@ static void turn_past(void *dst, int64_t dst_stride, const void *src, int64_t sr
     te_turn(dst, dst_stride, src, src_stride, rows, cols, true);
     _mm_sfence();
 }
+
+TE_DEFINE_INTERLEAVE(te_interleave_eight, __m512i, 8, _mm512_unpacklo_epi8, _mm512_unpackhi_epi8)
+
+/* Eight rows of whole 64s, of n; the columns done. Vector k ends with columns 2 k and 2 k + 1 of each sixteen. */
+TE_INLINE int te_turn_eight(uint8_t *to, int64_t stride, const uint8_t *factors, int n)
+{
+    int j = 0;
+    for (; j + 64 <= n; j += 64) {
+        uint64_t columns[8][4][2];
+        __m512i a[8];
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) a[k] = _mm512_loadu_si512(factors + k * TE_MOST_COLUMNS + j);
+        te_interleave_eight(a);
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) _mm512_storeu_si512(columns[k], a[k]);
+        for (int c = 0; c < 64; c++) memcpy(to + (j + c) * stride, &columns[c % 16 / 2][c / 16][c % 2], 8);
+    }
+    return j;
+}
 #else
 #define turn_codes NULL
 #define turn_past  NULL
+#define te_turn_eight(to, stride, factors, n) 0
 #endif
+
+static void turn_factors(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n)
+{
+    for (int j = rows == 8 ? te_turn_eight(to, stride, factors, n) : 0; j < n; j++)
+        for (int i = 0; i < rows; i++) to[j * stride + i] = factors[i * TE_MOST_COLUMNS + j];
+}
 
 #endif

@@ -69,8 +69,8 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
     }
 }
 
-/* What is folded may be bfloat16 where it is a row: then it is widened on the way. These functions are always inlined, so that
- * how vectors are returned, which GCC warns of, does not matter. */
+/* What is summed may be bfloat16 where it is a row, in the first HALVES arguments: then it is widened on the way. These
+ * functions are always inlined, so that how vectors are returned, which GCC warns of, does not matter. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -81,12 +81,12 @@ TE_ALWAYS int64_t bytes_of(bool half) { return half ? (int64_t)sizeof(uint16_t) 
 
 TE_ALWAYS te_real value_at(const void *at, bool half, size_t i)
 {
-    return half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
+    return TE_REAL_IS_F32 && half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
 }
 
 TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 {
-    if (!half) return *(const te_vec *)((const te_real *)at + i);
+    if (!TE_REAL_IS_F32 || !half) return *(const te_vec *)((const te_real *)at + i);
     const uint16_t *from = (const uint16_t *)at + i;
 #if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
@@ -99,7 +99,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
  * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
-#define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
+#define TE_FOLD(name, JOIN, JOIN1, VALUE, HALVES)                                                        \
     static inline te_real tree_##name(const te_vec *lanes)                                               \
     {                                                                                                    \
         te_vec h = *lanes;                                                                               \
@@ -182,20 +182,19 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \
     {                                                                                                    \
-        bool by_half = fold->by ? fold->by_half : fold->src_half;                                        \
-        if (fold->src_half && by_half) rows_of_##name(d, fold, true, true, neutral, ahead);              \
-        else if (fold->src_half) rows_of_##name(d, fold, true, false, neutral, ahead);                   \
-        else if (by_half) rows_of_##name(d, fold, false, true, neutral, ahead);                          \
-        else rows_of_##name(d, fold, false, false, neutral, ahead);                                      \
+        bool half = fold->src_half, by_half = fold->by ? fold->by_half : half;                           \
+        if (HALVES == 0 || (!half && !by_half)) rows_of_##name(d, fold, false, false, neutral, ahead);   \
+        else if (HALVES == 1 || (half && by_half)) rows_of_##name(d, fold, true, true, neutral, ahead);  \
+        else rows_of_##name(d, fold, half, by_half, neutral, ahead);                                     \
     }
 
-TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
-TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
-TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE)
-TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE)
-TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
-TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
-TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
+TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN, TE_REAL_IS_F32)
+TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT, 2 * TE_REAL_IS_F32)
+TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE, TE_REAL_IS_F32)
+TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE, 2 * TE_REAL_IS_F32)
+TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN, 0)
+TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN, 0)
+TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN, 0)
 
 /* --- two sums at once --------------------------------------------------------------------------------------------- */
 
@@ -254,7 +253,8 @@ TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool
 
 static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
 {
-    bool half = fold->src_half, by_half = fold->by_half, times_half = fold->times_half;
+    bool half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
+    bool times_half = TE_REAL_IS_F32 && fold->times_half;
     if (!fold->times && half == by_half)
         half ? rows_of_two(d, fold, true, true, false, false, ahead) : rows_of_two(d, fold, false, false, false, false, ahead);
     else if (half == by_half && !times_half)
@@ -394,7 +394,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
 static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
 {
     size_t i = 0;
-    bool   half = fold->src_half, by_half = fold->by_half;
+    bool   half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
     if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
     else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
     else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);

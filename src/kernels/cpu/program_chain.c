@@ -172,14 +172,14 @@ static int32_t acc_before(const te_plan *plan, int first, int s)
     return -1;
 }
 
-/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums and maxima of rows where these do. */
+/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums of rows where these do. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
 {
     int first = from, last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) first = s, last = step->chain_end;
-        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD)) continue;
+        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM)) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         bool acc_is_last =

@@ -276,6 +276,28 @@ static void link_stream_half(LINK_PARAMETERS)
 #define link_stream_half link_keep_half
 #endif
 
+/* Of a pair that becomes two links: its last argument, where that is acc, put where the second one finds it. */
+static void link_put_aside(LINK_PARAMETERS)
+{
+    te_strip_part *to = (te_strip_part *)(void *)link->arg[2].block;
+    to[0] = a0, to[1] = a1, to[2] = a2, to[3] = a3;
+    NEXT_LINK;
+}
+
+#define LINK_ASIDE(name, op)                                                                  \
+    static void link_aside_##name(LINK_PARAMETERS)                                            \
+    {                                                                                         \
+        const te_strip_part *z = (const te_strip_part *)(const void *)link->arg[2].block;     \
+        a0 = op(a0, z[0]), a1 = op(a1, z[1]), a2 = op(a2, z[2]), a3 = op(a3, z[3]);           \
+        NEXT_LINK;                                                                            \
+    }
+
+LINK_ASIDE(add, TE_PLUS) LINK_ASIDE(sub, TE_MINUS) LINK_ASIDE(from, TE_FROM) LINK_ASIDE(mul, TE_TIMES)
+
+static void (*const aside_runs[TE_SECOND_COUNT])(LINK_PARAMETERS) = {
+    [TE_SECOND_ADD] = link_aside_add, [TE_SECOND_SUB] = link_aside_sub, [TE_SECOND_FROM] = link_aside_from,
+    [TE_SECOND_MUL] = link_aside_mul};
+
 /* --- sums of columns ---------------------------------------------------------------------------------------------- */
 
 #define TO_COLUMNS(x)                                                                         \
@@ -373,7 +395,8 @@ typedef struct te_moving_number {
 
 /* A chain bound to a tile. */
 typedef struct te_bound_chain {
-    te_bound_link    link[2 * TE_CHAIN_MAX];
+    te_strip_part    aside[4];
+    te_bound_link    link[3 * TE_CHAIN_MAX];
     te_moving_block  block[2 * 3 * TE_CHAIN_MAX];
     te_moving_number number[2 * 3 * TE_CHAIN_MAX];
     int              n_links, n_blocks, n_numbers;
@@ -446,6 +469,12 @@ static void bind_links(te_bound_chain *chain, const te_link *link, const te_chai
     te_link one = {first_op[pair / TE_SECOND_COUNT], link->number & 3, {link->arg[0], link->arg[1], -1}};
     te_link two = {second_op[second], (uint8_t)(link->number >> 2 << at), {-1, -1, -1}};
     two.arg[at] = link->arg[2];
+    if (link->arg[2] < 0) {
+        chain->link[chain->n_links++] = (te_bound_link){link_put_aside, {[2] = {.block = (char *)chain->aside}}};
+        bind_link(chain, &one, run);
+        chain->link[chain->n_links++] = (te_bound_link){aside_runs[second], {[2] = {.block = (char *)chain->aside}}};
+        return;
+    }
     bind_link(chain, &one, run);
     bind_link(chain, &two, run);
 }

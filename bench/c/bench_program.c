@@ -165,6 +165,10 @@ static const bench cases[] = {
      "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
      {"x:b", "dy:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "dgamma:s", "dbeta:s"}, {NULL}, {0}, NULL},
+    {"add+norm back bf16",
+     "d = x - mean; g = dy * gamma; h = d * rstd; y = h * gamma; dgamma = dy * h; "
+     "dx = res + (g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d) - rowsum(g) * rstd / n",
+     {"x:b", "dy:b", "res:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "y:b", "dgamma:s"}, {NULL}, {0}, NULL},
     {"rms_norm f32", "rstd = rsqrt(rowmean(x * x) + 1e-5); y = x * rstd * gamma", {"x", "gamma:w"}, {"y"}, {NULL}, {0},
      hand_rms_norm},
     {"softmax f32", "e = exp(x - rowmax(x)); y = e / rowsum(e)", {"x"}, {"y"}, {NULL}, {0}, hand_softmax},

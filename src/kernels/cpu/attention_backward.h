@@ -71,6 +71,44 @@ static size_t T(backward_bytes)(const te_attention_grad *g, int64_t queries, int
     return (size_t)T(backward_layout)(&s, g, queries, keys, whole, NULL) * sizeof(REAL);
 }
 
+/* 16 lanes as a balanced tree: one after the other they would take longer than the products. */
+static REAL T(join_lanes)(REAL *lane)
+{
+#pragma GCC unroll 4
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
+static REAL T(dot_halves)(const uint16_t *x, const uint16_t *y, int64_t dim)
+{
+    REAL    lane[16] = {0};
+    int64_t j = 0;
+    for (; j + 16 <= dim; j += 16)
+        _Pragma("omp simd") for (int l = 0; l < 16; l++) lane[l] +=
+            (REAL)te_bf16_to_f32(x[j + l]) * (REAL)te_bf16_to_f32(y[j + l]);
+    for (; j < dim; j++) lane[j % 16] += (REAL)te_bf16_to_f32(x[j]) * (REAL)te_bf16_to_f32(y[j]);
+    return T(join_lanes)(lane);
+}
+
+/* D of rows first … end of do and o of bfloat16, which are read where they lie. */
+static void T(dots_of_halves)(T(backward_state) *s, int64_t first, int64_t end)
+{
+    enum { AHEAD = 16, LINE = 64 };
+    const te_view *dout = &s->g->dout, *out = &s->g->forward.out;
+    const te_attention_seq *seq = &s->keys->seq;
+    int64_t x_step, y_step, bytes = 2 * out->shape[3];
+    const char *x = T(rows_at)(dout, seq->batch, s->head, seq->q_start + first, &x_step);
+    const char *y = T(rows_at)(out, seq->batch, s->head, seq->q_start + first, &y_step);
+    for (int64_t i = first; i < end; i++, x += x_step, y += y_step) {
+        for (int64_t b = 0; b < bytes && i + AHEAD < end; b += LINE) {
+            __builtin_prefetch(x + AHEAD * x_step + b);
+            __builtin_prefetch(y + AHEAD * y_step + b);
+        }
+        s->d[i] = T(dot_halves)((const uint16_t *)x, (const uint16_t *)y, out->shape[3]);
+    }
+}
+
 /* lse and D of the queries first … end of the head. */
 static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
 {
@@ -79,13 +117,18 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
     for (int64_t i = first; i < end; i++) {
         const void *lse = lse_at(a, seq->batch, s->head, seq->q_start + i);
         s->lse[i] = a->lse.dtype == TE_F64 ? (REAL)*(const double *)lse : (REAL)*(const float *)lse;
+    }
+    if (s->g->dout.dtype == TE_BF16 && a->out.dtype == TE_BF16) {
+        T(dots_of_halves)(s, first, end);
+        return;
+    }
+    for (int64_t i = first; i < end; i++) {
         T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + i, 1, 1);
         T(load_tile)(s->v, s->dim_v, &a->out, seq->batch, s->head, seq->q_start + i, 1, 1);
-        REAL lane[16] = {0}, d = 0;
+        REAL lane[16] = {0};
         for (int64_t j = 0; j < s->dim_v; j += 16)
             for (int l = 0; l < 16; l++) lane[l] += s->dout[j + l] * s->v[j + l];
-        for (int l = 0; l < 16; l++) d += lane[l];
-        s->d[i] = d;
+        s->d[i] = T(join_lanes)(lane);
     }
 }
 

@@ -131,6 +131,7 @@ typedef struct te_blocks {
 } te_blocks;
 
 extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_program_blocks_avx512;
+extern const te_blocks te_program_blocks_avx512bf16; /* the same as avx512 but for how bfloat16 is stored */
 extern const te_blocks te_program_blocks_f64;
 
 #endif

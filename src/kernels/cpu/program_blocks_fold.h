@@ -69,9 +69,9 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
     }
 }
 
-/* What is folded may be bfloat16 where it is a row: then it is widened on the way. These functions are always inlined, so that
- * how vectors are returned, which GCC warns of, does not matter. */
-#if defined(__GNUC__) && !defined(__clang__)
+/* What is summed may be bfloat16 where it is a row, in the first HALVES arguments: then it is widened on the way. These
+ * functions are always inlined, so that how vectors are returned, which GCC warns of, does not matter. */
+#ifdef __GNUC__
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 #define TE_ALWAYS            static inline __attribute__((always_inline))
@@ -81,12 +81,12 @@ TE_ALWAYS int64_t bytes_of(bool half) { return half ? (int64_t)sizeof(uint16_t) 
 
 TE_ALWAYS te_real value_at(const void *at, bool half, size_t i)
 {
-    return half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
+    return TE_REAL_IS_F32 && half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
 }
 
 TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 {
-    if (!half) return *(const te_vec *)((const te_real *)at + i);
+    if (!TE_REAL_IS_F32 || !half) return *(const te_vec *)((const te_real *)at + i);
     const uint16_t *from = (const uint16_t *)at + i;
 #if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
@@ -99,7 +99,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
  * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
-#define TE_FOLD(name, JOIN, JOIN1, VALUE)                                                                \
+#define TE_FOLD(name, JOIN, JOIN1, VALUE, HALVES)                                                        \
     static inline te_real tree_##name(const te_vec *lanes)                                               \
     {                                                                                                    \
         te_vec h = *lanes;                                                                               \
@@ -149,8 +149,10 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
             l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                  \
-            for (size_t j = 0; j < n - i; j++)                                                           \
-                lane[j] = JOIN1(lane[j], VALUE(value_at(s, half, i + j), value_at(by, by_half, i + j), about)); \
+            for (size_t j = 0; j < n - i; j++) {                                                         \
+                te_real value = VALUE(value_at(s, half, i + j), value_at(by, by_half, i + j), about);    \
+                lane[j] = JOIN1(lane[j], value);                                                         \
+            }                                                                                            \
             h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                                  \
         }                                                                                                \
         h0 = JOIN(JOIN(h0, h2), JOIN(h1, h3));                                                           \
@@ -161,8 +163,10 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     {                                                                                                    \
         te_real lane[WIDTH];                                                                             \
         (void)by, (void)by_half, (void)about;                                                            \
-        _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++) lane[i] =                                 \
-            i < n ? JOIN1(neutral, VALUE(value_at(s, half, i), value_at(by, by_half, i), about)) : neutral; \
+        _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++) {                                         \
+            te_real value = i < n ? VALUE(value_at(s, half, i), value_at(by, by_half, i), about) : neutral; \
+            lane[i] = i < n ? JOIN1(neutral, value) : neutral;                                           \
+        }                                                                                                \
         return tree_##name((const te_vec *)lane);                                                        \
     }                                                                                                    \
     TE_ALWAYS void rows_of_##name(te_real *d, const te_fold_rows *fold, bool half, bool by_half,         \
@@ -182,20 +186,19 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \
     {                                                                                                    \
-        bool by_half = fold->by ? fold->by_half : fold->src_half;                                        \
-        if (fold->src_half && by_half) rows_of_##name(d, fold, true, true, neutral, ahead);              \
-        else if (fold->src_half) rows_of_##name(d, fold, true, false, neutral, ahead);                   \
-        else if (by_half) rows_of_##name(d, fold, false, true, neutral, ahead);                          \
-        else rows_of_##name(d, fold, false, false, neutral, ahead);                                      \
+        bool half = fold->src_half, by_half = fold->by ? fold->by_half : half;                           \
+        if (HALVES == 0 || (!half && !by_half)) rows_of_##name(d, fold, false, false, neutral, ahead);   \
+        else if (HALVES == 1 || (half && by_half)) rows_of_##name(d, fold, true, true, neutral, ahead);  \
+        else rows_of_##name(d, fold, half, by_half, neutral, ahead);                                     \
     }
 
-TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN)
-TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT)
-TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE)
-TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE)
-TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN)
-TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN)
-TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN)
+TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN, TE_REAL_IS_F32)
+TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT, 2 * TE_REAL_IS_F32)
+TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE, TE_REAL_IS_F32)
+TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE, 2 * TE_REAL_IS_F32)
+TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN, 0)
+TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN, 0)
+TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN, 0)
 
 /* --- two sums at once --------------------------------------------------------------------------------------------- */
 
@@ -254,7 +257,8 @@ TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool
 
 static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
 {
-    bool half = fold->src_half, by_half = fold->by_half, times_half = fold->times_half;
+    bool half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
+    bool times_half = TE_REAL_IS_F32 && fold->times_half;
     if (!fold->times && half == by_half)
         half ? rows_of_two(d, fold, true, true, false, false, ahead) : rows_of_two(d, fold, false, false, false, false, ahead);
     else if (half == by_half && !times_half)
@@ -370,20 +374,32 @@ TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bo
     if (has_also) too[0] = also0, too[1] = also1, too[2] = also2, too[3] = also3;
 }
 
-/* Columns from `first` on that fill no block. */
+/* Columns from `first` on that fill no block, of one row. */
+TE_ALWAYS void last_of_row(const te_fold_columns *fold, size_t first, const void *src, bool half, const void *by, bool by_half,
+                           te_real about, te_real times)
+{
+    te_real *restrict sums = fold->sums, *restrict also = fold->also;
+    if (by) {
+        _Pragma("omp simd") for (size_t i = first; i < fold->columns; i++) sums[i] +=
+            value_at(by, by_half, i) * ((value_at(src, half, i) - about) * times);
+    } else {
+        _Pragma("omp simd") for (size_t i = first; i < fold->columns; i++) sums[i] += value_at(src, half, i);
+    }
+    if (also) {
+        _Pragma("omp simd") for (size_t i = first; i < fold->columns; i++) also[i] += value_at(by, by_half, i);
+    }
+}
+
 static void last_columns(const te_fold_columns *fold, size_t first)
 {
-    te_real       *sums = fold->sums, *also = fold->also;
     const char    *src = fold->src, *by = fold->by;
     const te_real *centre = fold->about, *factor = fold->times;
-    for (size_t r = 0; r < fold->rows; r++, src += fold->src_step * bytes_of(fold->src_half)) {
+    bool           half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
+    for (size_t r = 0; r < fold->rows; r++, src += fold->src_step * bytes_of(half)) {
         te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
-        for (size_t i = first; i < fold->columns; i++) {
-            te_real x = value_at(src, fold->src_half, i), y = by ? value_at(by, fold->by_half, i) : 0;
-            sums[i] += by ? y * ((x - about) * times) : x;
-            if (also) also[i] += y;
-        }
-        if (by) by += fold->by_step * bytes_of(fold->by_half);
+        if (!half && !by_half) last_of_row(fold, first, src, false, by, false, about, times);
+        else last_of_row(fold, first, src, half, by, by_half, about, times);
+        if (by) by += fold->by_step * bytes_of(by_half);
     }
 }
 
@@ -394,7 +410,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
 static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
 {
     size_t i = 0;
-    bool   half = fold->src_half, by_half = fold->by_half;
+    bool   half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
     if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
     else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
     else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);

@@ -164,27 +164,17 @@ static int uses_of(const te_step *step, int32_t slot)
     return uses;
 }
 
-/* The slot of acc at step s of the chain that begins with step `first`, -1: none. */
-static int32_t acc_before(const te_plan *plan, int first, int s)
-{
-    for (int before = s - 1; before >= first; before--)
-        if (plan->steps[before].kind != TE_STEP_COLSUM) return plan->steps[before].dst;
-    return -1;
-}
-
-/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums and maxima of rows where these do. */
+/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums of rows where these do. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
 {
-    int first = from, last = from; /* of the chain at hand */
+    int last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
-        if (step->chain_end) first = s, last = step->chain_end;
-        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD)) continue;
+        if (step->chain_end) last = step->chain_end;
+        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM)) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
-        bool acc_is_last =
-            !(step->scalars & 4) && step->arg[2] >= 0 && step->arg[2] == acc_before(plan, first, s);
-        if (!te_link_takes_halves(step->op, acc_is_last)) return false;
+        if (!te_link_takes_halves(step->op)) return false;
     }
     return plan->slots[slot].kind == TE_SLOT_REGISTER;
 }

@@ -59,6 +59,19 @@ static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part 
 }
 #endif
 
+/* Machines that multiply pairs of bfloat16 also round to them, with the same bits but for numbers below the normal ones, which
+ * count as 0. */
+#if defined(TE_ISA_avx512) && defined(TE_ISA_HAS_AVX512BF16)
+#define TE_ROUNDS_PAIRS __attribute__((target("avx512bf16")))
+static inline TE_ROUNDS_PAIRS __m512i round_pairs(te_strip_part x, te_strip_part y)
+{
+    enum { BELOW_NORMAL = 0x20 };
+    __mmask16 below = _mm512_fpclass_ps_mask(x, BELOW_NORMAL), below_too = _mm512_fpclass_ps_mask(y, BELOW_NORMAL);
+    if (__builtin_expect(!_kortestz_mask16_u8(below, below_too), 0)) return round_halves(x, y);
+    return (__m512i)_mm512_cvtne2ps_pbh(y, x);
+}
+#endif
+
 static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_strip_part x, te_strip_part y)
 {
 #if defined(TE_ISA_avx512)
@@ -82,6 +95,18 @@ static void store_flat_bf16(void *dst, int64_t stride, const void *src, size_t n
         store_halves(d + i, *(const te_strip_memory *)(s + i), *(const te_strip_memory *)(s + i + LANES));
     if (n > whole) store_bf16(d + whole, stride, s + whole, n - whole);
 }
+
+#ifdef TE_ROUNDS_PAIRS
+static TE_ROUNDS_PAIRS void store_flat_bf16_pairs(void *dst, int64_t stride, const void *src, size_t n)
+{
+    uint16_t      *d = dst;
+    const te_real *s = src;
+    size_t         whole = stride == 1 ? n / (2 * LANES) * (2 * LANES) : 0;
+    for (size_t i = 0; i < whole; i += 2 * LANES)
+        _mm512_storeu_si512(d + i, round_pairs(_mm512_loadu_ps(s + i), _mm512_loadu_ps(s + i + LANES)));
+    if (n > whole) store_bf16(d + whole, stride, s + whole, n - whole);
+}
+#endif
 
 /* A link while its chain runs over a tile: its function, and per argument an address or a number. */
 typedef struct te_bound_link te_bound_link;
@@ -276,6 +301,49 @@ static void link_stream_half(LINK_PARAMETERS)
 #define link_stream_half link_keep_half
 #endif
 
+#ifdef TE_ROUNDS_PAIRS
+static TE_ROUNDS_PAIRS void link_keep_pairs(LINK_PARAMETERS)
+{
+    uint16_t *to = (uint16_t *)(link->arg[0].block + at / 2);
+    _mm512_storeu_si512(to, round_pairs(a0, a1));
+    _mm512_storeu_si512(to + 2 * LANES, round_pairs(a2, a3));
+    NEXT_LINK;
+}
+
+static TE_ROUNDS_PAIRS void link_stream_pairs(LINK_PARAMETERS)
+{
+    uint16_t *to = (uint16_t *)(link->arg[0].block + at / 2);
+    _mm512_stream_si512((__m512i *)to, round_pairs(a0, a1));
+    _mm512_stream_si512((__m512i *)(to + 2 * LANES), round_pairs(a2, a3));
+    NEXT_LINK;
+}
+#else
+#define link_keep_pairs   link_keep_half
+#define link_stream_pairs link_stream_half
+#endif
+
+/* Of a pair that becomes two links: its last argument, where that is acc, put where the second one finds it. */
+static void link_put_aside(LINK_PARAMETERS)
+{
+    te_strip_part *to = (te_strip_part *)(void *)link->arg[2].block;
+    to[0] = a0, to[1] = a1, to[2] = a2, to[3] = a3;
+    NEXT_LINK;
+}
+
+#define LINK_ASIDE(name, op)                                                                  \
+    static void link_aside_##name(LINK_PARAMETERS)                                            \
+    {                                                                                         \
+        const te_strip_part *z = (const te_strip_part *)(const void *)link->arg[2].block;     \
+        a0 = op(a0, z[0]), a1 = op(a1, z[1]), a2 = op(a2, z[2]), a3 = op(a3, z[3]);           \
+        NEXT_LINK;                                                                            \
+    }
+
+LINK_ASIDE(add, TE_PLUS) LINK_ASIDE(sub, TE_MINUS) LINK_ASIDE(from, TE_FROM) LINK_ASIDE(mul, TE_TIMES)
+
+static void (*const aside_runs[TE_SECOND_COUNT])(LINK_PARAMETERS) = {
+    [TE_SECOND_ADD] = link_aside_add, [TE_SECOND_SUB] = link_aside_sub, [TE_SECOND_FROM] = link_aside_from,
+    [TE_SECOND_MUL] = link_aside_mul};
+
 /* --- sums of columns ---------------------------------------------------------------------------------------------- */
 
 #define TO_COLUMNS(x)                                                                         \
@@ -373,7 +441,8 @@ typedef struct te_moving_number {
 
 /* A chain bound to a tile. */
 typedef struct te_bound_chain {
-    te_bound_link    link[2 * TE_CHAIN_MAX];
+    te_strip_part    aside[4];
+    te_bound_link    link[3 * TE_CHAIN_MAX];
     te_moving_block  block[2 * 3 * TE_CHAIN_MAX];
     te_moving_number number[2 * 3 * TE_CHAIN_MAX];
     int              n_links, n_blocks, n_numbers;
@@ -420,14 +489,15 @@ static void bind_link(te_bound_chain *chain, const te_link *link, const te_chain
 }
 
 /* As the tensor wants it. What is streamed is so in whole lines, in every row. */
-static void bind_keep(te_bound_chain *chain, const te_link *link, const te_chain_run *run)
+static void bind_keep(te_bound_chain *chain, const te_link *link, const te_chain_run *run, bool pairs)
 {
     te_bound_link *bound = &chain->link[chain->n_links++];
     uint8_t        form = run->form[link->arg[0]];
     bind_block(chain, &bound->arg[0].block, run, link->arg[0]);
     bool streamed = (form & TE_FORM_STREAM) && (uintptr_t)bound->arg[0].block % TE_LINE == 0 &&
                     step_of(run, link->arg[0]) % TE_LINE == 0;
-    if (form & TE_FORM_HALF) bound->run = streamed ? link_stream_half : link_keep_half;
+    if ((form & TE_FORM_HALF) && pairs) bound->run = streamed ? link_stream_pairs : link_keep_pairs;
+    else if (form & TE_FORM_HALF) bound->run = streamed ? link_stream_half : link_keep_half;
     else bound->run = streamed ? link_stream : link_keep;
 }
 
@@ -446,6 +516,12 @@ static void bind_links(te_bound_chain *chain, const te_link *link, const te_chai
     te_link one = {first_op[pair / TE_SECOND_COUNT], link->number & 3, {link->arg[0], link->arg[1], -1}};
     te_link two = {second_op[second], (uint8_t)(link->number >> 2 << at), {-1, -1, -1}};
     two.arg[at] = link->arg[2];
+    if (link->arg[2] < 0) {
+        chain->link[chain->n_links++] = (te_bound_link){link_put_aside, {[2] = {.block = (char *)chain->aside}}};
+        bind_link(chain, &one, run);
+        chain->link[chain->n_links++] = (te_bound_link){aside_runs[second], {[2] = {.block = (char *)chain->aside}}};
+        return;
+    }
     bind_link(chain, &one, run);
     bind_link(chain, &two, run);
 }
@@ -466,13 +542,13 @@ static inline void go_on(te_bound_chain *chain, size_t index)
     for (int i = 0; i < chain->n_numbers; i++) *chain->number[i].number = chain->number[i].rows[index];
 }
 
-static void run_chain(const te_chain_run *run)
+static inline __attribute__((always_inline)) void run_chain_with(const te_chain_run *run, bool pairs)
 {
     te_bound_chain chain;
     te_ahead       ahead = run->ahead;
     chain.n_links = chain.n_blocks = chain.n_numbers = 0;
     for (const te_link *link = run->links; link->op != TE_LINK_END; link++) {
-        if (link->op == TE_LINK_KEEP) bind_keep(&chain, link, run);
+        if (link->op == TE_LINK_KEEP) bind_keep(&chain, link, run, pairs);
         else bind_links(&chain, link, run);
     }
     chain.link[chain.n_links].run = link_end;
@@ -481,3 +557,9 @@ static void run_chain(const te_chain_run *run)
         if (left <= window) return;
     }
 }
+
+static void run_chain(const te_chain_run *run) { run_chain_with(run, false); }
+
+#ifdef TE_ROUNDS_PAIRS
+static void run_chain_pairs(const te_chain_run *run) { run_chain_with(run, true); }
+#endif

@@ -219,6 +219,9 @@ static te_status check_run(te_exec *exec, const te_job *job)
 const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64)
 {
     if (compute_f64) return &te_program_blocks_f64;
+#ifdef TE_ISA_HAS_AVX512BF16
+    if (te_cpu(exec)->isa == TE_CPU_AVX512 && te_cpu(exec)->has_bf16) return &te_program_blocks_avx512bf16;
+#endif
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_program_blocks_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_program_blocks_avx2;

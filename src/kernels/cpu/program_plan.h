@@ -59,7 +59,7 @@ typedef struct te_step {
                           * `operand`; 0: nowhere */
     bool    apart;       /* TE_STEP_COLSUM: no operation makes what it adds, so that it is no link */
     int32_t last_use;    /* the last step of the pass that reads dst */
-    bool    half_ok;     /* TE_STEP_LOAD: all that read dst takes bfloat16: links, and reductions of whole rows */
+    bool    half_ok;     /* TE_STEP_LOAD: all that read dst takes bfloat16: links, and sums of whole rows */
     int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */
     int32_t chain, chain_end; /* steps up to chain_end may run as the links from `chain` on; chain_end 0: none */
     bool    chain_sums;       /* and there are column sums among them */

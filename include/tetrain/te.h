@@ -6,6 +6,8 @@
  *     message with the offending values. Nothing here aborts, exits or prints.
  *   - Tensors are reference counted. A function that returns a te_tensor * gives the caller one reference unless its
  *     comment says "borrowed"; arguments are borrowed. Releasing NULL is a no-op.
+ *   - A NULL tensor or operation in a function that returns a status is an error, so that a chain of calls may be
+ *     looked at once, at its end; the message is that of what gave the NULL.
  *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
  *   - One context is used by one thread at a time. Two contexts know nothing of each other.
  *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.

@@ -30,6 +30,7 @@ describe("the prompt, piped", function()
         assert.equal("float32 tensor {2}\n{0, 0}\n", (piped "te.zeros(2)\n"))
         assert.equal("", (piped "x = 5\n"))
         assert.equal("nil\n", (piped "nil\n"))
+        assert.equal("3\n", (piped "= 1 + 2\n"))
         assert.equal("", (piped "(function() end)()\n"))
     end)
 

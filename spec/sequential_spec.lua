@@ -185,4 +185,15 @@ describe("te.Residual", function()
         assert.equal("LayerNorm + RMSNorm", plan.forward[1].name) -- both norms read x once
         assert.equal(4, #plan.forward) -- two products, and one program for the gate and both sums
     end)
+
+    it("keeps a stream of float32 as it enters, also under te.autocast", function()
+        local block = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8)), te.Residual(te.LayerNorm(8), te.Linear(8, 8)))
+        local x = te.randn { 4, 8 }
+        local function dtype_of(stream) return te.autocast({ dtype = "bfloat16" }, function() return block(stream).dtype end) end
+        assert.same({ "float32", "bfloat16" }, { dtype_of(x), dtype_of(x:to "bfloat16") })
+        te.set_fusion(false)
+        local unfused = dtype_of(x)
+        te.set_fusion(true)
+        assert.equal("float32", unfused)
+    end)
 end)

@@ -260,6 +260,32 @@ static void test_memory_limit(void)
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
+/* What failed gives NULL, and whoever goes on with that gets an error. */
+static void test_chains_of_failures(te_context *ctx, te_tensor *a)
+{
+    te_tensor *out = a;
+    CHECK(te_op_run(ctx, te_op_find(ctx, "lineer"), NULL, 0, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    CHECK(strcmp(te_context_error(ctx), "no operation \"lineer\"") == 0);
+    te_arg missing[] = {{.kind = TE_ARG_TENSOR}, {.kind = TE_ARG_TENSOR, .as.tensor = a}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "add"), missing, 2, &out, 1) == TE_ERROR_ARGUMENT);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), missing, 1, &out, 1) == TE_ERROR_ARGUMENT);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "softmax"), (te_arg[]){{.kind = TE_ARG_NUMBER}}, 1, &out, 1) == TE_ERROR_ARGUMENT);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), NULL, 1, &out, 1) == TE_ERROR_ARGUMENT);
+    te_arg lists[] = {{.kind = TE_ARG_TENSORS, .n = 2, .as.tensors = (te_tensor *[]){a, NULL}}, {.kind = TE_ARG_TENSORS, .n = 1},
+                      {.kind = TE_ARG_TENSORS, .n = -1, .as.tensors = &a}};
+    for (int i = 0; i < 3; i++) CHECK(te_op_run(ctx, te_op_find(ctx, "cat"), &lists[i], 1, &out, 1) == TE_ERROR_ARGUMENT);
+    te_arg shapes[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_INTS, .n = -1, .as.ints = (int64_t[]){1}}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "view"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT);
+    shapes[1] = (te_arg){.kind = TE_ARG_INTS, .n = 1};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "view"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT);
+    shapes[1] = (te_arg){.kind = TE_ARG_TEXT};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "gelu"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    double number;
+    CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT && te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);
+    CHECK(te_tensor_write(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT && te_tensor_set_grad(NULL, a) == TE_ERROR_ARGUMENT);
+    CHECK(te_tensor_set_requires_grad(NULL, true) == TE_ERROR_ARGUMENT && !te_tensor_grad(NULL) && !te_tensor_requires_grad(NULL));
+}
+
 static void test_errors(void)
 {
     te_context *ctx = te_context_open(NULL);
@@ -269,6 +295,7 @@ static void test_errors(void)
           strstr(te_context_error(ctx), "{4,5}"));
     CHECK(!apply(ctx, "matmul", 2, (te_tensor *[]){a, b}) && strstr(te_context_error(ctx), "inner sizes differ"));
     CHECK(te_op_find(ctx, "no_such_op") == NULL);
+    test_chains_of_failures(ctx, a);
     CHECK(!te_tensor_empty(ctx, TE_F32, 3, (int64_t[]){INT64_MAX, 2, 2}));
     CHECK(!te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){-1}));
     CHECK(te_tensor_set_requires_grad(a, true) == TE_OK);

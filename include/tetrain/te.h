@@ -1,11 +1,13 @@
-/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser, AdamW; recipes stand in
- * recipe.h, which comes with it.
+/* te.h - the engine of tetrain without Lua: contexts, tensors, operations, gradients, the fuser, AdamW; recipes stand
+ * in recipe.h, which comes with it.
  *
  * Conventions
  *   - A function that can fail returns te_status, or NULL where it makes an object; te_context_error then holds a
  *     message with the offending values. Nothing here aborts, exits or prints.
  *   - Tensors are reference counted. A function that returns a te_tensor * gives the caller one reference unless its
  *     comment says "borrowed"; arguments are borrowed. Releasing NULL is a no-op.
+ *   - A NULL tensor or operation in a function that returns a status is an error, so that a chain of calls may be
+ *     looked at once, at its end; the message is that of what gave the NULL.
  *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
  *   - One context is used by one thread at a time. Two contexts know nothing of each other.
  *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.
@@ -40,14 +42,15 @@ typedef struct te_context_options {
 TE_API te_context *te_context_open(const te_context_options *options);
 TE_API void        te_context_release(te_context *ctx);
 TE_API const char *te_context_error(const te_context *ctx); /* message of the last failure, valid until the next one */
-/* From any thread or signal handler: the op that runs on the CPU, else the next one, fails with TE_ERROR_INTERRUPTED, and so
- * does every further one until the interrupt is cleared. What an op was changing in place is then neither old nor new. */
+/* From any thread or signal handler: the op that runs on the CPU, else the next one, fails with TE_ERROR_INTERRUPTED,
+ * and so does every further one until the interrupt is cleared. What an op was changing in place is then neither old
+ * nor new. */
 TE_API void        te_context_interrupt(te_context *ctx);
 TE_API void        te_context_clear_interrupt(te_context *ctx);
 TE_API void        te_context_set_threads(te_context *ctx, int threads);
 TE_API int         te_context_threads(const te_context *ctx);
-/* Whether float32 matrix products may round their operands to TF32 (10 bits of fraction) on devices that are faster with
- * it; off at first. The CPU never does. */
+/* Whether float32 matrix products may round their operands to TF32 (10 bits of fraction) on devices that are faster
+ * with it; off at first. The CPU never does. */
 TE_API void        te_context_set_tf32(te_context *ctx, bool on);
 TE_API bool        te_context_tf32(const te_context *ctx);
 /* Called when tensor memory runs out, before the last attempt; may release tensors. */
@@ -83,15 +86,17 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 /* Uninitialised tensor on the default device ("cpu"). */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* Wraps host memory, aligned for its elements, without a copy; deleter(user) runs when the last view dies; NULL: the caller keeps it
- * alive. */
+/* Wraps host memory, aligned for its elements, without a copy; deleter(user) runs when the last view dies; NULL: the
+ * caller keeps it alive. */
 TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
 TE_API void           te_tensor_release(te_tensor *t);
-TE_API void          *te_tensor_data(te_tensor *t); /* host pointer of a contiguous CPU tensor, else NULL, also of NULL */
-/* After writing there: copies that were made of the values (of weights in the compute dtype, or quantized) are made anew, and a
- * backward pass that was to read the old values fails. What functions of the engine write, they mark themselves. NULL: nothing. */
+/* Host pointer of a contiguous CPU tensor, else NULL, also of NULL. */
+TE_API void          *te_tensor_data(te_tensor *t);
+/* After writing there: copies that were made of the values (of weights in the compute dtype, or quantized) are made
+ * anew, and a backward pass that was to read the old values fails. What functions of the engine write, they mark
+ * themselves. NULL: nothing. */
 TE_API void           te_tensor_written(te_tensor *t);
 TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
 TE_API int            te_tensor_ndim(const te_tensor *t);
@@ -144,12 +149,13 @@ TE_API const char  *te_op_name(const te_op *op);
 TE_API const char  *te_op_signature(const te_op *op); /* "softmax(x, dim: dim = -1)" */
 TE_API const char  *te_op_doc(const te_op *op);
 /* Runs an operation. out receives op's results, one reference each; on failure all are NULL. */
-TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out);
+TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out,
+                           int n_out);
 
 /* --- groups: neighbouring operations planned and run as one ------------------------------------------------------- */
 
-/* A group is a small graph. Its inputs are x, further activations and parameters, its nodes apply operations, and its outputs are
- * values of either kind. Values are numbered from 0.
+/* A group is a small graph. Its inputs are x, further activations and parameters, its nodes apply operations, and its
+ * outputs are values of either kind. Values are numbered from 0.
  *
  *      te_group *g = te_group_new(ctx);
  *      int x = te_group_input(g, false), w = te_group_input(g, true), normed, y;
@@ -159,33 +165,38 @@ TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args,
  *      te_tensor *out, *in[] = {hidden, weight};
  *      te_group_run(g, in, &out);
  *
- * The first run with inputs of a new kind makes a plan: which nodes share a kernel, forward and backward. Gradients go through a
- * run as through one operation. Results are those of te_op_run for each node. A group is never NULL below but for its release. */
+ * The first run with inputs of a new kind makes a plan: which nodes share a kernel, forward and backward. Gradients go
+ * through a run as through one operation. Results are those of te_op_run for each node. A group is never NULL below but
+ * for its release. */
 enum { TE_NO_VALUE = -1 };
 
 TE_API te_group *te_group_new(te_context *ctx);
-TE_API void      te_group_release(te_group *group); /* NULL is a no-op; runs whose backward is still to come are not disturbed */
-/* A parameter has a shape of its own; an activation is x, the first input, or has x's leading dimensions. TE_NO_VALUE on failure. */
+/* NULL is a no-op; runs whose backward is still to come are not disturbed. */
+TE_API void      te_group_release(te_group *group);
+/* A parameter has a shape of its own; an activation is x, the first input, or has x's leading dimensions. TE_NO_VALUE
+ * on failure. */
 TE_API int te_group_input(te_group *group, bool parameter);
 /* Whether a group may hold the operation: the context's message is the reason otherwise. */
 TE_API bool te_group_accepts(te_context *ctx, const te_op *op);
-/* values: by position of the operation's tensor parameters, TE_NO_VALUE (or nothing at the end) where absent. args: all of its
- * arguments in the order of its signature, of which those that are no tensors count; NULL for the defaults. */
-TE_API te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args,
-                                int *result);
+/* values: by position of the operation's tensor parameters, TE_NO_VALUE (or nothing at the end) where absent. args: all
+ * of its arguments in the order of its signature, of which those that are no tensors count; NULL for the defaults. */
+TE_API te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
+                                int n_args, int *result);
 TE_API te_status te_group_output(te_group *group, int value);
 TE_API int       te_group_n_inputs(const te_group *group);
 TE_API int       te_group_n_outputs(const te_group *group);
 TE_API int       te_group_n_plans(const te_group *group); /* made so far, those that refuse included */
-/* inputs: te_group_n_inputs tensors, NULL where one stands for nothing. outputs: te_group_n_outputs, one reference each; all NULL on
- * failure. TE_ERROR_UNSUPPORTED before anything ran where these inputs cannot be planned: then run the operations one by one. */
+/* inputs: te_group_n_inputs tensors, NULL where one stands for nothing. outputs: te_group_n_outputs, one reference
+ * each; all NULL on failure. TE_ERROR_UNSUPPORTED before anything ran where these inputs cannot be planned: then run
+ * the operations one by one. */
 TE_API te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs);
 TE_API bool      te_group_refused(const te_group *group); /* the last run ended so */
 
 /* --- optimizer ---------------------------------------------------------------------------------------------------- */
 
-/* AdamW, as Lua's te.optim.AdamW: m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; p -= lr ((m / (1 - beta1^t)) / (sqrt(v /
- * (1 - beta2^t)) + eps) + weight_decay p). A step is one pass over all parameters, to the same bits as in a script.
+/* AdamW, as Lua's te.optim.AdamW: m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; p -= lr ((m / (1 -
+ * beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p). A step is one pass over all parameters, to the same
+ * bits as in a script.
  *
  *      te_optimizer *adamw = te_optimizer_adamw(ctx, params, n, NULL);
  *      te_backward(loss, NULL, false);
@@ -202,17 +213,18 @@ typedef struct te_adamw_options {
 /* Fills as much as struct_size, which is set before, says there is. */
 TE_API void te_adamw_defaults(te_adamw_options *options);
 /* Keeps the parameters: n floating tensors that no operation made. NULL options: the defaults. NULL on failure. */
-TE_API te_optimizer *te_optimizer_adamw(te_context *ctx, te_tensor *const *params, int n, const te_adamw_options *options);
+TE_API te_optimizer *te_optimizer_adamw(te_context *ctx, te_tensor *const *params, int n,
+                                        const te_adamw_options *options);
 TE_API void          te_optimizer_release(te_optimizer *optimizer); /* NULL is a no-op */
 TE_API te_status     te_optimizer_set_lr(te_optimizer *optimizer, double lr);
 /* Of all gradients together; not finite where one of them is not. Waits for the device. */
 TE_API te_status     te_optimizer_grad_norm(te_optimizer *optimizer, double *norm);
-/* grad_scale multiplies every gradient: 1, or what clips or averages them. A parameter without gradient is left alone, and t counts the
- * steps that it took part in. On failure nothing was written. */
+/* grad_scale multiplies every gradient: 1, or what clips or averages them. A parameter without gradient is left alone,
+ * and t counts the steps that it took part in. On failure nothing was written. */
 TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scale);
 TE_API void          te_optimizer_zero_grad(te_optimizer *optimizer); /* the parameters have no gradient then */
-/* "exp_avg", "exp_avg_sq" (float32, of the parameter's shape) and "master" of parameter i from 0: borrowed, to be saved, or restored
- * with te_tensor_write; NULL where there is none. */
+/* "exp_avg", "exp_avg_sq" (float32, of the parameter's shape) and "master" of parameter i from 0: borrowed, to be
+ * saved, or restored with te_tensor_write; NULL where there is none. */
 TE_API te_tensor    *te_optimizer_state(te_optimizer *optimizer, int i, const char *name);
 TE_API int64_t       te_optimizer_steps(const te_optimizer *optimizer, int i);
 TE_API te_status     te_optimizer_set_steps(te_optimizer *optimizer, int i, int64_t steps);

@@ -1,56 +1,59 @@
 /* tetrain.h - the host interface of tetrain: an interpreter with the engine inside, for a C or C++ program.
  *
- * A runtime is a Lua state and an engine context that belong together. The host opens one, runs scripts in it, hands tensors
- * in, calls functions that the scripts defined, and takes tensors out:
+ * A runtime is a Lua state and an engine context that belong together. The host opens one, runs scripts in it, hands
+ * tensors in, calls functions that the scripts defined, and takes tensors out:
  *
  *     tetrain *rt = tetrain_open(NULL);
  *     if (tetrain_run_file(rt, "model.lua", 0, NULL) != TETRAIN_OK) fprintf(stderr, "%s\n", tetrain_error(rt));
- *     te_tensor *in = te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 2, (int64_t[]){4, 16}, NULL, NULL), *out;
+ *     te_context *ctx = tetrain_context(rt);
+ *     te_tensor *in = te_tensor_from_data(ctx, numbers, TE_F32, 2, (int64_t[]){4, 16}, NULL, NULL), *out;
  *     if (tetrain_call(rt, "model.forward", &in, 1, &out, 1) == TETRAIN_OK) use(te_tensor_data(out));
  *     te_tensor_release(in);
  *     te_tensor_release(out);
  *     tetrain_close(rt);
  *
  * The interface is small because Lua is the interface: what to train, how, and what to save stands in a script that can
- * change without compiling the host. Numbers, text and tables are not passed across; a script reads its arguments, and a
- * result that is a number comes as a tensor of one element. A host that wants more has the Lua state (tetrain_lua_state)
- * and the engine (te.h) under the same roof.
+ * change without compiling the host. Numbers, text and tables are not passed across; a script reads its arguments, and
+ * a result that is a number comes as a tensor of one element. A host that wants more has the Lua state
+ * (tetrain_lua_state) and the engine (te.h) under the same roof.
  *
  * Ownership
- *   Tensors are reference counted. A function that returns a te_tensor * or fills one into `out` gives the host one reference,
- *   to be given back with te_tensor_release; arguments are borrowed for the duration of the call, and Lua takes references
- *   of its own for what it keeps. te_tensor_release(NULL) and tetrain_close(NULL) do nothing, so cleanup needs no conditions.
+ *   Tensors are reference counted. A function that returns a te_tensor * or fills one into `out` gives the host one
+ *   reference, to be given back with te_tensor_release; arguments are borrowed for the duration of the call, and Lua
+ *   takes references of its own for what it keeps. te_tensor_release(NULL) and tetrain_close(NULL) do nothing, so
+ *   cleanup needs no conditions.
  *
  * No copies
- *   te_tensor_from_data makes a tensor of the host's memory as it is; a script that writes into it writes into the host's
- *   buffer. te_tensor_data gives the address of a contiguous tensor on the CPU, which the host may read and write; of what it
- *   wrote te_tensor_written tells the engine, which keeps copies of weights. The memory must stay where it is until the last
- *   reference is gone, which Lua's collector decides: give a deleter where that matters.
+ *   te_tensor_from_data makes a tensor of the host's memory as it is; a script that writes into it writes into the
+ *   host's buffer. te_tensor_data gives the address of a contiguous tensor on the CPU, which the host may read and
+ *   write; of what it wrote te_tensor_written tells the engine, which keeps copies of weights. The memory must stay
+ *   where it is until the last reference is gone, which Lua's collector decides: give a deleter where that matters.
  *
  * Lifetime
- *   Tensors that the host holds outlive tetrain_close: they keep the engine context alive, not the interpreter. Strings that
- *   are returned belong to the runtime; tetrain_error stays valid until the next call on the same runtime.
+ *   Tensors that the host holds outlive tetrain_close: they keep the engine context alive, not the interpreter. Strings
+ *   that are returned belong to the runtime; tetrain_error stays valid until the next call on the same runtime.
  *
  * Errors
- *   A function that can fail returns a tetrain_status, and tetrain_error then holds the message: "file:line: te.function:
- *   argument: what is wrong with which value", and the traceback of the Lua functions. Nothing aborts, exits, prints or
- *   installs signal handlers. After any failure the runtime is good for the next call: a script that ran out of memory has
- *   been collected, a limit counts anew, an interrupt is over.
+ *   A function that can fail returns a tetrain_status, and tetrain_error then holds the message: "file:line:
+ *   te.function: argument: what is wrong with which value", and the traceback of the Lua functions. Nothing aborts,
+ *   exits, prints or installs signal handlers. After any failure the runtime is good for the next call: a script that
+ *   ran out of memory has been collected, a limit counts anew, an interrupt is over.
  *
  * Threads
  *   One runtime is used by one thread at a time; which one may change between calls. Two runtimes know nothing of each
- *   other and may run in two threads. tetrain_interrupt and tetrain_request_stop alone may be called from any thread and
- *   from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how many.
+ *   other and may run in two threads. tetrain_interrupt and tetrain_request_stop alone may be called from any thread
+ *   and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how many.
  *
  * Scripts that never end
- *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand instructions
- *   and by every operation of the engine; a loop that the compiler made machine code of and that calls no operation is
- *   reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that matters next to tensor
- *   operations. Limits and TETRAIN_RESTRICTED imply it. An instruction limit counts Lua's instructions, not the time of
- *   operations: a host that must be sure sets it and calls tetrain_interrupt from a timer as well.
- *   An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its results never come to
- *   light; but what it was changing in place, gradients that a backward pass was adding to among it, is neither old nor new.
- *   The update of an optimizer's step is done as a whole. Work on other devices, and on files, is not interrupted.
+ *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand
+ *   instructions and by every operation of the engine; a loop that the compiler made machine code of and that calls no
+ *   operation is reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that
+ *   matters next to tensor operations. Limits and TETRAIN_RESTRICTED imply it. An instruction limit counts Lua's
+ *   instructions, not the time of operations: a host that must be sure sets it and calls tetrain_interrupt from a timer
+ *   as well. An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its
+ *   results never come to light; but what it was changing in place, gradients that a backward pass was adding to among
+ *   it, is neither old nor new. The update of an optimizer's step is done as a whole. Work on other devices, and on
+ *   files, is not interrupted.
  *
  * Chunks are text, everywhere: LuaJIT bytecode is never accepted, since damaged bytecode crashes the process.
  */
@@ -80,10 +83,11 @@ typedef enum tetrain_status {
 
 /* Flags of tetrain_options. */
 enum {
-    /* For scripts that the host did not write: no io, os, package, debug, ffi and jit libraries, no files through te, no
-     * finalizers, no bytecode, no way to more threads than the host gave; `print` goes to `log`. Set the three limits with it.
-     * It limits what a mistaken or careless script can damage. It is no wall against a hostile author: LuaJIT and the engine
-     * are large programs that share the host's address space. Put such scripts into a process of their own. */
+    /* For scripts that the host did not write: no io, os, package, debug, ffi and jit libraries, no files through te,
+     * no finalizers, no bytecode, no way to more threads than the host gave; `print` goes to `log`. Set the three
+     * limits with it. It limits what a mistaken or careless script can damage. It is no wall against a hostile author:
+     * LuaJIT and the engine are large programs that share the host's address space. Put such scripts into a process of
+     * their own. */
     TETRAIN_RESTRICTED = 1 << 0,
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
@@ -102,36 +106,38 @@ typedef struct tetrain_options {
     size_t      tensor_memory_limit; /* bytes per device, 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
     unsigned    flags;
-    void      (*log)(void *user, int level, const char *message); /* what print writes in restricted runtimes; NULL: dropped */
+    /* What print writes in restricted runtimes; NULL: dropped. */
+    void      (*log)(void *user, int level, const char *message);
     void       *user;
-    /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C library. What
-     * libraries take for themselves (BLAS, JSON, threads) is outside. Implies TETRAIN_INTERPRETED: the compiler cannot do
-     * without memory. Called from the thread that uses the runtime. */
+    /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C
+     * library. What libraries take for themselves (BLAS, JSON, threads) is outside. Implies TETRAIN_INTERPRETED: the
+     * compiler cannot do without memory. Called from the thread that uses the runtime. */
     void     *(*realloc)(void *user, void *ptr, size_t old_size, size_t new_size);
     void       *realloc_user;
 } tetrain_options;
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted, or when
- * struct_size was not set. The other functions take such a NULL: they do nothing, and return TETRAIN_ERROR_ARGUMENT or NULL. */
+/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted, or
+ * when struct_size was not set. The other functions take such a NULL: they do nothing, and return
+ * TETRAIN_ERROR_ARGUMENT or NULL. */
 TETRAIN_API tetrain *tetrain_open(const tetrain_options *options);
 /* Frees the interpreter and everything that the host holds no reference to. NULL is a no-op. Not from inside a call. */
 TETRAIN_API void     tetrain_close(tetrain *rt);
 
 /* --- running scripts ---------------------------------------------------------------------------------------------- */
 
-/* Runs a file; NULL: standard input. Its arguments are the values of `...` and the table `arg`, with the path at arg[0].
- * Globals that it sets remain, for later calls to use. */
+/* Runs a file; NULL: standard input. Its arguments are the values of `...` and the table `arg`, with the path at
+ * arg[0]. Globals that it sets remain, for later calls to use. */
 TETRAIN_API tetrain_status tetrain_run_file(tetrain *rt, const char *path, int argc, const char *const *argv);
 /* Runs `size` bytes of source. chunk_name stands in messages: "=config" as it is, "@file.lua" as a file's name; NULL:
  * "(string)". */
 TETRAIN_API tetrain_status tetrain_run_string(tetrain *rt, const char *code, size_t size, const char *chunk_name);
 /* Calls a global function, dotted names allowed ("model.forward"), or anything callable, a module say. NULL among `in`
- * arrives as nil. out receives n_out results, one reference each; all are NULL after a failure. A result that is no tensor
- * is an error. */
-TETRAIN_API tetrain_status tetrain_call(tetrain *rt, const char *function, te_tensor *const *in, int n_in, te_tensor **out,
-                                        int n_out);
+ * arrives as nil. out receives n_out results, one reference each; all are NULL after a failure. A result that is no
+ * tensor is an error. */
+TETRAIN_API tetrain_status tetrain_call(tetrain *rt, const char *function, te_tensor *const *in, int n_in,
+                                        te_tensor **out, int n_out);
 
 /* --- exchanging tensors ------------------------------------------------------------------------------------------- */
 
@@ -147,23 +153,24 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* --- stopping ----------------------------------------------------------------------------------------------------- */
 
-/* Makes the running call end with TETRAIN_ERROR_INTERRUPTED, or the next one when none runs. pcall does not swallow it. From
- * any thread or a signal handler; the runtime must not be closed meanwhile. */
+/* Makes the running call end with TETRAIN_ERROR_INTERRUPTED, or the next one when none runs. pcall does not swallow it.
+ * From any thread or a signal handler; the runtime must not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
-/* Asks the script to finish by itself (te._core.interrupt_flag becomes true). False when it does not listen, or was asked
- * before: then only tetrain_interrupt helps. From any thread or a signal handler. */
+/* Asks the script to finish by itself (te._core.interrupt_flag becomes true). False when it does not listen, or was
+ * asked before: then only tetrain_interrupt helps. From any thread or a signal handler. */
 TETRAIN_API bool tetrain_request_stop(tetrain *rt);
 
 /* --- what is inside ----------------------------------------------------------------------------------------------- */
 
-/* Borrowed, valid until tetrain_close. Whoever calls into the state must protect what can raise (lua_cpcall, lua_pcall). */
+/* Borrowed, valid until tetrain_close. Whoever calls into the state must protect what can raise (lua_cpcall,
+ * lua_pcall). */
 TETRAIN_API struct lua_State *tetrain_lua_state(tetrain *rt);
 /* Borrowed. Tensors and operations of te.h work on it between calls. */
 TETRAIN_API te_context       *tetrain_context(tetrain *rt);
 TETRAIN_API const char       *tetrain_version(void);
 
-/* `require "te"` inside a host's own LuaJIT state: lua_pushcfunction(L, luaopen_te) under package.preload.te. The engine
- * context then belongs to that state and dies with it. */
+/* `require "te"` inside a host's own LuaJIT state: lua_pushcfunction(L, luaopen_te) under package.preload.te. The
+ * engine context then belongs to that state and dies with it. */
 TETRAIN_API int luaopen_te(struct lua_State *L);
 
 #ifdef __cplusplus

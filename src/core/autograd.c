@@ -372,6 +372,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
 
 te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
 {
+    if (!loss) return TE_ERROR_ARGUMENT;
     te_engine e = {.ctx = loss->ctx, .retain = retain};
     return run(&e, &loss, grad ? &grad : NULL, 1);
 }
@@ -408,11 +409,12 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
 
 /* --- leaves ------------------------------------------------------------------------------------------------------- */
 
-bool te_tensor_requires_grad(const te_tensor *t) { return te_needs_grad(t); }
-te_tensor *te_tensor_grad(const te_tensor *t) { return t->grad; }
+bool te_tensor_requires_grad(const te_tensor *t) { return t && te_needs_grad(t); }
+te_tensor *te_tensor_grad(const te_tensor *t) { return t ? t->grad : NULL; }
 
 te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 {
+    if (!t) return TE_ERROR_ARGUMENT;
     bool is_float = t->dtype == TE_F32 || t->dtype == TE_F64 || t->dtype == TE_BF16 || t->dtype == TE_F16;
     if (on && !is_float)
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient",
@@ -427,6 +429,7 @@ te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 
 te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
 {
+    if (!t) return TE_ERROR_ARGUMENT;
     if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
                        te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));

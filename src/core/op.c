@@ -184,11 +184,16 @@ te_dtype te_call_compute_dtype(const te_call *call, te_dtype otherwise)
 static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
 {
     int i = p->slot;
-    if (arg->kind == TE_ARG_TENSOR && p->type == TE_TYPE_TENSOR) {
+    if (arg->kind == TE_ARG_TENSOR && p->type == TE_TYPE_TENSOR && (arg->as.tensor || p->optional)) {
         call->in[i] = arg->as.tensor;
     } else if (arg->kind == TE_ARG_TENSORS && p->type == TE_TYPE_TENSORS) {
+        if (arg->n < 0)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: a list of %d tensors", p->name, arg->n);
         call->list = (te_tensor **)(uintptr_t)arg->as.tensors;
         call->n_list = arg->n;
+        for (int k = 0; k < arg->n; k++)
+            if (!arg->as.tensors || !arg->as.tensors[k])
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %d of the list is NULL", p->name, k + 1);
     } else if (arg->kind == TE_ARG_NUMBER && p->type == TE_TYPE_TENSOR && (call->op->def->flags & TE_OP_NUMBERS)) {
         call->is_number[i] = true;
         call->number[i] = arg->as.number;
@@ -223,6 +228,9 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         return TE_OK;
     case TE_ARG_INTS:
         if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) break;
+        if (arg->n < 0 || (arg->n > 0 && !arg->as.ints))
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: %d entries%s", p->name, arg->n,
+                                arg->as.ints ? "" : " at NULL");
         if (arg->n > TE_MAX_DIMS)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name,
                                 arg->n, TE_MAX_DIMS);
@@ -230,6 +238,7 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
         return TE_OK;
     case TE_ARG_TEXT:
+        if (!arg->as.text) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: the text is NULL", p->name);
         if (p->type == TE_TYPE_CHOICE) {
             int choice = choice_index(p->text, arg->as.text);
             if (choice < 0)
@@ -254,7 +263,7 @@ te_status te_call_attributes(te_call *call, const te_arg *args, int n_args)
     te_status status = TE_OK;
     for (int i = 0; i < call->op->n_params && status == TE_OK; i++) {
         const te_param *p = &call->op->params[i];
-        const te_arg *arg = i < n_args ? &args[i] : &absent;
+        const te_arg *arg = args && i < n_args ? &args[i] : &absent;
         if (p->type > TE_TYPE_TENSORS)
             status = take_attr(call, p, arg);
         else if (arg->kind == TE_ARG_NUMBER)
@@ -272,7 +281,7 @@ static te_status take_arguments(te_call *call, const te_arg *args, int n_args)
                             op->def->signature);
     for (int i = 0; i < op->n_params; i++) {
         const te_param *p = &op->params[i];
-        const te_arg *arg = i < n_args ? &args[i] : &absent;
+        const te_arg *arg = args && i < n_args ? &args[i] : &absent;
         te_status status = p->type == TE_TYPE_TENSOR || p->type == TE_TYPE_TENSORS ? take_input(call, p, arg)
                                                                                    : take_attr(call, p, arg);
         if (status != TE_OK) return status;
@@ -403,6 +412,10 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
 {
     te_status status;
     for (int i = 0; i < n_out; i++) out[i] = NULL;
+    if (!op) { /* as te_op_find gave it, whose message is the better one */
+        bool named = strncmp(ctx->message, "no operation ", 13) == 0;
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s", named ? ctx->message : "te_op_run: the operation is NULL");
+    }
     if (op->simple && n_out == 1 && te_program_op_quick(ctx, op, args, n_args, out, &status)) return status;
     te_call call = {.ctx = ctx, .op = op};
     status = take_arguments(&call, args, n_args);

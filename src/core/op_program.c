@@ -31,7 +31,7 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
     }
     te_tensor *x = l->n ? call->in[l->input[0]] : NULL;
     bool rows = call->op->def->flags & TE_OP_LASTROW;
-    if (rows && x->ndim == 0)
+    if (rows && (!x || x->ndim == 0))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor with at least one dimension is needed");
     te_space s = rows ? te_layout_space(l, 0, x->ndim, x->shape) : *out;
     if (rows && (s.ndim != out->ndim || memcmp(s.shape, out->shape, (size_t)s.ndim * sizeof *s.shape) != 0))

@@ -19,14 +19,15 @@ static bool same_shape(const te_tensor *a, const te_tensor *b)
 /* Whether an argument is a tensor that nothing has to be recorded for. */
 static bool is_plain(const te_context *ctx, const te_arg *arg)
 {
-    if (arg->kind != TE_ARG_TENSOR || arg->as.tensor->ctx != ctx) return false;
-    return te_tensor_contiguous(arg->as.tensor) && !arg->as.tensor->storage->quantized && !(ctx->grad_enabled && te_needs_grad(arg->as.tensor));
+    const te_tensor *t = arg->kind == TE_ARG_TENSOR ? arg->as.tensor : NULL;
+    if (!t || t->ctx != ctx) return false;
+    return te_tensor_contiguous(t) && !t->storage->quantized && !(ctx->grad_enabled && te_needs_grad(t));
 }
 
 /* Whether the arguments are inputs of the short way. */
 static bool are_alike(const te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
-    if (n_args != op->n_params || n_args == 0 || !is_plain(ctx, &args[0])) return false;
+    if (n_args != op->n_params || n_args == 0 || !args || !is_plain(ctx, &args[0])) return false;
     const te_tensor *first = args[0].as.tensor;
     if (first->dtype != TE_F32 && first->dtype != TE_BF16 && first->dtype != TE_F16) return false;
     for (int i = 1; i < n_args; i++) {

@@ -123,6 +123,7 @@ static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host
 
 te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 {
+    if (!t) return TE_ERROR_ARGUMENT;
     if (te_tensor_is_quantized(t)) {
         te_tensor *values = te_tensor_dequantized(t);
         te_status status = values ? te_tensor_read(values, dtype, host) : t->ctx->status;
@@ -139,6 +140,7 @@ te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 
 te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
 {
+    if (!t) return TE_ERROR_ARGUMENT;
     if (te_tensor_is_quantized(t)) {
         te_tensor *values = te_tensor_new_like(t);
         te_status status = values ? te_tensor_write(values, dtype, host) : t->ctx->status;

@@ -8,7 +8,8 @@ double te_lua_check_number(lua_State *L, int index, const char *function, const 
 {
     char text[256];
     if (lua_type(L, index) != LUA_TNUMBER)
-        te_lua_fail(L, function, "%s: expected a number, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+        te_lua_fail(L, function, "%s: expected a number, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
     return lua_tonumber(L, index);
 }
 
@@ -17,7 +18,8 @@ int64_t te_lua_check_int(lua_State *L, int index, const char *function, const ch
     char   text[256];
     double value = lua_type(L, index) == LUA_TNUMBER ? lua_tonumber(L, index) : NAN;
     if (!(fabs(value) <= 0x1p53) || value != floor(value))
-        te_lua_fail(L, function, "%s: expected a whole number, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+        te_lua_fail(L, function, "%s: expected a whole number, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
     return (int64_t)value;
 }
 
@@ -25,9 +27,11 @@ const char *te_lua_check_text(lua_State *L, int index, const char *function, con
 {
     char text[256];
     if (lua_type(L, index) != LUA_TSTRING)
-        te_lua_fail(L, function, "%s: expected a string, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+        te_lua_fail(L, function, "%s: expected a string, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
     const char *value = lua_tostring(L, index);
-    if (strlen(value) != lua_objlen(L, index)) te_lua_fail(L, function, "%s: \"%.200s\" goes on after a zero byte", argument, value);
+    if (strlen(value) != lua_objlen(L, index))
+        te_lua_fail(L, function, "%s: \"%.200s\" goes on after a zero byte", argument, value);
     return value;
 }
 
@@ -36,15 +40,16 @@ te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const
     const char *names[TE_DTYPE_COUNT];
     char        text[256];
     if (lua_type(L, index) != LUA_TSTRING)
-        te_lua_fail(L, function, "%s: expected the name of a dtype, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+        te_lua_fail(L, function, "%s: expected the name of a dtype, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
     const char *name = te_lua_check_text(L, index, function, argument);
     for (int i = 0; i < TE_DTYPE_COUNT; i++) {
         names[i] = te_dtype_name((te_dtype)i);
         if (strcmp(names[i], name) == 0) return (te_dtype)i;
     }
     const char *nearest = te_lua_nearest(name, names, TE_DTYPE_COUNT);
-    te_lua_fail(L, function, "%s: no dtype \"%.40s\"%s%s%s", argument, name, nearest ? "; did you mean \"" : "", nearest ? nearest : "",
-                nearest ? "\"?" : "");
+    te_lua_fail(L, function, "%s: no dtype \"%.40s\"%s%s%s", argument, name, nearest ? "; did you mean \"" : "",
+                nearest ? nearest : "", nearest ? "\"?" : "");
     return TE_F32;
 }
 
@@ -53,8 +58,10 @@ int te_lua_check_ints(lua_State *L, int index, const char *function, const char 
     char   text[256];
     size_t n = lua_objlen(L, index);
     if (lua_type(L, index) != LUA_TTABLE)
-        te_lua_fail(L, function, "%s: expected a table of whole numbers, got %s", argument, te_lua_describe(L, index, text, sizeof text));
-    if (n > TE_MAX_DIMS) te_lua_fail(L, function, "%s: %d entries, at most %d are possible", argument, (int)n, TE_MAX_DIMS);
+        te_lua_fail(L, function, "%s: expected a table of whole numbers, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
+    if (n > TE_MAX_DIMS)
+        te_lua_fail(L, function, "%s: %d entries, at most %d are possible", argument, (int)n, TE_MAX_DIMS);
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, index, (int)i + 1);
         ints[i] = te_lua_check_int(L, -1, function, argument);
@@ -98,7 +105,8 @@ static int unknown_option(lua_State *L, const char *function, const char *const 
 {
     char text[256];
     if (lua_type(L, -2) != LUA_TSTRING)
-        return te_lua_fail(L, function, "options: names are expected as keys, got %s", te_lua_describe(L, -2, text, sizeof text));
+        return te_lua_fail(L, function, "options: names are expected as keys, got %s",
+                           te_lua_describe(L, -2, text, sizeof text));
     const char *name = lua_tostring(L, -2), *nearest = te_lua_nearest(name, known, -1);
     if (nearest) return te_lua_fail(L, function, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
     size_t at = 0;
@@ -132,7 +140,8 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
 {
     char text[256], entry[64];
     if (lua_type(L, index) != LUA_TTABLE)
-        te_lua_fail(L, function, "%s: expected a list of tensors, got %s", argument, te_lua_describe(L, index, text, sizeof text));
+        te_lua_fail(L, function, "%s: expected a list of tensors, got %s", argument,
+                    te_lua_describe(L, index, text, sizeof text));
     size_t n = lua_objlen(L, index);
     if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many tensors", argument);
     te_lua_tensors list = {.n = (int)n, .t = lua_newuserdata(L, (n + 1) * sizeof *list.t)};

@@ -52,8 +52,9 @@ static bool make_list(lua_State *L, int index)
     return true;
 }
 
-/* te.grad(outputs, inputs, {grad_outputs =, retain_graph =}): gradients of outputs with respect to inputs, leaving every
- * .grad alone; a list like `inputs` with false where there is no path, or a tensor (or nil) for a single input. */
+/* te.grad(outputs, inputs, {grad_outputs =, retain_graph =}): gradients of outputs with respect to inputs, leaving
+ * every .grad alone; a list like `inputs` with false where there is no path, or a tensor (or nil) for a single
+ * input. */
 static int grad(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -76,7 +77,8 @@ static int grad(lua_State *L)
     te_lua_enter(rt, L, "grad");
     te_tensor **grads = lua_newuserdata(L, (size_t)inputs.n * sizeof *grads);
     memset(grads, 0, (size_t)inputs.n * sizeof *grads);
-    lua_createtable(L, inputs.n, 0); /* the result: userdata to take the gradients, since making them later could raise */
+    lua_createtable(L, inputs.n,
+                    0); /* the result: userdata to take the gradients, since making them later could raise */
     for (int i = 0; i < inputs.n; i++) {
         te_lua_new_tensor(L);
         lua_rawseti(L, -2, i + 1);
@@ -148,7 +150,8 @@ static int set_compute_dtype(lua_State *L)
     te_lua_enter(rt, L, "autocast");
     if (!lua_isnoneornil(L, 1)) dtype = te_lua_check_dtype(L, 1, "autocast", "dtype");
     if (dtype != TE_DTYPE_COUNT && dtype != TE_F32 && dtype != TE_BF16 && dtype != TE_F16)
-        return te_lua_fail(L, "autocast", "dtype: %s is no compute dtype; use float32, bfloat16 or float16", te_dtype_name(dtype));
+        return te_lua_fail(L, "autocast", "dtype: %s is no compute dtype; use float32, bfloat16 or float16",
+                           te_dtype_name(dtype));
     push_compute_dtype(L, te_context_set_compute_dtype(rt->ctx, dtype));
     return 1;
 }

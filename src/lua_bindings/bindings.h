@@ -58,7 +58,7 @@ extern const char te_lua_tensor_tag[];
 
 static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
 
-/* --- entries of the table on top ------------------------------------------------------------------------------------ */
+/* --- entries of the table on top ---------------------------------------------------------------------------------- */
 
 static inline void te_lua_flag_entry(lua_State *L, const char *name, bool value)
 {
@@ -89,12 +89,13 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
 const char *te_lua_nearest(const char *name, const char *const *names, int n);
 /* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */
 const char *te_lua_describe(lua_State *L, int index, char *text, size_t size);
-/* limits.c: from here on every instruction of the script raises, and all of them are interpreted, since compiled code calls no
- * hooks. */
+/* limits.c: from here on every instruction of the script raises, and all of them are interpreted, since compiled code
+ * calls no hooks. */
 void te_lua_stop(te_lua *rt, lua_State *L);
 /* Message handler for lua_pcall: the message with the traceback of Lua functions. */
 int te_lua_traceback(lua_State *L);
-/* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error alone. */
+/* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error
+ * alone. */
 int te_lua_remember(lua_State *L);
 
 /* --- tensors (tensor.c) ------------------------------------------------------------------------------------------- */
@@ -139,10 +140,11 @@ double  te_lua_check_number(lua_State *L, int index, const char *function, const
 int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape);
 /* Reads `shape` (a table of whole numbers, at most TE_MAX_DIMS) into ints; returns how many. */
 int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints);
-/* Whether the value at `index` (absolute) is a table of options: it has text keys; `empty` is the answer for an empty one. */
+/* Whether the value at `index` (absolute) is a table of options: it has text keys; `empty` is the answer for an empty
+ * one. */
 bool te_lua_is_options(lua_State *L, int index, bool empty);
-/* Raises when the options table at `index` has a key that is not in `known` (ends with NULL). A value that is not a table
- * raises as well; nil is an empty table. */
+/* Raises when the options table at `index` has a key that is not in `known` (ends with NULL). A value that is not a
+ * table raises as well; nil is an empty table. */
 void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known);
 /* Raises when there are more than n arguments, nil aside. */
 void te_lua_check_count(lua_State *L, int n, const char *function);
@@ -186,17 +188,19 @@ const char *te_lua_signature(const te_op *op, char *text, size_t size);
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 
-/* What a state keeps for good lies in its registry under addresses: where memory runs out while a table of LuaJIT grows, it
- * loses entries under whole numbers (luaL_ref's). te_lua_keep pops the value. */
+/* What a state keeps for good lies in its registry under addresses: where memory runs out while a table of LuaJIT
+ * grows, it loses entries under whole numbers (luaL_ref's). te_lua_keep pops the value. */
 void te_lua_keep(lua_State *L, const void *key);
 void te_lua_push_kept(lua_State *L, const void *key); /* nil: none */
-/* Pushes the metatable that is kept under key: true when it is a new one, to be filled and then kept with te_lua_keep_copy. */
+/* Pushes the metatable that is kept under key: true when it is a new one, to be filled and then kept with
+ * te_lua_keep_copy. */
 bool te_lua_push_metatable(lua_State *L, const void *key);
 void te_lua_keep_copy(lua_State *L, const void *key);
 extern const char te_lua_tensor_metatable[], te_lua_tensor_methods[]; /* keys */
 /* Pushes the userdata that every function of the library has as upvalue 1. */
 void te_lua_push_anchor(lua_State *L);
-/* Gives the userdata on top a metatable that scripts cannot reach, with `collect` as __gc: it is called with nothing else. */
+/* Gives the userdata on top a metatable that scripts cannot reach, with `collect` as __gc: it is called with nothing
+ * else. */
 void te_lua_set_collector(lua_State *L, lua_CFunction collect);
 /* Registers functions with the runtime as upvalue in the table on top. */
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
@@ -237,7 +241,8 @@ extern const te_lua_source te_lua_sources[];
 
 /* Pushes the chunk of an embedded module; false (nothing pushed) when there is none. Raises on a syntax error. */
 bool te_lua_load_source(lua_State *L, const char *name);
-/* Makes `require` find the embedded modules; where there is no package library, provides a require that finds only them. */
+/* Makes `require` find the embedded modules; where there is no package library, provides a require that finds only
+ * them. */
 void te_lua_open_library(lua_State *L);
 /* Makes load, loadstring, loadfile, dofile and require take text chunks only. */
 void te_lua_text_only(lua_State *L);

@@ -1,7 +1,7 @@
 /* create.c - making tensors: from Lua values, filled, counted, drawn and from files.
  *
- * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers are computed
- * on the host, since programs compute in floating point.
+ * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers are
+ * computed on the host, since programs compute in floating point.
  */
 #include "bindings.h"
 
@@ -21,7 +21,8 @@ typedef struct creation {
 } creation;
 
 /* What the options at `index`, the last argument, say; `known` are the names that it may hold. */
-static creation read_options(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, const char *const *known)
+static creation read_options(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype,
+                             const char *const *known)
 {
     creation    c = {.function = function, .dtype = dtype};
     const char *device = rt->device;
@@ -34,7 +35,8 @@ static creation read_options(te_lua *rt, lua_State *L, int index, const char *fu
         if (!lua_isnil(L, -1)) c.dtype = te_lua_check_dtype(L, -1, function, "dtype");
         lua_getfield(L, index, "requires_grad");
         if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
-            te_lua_fail(L, function, "requires_grad: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));
+            te_lua_fail(L, function, "requires_grad: expected true or false, got %s",
+                        te_lua_describe(L, -1, text, sizeof text));
         c.requires_grad = lua_toboolean(L, -1);
         lua_getfield(L, index, "device");
         if (!lua_isnil(L, -1)) {
@@ -53,7 +55,8 @@ static creation read_creation(te_lua *rt, lua_State *L, int index, const char *f
 }
 
 /* The shape at `index` and the options behind it. */
-static creation read_shape(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, int *ndim, int64_t *shape)
+static creation read_shape(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, int *ndim,
+                           int64_t *shape)
 {
     int taken = te_lua_check_shape(L, index, function, "shape", ndim, shape);
     return read_creation(rt, L, index + taken, function, dtype);
@@ -78,9 +81,10 @@ static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
     return 1;
 }
 
-/* Host memory for the elements of a tensor to come, contiguous: a tensor itself, so that limits count it and the userdata on
- * the stack frees it. Raises when the shape is impossible. */
-static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtype dtype, int ndim, const int64_t *shape, int64_t *numel)
+/* Host memory for the elements of a tensor to come, contiguous: a tensor itself, so that limits count it and the
+ * userdata on the stack frees it. Raises when the shape is impossible. */
+static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtype dtype, int ndim, const int64_t *shape,
+                         int64_t *numel)
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
     u->t = te_tensor_empty(rt->ctx, dtype, ndim, shape);
@@ -171,7 +175,8 @@ static int create_arange(lua_State *L)
     double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
     int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
     double   largest = fmax(fabs(first), fabs(first + (double)n * step));
-    if (whole && n > 0 && largest < 0x1p24 && !c.device->exec.backend->host_memory) return counted(rt, L, &c, n, first, step);
+    if (whole && n > 0 && largest < 0x1p24 && !c.device->exec.backend->host_memory)
+        return counted(rt, L, &c, n, first, step);
     double  *values = push_buffer(rt, L, "arange", TE_F64, 1, &n, &numel);
     for (int64_t i = 0; i < n; i++) values[i] = first + (double)i * step;
     return finish_buffer(rt, L, &c);
@@ -221,8 +226,8 @@ static void fill_nested(nested *v, int depth)
     if (lua_type(L, -1) != LUA_TTABLE) bad_value(v);
     int64_t n = (int64_t)lua_objlen(L, -1);
     if (n != v->shape[depth])
-        te_lua_fail(L, "tensor", "rows of different length: %lld and %lld entries at depth %d", (long long)v->shape[depth], (long long)n,
-                    depth + 1);
+        te_lua_fail(L, "tensor", "rows of different length: %lld and %lld entries at depth %d",
+                    (long long)v->shape[depth], (long long)n, depth + 1);
     for (int64_t i = 1; i <= n; i++) {
         lua_rawgeti(L, -1, (int)i);
         fill_nested(v, depth + 1);
@@ -248,7 +253,8 @@ static int create_tensor(lua_State *L)
     if (source) return copy_tensor(rt, L, te_lua_check_tensor(L, 1, "tensor", "value"));
     int type = lua_type(L, 1);
     if (type != LUA_TTABLE && type != LUA_TNUMBER && type != LUA_TBOOLEAN)
-        return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got %s", te_lua_describe(L, 1, text, sizeof text));
+        return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got %s",
+                           te_lua_describe(L, 1, text, sizeof text));
     if (type == LUA_TTABLE && te_lua_is_options(L, 1, false))
         return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got a table with names");
     int top = lua_gettop(L);
@@ -292,7 +298,8 @@ static int create_randint(lua_State *L)
     int64_t  shape[TE_MAX_DIMS], numel;
     int64_t  low = te_lua_check_int(L, 1, "randint", "low"), high = te_lua_check_int(L, 2, "randint", "high");
     creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
-    if (high < low) return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
+    if (high < low)
+        return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
     int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
     te_rng   rng = te_context_draw(rt->ctx, 2 * (uint64_t)numel);
     uint64_t range = (uint64_t)(high - low) + 1;
@@ -340,7 +347,8 @@ static file_part check_part(lua_State *L, te_dtype dtype)
     if (!lua_isnil(L, -1)) p.offset = te_lua_check_int(L, -1, "from_file", "offset");
     lua_getfield(L, 3, "count");
     if (!lua_isnil(L, -1)) p.count = te_lua_check_int(L, -1, "from_file", "count");
-    if (p.offset < 0 || (p.count < 0 && !lua_isnil(L, -1))) te_lua_fail(L, "from_file", "offset and count are not negative");
+    if (p.offset < 0 || (p.count < 0 && !lua_isnil(L, -1)))
+        te_lua_fail(L, "from_file", "offset and count are not negative");
     lua_getfield(L, 3, "map");
     if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
         te_lua_fail(L, "from_file", "map: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));
@@ -349,8 +357,8 @@ static file_part check_part(lua_State *L, te_dtype dtype)
     return p;
 }
 
-/* Maps the part, or reads it where it cannot be mapped: nothing has no pages, and elements at odd places are not aligned. *data
- * is its first byte; the owner, for the deleter, or NULL with the error on the context. */
+/* Maps the part, or reads it where it cannot be mapped: nothing has no pages, and elements at odd places are not
+ * aligned. *data is its first byte; the owner, for the deleter, or NULL with the error on the context. */
 static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const char **data)
 {
     te_io_error  error;
@@ -366,7 +374,8 @@ static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const
     }
     *file = (file_memory){.mem = mem, .size = map ? bytes + before : size};
     *data = (char *)file + FILE_HEADER;
-    if (map && (code = te_io_posix.map(te_io_posix.user, fd, file->size, p->offset - (int64_t)before, &file->mapped)) == 0)
+    if (map &&
+        (code = te_io_posix.map(te_io_posix.user, fd, file->size, p->offset - (int64_t)before, &file->mapped)) == 0)
         *data = (char *)file->mapped + before;
     else if (map)
         te_io_fail_errno(&error, code, p->path, "cannot be mapped");
@@ -378,9 +387,9 @@ static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const
     return NULL;
 }
 
-/* te.from_file(path, dtype, {offset=, count=, map = true, device=, requires_grad=}): the elements of a file, one dimension.
- * Mapped: a page is read when it is used first, and whoever truncates the file ends the process with the next use of what is
- * gone. map = false reads everything at once. */
+/* te.from_file(path, dtype, {offset=, count=, map = true, device=, requires_grad=}): the elements of a file, one
+ * dimension. Mapped: a page is read when it is used first, and whoever truncates the file ends the process with the
+ * next use of what is gone. map = false reads everything at once. */
 static int create_from_file(lua_State *L)
 {
     static const char *const options[] = {"offset", "count", "map", "device", "requires_grad", NULL};
@@ -394,21 +403,25 @@ static int create_from_file(lua_State *L)
     file_part   p = check_part(L, dtype);
     te_lua_enter(rt, L, "from_file");
     te_lua_tensor *result = te_lua_new_tensor(L);
-    if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK) return te_lua_fail(L, "from_file", "%s", error.message);
+    if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK)
+        return te_lua_fail(L, "from_file", "%s", error.message);
     if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
-    bool         fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) && end <= size;
+    bool fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) &&
+                end <= size;
     file_memory *file = fits ? open_part(rt->ctx, &p, fd, &data) : NULL;
     te_status    status = file ? TE_OK : rt->ctx->status;
     if (!fits)
-        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit", p.path,
-                         (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
+        status =
+            te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit",
+                    p.path, (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
     te_io_posix.close(te_io_posix.user, fd);
     if (file) {
         result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, te_lua_file_deleter, file);
         if (!result->t) te_lua_file_deleter(file);
         if (!result->t) status = rt->ctx->status;
     }
-    if (status == TE_OK && !c.device->exec.backend->host_memory) status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &p.count), result->t);
+    if (status == TE_OK && !c.device->exec.backend->host_memory)
+        status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &p.count), result->t);
     return finish(rt, L, &c, status);
 }
 

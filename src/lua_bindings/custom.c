@@ -42,14 +42,16 @@ static te_status give(te_call *call, lua_State *L, int i, int index)
     char                text[256], shape[160];
     if (lua_isnoneornil(L, index) || (lua_isboolean(L, index) && !lua_toboolean(L, index))) return TE_OK;
     if (!u || !u->t)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the gradient of input %d must be a tensor or nil, not %s", i + 1,
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "backward: the gradient of input %d must be a tensor or nil, not %s", i + 1,
                             te_lua_describe(L, index, text, sizeof text));
     if (!te_grad_wanted(call, i)) return TE_OK;
     bool same = u->t->ndim == meta->ndim && u->t->storage->device == meta->device;
     for (int k = 0; same && k < meta->ndim; k++) same = u->t->shape[k] == meta->shape[k];
     if (!same)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the gradient of input %d is a %s, the input has shape %s", i + 1,
-                            te_lua_describe(L, index, text, sizeof text), te_shape_text(meta->ndim, meta->shape, shape, sizeof shape));
+        return te_call_fail(
+            call, TE_ERROR_ARGUMENT, "backward: the gradient of input %d is a %s, the input has shape %s", i + 1,
+            te_lua_describe(L, index, text, sizeof text), te_shape_text(meta->ndim, meta->shape, shape, sizeof shape));
     return te_grad_give(call, i, te_tensor_retain(u->t));
 }
 
@@ -63,7 +65,8 @@ typedef struct backward_job {
 static void keep_error(backward_job *job, lua_State *L)
 {
     const char *message = lua_tostring(L, -1);
-    job->status = te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s", message ? message : "error value that is no string");
+    job->status =
+        te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s", message ? message : "error value that is no string");
     if (job->rt->error_ref != LUA_NOREF) luaL_unref(L, LUA_REGISTRYINDEX, job->rt->error_ref);
     job->rt->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 }
@@ -83,7 +86,8 @@ static int run_backward(lua_State *L)
         keep_error(job, L);
         return 0;
     }
-    for (int i = 0; i < call->node->n_edges && job->status == TE_OK; i++) job->status = give(call, L, i, handler + 2 + i);
+    for (int i = 0; i < call->node->n_edges && job->status == TE_OK; i++)
+        job->status = give(call, L, i, handler + 2 + i);
     return 0;
 }
 
@@ -91,7 +95,8 @@ static te_status custom_backward(te_call *call)
 {
     const custom *c = call->pointer;
     te_lua       *rt = c->link->rt;
-    if (!rt) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the interpreter that made this operation is closed");
+    if (!rt)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the interpreter that made this operation is closed");
     if (rt->reclaiming) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward inside a finalizer");
     lua_State   *L = rt->L ? rt->L : rt->thread;
     backward_job job = {.call = call, .rt = rt, .status = TE_OK};
@@ -103,7 +108,8 @@ static te_status custom_backward(te_call *call)
     return job.status;
 }
 
-static const te_op_def custom_def = {.signature = "custom(x)", .doc = "An operation defined in Lua.", .backward = custom_backward};
+static const te_op_def custom_def = {
+    .signature = "custom(x)", .doc = "An operation defined in Lua.", .backward = custom_backward};
 static const te_op     custom_op = {.def = &custom_def, .name = "custom", .n_outputs = TE_OP_MAX_OUTPUTS};
 
 /* --- recording ---------------------------------------------------------------------------------------------------- */
@@ -137,10 +143,11 @@ static int record(lua_State *L)
     luaL_checktype(L, 1, LUA_TFUNCTION);
     te_lua_enter(rt, L, "custom");
     if (count < 1 || count > TE_OP_MAX_OUTPUTS)
-        return te_lua_fail(L, "custom", "the forward function returned %lld values; one to %d tensors are possible", (long long)count,
-                           TE_OP_MAX_OUTPUTS);
+        return te_lua_fail(L, "custom", "the forward function returned %lld values; one to %d tensors are possible",
+                           (long long)count, TE_OP_MAX_OUTPUTS);
     int n_out = (int)count, first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
-    if (n_in < 0 || n_in > MAX_INPUTS) return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
+    if (n_in < 0 || n_in > MAX_INPUTS)
+        return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
     for (int i = 0; i < n_out; i++)
         if (!te_lua_to_tensor(L, 4 + i) || !te_lua_to_tensor(L, 4 + i)->t)
             return te_lua_fail(L, "custom", "result %d of the forward function: expected a tensor, got %s", i + 1,

@@ -53,7 +53,8 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
 
 /* --- nearest name ------------------------------------------------------------------------------------------------- */
 
-/* Edit distance with insertions, deletions, replacements and swaps of neighbours; names longer than LONGEST_NAME are far. */
+/* Edit distance with insertions, deletions, replacements and swaps of neighbours; names longer than LONGEST_NAME are
+ * far. */
 static int distance(const char *a, const char *b)
 {
     int rows[3][LONGEST_NAME + 1];
@@ -99,7 +100,8 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
     te_lua_tensor *u = te_lua_to_tensor(L, index);
     int            type = lua_type(L, index);
     if (u && u->t)
-        snprintf(text, size, "%s tensor %s", te_dtype_name(u->t->dtype), te_shape_text(u->t->ndim, u->t->shape, shape, sizeof shape));
+        snprintf(text, size, "%s tensor %s", te_dtype_name(u->t->dtype),
+                 te_shape_text(u->t->ndim, u->t->shape, shape, sizeof shape));
     else if (u)
         snprintf(text, size, "a released tensor");
     else if (type == LUA_TNUMBER)
@@ -115,8 +117,8 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
 
 /* --- tracebacks --------------------------------------------------------------------------------------------------- */
 
-/* Pushes the line of one frame; false for frames that say nothing to the author of a script: those of C, and those of the
- * library unless the mistake is in the library itself. */
+/* Pushes the line of one frame; false for frames that say nothing to the author of a script: those of C, and those of
+ * the library unless the mistake is in the library itself. */
 static bool push_frame(lua_State *L, lua_Debug *frame, bool library)
 {
     lua_getinfo(L, "Snl", frame);

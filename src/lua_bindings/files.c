@@ -106,7 +106,8 @@ static void read_items(lua_State *L, saving *s)
         lua_rawgeti(L, -1, 1);
         lua_rawgeti(L, -2, 2);
         if (lua_type(L, -2) != LUA_TSTRING)
-            te_lua_fail(L, "save", "name %d: expected a string, got %s", i + 1, te_lua_describe(L, -2, text, sizeof text));
+            te_lua_fail(L, "save", "name %d: expected a string, got %s", i + 1,
+                        te_lua_describe(L, -2, text, sizeof text));
         s->items[i].name = lua_tostring(L, -2);
         if (strlen(s->items[i].name) != lua_objlen(L, -2)) te_lua_fail(L, "save", "name %d holds a zero byte", i + 1);
         s->copies[i] = te_lua_check_tensor(L, -1, "save", s->items[i].name);
@@ -131,7 +132,8 @@ static te_status read_tensor(void *user, int64_t offset, void *to, size_t size, 
 {
     te_tensor *t = user;
     te_exec   *exec = &t->storage->device->exec;
-    te_status  status = exec->backend->memory_copy(exec, to, (char *)te_tensor_pointer(t) + offset, size, TE_COPY_DEVICE_TO_HOST);
+    te_status status =
+        exec->backend->memory_copy(exec, to, (char *)te_tensor_pointer(t) + offset, size, TE_COPY_DEVICE_TO_HOST);
     return status == TE_OK ? TE_OK : te_io_fail(error, status, NULL, "%s", exec->message);
 }
 
@@ -240,7 +242,8 @@ static int safetensors_read(lua_State *L)
     lua_settop(L, 0);
     lua_pushcfunction(L, load_all);
     lua_pushlightuserdata(L, &job);
-    if (te_safetensors_open(&job.file, &te_io_posix, &rt->ctx->mem, path, &job.error) != TE_OK) return raise_io(L, "load", &job.error);
+    if (te_safetensors_open(&job.file, &te_io_posix, &rt->ctx->mem, path, &job.error) != TE_OK)
+        return raise_io(L, "load", &job.error);
     int failed = lua_pcall(L, 1, 3, 0);
     te_safetensors_close(job.file);
     if (failed) return lua_error(L);
@@ -289,7 +292,8 @@ static int list_entries(lua_State *L)
     return 2;
 }
 
-/* safetensors_entries(path): {name, dtype, shape, numel, bytes} of every tensor and the metadata, from the header alone. */
+/* safetensors_entries(path): {name, dtype, shape, numel, bytes} of every tensor and the metadata, from the header
+ * alone. */
 static int safetensors_entries(lua_State *L)
 {
     te_lua         *rt = te_lua_runtime(L);

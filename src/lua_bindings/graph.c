@@ -142,7 +142,8 @@ static int fetched(lua_State *L)
 static int graph_numbers(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    int64_t rows = te_lua_check_int(L, 2, "graph_numbers", "rows"), columns = te_lua_check_int(L, 3, "graph_numbers", "columns");
+    int64_t rows = te_lua_check_int(L, 2, "graph_numbers", "rows"),
+            columns = te_lua_check_int(L, 3, "graph_numbers", "columns");
     te_lua_enter(rt, L, "graph");
     te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
     te_lua_tensor *u = te_lua_new_tensor(L);

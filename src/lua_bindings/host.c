@@ -1,7 +1,7 @@
 /* host.c - tetrain.h: opening and closing runtimes, running scripts. Tensors go across in host_tensors.c.
  *
- * Everything that can raise runs inside lua_cpcall or lua_pcall: an error that reached LuaJIT's panic function would end
- * the process. Where the Lua heap has a limit the JIT compiler is off: a failed allocation inside it crashes.
+ * Everything that can raise runs inside lua_cpcall or lua_pcall: an error that reached LuaJIT's panic function would
+ * end the process. Where the Lua heap has a limit the JIT compiler is off: a failed allocation inside it crashes.
  */
 #include "host.h"
 
@@ -128,8 +128,8 @@ static int call_original(lua_State *L)
     return lua_gettop(L);
 }
 
-/* LuaJIT's fast functions that make strings leave the stack's top unset when the allocation fails, and unwinding then crashes.
- * Called by way of C they find it set. */
+/* LuaJIT's fast functions that make strings leave the stack's top unset when the allocation fails, and unwinding then
+ * crashes. Called by way of C they find it set. */
 static void shield_fast_functions(lua_State *L)
 {
     static const char *const names[] = {"sub", "char", "lower", "upper", "reverse", NULL};
@@ -145,7 +145,8 @@ static void shield_fast_functions(lua_State *L)
     lua_pop(L, 1);
 }
 
-/* The heap may fail: the collector keeps closer to what is live, since a full heap is no reason for LuaJIT to collect. */
+/* The heap may fail: the collector keeps closer to what is live, since a full heap is no reason for LuaJIT to
+ * collect. */
 static void expect_failures(lua_State *L)
 {
     enum { PAUSE = 110, STEP = 400 };
@@ -154,7 +155,10 @@ static void expect_failures(lua_State *L)
     lua_gc(L, LUA_GCSETSTEPMUL, STEP);
 }
 
-static int refuse_exit(lua_State *L) { return te_lua_fail(L, NULL, "os.exit: the script runs inside another program, which it cannot end"); }
+static int refuse_exit(lua_State *L)
+{
+    return te_lua_fail(L, NULL, "os.exit: the script runs inside another program, which it cannot end");
+}
 
 /* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
 static void stay_interpreted(lua_State *L)
@@ -172,8 +176,8 @@ static int collect(lua_State *L)
 
 static const char collect_key[] = "te.collect"; /* in the registry: a function that collects */
 
-/* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice, because
- * LuaJIT gives its string buffer back in steps. */
+/* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice,
+ * because LuaJIT gives its string buffer back in steps. */
 static void collect_protected(tetrain *host)
 {
     for (int i = 0; i < 2; i++) {
@@ -187,8 +191,8 @@ static int open_state(lua_State *L)
 {
     tetrain *host = lua_touserdata(L, 1);
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
-    host->interpreted = (host->options.flags & (TETRAIN_RESTRICTED | TETRAIN_INTERPRETED)) || host->options.lua_memory_limit ||
-                        host->options.instruction_limit || host->options.realloc;
+    host->interpreted = (host->options.flags & (TETRAIN_RESTRICTED | TETRAIN_INTERPRETED)) ||
+                        host->options.lua_memory_limit || host->options.instruction_limit || host->options.realloc;
     if (restricted)
         open_restricted(L);
     else
@@ -199,7 +203,8 @@ static int open_state(lua_State *L)
     te_lua_text_only(L);
     if (host->interpreted) tetrain_guard_script(L);
     tetrain_guard_stack(L);
-    host->rt = te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
+    host->rt =
+        te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
     lua_pushcfunction(L, collect);
@@ -212,7 +217,8 @@ static int open_state(lua_State *L)
 tetrain *tetrain_open(const tetrain_options *options)
 {
     tetrain_options given = {0};
-    if (options && !options->struct_size) return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
+    if (options && !options->struct_size)
+        return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
     if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
     if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
@@ -251,7 +257,10 @@ void tetrain_close(tetrain *host)
 
 struct lua_State *tetrain_lua_state(tetrain *host) { return host ? host->L : NULL; }
 te_context       *tetrain_context(tetrain *host) { return host ? host->ctx : NULL; }
-const char       *tetrain_error(const tetrain *host) { return host ? host->error : "there is no runtime: tetrain_open gave NULL"; }
+const char *tetrain_error(const tetrain *host)
+{
+    return host ? host->error : "there is no runtime: tetrain_open gave NULL";
+}
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
@@ -264,7 +273,8 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
     return status;
 }
 
-/* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this text. */
+/* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this
+ * text. */
 static const char heap_exhausted[] = "not enough memory";
 
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
@@ -272,7 +282,8 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
     if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
-    if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0) return TETRAIN_ERROR_MEMORY;
+    if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0)
+        return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
     return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
@@ -283,7 +294,8 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
 /* Turns the error value at 1 into text. */
 static int error_text(lua_State *L)
 {
-    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring")) lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring"))
+        lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
     lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
     return 1;
 }
@@ -303,18 +315,20 @@ static int describe_error(lua_State *L)
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (lua_type(L, -1) == LUA_TNIL) return tetrain_fail(host, status_of(host, failure, ""), "(error value of type nil)");
+    if (lua_type(L, -1) == LUA_TNIL)
+        return tetrain_fail(host, status_of(host, failure, ""), "(error value of type nil)");
     if (lua_type(L, -1) == LUA_TSTRING) {
         const char *message = lua_tostring(L, -1);
         return tetrain_fail(host, status_of(host, failure, message), "%s", message);
     }
     lua_rawseti(L, LUA_REGISTRYINDEX, host->error_ref);
-    if (lua_cpcall(L, describe_error, host) != 0) tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
+    if (lua_cpcall(L, describe_error, host) != 0)
+        tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
     return status_of(host, failure, host->error);
 }
 
-/* What `require` puts in the place of a module that it is loading: a light userdata, which Debian's LuaJIT shows as a number
- * next to zero. */
+/* What `require` puts in the place of a module that it is loading: a light userdata, which Debian's LuaJIT shows as a
+ * number next to zero. */
 static bool is_unfinished(lua_State *L, int index)
 {
     if (lua_islightuserdata(L, index)) return true;
@@ -348,7 +362,8 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
         host->rt->stack_base = outer;
         return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
     }
-    if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0) lua_pop(L, 1); /* now, when there may be memory again */
+    if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0)
+        lua_pop(L, 1); /* now, when there may be memory again */
     tetrain_start_limits(host);
     host->failure = 0;
     host->ran_out = false;
@@ -414,7 +429,8 @@ tetrain_status tetrain_run_file(tetrain *host, const char *path, int argc, const
 {
     run_job job = {.host = host, .path = path, .argc = argc, .argv = argv};
     if (!host) return TETRAIN_ERROR_ARGUMENT;
-    if (argc < 0 || (argc && !argv)) return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_file: %d arguments at NULL", argc);
+    if (argc < 0 || (argc && !argv))
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_file: %d arguments at NULL", argc);
     return tetrain_protected(host, run_file, &job);
 }
 
@@ -430,6 +446,7 @@ tetrain_status tetrain_run_string(tetrain *host, const char *code, size_t size, 
 {
     run_job job = {.host = host, .code = code, .size = size, .name = chunk_name ? chunk_name : "=(string)"};
     if (!host) return TETRAIN_ERROR_ARGUMENT;
-    if (!code && size) return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_string: %zu bytes of code at NULL", size);
+    if (!code && size)
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_run_string: %zu bytes of code at NULL", size);
     return tetrain_protected(host, run_string, &job);
 }

@@ -44,7 +44,8 @@ void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
 /* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */
 void tetrain_guard_script(lua_State *L);
 
-/* stack.c: looks at what is left of C's stack where the standard library calls Lua; after all that replaces its functions. */
+/* stack.c: looks at what is left of C's stack where the standard library calls Lua; after all that replaces its
+ * functions. */
 void tetrain_guard_stack(lua_State *L);
 
 /* patterns.c: replaces the functions of strings that match patterns. */

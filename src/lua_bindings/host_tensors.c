@@ -53,23 +53,26 @@ static int call_function(lua_State *L)
     for (int i = 0; i < job->n_out; i++) {
         te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
         if (!u || !u->t)
-            return luaL_error(L, "tetrain_call: result %d of \"%s\" is no tensor but a %s", i + 1, job->name, luaL_typename(L, i - job->n_out));
+            return luaL_error(L, "tetrain_call: result %d of \"%s\" is no tensor but a %s", i + 1, job->name,
+                              luaL_typename(L, i - job->n_out));
     }
     for (int i = 0; i < job->n_out; i++) job->out[i] = te_tensor_retain(te_lua_to_tensor(L, i - job->n_out)->t);
     return 0;
 }
 
-tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out, int n_out)
+tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *const *in, int n_in, te_tensor **out,
+                            int n_out)
 {
     call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
     for (int i = 0; out && i < n_out; i++) out[i] = NULL;
     if (!host) return TETRAIN_ERROR_ARGUMENT;
     if (!function || n_in < 0 || n_out < 0 || (n_in && !in) || (n_out && !out))
-        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: function %s, %d tensors%s, %d results%s", function ? function : "NULL",
-                            n_in, in ? "" : " at NULL", n_out, out ? "" : " at NULL");
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: function %s, %d tensors%s, %d results%s",
+                            function ? function : "NULL", n_in, in ? "" : " at NULL", n_out, out ? "" : " at NULL");
     for (int i = 0; i < n_in; i++)
         if (in[i] && te_tensor_context(in[i]) != host->ctx)
-            return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context", i + 1);
+            return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensor %d belongs to another context",
+                                i + 1);
     return tetrain_protected(host, call_function, &job);
 }
 
@@ -87,7 +90,8 @@ tetrain_status tetrain_set_tensor(tetrain *host, const char *global, te_tensor *
     call_job job = {.host = host, .name = global, .tensor = tensor};
     if (!host) return TETRAIN_ERROR_ARGUMENT;
     if (!global || strchr(global, '.'))
-        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: \"%s\" is no name of a global", global ? global : "NULL");
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: \"%s\" is no name of a global",
+                            global ? global : "NULL");
     if (tensor && te_tensor_context(tensor) != host->ctx)
         return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_set_tensor: the tensor belongs to another context");
     return tetrain_protected(host, set_tensor, &job);

@@ -1,8 +1,8 @@
 /* library.c - the Lua library inside the program, and loading that takes text only.
  *
  * Damaged bytecode can crash LuaJIT, so no way of loading code accepts it: load, loadstring, loadfile and dofile are
- * replaced, and so is the searcher of Lua files behind require. Modules of the library are embedded as source, parsed when
- * first required, and named "te/….lua" in messages.
+ * replaced, and so is the searcher of Lua files behind require. Modules of the library are embedded as source, parsed
+ * when first required, and named "te/….lua" in messages.
  */
 #include "bindings.h"
 

@@ -1,28 +1,28 @@
 /* limits.c - stopping scripts: interrupts and the instruction limit.
  *
- * A hook looks at both every so many instructions. Once a script is to stop, it raises at every instruction until the call of
- * the host has ended, so that pcall cannot keep a script alive. An interrupt only sets flags: lua_sethook from another thread
- * or from a signal handler changes what the interpreter and the compiler are changing at the same moment, and then the hook is
- * lost or never fires again. So the thread that runs the script sets all hooks.
+ * A hook looks at both every so many instructions. Once a script is to stop, it raises at every instruction until the
+ * call of the host has ended, so that pcall cannot keep a script alive. An interrupt only sets flags: lua_sethook from
+ * another thread or from a signal handler changes what the interpreter and the compiler are changing at the same
+ * moment, and then the hook is lost or never fires again. So the thread that runs the script sets all hooks.
  *
- * Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all compiled code;
- * runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
+ * Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all compiled
+ * code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
  *
  * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler
  * that never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that
  * stop. Its `load` forgets that the hook is over when a hook's error ends the function that it reads from: there the
  * text is read beforehand. Finalizers run without hooks, and scripts get none.
  *
- * Next to the end of the stack a hook overflows it before it can look, so a script that dwells there, like
- * f = function() pcall(f) return f() end, would not be stopped. It can only dwell there by catching errors: so pcall and xpcall
- * look, too. From then on every instruction has its hook, and the overflows of those take the stack down.
+ * Next to the end of the stack a hook overflows it before it can look, so a script that dwells there, like f =
+ * function() pcall(f) return f() end, would not be stopped. It can only dwell there by catching errors: so pcall and
+ * xpcall look, too. From then on every instruction has its hook, and the overflows of those take the stack down.
  */
 #include "host.h"
 
 #include <luajit.h>
 
-/* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long, and the
- * compiler, whose recording a hook ends, gets to finish its traces. */
+/* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long,
+ * and the compiler, whose recording a hook ends, gets to finish its traces. */
 enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4 };
 
 static void look(lua_State *L, lua_Debug *frame)
@@ -178,4 +178,7 @@ void tetrain_interrupt(tetrain *host)
     if (host) atomic_fetch_or(&host->ctx->interrupted, TE_INTERRUPT_WORK | TE_INTERRUPT_SCRIPTS);
 }
 
-bool tetrain_request_stop(tetrain *host) { return host && !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop; }
+bool tetrain_request_stop(tetrain *host)
+{
+    return host && !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop;
+}

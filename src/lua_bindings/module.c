@@ -113,8 +113,8 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     return rt;
 }
 
-/* _core.within(fn, ...): xpcall(fn, remember, ...) that a coroutine cannot leave by yielding, since there is C on its stack. For what
- * the engine records meanwhile. */
+/* _core.within(fn, ...): xpcall(fn, remember, ...) that a coroutine cannot leave by yielding, since there is C on its
+ * stack. For what the engine records meanwhile. */
 static int within(lua_State *L)
 {
     te_lua_check_stack(te_lua_attached(L), L);

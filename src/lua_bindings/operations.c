@@ -65,7 +65,8 @@ static const char *wanted(const reader *r, const te_param *p)
 static int wrong_type(reader *r, const te_param *p, int index)
 {
     char text[256];
-    return te_lua_fail(r->L, r->name, "%s: expected %s, got %s", p->name, wanted(r, p), te_lua_describe(r->L, index, text, sizeof text));
+    return te_lua_fail(r->L, r->name, "%s: expected %s, got %s", p->name, wanted(r, p),
+                       te_lua_describe(r->L, index, text, sizeof text));
 }
 
 /* From Lua's count to the engine's. */
@@ -74,7 +75,8 @@ static int64_t from_one(reader *r, const te_param *p, int64_t position)
     bool is_dim = p->type == TE_TYPE_DIM || p->type == TE_TYPE_DIMS;
     if (position == 0) te_lua_fail(r->L, r->name, "%s: 0 given, but dimensions and positions count from 1", p->name);
     if (is_dim && (position > TE_MAX_DIMS + 1 || position < -TE_MAX_DIMS - 1))
-        te_lua_fail(r->L, r->name, "%s: %lld given, but tensors have at most %d dimensions", p->name, (long long)position, TE_MAX_DIMS);
+        te_lua_fail(r->L, r->name, "%s: %lld given, but tensors have at most %d dimensions", p->name,
+                    (long long)position, TE_MAX_DIMS);
     return position > 0 ? position - 1 : position;
 }
 
@@ -94,8 +96,8 @@ static void read_choice(reader *r, const te_param *p, te_arg *arg, int index)
         return;
     }
     const char *nearest = te_lua_nearest(given, names, n);
-    te_lua_fail(r->L, r->name, "%s: \"%.40s\" is none of %s%s%s%s", p->name, given, p->text, nearest ? "; did you mean \"" : "",
-                nearest ? nearest : "", nearest ? "\"?" : "");
+    te_lua_fail(r->L, r->name, "%s: \"%.40s\" is none of %s%s%s%s", p->name, given, p->text,
+                nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
 static void read_ints(reader *r, const te_param *p, te_arg *arg, int index, int count)
@@ -105,7 +107,8 @@ static void read_ints(reader *r, const te_param *p, te_arg *arg, int index, int 
     if (lua_type(r->L, index) == LUA_TTABLE) {
         n = te_lua_check_ints(r->L, index, r->name, p->name, ints);
     } else {
-        if (count > TE_MAX_DIMS) te_lua_fail(r->L, r->name, "%s: %d entries, at most %d are possible", p->name, count, TE_MAX_DIMS);
+        if (count > TE_MAX_DIMS)
+            te_lua_fail(r->L, r->name, "%s: %d entries, at most %d are possible", p->name, count, TE_MAX_DIMS);
         for (int i = 0; i < count; i++) ints[i] = te_lua_check_int(r->L, index + i, r->name, p->name);
     }
     if (p->type == TE_TYPE_DIMS)
@@ -152,14 +155,17 @@ static void read_value(reader *r, const te_param *p, int index, int count)
     case TE_TYPE_DIM: {
         if (type != LUA_TNUMBER) break;
         int64_t value = te_lua_check_int(r->L, index, r->name, p->name);
-        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = (double)(p->type == TE_TYPE_INT ? value : from_one(r, p, value))};
+        if (p->type != TE_TYPE_INT) value = from_one(r, p, value);
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = (double)value};
         return;
     }
     case TE_TYPE_BOOL:
         if (type != LUA_TBOOLEAN) break;
         *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(r->L, index)};
         return;
-    case TE_TYPE_DTYPE: *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = te_lua_check_dtype(r->L, index, r->name, p->name)}; return;
+    case TE_TYPE_DTYPE:
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = te_lua_check_dtype(r->L, index, r->name, p->name)};
+        return;
     case TE_TYPE_CHOICE:
         if (type != LUA_TSTRING) break;
         read_choice(r, p, arg, index);
@@ -180,7 +186,8 @@ static int unknown_option(reader *r, const char *name)
     const char *nearest = te_lua_nearest(name, names, r->op->n_params);
     if (nearest) return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
     char signature[512];
-    return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name, te_lua_signature(r->op, signature, sizeof signature));
+    return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name,
+                       te_lua_signature(r->op, signature, sizeof signature));
 }
 
 static void read_options(reader *r, int index)
@@ -188,14 +195,16 @@ static void read_options(reader *r, int index)
     char text[256];
     for (lua_pushnil(r->L); lua_next(r->L, index); lua_pop(r->L, 1)) {
         if (lua_type(r->L, -2) != LUA_TSTRING)
-            te_lua_fail(r->L, r->name, "options: names are expected as keys, got %s", te_lua_describe(r->L, -2, text, sizeof text));
+            te_lua_fail(r->L, r->name, "options: names are expected as keys, got %s",
+                        te_lua_describe(r->L, -2, text, sizeof text));
         const char *name = lua_tostring(r->L, -2);
         int         i = 0;
         while (i < r->op->n_params && strcmp(r->op->params[i].name, name) != 0) i++;
         if (i == r->op->n_params) unknown_option(r, name);
         const te_param *p = &r->op->params[i];
         if (r->args[i].kind != TE_ARG_ABSENT) te_lua_fail(r->L, r->name, "%s: given twice", p->name);
-        if (p->type == TE_TYPE_TENSORS) te_lua_fail(r->L, r->name, "%s: give the list as an argument of its own, not as an option", p->name);
+        if (p->type == TE_TYPE_TENSORS)
+            te_lua_fail(r->L, r->name, "%s: give the list as an argument of its own, not as an option", p->name);
         read_value(r, p, lua_gettop(r->L), 1);
     }
 }
@@ -234,8 +243,8 @@ static void read_arguments(reader *r, int top)
     while (index <= top && lua_isnil(L, index)) index++;
     if (index <= top) {
         char text[256], signature[512];
-        te_lua_fail(L, r->name, "argument %d, %s, is too much: it takes %s", index, te_lua_describe(L, index, text, sizeof text),
-                    te_lua_signature(r->op, signature, sizeof signature));
+        te_lua_fail(L, r->name, "argument %d, %s, is too much: it takes %s", index,
+                    te_lua_describe(L, index, text, sizeof text), te_lua_signature(r->op, signature, sizeof signature));
     }
 }
 
@@ -341,7 +350,8 @@ static int run_operator(lua_State *L)
     if (taken_over(L, op->name, op->n_inputs)) return lua_gettop(L);
     for (int i = 1; i <= op->n_inputs; i++)
         if (lua_type(L, i) != LUA_TNUMBER && !te_lua_to_tensor(L, i))
-            return te_lua_fail(L, op->name, "operand %d: expected a tensor or number, got %s", i, te_lua_describe(L, i, text, sizeof text));
+            return te_lua_fail(L, op->name, "operand %d: expected a tensor or number, got %s", i,
+                               te_lua_describe(L, i, text, sizeof text));
     return run(L);
 }
 
@@ -357,7 +367,8 @@ static void bind(lua_State *L, int table, const char *name, const te_op *op, lua
 
 static const struct {
     const char *event, *op;
-} operators[] = {{"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+} operators[] = {{"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"},
+                 {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
 
 void te_lua_open_operations(te_lua *rt, lua_State *L)
 {

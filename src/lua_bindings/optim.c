@@ -1,9 +1,9 @@
 /* optim.c - optimizer passes over lists of tensors, for te.optim.
  *
- * adamw_step and sgd_step read everything from tables, which costs more than updating a few small parameters. A step that was
- * made once can be prepared: adamw_prepare keeps the handles of its tensors, and adamw_again finds the gradients in C. It does
- * nothing but say so (false) where a handle was released, a gradient came or went, or a number is none: adamw_step then
- * finds the words. Who replaces a tensor by another one prepares anew.
+ * adamw_step and sgd_step read everything from tables, which costs more than updating a few small parameters. A step
+ * that was made once can be prepared: adamw_prepare keeps the handles of its tensors, and adamw_again finds the
+ * gradients in C. It does nothing but say so (false) where a handle was released, a gradient came or went, or a number
+ * is none: adamw_step then finds the words. Who replaces a tensor by another one prepares anew.
  */
 #include "bindings.h"
 
@@ -45,24 +45,28 @@ typedef struct step_group {
 } step_group;
 
 /* List k of a group, n tensors (any number when n < 0); absent where allowed. */
-static void list_field(lua_State *L, int group, const char *function, step_group *g, int k, const char *name, bool optional)
+static void list_field(lua_State *L, int group, const char *function, step_group *g, int k, const char *name,
+                       bool optional)
 {
     int n = k ? g->lists[0].n : -1;
     lua_getfield(L, group, name);
     if (lua_isnil(L, -1) && optional) return;
     g->lists[k] = te_lua_check_tensors(L, lua_gettop(L), function, name);
-    if (n >= 0 && g->lists[k].n != n) te_lua_fail(L, function, "%s: %d tensors for %d parameters", name, g->lists[k].n, n);
+    if (n >= 0 && g->lists[k].n != n)
+        te_lua_fail(L, function, "%s: %d tensors for %d parameters", name, g->lists[k].n, n);
     for (int i = 0; k != 1 && i < g->lists[k].n; i++) te_lua_check_writable(L, function, g->lists[k].t[i]);
 }
 
 static void read_adamw(lua_State *L, int group, step_group *g)
 {
-    static const char *const options[] = {"params", "grads", "exp_avg", "exp_avg_sq", "masters", "lr", "beta1", "beta2", "eps",
-                                          "weight_decay", "step", "grad_scale", NULL};
+    static const char *const options[] = {"params", "grads", "exp_avg",      "exp_avg_sq", "masters",    "lr", "beta1",
+                                          "beta2",  "eps",   "weight_decay", "step",       "grad_scale", NULL};
     const char *f = "adamw_step";
     te_lua_check_options(L, group, f, options);
-    g->adamw = (te_adamw){.lr = number_field(L, group, f, "lr", 1e-3), .beta1 = number_field(L, group, f, "beta1", 0.9),
-                          .beta2 = number_field(L, group, f, "beta2", 0.999), .eps = number_field(L, group, f, "eps", 1e-8),
+    g->adamw = (te_adamw){.lr = number_field(L, group, f, "lr", 1e-3),
+                          .beta1 = number_field(L, group, f, "beta1", 0.9),
+                          .beta2 = number_field(L, group, f, "beta2", 0.999),
+                          .eps = number_field(L, group, f, "eps", 1e-8),
                           .weight_decay = number_field(L, group, f, "weight_decay", 0),
                           .step = int_field(L, group, f, "step", 1),
                           .grad_scale = number_field(L, group, f, "grad_scale", 1)};
@@ -75,14 +79,17 @@ static void read_adamw(lua_State *L, int group, step_group *g)
 
 static void read_sgd(lua_State *L, int group, step_group *g)
 {
-    static const char *const options[] = {"params", "grads", "momentum_buffers", "masters", "lr", "momentum", "dampening",
-                                          "weight_decay", "nesterov", "first", "grad_scale", NULL};
+    static const char *const options[] = {"params",   "grads",    "momentum_buffers", "masters",
+                                          "lr",       "momentum", "dampening",        "weight_decay",
+                                          "nesterov", "first",    "grad_scale",       NULL};
     const char *f = "sgd_step";
     te_lua_check_options(L, group, f, options);
-    g->sgd = (te_sgd){.lr = number_field(L, group, f, "lr", 1e-3), .momentum = number_field(L, group, f, "momentum", 0),
+    g->sgd = (te_sgd){.lr = number_field(L, group, f, "lr", 1e-3),
+                      .momentum = number_field(L, group, f, "momentum", 0),
                       .dampening = number_field(L, group, f, "dampening", 0),
                       .weight_decay = number_field(L, group, f, "weight_decay", 0),
-                      .grad_scale = number_field(L, group, f, "grad_scale", 1), .nesterov = bool_field(L, group, "nesterov"),
+                      .grad_scale = number_field(L, group, f, "grad_scale", 1),
+                      .nesterov = bool_field(L, group, "nesterov"),
                       .first = bool_field(L, group, "first")};
     list_field(L, group, f, g, 0, "params", false);
     list_field(L, group, f, g, 1, "grads", false);
@@ -131,7 +138,8 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
         luaL_checktype(L, -1, LUA_TTABLE);
         read(L, lua_gettop(L), &given[i]);
         const te_lua_tensors *l = given[i].lists;
-        groups[i] = (te_optim_group){.n = l[0].n, .params = l[0].t, .grads = l[1].t, .states = {l[2].t, l[3].t}, .masters = l[4].t};
+        groups[i] = (te_optim_group){
+            .n = l[0].n, .params = l[0].t, .grads = l[1].t, .states = {l[2].t, l[3].t}, .masters = l[4].t};
     }
     if (step == run_adamw_on) given[n].numbers = te_lua_check_tensor(L, 2, function, "numbers");
     if (step == run_adamw_on && lua_type(L, 3) > LUA_TNIL) given[n].clip = te_lua_check_tensor(L, 3, function, "clip");
@@ -143,10 +151,12 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     return status == TE_OK ? 0 : te_lua_raise(rt, L, function, status);
 }
 
-/* adamw_step{ {params, grads, exp_avg, exp_avg_sq, masters, lr, beta1, beta2, eps, weight_decay, step, grad_scale}, … } */
+/* adamw_step{ {params, grads, exp_avg, exp_avg_sq, masters, lr, beta1, beta2, eps, weight_decay, step, grad_scale}, …
+ * } */
 static int adamw_step(lua_State *L) { return run_step(L, "adamw_step", read_adamw, run_adamw); }
 
-/* sgd_step{ {params, grads, momentum_buffers, masters, lr, momentum, dampening, weight_decay, nesterov, first, grad_scale}, … } */
+/* sgd_step{ {params, grads, momentum_buffers, masters, lr, momentum, dampening, weight_decay, nesterov, first,
+ * grad_scale}, … } */
 static int sgd_step(lua_State *L) { return run_step(L, "sgd_step", read_sgd, run_sgd); }
 
 /* --- prepared steps ----------------------------------------------------------------------------------------------- */
@@ -155,8 +165,8 @@ static const char prepared_tag[] = "te.adamw";
 
 enum { ADAMW_LISTS = 4, ADAMW_NUMBERS = 7 }; /* of a group: see adamw_prepare and adamw_again */
 
-/* The environment of the userdata keeps the handles alive. They stand in the order of groups, in each by lists; those of
- * parameters that had no gradient stand behind them all. */
+/* The environment of the userdata keeps the handles alive. They stand in the order of groups, in each by lists; those
+ * of parameters that had no gradient stand behind them all. */
 typedef struct prepared {
     const void     *tag;
     int             n_groups, n_grads, n_handles, n_idle;
@@ -207,7 +217,8 @@ static prepared *new_prepared(lua_State *L)
 /* Takes the n handles of the list on top, which it pops, as those from `at` on. The table at `anchors` keeps them. */
 static int take_handles(lua_State *L, prepared *p, int at, int n, int anchors)
 {
-    if (at + n > p->n_handles) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile"); /* a finalizer can do that */
+    if (at + n > p->n_handles)
+        te_lua_fail(L, "adamw_prepare", "a list changed meanwhile"); /* a finalizer can do that */
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, -1, i + 1);
         te_tensor *t = te_lua_check_tensor(L, -1, "adamw_prepare", "tensors");
@@ -228,7 +239,8 @@ static int prepare_group(lua_State *L, prepared *p, te_optim_group *group, int a
         int         n = push_list(L, name);
         bool        absent = n == 0 && k == ADAMW_LISTS - 1;
         if (k == 0) group->n = n;
-        if (n != group->n && !absent) te_lua_fail(L, "adamw_prepare", "%s: %d tensors for %d parameters", name, n, group->n);
+        if (n != group->n && !absent)
+            te_lua_fail(L, "adamw_prepare", "%s: %d tensors for %d parameters", name, n, group->n);
         if (!absent) lists[k] = p->tensors + at;
         at = take_handles(L, p, at, n, anchors);
     }
@@ -238,8 +250,8 @@ static int prepare_group(lua_State *L, prepared *p, te_optim_group *group, int a
     return at;
 }
 
-/* adamw_prepare(groups, idle): adamw_again's first argument, for the tensors of adamw_step's groups. `idle` lists parameters
- * without gradient. */
+/* adamw_prepare(groups, idle): adamw_again's first argument, for the tensors of adamw_step's groups. `idle` lists
+ * parameters without gradient. */
 static int adamw_prepare(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -286,13 +298,14 @@ static bool read_numbers(lua_State *L, prepared *p)
             values[i] = lua_tonumber(L, -1);
             lua_pop(L, 1);
         }
-        p->options[g] = (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
+        p->options[g] =
+            (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
     }
     return true;
 }
 
-/* adamw_again(prepared, numbers): whether the step was made. `numbers` holds, for one group after the other, lr, beta1, beta2,
- * eps, weight_decay, step, grad_scale. */
+/* adamw_again(prepared, numbers): whether the step was made. `numbers` holds, for one group after the other, lr, beta1,
+ * beta2, eps, weight_decay, step, grad_scale. */
 static int adamw_again(lua_State *L)
 {
     te_lua   *rt = te_lua_runtime(L);
@@ -314,8 +327,8 @@ static int adamw_again(lua_State *L)
     return 1;
 }
 
-/* adamw_step_on(groups, numbers[, clip, unmade]): adamw_step with its coefficients in `numbers`, see adamw_send; clip: grad_clip's;
- * unmade: float64 {1} that counts the steps which clip did not allow. */
+/* adamw_step_on(groups, numbers[, clip, unmade]): adamw_step with its coefficients in `numbers`, see adamw_send; clip:
+ * grad_clip's; unmade: float64 {1} that counts the steps which clip did not allow. */
 static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", read_adamw, run_adamw_on); }
 
 /* adamw_send(tensor, numbers, unmade): coefficients of a step from `numbers`, which are adamw_again's; unmade: how many steps that

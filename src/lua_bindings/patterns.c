@@ -280,7 +280,8 @@ static int push_captures(const matcher *m, const char *start, const char *end, b
 
 static void start_matcher(matcher *m, lua_State *L, const char *text, size_t size, const char *pattern_end)
 {
-    *m = (matcher){.L = L, .host = te_lua_attached(L)->host, .text = text, .text_end = text + size, .pattern_end = pattern_end};
+    *m = (matcher){.L = L, .host = te_lua_attached(L)->host, .text = text, .text_end = text + size,
+                    .pattern_end = pattern_end};
 }
 
 static const char *try_at(matcher *m, const char *s, const char *p)
@@ -346,7 +347,8 @@ static int match(lua_State *L) { return find_or_match(L, false); }
 static int next_match(lua_State *L)
 {
     size_t      size, p_size;
-    const char *text = lua_tolstring(L, lua_upvalueindex(1), &size), *p = lua_tolstring(L, lua_upvalueindex(2), &p_size), *end;
+    const char *text = lua_tolstring(L, lua_upvalueindex(1), &size),
+               *p = lua_tolstring(L, lua_upvalueindex(2), &p_size), *end;
     matcher     m;
     start_matcher(&m, L, text, size, p + p_size);
     for (const char *s = text + lua_tointeger(L, lua_upvalueindex(3)); s <= m.text_end; s++) {

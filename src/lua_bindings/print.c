@@ -135,7 +135,7 @@ int te_lua_tensor_tostring(lua_State *L)
         return 1;
     }
     te_tensor *t = u->t;
-    printer    p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
+    printer p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
     int64_t    shown = 1;
     for (int i = 0; i < t->ndim; i++) shown *= dim_shown(&p, i);
     p.values = lua_newuserdata(L, (size_t)(shown ? shown : 1) * sizeof *p.values);

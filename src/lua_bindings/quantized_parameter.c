@@ -75,8 +75,9 @@ static int quantized_as(lua_State *L)
     te_quantized copies = t->storage->quantized->copies;
     copies.dtype = te_lua_check_dtype(L, 2, "to", "dtype");
     if (copies.dtype != TE_F32 && copies.dtype != TE_BF16 && copies.dtype != TE_F16)
-        return te_lua_fail(L, "to", "dtype: a parameter that is stored quantized stands for float32, bfloat16 or float16, not %s",
-                           te_dtype_name(copies.dtype));
+        return te_lua_fail(
+            L, "to", "dtype: a parameter that is stored quantized stands for float32, bfloat16 or float16, not %s",
+            te_dtype_name(copies.dtype));
     te_lua_enter(rt, L, "to");
     te_lua_tensor *result = te_lua_new_tensor(L);
     result->t = te_quantized_parameter_from(rt->ctx, &copies, t->storage->quantized->state);

@@ -40,7 +40,8 @@ typedef struct holder {
 
 static void *check(lua_State *L, int index, const char *tag, const char *function)
 {
-    holder *h = lua_type(L, index) == LUA_TUSERDATA && lua_objlen(L, index) >= sizeof *h ? lua_touserdata(L, index) : NULL;
+    holder *h =
+        lua_type(L, index) == LUA_TUSERDATA && lua_objlen(L, index) >= sizeof *h ? lua_touserdata(L, index) : NULL;
     if (!h || h->tag != tag || !h->value) te_lua_fail(L, function, "argument %d: expected a %s", index, tag);
     return h->value;
 }
@@ -123,8 +124,9 @@ static int recipe_states_update(lua_State *L)
     te_recipe_update *updates = lua_newuserdata(L, (n + 1) * sizeof *updates);
     for (size_t i = 0; i < n; i++) {
         for (int field = 1; field <= 4; field++) lua_rawgeti(L, 1, (int)(4 * i) + field);
-        updates[i] = (te_recipe_update){te_lua_check_recipe_state(L, 3, "recipe"), check_role(L, 4),
-                                        (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6), NULL};
+        updates[i] =
+            (te_recipe_update){te_lua_check_recipe_state(L, 3, "recipe"), check_role(L, 4),
+                               (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6), NULL};
         lua_settop(L, 2);
     }
     te_status status = te_recipe_states_update(rt->ctx, updates, n);
@@ -145,7 +147,8 @@ static int recipe_state_set(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_role role = check_role(L, 2);
-    te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"), *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
+    te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"),
+              *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
     te_lua_enter(rt, L, "recipe");
     te_status status = te_recipe_state_set(state, role, scale, history);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);

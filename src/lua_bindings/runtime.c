@@ -1,4 +1,5 @@
-/* runtime.c - what belongs to the runtime as a whole: random state, memory, threads, devices, the list of operations. */
+/* runtime.c - what belongs to the runtime as a whole: random state, memory, threads, devices, the list of
+ * operations. */
 #include "bindings.h"
 
 #include <errno.h>
@@ -125,7 +126,8 @@ static int devices(lua_State *L)
 static int synchronize(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    if (!lua_isnoneornil(L, 1) && !lua_isstring(L, 1)) return te_lua_fail(L, "synchronize", "device: expected the name of one");
+    if (!lua_isnoneornil(L, 1) && !lua_isstring(L, 1))
+        return te_lua_fail(L, "synchronize", "device: expected the name of one");
     te_lua_enter(rt, L, "synchronize");
     te_status status = te_context_synchronize(rt->ctx, lua_tostring(L, 1));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "synchronize", status);
@@ -138,7 +140,8 @@ static int set_float32_matmul_precision(lua_State *L)
     const char *precision = lua_isstring(L, 1) ? lua_tostring(L, 1) : "";
     bool        high = strcmp(precision, "high") == 0;
     if (!high && strcmp(precision, "highest") != 0)
-        return te_lua_fail(L, "set_float32_matmul_precision", "expected \"highest\" or \"high\", got \"%.40s\"", precision);
+        return te_lua_fail(L, "set_float32_matmul_precision", "expected \"highest\" or \"high\", got \"%.40s\"",
+                           precision);
     te_lua_enter(rt, L, "set_float32_matmul_precision");
     te_context_set_tf32(rt->ctx, high);
     return 0;
@@ -169,7 +172,8 @@ static int is_tensor(lua_State *L)
 
 static const char *type_name(te_param_type type)
 {
-    static const char *const names[] = {"tensor", "tensors", "number", "int", "bool", "dim", "index", "dims", "shape", "dtype", "device", "text", "choice"};
+    static const char *const names[] = {"tensor", "tensors", "number", "int",    "bool", "dim",   "index",
+                                        "dims",   "shape",   "dtype",  "device", "text", "choice"};
     return names[type];
 }
 

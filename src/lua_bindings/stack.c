@@ -1,18 +1,20 @@
 /* stack.c - scripts whose calls nest too deeply.
  *
- * LuaJIT bounds the stack of a Lua state, not C's: a coroutine that resumes another one, or string.gsub whose replacement calls
- * string.gsub, takes C's stack down before Lua's is full, and with it the host. So what calls Lua from C looks how much of the
- * thread's stack is left: functions of the standard library by wrappers, and every function of the engine where it begins.
+ * LuaJIT bounds the stack of a Lua state, not C's: a coroutine that resumes another one, or string.gsub whose
+ * replacement calls string.gsub, takes C's stack down before Lua's is full, and with it the host. So what calls Lua
+ * from C looks how much of the thread's stack is left: functions of the standard library by wrappers, and every
+ * function of the engine where it begins.
  *
- * The wrappers are in Lua, and call on by tail calls: coroutines yield across them, and messages name the line of the script.
+ * The wrappers are in Lua, and call on by tail calls: coroutines yield across them, and messages name the line of the
+ * script.
  */
 #define _GNU_SOURCE
 #include "host.h"
 
 #include <pthread.h>
 
-/* Bytes: of the first calls, which nobody looks at; that a call may take besides; that are assumed where a thread's stack cannot be
- * found; for coroutines inside coroutines, some hundred: each makes an error's message longer. */
+/* Bytes: of the first calls, which nobody looks at; that a call may take besides; that are assumed where a thread's
+ * stack cannot be found; for coroutines inside coroutines, some hundred: each makes an error's message longer. */
 enum { UNSEEN = 32 << 10, MARGIN = 256 << 10, ASSUMED = 512 << 10, COROUTINES = 128 << 10 };
 
 /* Bytes that calls may take below `base`, a place on this thread's stack. */

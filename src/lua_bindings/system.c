@@ -1,4 +1,5 @@
-/* system.c - what scripts ask of the machine: time, terminal, memory, folders, and whether somebody wants them to stop. */
+/* system.c - what scripts ask of the machine: time, terminal, memory, folders, and whether somebody wants them to
+ * stop. */
 #include "bindings.h"
 
 #include "kernels/cpu/cpu.h"
@@ -19,8 +20,8 @@ static int system_clock(lua_State *L)
     return 1;
 }
 
-/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once, and may have been
- * one. */
+/* sleep(seconds): in short naps, so that an interrupt from another thread is noticed; a signal ends it at once, and may
+ * have been one. */
 static int system_sleep(lua_State *L)
 {
     enum { NAP_NS = 20000000 };
@@ -72,8 +73,8 @@ static int system_peak_rss(lua_State *L)
     return 1;
 }
 
-/* interrupt_flag(): whether the host asked the script to stop. A script that asks is expected to finish by itself, so the
- * first request is not raised as an error any more. */
+/* interrupt_flag(): whether the host asked the script to stop. A script that asks is expected to finish by itself, so
+ * the first request is not raised as an error any more. */
 static int interrupt_flag(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);

@@ -1,8 +1,9 @@
 /* tensor.c - the userdata of tensors: its life, fields, indexing and the methods that are not operations.
  *
- * Tensor memory is invisible to Lua's collector: a tensor of a gigabyte is sixteen bytes to it. So after each result the
- * bytes in live tensors are compared with what they were after the last collection, and when they have grown by half (and
- * by 32 MB at least) a full collection runs. Views share memory and cost nothing here. Memory that runs out collects too.
+ * Tensor memory is invisible to Lua's collector: a tensor of a gigabyte is sixteen bytes to it. So after each result
+ * the bytes in live tensors are compared with what they were after the last collection, and when they have grown by
+ * half (and by 32 MB at least) a full collection runs. Views share memory and cost nothing here. Memory that runs out
+ * collects too.
  */
 #include "bindings.h"
 
@@ -103,10 +104,12 @@ extern void te_lua_file_deleter(void *user);
 
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t)
 {
-    if (t->storage->deleter == te_lua_file_deleter) te_lua_fail(L, function, "tensor is read-only: it came from te.from_file");
+    if (t->storage->deleter == te_lua_file_deleter)
+        te_lua_fail(L, function, "tensor is read-only: it came from te.from_file");
     if (t->storage->read_only)
-        te_lua_fail(L, function,
-                    "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them");
+        te_lua_fail(
+            L, function,
+            "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them");
 }
 
 static int tensor_gc(lua_State *L)
@@ -150,8 +153,8 @@ static int push_row(lua_State *L, te_lua *rt, te_tensor *t)
     int64_t n = t->ndim ? t->shape[0] : 0;
     if (t->ndim == 0) return te_lua_fail(L, NULL, "index %lld into a tensor without dimensions", (long long)i);
     if (i == 0 || i > n || i < -n)
-        return te_lua_fail(L, NULL, "index %lld out of range: the first dimension has %lld entries, counted from 1", (long long)i,
-                           (long long)n);
+        return te_lua_fail(L, NULL, "index %lld out of range: the first dimension has %lld entries, counted from 1",
+                           (long long)i, (long long)n);
     const te_op *op = te_op_find(rt->ctx, "select");
     te_arg       args[3] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = 0},
                             {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
@@ -193,7 +196,8 @@ static int assign_row(lua_State *L, te_lua *rt, te_tensor *t)
 {
     te_lua_check_writable(L, NULL, t);
     if (te_tensor_is_quantized(t))
-        return te_lua_fail(L, NULL, "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
+        return te_lua_fail(L, NULL,
+                           "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
     lua_settop(L, 3);
     push_row(L, rt, t);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;
@@ -238,7 +242,8 @@ static int tensor_size(lua_State *L)
     }
     int64_t dim = te_lua_check_int(L, 2, "size", "dim");
     if (dim == 0 || dim > t->ndim || dim < -t->ndim)
-        return te_lua_fail(L, "size", "dim: %lld out of range for %d dimensions, counted from 1", (long long)dim, t->ndim);
+        return te_lua_fail(L, "size", "dim: %lld out of range for %d dimensions, counted from 1", (long long)dim,
+                           t->ndim);
     lua_pushnumber(L, (double)t->shape[dim > 0 ? dim - 1 : dim + t->ndim]);
     return 1;
 }

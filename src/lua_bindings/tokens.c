@@ -102,15 +102,16 @@ static void *ids_block(int32_t *ids) { return (char *)ids - ID_HEADER; }
 
 static te_status adopt_ids(token_stream *s, int32_t *ids, size_t n, te_io_error *error)
 {
-    te_token_memory memory = {.tokens = ids, .type = TE_TOKEN_U32, .count = (int64_t)n, .release = release_ids, .user = ids_block(ids)};
+    te_token_memory memory = {
+        .tokens = ids, .type = TE_TOKEN_U32, .count = (int64_t)n, .release = release_ids, .user = ids_block(ids)};
     te_status       status = te_token_stream_from_memory(&s->stream, &s->ctx->mem, &memory, error);
     if (status != TE_OK) release_ids(ids_block(ids));
     return status;
 }
 
 /* Encodes by a list of code points; the id of a character is its place in the list. */
-static te_status encode_points(te_lua *rt, const char *text, size_t size, int32_t *ids, size_t *n, const uint32_t *points,
-                               size_t n_points, te_io_error *error)
+static te_status encode_points(te_lua *rt, const char *text, size_t size, int32_t *ids, size_t *n,
+                               const uint32_t *points, size_t n_points, te_io_error *error)
 {
     te_text_table *table;
     te_status      status = te_text_table_new(&table, &rt->ctx->mem, points, n_points, error);
@@ -204,7 +205,8 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
         return s;
     }
     lua_getfield(L, 1, "paths");
-    if (!lua_istable(L, -1)) te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
+    if (!lua_istable(L, -1))
+        te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
     int          list = lua_gettop(L);
     size_t       n = lua_objlen(L, list);
     const char **paths = lua_newuserdata(L, (n + 1) * sizeof *paths);
@@ -229,8 +231,12 @@ static int64_t int_field(lua_State *L, const char *name, int64_t otherwise)
 
 static te_tokens_options read_options(lua_State *L, int64_t length)
 {
-    te_tokens_options o = {.begin = int_field(L, "begin", 0), .end = int_field(L, "end", length), .batch = int_field(L, "batch", 1),
-                           .block = int_field(L, "block", 1), .dtype = TE_I32, .prefetch = (int)int_field(L, "prefetch", 0)};
+    te_tokens_options o = {.begin = int_field(L, "begin", 0),
+                           .end = int_field(L, "end", length),
+                           .batch = int_field(L, "batch", 1),
+                           .block = int_field(L, "block", 1),
+                           .dtype = TE_I32,
+                           .prefetch = (int)int_field(L, "prefetch", 0)};
     o.rng = (te_rng){.seed = (uint64_t)int_field(L, "seed", 0), .stream = DATA_STREAM};
     lua_getfield(L, 1, "sequential");
     o.sequential = lua_toboolean(L, -1);
@@ -342,7 +348,8 @@ static token_loader *push_loader(te_lua *rt, lua_State *L)
 
 static int tokens_open(lua_State *L)
 {
-    static const char *const known[] = {"paths", "tokens", "begin", "end", "batch", "block", "seed", "sequential", "prefetch", "dtype", NULL};
+    static const char *const known[] = {"paths", "tokens",     "begin",    "end",   "batch", "block",
+                                        "seed",  "sequential", "prefetch", "dtype", NULL};
     te_lua     *rt = te_lua_runtime(L);
     te_io_error error;
     luaL_checktype(L, 1, LUA_TTABLE);

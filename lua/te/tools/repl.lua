@@ -11,7 +11,9 @@ local pending = ""
 
 help = help or function(x) print(require("te.tools.help").text(x)) end -- a global of the prompt
 
+-- "= x", as Lua's own prompt takes it, is x.
 local function compile(text)
+    text = text:gsub("^%s*=", "", 1)
     local chunk, as_expression = loadstring("return " .. text, "=prompt")
     if chunk then return chunk end
     local problem

@@ -104,7 +104,7 @@ static void describe_values(te_fuse_plan *plan, const te_group *group)
         value->width = key->width;
         memcpy(value->shape, key->shape, sizeof value->shape);
     }
-    memcpy(plan->outputs, group->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
+    if (plan->n_outputs) memcpy(plan->outputs, group->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
 }
 
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record)
@@ -116,7 +116,7 @@ te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_n
         return NULL;
     }
     memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
-    memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
+    if (plan->n_nodes) memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     bool owned = true;
     for (int i = 0; i < plan->n_nodes; i++) {
         te_group_node *node = &plan->nodes[i];

@@ -55,8 +55,8 @@ static void release(te_attention_grad *g)
 {
     te_attention *a = &g->forward;
     void *memory[] = {a->q.data, a->k.data, a->v.data, a->out.data, a->lse.data, a->bias.data,
-                      g->dout.data, g->dq.data, g->dk.data, g->dv.data};
-    for (int i = 0; i < 10; i++) free(memory[i]);
+                      g->dout.data, g->dq.data, g->dk.data, g->dv.data, g->dbias.data};
+    for (int i = 0; i < 11; i++) free(memory[i]);
 }
 
 /* The same, its results elsewhere. */
@@ -96,11 +96,12 @@ static void check(te_attention_grad *g, const char *name)
 {
     te_attention_grad again = *g, cpu = *g;
     double            tolerance = tolerance_of(g->forward.q.dtype);
-    te_view          *results[5] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv};
-    te_view          *wanted[5] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv};
-    te_view          *repeated[5] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv};
-    static const char *const names[5] = {"out", "lse", "dq", "dk", "dv"};
-    for (int i = 0; i < 5; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
+    te_view          *results[6] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv, &g->dbias};
+    te_view          *wanted[6] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv, &cpu.dbias};
+    te_view          *repeated[6] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv, &again.dbias};
+    static const char *const names[6] = {"out", "lse", "dq", "dk", "dv", "dbias"};
+    int               n = te_view_present(&g->dbias) ? 6 : 5;
+    for (int i = 0; i < n; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
     te_attention_grad *both[2] = {g, &again};
     for (int i = 0; i < 2; i++) {
         CHECK_MSG(te_cuda_plan_attention(&cuda.exec, &plan, &both[i]->forward) == TE_OK &&
@@ -111,7 +112,7 @@ static void check(te_attention_grad *g, const char *name)
     CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK &&
                   te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
               "%s", cuda.exec.message);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < n; i++) {
         CHECK_MSG(agree(names[i], results[i], wanted[i], tolerance), "%s: %s", name, names[i]);
         CHECK_MSG(agree(names[i], results[i], repeated[i], 0), "%s: %s does not repeat", name, names[i]);
         free(wanted[i]->data), free(repeated[i]->data);
@@ -172,6 +173,10 @@ static void check_bias_and_dropout(te_dtype dtype)
         te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
     a->bias.shape[0] = 2, a->bias.stride[0] = 0;
     a->bias.shape[2] = 20, a->bias.stride[2] = 0;
+    int64_t scores[4] = {2, a->q.shape[1], a->q.shape[2], a->k.shape[2]}, n = scores[0] * scores[1] * scores[2] * scores[3];
+    te_dtype wide = dtype == TE_F64 ? TE_F64 : TE_F32;
+    g.dbias = test_view(test_scratch(&cuda.exec, (size_t)n * te_dtype_size(wide)), wide, 4, scores);
+    memset(g.dbias.data, 0xff, (size_t)n * te_dtype_size(wide)); /* what nobody sees stays as it is */
     check(&g, "bias");
     a->dropout = 0.3;
     check(&g, "bias and dropout");

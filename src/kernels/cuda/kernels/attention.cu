@@ -205,6 +205,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
         __syncthreads();
         te_backward_scores(a, b, s, head, first, rows, key, n);
         __syncthreads();
+        for (int e = threadIdx.x; a.dbias.data && e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
+            if (!(b.p[e] < 0)) te_store_dbias(a, s, head, first + e / TE_TILE, key + e % TE_TILE, b.ds[e]);
         for (int e = threadIdx.x; e < rows * b.dim; e += TE_ATTENTION_THREADS) {
             int     i = e / b.dim, d = e % b.dim;
             te_real sum = b.sum[e];

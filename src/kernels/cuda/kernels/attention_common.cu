@@ -77,6 +77,15 @@ TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequ
     return (te_real)te_load_f64(a.bias.data, (te_dtype)a.bias_dtype, at);
 }
 
+/* dS of a pair as the gradient of its bias, where that is wanted; by the kernels that make dq, which meet each pair once. */
+TE_HD static inline void te_store_dbias(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i, int64_t key,
+                                        te_real ds)
+{
+    if (!a.dbias.data || i >= s.n_q || key >= s.n_kv || !te_sees(s, i, key)) return;
+    ((te_real *)a.dbias.data)[s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] + (s.q_start + i) * a.dbias.stride[2] +
+                              (s.kv_start + key) * a.dbias.stride[3]] = ds;
+}
+
 /* x with dropout: 0, or scaled up. */
 __device__ static inline te_real te_drop(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
                                          int64_t key, te_real x)

@@ -331,6 +331,12 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __gr
             for (int e = 0; e < 4; e++)
                 te_mma_gradient(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, lse[e / 2],
                                 d[e / 2], c[m][e], dp[m][e]);
+        if (a.dbias.data)
+#pragma unroll
+            for (int m = 0; m < TE_MMA_BACKWARD / 8; m++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    te_store_dbias(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, dp[m][e]);
         te_mma_left<TE_MMA_BACKWARD>(ds, dp);
         te_mma_rows<TE_DIM, TE_MMA_BACKWARD>(dq, ds, turned, TE_PITCH_BACKWARD);
         __syncthreads();

@@ -221,6 +221,11 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
                                 "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension",
                                 names[i], te_describe_view(like[i]).text);
+    const te_view *b = &g->dbias, *q = &g->forward.q;
+    int64_t        scores[4] = {q->shape[0], q->shape[1], q->shape[2], g->forward.k.shape[2]};
+    if (te_view_present(b) && (!has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
+                            te_dtype_name(b->dtype), te_describe_view(b).text);
     return TE_OK;
 }
 
@@ -237,6 +242,7 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
     args.dq = te_cuda_view_of(&g->dq);
     args.dk = te_cuda_view_of(&g->dk);
     args.dv = te_cuda_view_of(&g->dv);
+    args.dbias = te_cuda_view_of(&g->dbias);
     if (queries > 0) {
         plan->scratch_bytes = (size_t)queries * 8;
         te_cuda_call *rows =

@@ -185,6 +185,25 @@ static void check_bias_and_dropout(te_dtype dtype)
     release(&g);
 }
 
+/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused before anything is touched. */
+static void check_grids(void)
+{
+    static const int32_t at[] = {0, 0, 1, 40, 40, 50};
+    te_attention_grad g = problem(TE_BF16, (extents){1, 2, 1, 50, 50, 16, 16});
+    g.forward.cu_seqlens_q = g.forward.cu_seqlens_kv = at;
+    g.forward.n_seqs = 5;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_OK);
+    CHECK_MSG(plan.calls[0].launch.grid[0] == 2 * (50 / 64 + 7), "%u blocks", plan.calls[0].launch.grid[0]);
+    g.forward.window_right = 0;
+    check(&g, "short sequences");
+    g.forward.cu_seqlens_q = g.forward.cu_seqlens_kv = NULL;
+    te_view *batched[] = {&g.forward.q, &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse};
+    for (int i = 0; i < 5; i++) batched[i]->shape[0] = (int64_t)1 << 31, batched[i]->stride[0] = 0;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_ERROR_UNSUPPORTED);
+    CHECK_MSG(strstr(cuda.exec.message, "4294967296 heads of all sequences"), "%s", cuda.exec.message);
+    release(&g);
+}
+
 static void check_hostile(void)
 {
     te_attention_grad g = problem(TE_F32, (extents){1, 1, 1, 40, 40, 8, 8});
@@ -263,6 +282,7 @@ int main(void)
     }
     check_all_quantized();
     check_hostile();
+    check_grids();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

@@ -3,8 +3,9 @@
 #
 #     gpu_check.sh kernels [FOLDER]
 #                                  from a build (in $BUILD, default build/): the kernels that `run` needs, compiled for $TARGET
-#                                  (default sm_90a), in FOLDER (default $BUILD/gpu-kernels). Takes some minutes; without them
-#                                  the GPU waits for its compiler half of the time
+#                                  (default sm_90a), in FOLDER (default $BUILD/gpu-kernels), the most needed first, for at
+#                                  most $SECONDS_TO_COMPILE (default 1200). Without them the GPU waits for its compiler half of
+#                                  the time
 #     gpu_check.sh pack [FILE]     from a build: one archive with all that is needed, and these kernels where they are
 #     gpu_check.sh run [--quick] [REPORT]
 #                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13 libraries:
@@ -18,12 +19,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/bin
 # The specs that compare the device with the CPU; they come first.
 made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
-    spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/recipe/faster_spec.lua spec/graph_spec.lua"
+    spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua spec/graph_spec.lua
+    spec/train/steps_spec.lua"
 
 # --- kernels -------------------------------------------------------------------------------------------------------------
 
-# Everything runs once on the made-up GPU: specs in full, benches and training of full size on one that does nothing. Its cache
-# then has the source of each kernel under the name that its binary has on a card with this NVRTC.
+# Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full. Its cache
+# then has the source of each kernel under the name that its binary has on a card with this NVRTC. What is made first is compiled
+# first: the benches' steps, which wait for most, then training, kernels one by one, and the specs' many small shapes.
 kernels() {
     root=$(dirname "$here")
     build=$(cd "${BUILD:-$root/build}" && pwd) || exit 2
@@ -37,19 +40,22 @@ kernels() {
     trap 'rm -rf "$work"' EXIT
     export TETRAIN_CUDA_LIBRARIES="$build/cuda_fake" TETRAIN_CACHE="$work/sources" TETRAIN="$build/tetrain"
     cd "$root" || exit 2
-    printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
-        grep '^not ok'
-    export TE_FAKE_IDLE=1
-    for bench in "gpu_steps.lua --quick" "gpu.lua --once" "gpu_steps.lua --once"; do
-        "$TETRAIN" bench/$bench >"$work/log" 2>&1 || grep failed "$work/log"
-    done
     here=$root bin=$build
+    export TE_FAKE_IDLE=1
+    idle_bench "gpu_steps.lua --once"
     repeat_training float32 >/dev/null 2>&1
     repeat_training bfloat16 >/dev/null 2>&1
+    idle_bench "gpu.lua --once"
+    idle_bench "gpu_steps.lua --quick"
+    unset TE_FAKE_IDLE
+    printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
+        grep '^not ok'
     mkdir -p "$folder"
-    "$build/cuda_compile" "$nvrtc" "$TETRAIN_CACHE" "${TARGET:-sm_90a}" 100000 "$(nproc)" "$folder"
+    "$build/cuda_compile" "$nvrtc" "$TETRAIN_CACHE" "${TARGET:-sm_90a}" 100000 "$(nproc)" "$folder" "${SECONDS_TO_COMPILE:-1200}"
     echo "$folder: $(ls "$folder" | wc -l) kernels, $(du -sm "$folder" | cut -f 1) MiB"
 }
+
+idle_bench() { "$TETRAIN" bench/$1 >"$work/log" 2>&1 || grep failed "$work/log"; }
 
 # --- pack ----------------------------------------------------------------------------------------------------------------
 
@@ -174,11 +180,13 @@ specs() {
 # The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last digit.
 repeat_training() {
     rm -rf "$work/first" "$work/second" "$work/plain"
+    steps=60 sizes="--n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8"
+    [ "${2:-}" = --quick ] && steps=8 sizes="--n-layer=1 --n-head=2 --n-embd=32 --block=16 --batch=2"
     for name in first second plain; do
         graph=true
         [ "$name" = plain ] && graph=false
-        tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" --out="$work/$name" --steps=60 \
-            --n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8 --dtype="$1" --eval-interval=60 --eval-batches=2 \
+        tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" --out="$work/$name" --steps=$steps \
+            $sizes --dtype="$1" --eval-interval=$steps --eval-batches=2 \
             --sample-tokens=0 --warmup=5 --graph=$graph || return 1
         grep -o '"loss":[^,}]*' "$work/$name/metrics.jsonl" >"$work/$name.losses"
     done
@@ -234,8 +242,8 @@ run() {
     else
         echo "LEFT OUT  benches of PyTorch: no $python with a PyTorch that sees a GPU" >>"$summary"
     fi
-    step "training in float32 repeats bit for bit" 40 repeat_training float32
-    step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16
+    step "training in float32 repeats bit for bit" 40 repeat_training float32 $quick
+    step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16 $quick
     if command -v compute-sanitizer >/dev/null; then
         step "memcheck" 70 sanitize memcheck bench/gpu_touch.lua
         step "racecheck" 40 sanitize racecheck bench/gpu_touch.lua --few
@@ -263,5 +271,5 @@ pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
 kernels) shift; kernels "$@" ;;
 specs | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;; # a step of run
-*) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 2 ;;
+*) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

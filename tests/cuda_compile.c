@@ -1,12 +1,13 @@
 /* cuda_compile.c - hands the kernels that specs made on the made-up GPU to the real NVRTC, as the backend would on a
  * card. Where the GPU is made up, an entry of the kernel cache holds the source that it was compiled from.
  *
- *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT]
+ *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT SECONDS]
  *
  * What does not compile, and what spills registers, is printed and counted. Entries bear the hash of their source as
  * name, so the first MOST of them by name are a sample that neither favours anything nor changes from run to run. With KEPT
  * the binaries are left in that folder under the same names: the cache of a device that is such a TARGET and has this NVRTC,
- * so that nothing is compiled there.
+ * so that nothing is compiled there. The oldest entries then come first, which whoever fills the cache has made the most
+ * needed ones, and none is begun after so many SECONDS.
  */
 #include "kernels/cuda/disk_cache.h"
 
@@ -17,7 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SPILL_ALLOWED = 99 }; /* bytes: some go around divisions of 64 bits */
@@ -32,9 +36,20 @@ typedef struct compiler {
     __typeof__(&nvrtcDestroyProgram) destroy;
     __typeof__(&nvrtcGetCUBINSize) size;
     __typeof__(&nvrtcGetCUBIN) binary;
-    const char *target;
+    const char *target, *folder;
     te_disk_cache *kept; /* NULL: nothing is */
+    time_t end;          /* 0: none */
 } compiler;
+
+typedef struct entry {
+    char name[64];
+    struct timespec made;
+} entry;
+
+/* What the processes count together: one of these for each. */
+typedef struct counts {
+    int compiled, refused;
+} counts;
 
 static bool open_compiler(compiler *c, const char *path, const char *target)
 {
@@ -125,52 +140,93 @@ static bool compiles(const compiler *c, const char *name, const char *source)
     return fine;
 }
 
-static int is_kernel(const struct dirent *entry)
+static int by_name(const void *a, const void *b) { return strcmp(((const entry *)a)->name, ((const entry *)b)->name); }
+
+static int by_age(const void *a, const void *b)
 {
-    size_t length = strlen(entry->d_name);
-    return length > 6 && strcmp(entry->d_name + length - 6, ".cubin") == 0;
+    struct timespec x = ((const entry *)a)->made, y = ((const entry *)b)->made;
+    if (x.tv_sec != y.tv_sec) return x.tv_sec < y.tv_sec ? -1 : 1;
+    return x.tv_nsec != y.tv_nsec ? (x.tv_nsec < y.tv_nsec ? -1 : 1) : by_name(a, b);
 }
 
-/* Every `step`-th entry from the first; how many were refused, 255 at most. */
-static int compile_share(const compiler *c, const char *folder, struct dirent **entries, int n, int first, int step)
+/* The kernels of a folder; NULL: out of memory or there is no such folder. */
+static entry *list_entries(const char *folder, int *n)
 {
-    int refused = 0;
-    for (int i = first; i < n; i += step) {
+    DIR *listing = opendir(folder);
+    entry *entries = NULL;
+    *n = 0;
+    for (struct dirent *d; listing && (d = readdir(listing));) {
+        size_t length = strlen(d->d_name);
         char path[1024];
-        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        struct stat about;
+        if (length <= 6 || length >= sizeof entries->name || strcmp(d->d_name + length - 6, ".cubin") != 0) continue;
+        entry *more = realloc(entries, ((size_t)*n + 1) * sizeof *more);
+        if (!more) break;
+        entries = more;
+        snprintf(path, sizeof path, "%s/%s", folder, d->d_name);
+        if (stat(path, &about) != 0) continue;
+        memcpy(entries[*n].name, d->d_name, length + 1);
+        entries[(*n)++].made = about.st_mtim;
+    }
+    if (listing) closedir(listing);
+    return entries;
+}
+
+/* Every `step`-th entry from the first. */
+static void compile_share(const compiler *c, const entry *entries, int n, int first, int step, counts *mine)
+{
+    for (int i = first; i < n && (!c->end || time(NULL) < c->end); i += step) {
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", c->folder, entries[i].name);
         char *source = read_source(path);
-        if (!source || !compiles(c, entries[i]->d_name, source)) refused++;
+        if (source && compiles(c, entries[i].name, source))
+            mine->compiled++;
+        else
+            mine->refused++;
         if (!source) fprintf(stderr, "%s has no source\n", path);
         free(source);
     }
-    return refused < 255 ? refused : 255;
+}
+
+/* All of them among processes; what they counted. */
+static counts compile_all(compiler *c, const char *nvrtc, const entry *entries, int n, int processes)
+{
+    counts sum = {0, 0}, *each = mmap(NULL, (size_t)processes * sizeof *each, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (each == MAP_FAILED) return (counts){0, 1};
+    fflush(stdout);
+    for (int p = 0; p < processes; p++) {
+        if (fork() != 0) continue;
+        if (!open_compiler(c, nvrtc, c->target)) _exit(1);
+        compile_share(c, entries, n, p, processes, &each[p]);
+        _exit(0);
+    }
+    for (int p = 0, status; p < processes && wait(&status) > 0; p++)
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) sum.refused++;
+    for (int p = 0; p < processes; p++) sum.compiled += each[p].compiled, sum.refused += each[p].refused;
+    munmap(each, (size_t)processes * sizeof *each);
+    return sum;
 }
 
 int main(int argc, char **argv)
 {
-    compiler c = {.kept = NULL};
     te_disk_cache kept;
-    struct dirent **entries = NULL;
-    if (argc != 6 && argc != 7) {
-        fprintf(stderr, "usage: cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT]\n");
+    time_t began = time(NULL);
+    if (argc != 6 && argc != 8) {
+        fprintf(stderr, "usage: cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT SECONDS]\n");
         return 2;
     }
-    if (argc == 7 && setenv("TETRAIN_CACHE", argv[6], 1) == 0) {
+    compiler c = {.folder = argv[2], .target = argv[3]};
+    int all = 0, most = atoi(argv[4]), processes = atoi(argv[5]);
+    if (argc == 8 && setenv("TETRAIN_CACHE", argv[6], 1) == 0) {
         te_disk_cache_open(&kept, &te_mem_libc);
         c.kept = &kept;
+        c.end = began + atoi(argv[7]);
     }
-    int all = scandir(argv[2], &entries, is_kernel, alphasort), most = atoi(argv[4]), processes = atoi(argv[5]);
-    int n = all < most ? all : most, refused = 0;
-    for (int p = 0; p < processes; p++) {
-        pid_t child = fork();
-        if (child != 0) continue;
-        if (!open_compiler(&c, argv[1], argv[3])) _exit(255);
-        _exit(compile_share(&c, argv[2], entries, n, p, processes));
-    }
-    for (int p = 0, status; p < processes && wait(&status) > 0; p++)
-        refused += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    for (int i = 0; i < all; i++) free(entries[i]);
+    entry *entries = list_entries(c.folder, &all);
+    if (all > 0) qsort(entries, (size_t)all, sizeof *entries, c.kept ? by_age : by_name);
+    counts sum = processes > 0 ? compile_all(&c, argv[1], entries, all < most ? all : most, processes) : (counts){0, 1};
     free(entries);
-    printf("%d of %d kernels compiled for %s, %d refused\n", n > 0 ? n : 0, all > 0 ? all : 0, argv[3], refused);
-    return refused || n <= 0;
+    printf("%d of %d kernels compiled for %s in %ld seconds, %d refused\n", sum.compiled, all, c.target, (long)(time(NULL) - began),
+           sum.refused);
+    return sum.refused || sum.compiled == 0;
 }

@@ -55,8 +55,8 @@ static void release(te_attention_grad *g)
 {
     te_attention *a = &g->forward;
     void *memory[] = {a->q.data, a->k.data, a->v.data, a->out.data, a->lse.data, a->bias.data,
-                      g->dout.data, g->dq.data, g->dk.data, g->dv.data};
-    for (int i = 0; i < 10; i++) free(memory[i]);
+                      g->dout.data, g->dq.data, g->dk.data, g->dv.data, g->dbias.data};
+    for (int i = 0; i < 11; i++) free(memory[i]);
 }
 
 /* The same, its results elsewhere. */
@@ -96,11 +96,12 @@ static void check(te_attention_grad *g, const char *name)
 {
     te_attention_grad again = *g, cpu = *g;
     double            tolerance = tolerance_of(g->forward.q.dtype);
-    te_view          *results[5] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv};
-    te_view          *wanted[5] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv};
-    te_view          *repeated[5] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv};
-    static const char *const names[5] = {"out", "lse", "dq", "dk", "dv"};
-    for (int i = 0; i < 5; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
+    te_view          *results[6] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv, &g->dbias};
+    te_view          *wanted[6] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv, &cpu.dbias};
+    te_view          *repeated[6] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv, &again.dbias};
+    static const char *const names[6] = {"out", "lse", "dq", "dk", "dv", "dbias"};
+    int               n = te_view_present(&g->dbias) ? 6 : 5;
+    for (int i = 0; i < n; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
     te_attention_grad *both[2] = {g, &again};
     for (int i = 0; i < 2; i++) {
         CHECK_MSG(te_cuda_plan_attention(&cuda.exec, &plan, &both[i]->forward) == TE_OK &&
@@ -111,7 +112,7 @@ static void check(te_attention_grad *g, const char *name)
     CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK &&
                   te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
               "%s", cuda.exec.message);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < n; i++) {
         CHECK_MSG(agree(names[i], results[i], wanted[i], tolerance), "%s: %s", name, names[i]);
         CHECK_MSG(agree(names[i], results[i], repeated[i], 0), "%s: %s does not repeat", name, names[i]);
         free(wanted[i]->data), free(repeated[i]->data);
@@ -172,11 +173,34 @@ static void check_bias_and_dropout(te_dtype dtype)
         te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
     a->bias.shape[0] = 2, a->bias.stride[0] = 0;
     a->bias.shape[2] = 20, a->bias.stride[2] = 0;
+    int64_t scores[4] = {2, a->q.shape[1], a->q.shape[2], a->k.shape[2]}, n = scores[0] * scores[1] * scores[2] * scores[3];
+    te_dtype wide = dtype == TE_F64 ? TE_F64 : TE_F32;
+    g.dbias = test_view(test_scratch(&cuda.exec, (size_t)n * te_dtype_size(wide)), wide, 4, scores);
+    memset(g.dbias.data, 0xff, (size_t)n * te_dtype_size(wide)); /* what nobody sees stays as it is */
     check(&g, "bias");
     a->dropout = 0.3;
     check(&g, "bias and dropout");
     a->dropout = 1;
     check(&g, "everything dropped");
+    release(&g);
+}
+
+/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused before anything is touched. */
+static void check_grids(void)
+{
+    static const int32_t at[] = {0, 0, 1, 40, 40, 50};
+    te_attention_grad g = problem(TE_BF16, (extents){1, 2, 1, 50, 50, 16, 16});
+    g.forward.cu_seqlens_q = g.forward.cu_seqlens_kv = at;
+    g.forward.n_seqs = 5;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_OK);
+    CHECK_MSG(plan.calls[0].launch.grid[0] == 2 * (50 / 64 + 7), "%u blocks", plan.calls[0].launch.grid[0]);
+    g.forward.window_right = 0;
+    check(&g, "short sequences");
+    g.forward.cu_seqlens_q = g.forward.cu_seqlens_kv = NULL;
+    te_view *batched[] = {&g.forward.q, &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse};
+    for (int i = 0; i < 5; i++) batched[i]->shape[0] = (int64_t)1 << 31, batched[i]->stride[0] = 0;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_ERROR_UNSUPPORTED);
+    CHECK_MSG(strstr(cuda.exec.message, "4294967296 heads of all sequences"), "%s", cuda.exec.message);
     release(&g);
 }
 
@@ -258,6 +282,7 @@ int main(void)
     }
     check_all_quantized();
     check_hostile();
+    check_grids();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

@@ -113,6 +113,27 @@ describe("the host's part of a training step", function()
         end)
     end
 
+    it("sums no columns for bias gradients but behind attention", function()
+        for _, layers in ipairs { 1, 3 } do
+            local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2, n_embd = 16, bias = true }
+            model:to "cuda"
+            local given, sums, biases = batch(1, "cuda"), 0, 0
+            local function step()
+                select(2, te.autocast({ dtype = "bfloat16" }, model, given[1], given[2])):backward()
+            end
+            step()
+            model:zero_grad()
+            for _, event in ipairs(te.profile(step).events) do
+                if event.name == "sum_columns" then sums = sums + 1 end
+            end
+            for name, p in model:named_parameters() do
+                if name:find "%.bias$" and p.grad then biases = biases + 1 end
+            end
+            assert.equal(layers, sums)
+            assert.is_true(biases >= 4 * layers, biases .. " biases")
+        end
+    end)
+
     -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the next step has been launched.
     it("waits for nothing in train_gpt's loop", function()
         te.manual_seed(5)

@@ -157,7 +157,7 @@ typedef struct te_attention {
 typedef struct te_attention_grad {
     te_attention forward; /* with out and lse as forward left them */
     te_view      dout, dq, dk, dv;
-    te_view      dbias; /* absent, or what dS is written to where a query sees a key (te_backend.bias_gradient): [batch, heads, seq_q,
+    te_view      dbias; /* absent, or what dS is written to where a query sees a key: [batch, heads, seq_q,
                            seq_kv] of f32, of f64 for f64. Other elements are left alone */
 } te_attention_grad;
 
@@ -194,7 +194,6 @@ struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
     bool        emits;       /* program_run leaves outputs quantized (te_operand) */
-    bool        bias_gradient; /* attention_backward fills dbias */
 
     void      (*describe)(te_exec *exec, char *text, size_t size); /* the device and what its kernels come from; NULL: none */
     te_status (*device_open)(te_exec *exec, int index);

@@ -124,9 +124,6 @@ static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
         te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
     if (!fits)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "bias %s does not broadcast to the scores", TE_SHAPE_TEXT(bias));
-    const te_device *device = bias->storage->device;
-    if (call->record && te_needs_grad(bias) && !device->exec.backend->bias_gradient)
-        return te_call_fail(call, TE_ERROR_UNSUPPORTED, "the bias has no gradient on %s; detach it", device->name);
     a->bias = (te_view){.data = te_tensor_pointer(bias), .dtype = bias->dtype, .ndim = 4};
     for (int i = 0; i < 4; i++) {
         int own = i - (4 - bias->ndim);
@@ -409,7 +406,7 @@ const te_op_def te_ops_attention[] = {
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, which "
-            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient: on the CPU.",
+            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient.",
      .forward = sdpa_forward,
      .backward = sdpa_backward},
     {.signature = "self_attention(qkv, seq_lens = nil; " SHARED_OPTIONS ", heads: int = 1, kv_heads: int = nil)",

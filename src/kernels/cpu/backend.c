@@ -80,7 +80,6 @@ static te_status cpu_synchronize(te_exec *exec)
 const te_backend te_backend_cpu = {
     .name = "cpu",
     .host_memory = true,
-    .bias_gradient = true,
     .device_open = cpu_open,
     .device_close = cpu_close,
     .memory_alloc = te_cpu_memory_alloc,

@@ -70,7 +70,7 @@ typedef struct te_select_args {
 /* q, k, v, out, lse, bias and gradients as in te_attention and te_attention_grad; an absent view has no data. */
 typedef struct te_attention_args {
     te_cuda_bound  bound; /* backward: scratch holds rowsum(dout out) per query */
-    te_cuda_view   q, k, v, out, lse, bias, dout, dq, dk, dv;
+    te_cuda_view   q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
     const int32_t *cu_q, *cu_kv;
     int64_t        n_seqs, tiles; /* tiles: blocks per head and sequence */
     int64_t        left, right, bottom_right;

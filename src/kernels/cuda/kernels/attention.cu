@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention(const __grid_cons
     te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
     te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
     int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
-    int64_t     first = blockIdx.x % a.tiles * TE_TILE;
+    int64_t     first;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
@@ -192,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
     int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
-    int64_t     first = blockIdx.x % a.tiles * TE_TILE;
+    int64_t     first;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_queries(a, b, s, head, first, rows);
@@ -205,6 +205,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
         __syncthreads();
         te_backward_scores(a, b, s, head, first, rows, key, n);
         __syncthreads();
+        for (int e = threadIdx.x; a.dbias.data && e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
+            if (!(b.p[e] < 0)) te_store_dbias(a, s, head, first + e / TE_TILE, key + e % TE_TILE, b.ds[e]);
         for (int e = threadIdx.x; e < rows * b.dim; e += TE_ATTENTION_THREADS) {
             int     i = e / b.dim, d = e % b.dim;
             te_real sum = b.sum[e];
@@ -225,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dkv(const __grid_
     te_backward b = te_backward_at(a, shared);
     te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.dim;
     int64_t     kv_heads = a.k.shape[1], kv_head = blockIdx.x / a.tiles % kv_heads, group = a.q.shape[1] / kv_heads;
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / kv_heads);
-    int64_t     key = blockIdx.x % a.tiles * TE_TILE;
+    int64_t     key;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / kv_heads, a.cu_kv, TE_TILE, &key);
     if (key >= s.n_kv) return;
     int     n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
     int64_t first = te_clamp(key - s.delta - s.right, 0, s.n_q), end = te_clamp(key + n - s.delta + s.left, 0, s.n_q);

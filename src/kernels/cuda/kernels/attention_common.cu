@@ -39,6 +39,23 @@ __device__ static inline te_sequence te_sequence_at(const te_attention_args &a, 
     return s;
 }
 
+/* That of this block, and where its tile of `rows` rows begins in it. Packed extents have as many tiles as their rows and one more for
+ * each part, which rounds to whole tiles: part i begins at tile starts[i - 1] / rows + i, and some tiles are nobody's. */
+__device__ static inline te_sequence te_sequence_of(const te_attention_args &a, int64_t batch, const int32_t *starts, int rows,
+                                                    int64_t *first)
+{
+    int64_t tile = blockIdx.x % a.tiles, part = 0, beyond = a.n_seqs + 2;
+    *first = tile * rows;
+    if (!starts) return te_sequence_at(a, batch);
+    while (beyond - part > 1) {
+        int64_t middle = (part + beyond) / 2;
+        if (starts[middle - 1] / rows + middle <= tile) part = middle;
+        else beyond = middle;
+    }
+    if (part > 0) *first -= (starts[part - 1] / rows + part) * rows;
+    return te_sequence_at(a, part);
+}
+
 TE_HD static inline int64_t te_clamp(int64_t x, int64_t low, int64_t high)
 {
     return x < low ? low : x > high ? high : x;
@@ -75,6 +92,15 @@ TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequ
     int64_t at = s.batch * a.bias.stride[0] + head * a.bias.stride[1] + (s.q_start + i) * a.bias.stride[2] +
                  (s.kv_start + key) * a.bias.stride[3];
     return (te_real)te_load_f64(a.bias.data, (te_dtype)a.bias_dtype, at);
+}
+
+/* dS of a pair as the gradient of its bias, where that is wanted; by the kernels that make dq, which meet each pair once. */
+TE_HD static inline void te_store_dbias(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i, int64_t key,
+                                        te_real ds)
+{
+    if (!a.dbias.data || i >= s.n_q || key >= s.n_kv || !te_sees(s, i, key)) return;
+    ((te_real *)a.dbias.data)[s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] + (s.q_start + i) * a.dbias.stride[2] +
+                              (s.kv_start + key) * a.dbias.stride[3]] = ds;
 }
 
 /* x with dropout: 0, or scaled up. */

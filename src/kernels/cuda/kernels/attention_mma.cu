@@ -226,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma(const __grid_
 {
     __shared__ __align__(16) te_a k[TE_MMA_FORWARD * TE_PITCH], turned[TE_DIM_V * TE_PITCH_FORWARD];
     int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
-    int64_t     first = blockIdx.x % a.tiles * TE_MMA_ROWS;
+    int64_t     first;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_MMA_ROWS, &first);
     if (first >= s.n_q) return;
     int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
@@ -297,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __gr
     __shared__ __align__(16) te_a k[TE_MMA_BACKWARD * TE_PITCH], v[TE_MMA_BACKWARD * TE_PITCH_V],
         turned[TE_DIM * TE_PITCH_BACKWARD];
     int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / heads);
-    int64_t     first = blockIdx.x % a.tiles * TE_MMA_ROWS;
+    int64_t     first;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_MMA_ROWS, &first);
     if (first >= s.n_q) return;
     int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
@@ -331,6 +331,12 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __gr
             for (int e = 0; e < 4; e++)
                 te_mma_gradient(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, lse[e / 2],
                                 d[e / 2], c[m][e], dp[m][e]);
+        if (a.dbias.data)
+#pragma unroll
+            for (int m = 0; m < TE_MMA_BACKWARD / 8; m++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    te_store_dbias(a, s, head, first + warp + g + e / 2 * 8, key + m * 8 + 2 * t + e % 2, dp[m][e]);
         te_mma_left<TE_MMA_BACKWARD>(ds, dp);
         te_mma_rows<TE_DIM, TE_MMA_BACKWARD>(dq, ds, turned, TE_PITCH_BACKWARD);
         __syncthreads();
@@ -344,8 +350,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dkv(const __g
     __shared__ __align__(16) te_a dout[TE_MMA_BACKWARD * TE_PITCH_V], dout_turned[TE_DIM_V * TE_PITCH_BACKWARD];
     __shared__ float lse[TE_MMA_BACKWARD], d[TE_MMA_BACKWARD];
     int64_t     kv_heads = a.k.shape[1], kv_head = blockIdx.x / a.tiles % kv_heads, group = a.q.shape[1] / kv_heads;
-    te_sequence s = te_sequence_at(a, blockIdx.x / a.tiles / kv_heads);
-    int64_t     key = blockIdx.x % a.tiles * TE_MMA_ROWS;
+    int64_t     key;
+    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / kv_heads, a.cu_kv, TE_MMA_ROWS, &key);
     if (key >= s.n_kv) return;
     int      n = (int)(s.n_kv - key < TE_MMA_ROWS ? s.n_kv - key : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(n - warp, 0, 16);

@@ -90,7 +90,22 @@ static te_attention_args args_for(const te_attention *a)
     return args;
 }
 
-static int64_t sequences(const te_attention *a) { return a->cu_seqlens_q ? (int64_t)a->n_seqs + 2 : a->q.shape[0]; }
+/* Tiles per head of so many rows: of a batch entry, or of packed extents, in which each part may add one (te_sequence_of). */
+static int64_t tiles_of(const te_attention *a, int64_t rows, int tile)
+{
+    return a->cu_seqlens_q ? rows / tile + a->n_seqs + 2 : (rows + tile - 1) / tile;
+}
+
+/* A block for each tile of each head. */
+static te_status count_blocks(te_exec *exec, const te_attention *a, int64_t tiles, int64_t heads, int64_t *blocks)
+{
+    int64_t others = heads * (a->cu_seqlens_q ? 1 : a->q.shape[0]);
+    if (others > 0 && tiles > INT32_MAX / others)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "attention: %lld tiles for %lld heads of all sequences; less than 2^31 together "
+                            "are supported", (long long)tiles, (long long)others);
+    *blocks = tiles * others;
+    return TE_OK;
+}
 
 /* Numbers in shared memory for tiles of that many rows: see te_attention and te_backward_at. */
 static int64_t shared_numbers(const te_attention *a, int64_t tile, bool backward)
@@ -144,16 +159,20 @@ static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad 
 }
 
 /* One of a pair of kernels, over the tiles of `rows` rows of `heads` heads. */
-static void add_call(te_cuda_plan *plan, const char *name, const char *mma_name, te_attention_args *args, int64_t rows,
-                     int64_t heads, const te_attention *a, const te_attention_grad *g)
+static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, const char *mma_name, te_attention_args *args,
+                          int64_t rows, int64_t heads, const te_attention *a, const te_attention_grad *g)
 {
     te_cuda_kernel kernel = kernel_for(a, g);
     int            tile = kernel.dim[0] ? MMA_ROWS : kernel.vector;
-    args->tiles = (rows + tile - 1) / tile;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name,
-                                          args->tiles * heads * sequences(a), THREADS, args, sizeof *args);
+    int64_t        blocks = 0;
+    args->tiles = tiles_of(a, rows, tile);
+    te_status status = count_blocks(exec, a, args->tiles, heads, &blocks);
+    if (status != TE_OK) return status;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name, blocks, THREADS, args,
+                                          sizeof *args);
     call->kernel = kernel;
     if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
+    return TE_OK;
 }
 
 /* --- quantized operands ------------------------------------------------------------------------------------------ */
@@ -186,9 +205,10 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     int               tile = tile_rows(a, false);
     for (int i = 0; i < 3; i++) args.factor[i] = views[i]->quant->scale_inv;
     args.codes = a->out.dtype == TE_F8E4M3;
-    args.tiles = (a->q.shape[2] + tile - 1) / tile;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded",
-                                          args.tiles * a->q.shape[1] * sequences(a), THREADS, &args, sizeof args);
+    args.tiles = tiles_of(a, a->q.shape[2], tile);
+    int64_t blocks = 0;
+    if ((status = count_blocks(exec, a, args.tiles, a->q.shape[1], &blocks)) != TE_OK) return status;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
     call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
                                     .vector = (uint16_t)tile};
     call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);
@@ -204,8 +224,7 @@ te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_att
     te_status status = check_operands(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);
-    add_call(plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
-    return TE_OK;
+    return add_call(exec, plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
 }
 
 static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
@@ -221,6 +240,11 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
                                 "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension",
                                 names[i], te_describe_view(like[i]).text);
+    const te_view *b = &g->dbias, *q = &g->forward.q;
+    int64_t        scores[4] = {q->shape[0], q->shape[1], q->shape[2], g->forward.k.shape[2]};
+    if (te_view_present(b) && (!has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
+                            te_dtype_name(b->dtype), te_describe_view(b).text);
     return TE_OK;
 }
 
@@ -237,15 +261,16 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
     args.dq = te_cuda_view_of(&g->dq);
     args.dk = te_cuda_view_of(&g->dk);
     args.dv = te_cuda_view_of(&g->dv);
+    args.dbias = te_cuda_view_of(&g->dbias);
     if (queries > 0) {
         plan->scratch_bytes = (size_t)queries * 8;
         te_cuda_call *rows =
             te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
                              (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
         rows->kernel = kernel_for(a, g);
-        add_call(plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
+        status = add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }
-    if (a->k.shape[0] * a->k.shape[1] * a->k.shape[2] > 0)
-        add_call(plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
-    return TE_OK;
+    if (status == TE_OK && a->k.shape[0] * a->k.shape[1] * a->k.shape[2] > 0)
+        status = add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
+    return status;
 }

@@ -1,6 +1,6 @@
-/* test_program_sums.c - sums that share what they read, as the gradients of norms have them: two sums of a row, and two of
- * the columns, over float32 and bfloat16. What they add and in which order is stated in program_blocks.h, so that the bits
- * follow. Also how values are rounded to bfloat16, whatever a machine has for that. */
+/* test_program_sums.c - sums that share what they read, as the gradients of norms have them: two sums of a row, and two
+ * of the columns, over float32 and bfloat16. What they add and in which order is stated in program_blocks.h, so that
+ * the bits follow. Also how values are rounded to bfloat16, whatever a machine has for that. */
 #include "program_hand.h"
 
 #include "kernels/dtype.h"
@@ -31,7 +31,10 @@ static void fill(tensor *t, te_dtype dtype, int64_t rows, int64_t columns, bool 
 
 static float at(const tensor *t, int64_t r, int64_t j) { return t->values[r * t->row + j]; }
 
-static te_operand operand_of(tensor *t) { return (te_operand){.data = &t->data, .dtype = t->dtype, .stride = {t->row, 1}}; }
+static te_operand operand_of(tensor *t)
+{
+    return (te_operand){.data = &t->data, .dtype = t->dtype, .stride = {t->row, 1}};
+}
 
 /* 64 lanes, joined as a balanced tree. */
 static float join(float *lanes)
@@ -106,7 +109,7 @@ static void check_run(te_exec *exec, built *b, int64_t rows, int64_t columns, in
     }
     te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out};
     bool   right = te_cpu_program_run(exec, &b->program, &run, 1) == TE_OK;
-    right = right && (left_out & 1 || same(c.of, c.want_of, rows)) && (left_out & 2 || same(c.beside, c.want_beside, rows));
+    right = right && same(c.of, c.want_of, rows) && same(c.beside, c.want_beside, rows);
     right = right && (left_out & 4 || same(c.columns, c.want_columns, columns));
     right = right && (left_out & 8 || same(c.beside_columns, c.want_beside_columns, columns));
     right = right && same(c.out, c.want_out, rows * columns);
@@ -123,12 +126,16 @@ static void check_sums(int64_t rows, int64_t columns)
         fill(&c.x, types[i / 2][0], rows, columns, false, &state);
         fill(&c.y, types[i / 2][1], rows, columns, false, &state);
         fill(&c.z, types[i / 2][2], rows, columns, i % 2, &state);
-        for (int64_t r = 0; r < rows; r++) c.mean[r] = (float)test_uniform(&state, -1, 1), c.scale[r] = 1 + c.mean[r] / 2;
+        for (int64_t r = 0; r < rows; r++) {
+            c.mean[r] = (float)test_uniform(&state, -1, 1);
+            c.scale[r] = 1 + c.mean[r] / 2;
+        }
         for (int form = 0; form < FORMS; form++) {
             static built b;
             build(&b, form);
             work_out(form, rows, columns);
-            for (int d = 0; d < n_devices; d++) check_run(&devices[d], &b, rows, columns, (form + d) % 3 ? 0 : 4 << (d & 1));
+            for (int d = 0; d < n_devices; d++)
+                check_run(&devices[d], &b, rows, columns, (form + d) % 3 ? 0 : 4 << (d & 1));
             release(&b);
         }
     }
@@ -149,7 +156,8 @@ static void check_rounding(te_exec *exec)
     for (int t = 0; t < TAILS; t++) {
         for (uint32_t i = 0; i < N; i++) x[i] = te_f32_from_bits((i * 40503u & 0xffffu) << 16 | tails[t]);
         te_operand in = {.data = x, .dtype = TE_F32, .stride = {1}};
-        te_operand out[2] = {{.data = y[0], .dtype = TE_BF16, .stride = {1}}, {.data = y[1], .dtype = TE_BF16, .stride = {1}}};
+        te_operand out[2] = {{.data = y[0], .dtype = TE_BF16, .stride = {1}},
+                             {.data = y[1], .dtype = TE_BF16, .stride = {1}}};
         te_run     run = {.ndim = 1, .shape = {N}, .inputs = &in, .outputs = out};
         bool       right = te_cpu_program_run(exec, &b.program, &run, 1) == TE_OK;
         for (int i = 0; i < N; i++)

@@ -19,7 +19,7 @@ typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_IS
 /* The state behind te_exec.device on the CPU. */
 typedef struct te_cpu_device {
     te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers it */
-    bool       has_bf16; /* and, beside avx512, products of bfloat16 pairs and rounding to them; not with TE_CPU_ISA=avx512 */
+    bool       has_bf16; /* and, beside avx512, pairs of bfloat16: products, rounding; not with TE_CPU_ISA=avx512 */
     bool       has_vbmi; /* likewise permutations of bytes */
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */

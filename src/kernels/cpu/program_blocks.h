@@ -74,8 +74,9 @@ enum { TE_LINE = 64 };
 
 struct te_link;
 
-/* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the place
- * of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for both. */
+/* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the
+ * place of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for
+ * both. */
 typedef struct te_fold_rows {
     const void *src, *by, *about, *times; /* by, about: as in fold_add; about one number per row, its step may be 0 */
     void       *also;
@@ -84,8 +85,8 @@ typedef struct te_fold_rows {
     bool        src_half, by_half, times_half; /* are bfloat16, of sums */
 } te_fold_rows;
 
-/* Rows that are added up, one after the other: sums[j] += src[j], or with `by` += by[j] * ((src[j] - about) * times) and
- * also[j] += by[j]. `about` and `times` are one number per row, 0 and 1 where NULL; steps are in elements. */
+/* Rows that are added up, one after the other: sums[j] += src[j], or with `by` += by[j] * ((src[j] - about) * times)
+ * and also[j] += by[j]. `about` and `times` are one number per row, 0 and 1 where NULL; steps are in elements. */
 typedef struct te_fold_columns {
     void       *sums, *also;
     const void *src, *by, *about, *times;

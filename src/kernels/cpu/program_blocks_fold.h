@@ -215,8 +215,8 @@ typedef struct te_two_sums {
         of##k = of##k + (TE_AT(s, half, k) - about) * p;                                   \
     }
 
-TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_half, const void *times, bool times_half,
-                              te_real about, size_t n, te_ahead *ahead)
+TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_half, const void *times,
+                              bool times_half, te_real about, size_t n, te_ahead *ahead)
 {
     te_vec of0 = {0}, of1 = of0, of2 = of0, of3 = of0, also0 = of0, also1 = of0, also2 = of0, also3 = of0;
     size_t i = 0;
@@ -237,8 +237,8 @@ TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_
     return (te_two_sums){join_sum(of), join_sum(also)};
 }
 
-TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool by_half, bool has_times, bool times_half,
-                           te_ahead ahead)
+TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool by_half, bool has_times,
+                           bool times_half, te_ahead ahead)
 {
     const char    *s = fold->src, *by = fold->by, *times = fold->times;
     const te_real *centre = fold->about;
@@ -259,11 +259,12 @@ static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
 {
     bool half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
     bool times_half = TE_REAL_IS_F32 && fold->times_half;
-    if (!fold->times && half == by_half)
-        half ? rows_of_two(d, fold, true, true, false, false, ahead) : rows_of_two(d, fold, false, false, false, false, ahead);
-    else if (half == by_half && !times_half)
-        half ? rows_of_two(d, fold, true, true, true, false, ahead) : rows_of_two(d, fold, false, false, true, false, ahead);
-    else rows_of_two(d, fold, half, by_half, fold->times, times_half, ahead);
+    bool times = fold->times != NULL, alike = half == by_half && !times_half;
+    if (alike && half && times) rows_of_two(d, fold, true, true, true, false, ahead);
+    else if (alike && half) rows_of_two(d, fold, true, true, false, false, ahead);
+    else if (alike && times) rows_of_two(d, fold, false, false, true, false, ahead);
+    else if (alike) rows_of_two(d, fold, false, false, false, false, ahead);
+    else rows_of_two(d, fold, half, by_half, times, times_half, ahead);
 }
 
 /* --- the table's functions ---------------------------------------------------------------------------------------- */
@@ -358,7 +359,8 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
 TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bool has_by, bool by_half, bool has_also,
                             te_ahead *ahead)
 {
-    te_vec        *to = (te_vec *)((te_real *)fold->sums + i), *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
+    te_vec        *to = (te_vec *)((te_real *)fold->sums + i);
+    te_vec        *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
     te_vec         sums0 = to[0], sums1 = to[1], sums2 = to[2], sums3 = to[3];
     te_vec         also0 = too[0], also1 = too[1], also2 = too[2], also3 = too[3];
     const char    *src = fold->src, *by = fold->by;
@@ -375,8 +377,8 @@ TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bo
 }
 
 /* Columns from `first` on that fill no block, of one row. */
-TE_ALWAYS void last_of_row(const te_fold_columns *fold, size_t first, const void *src, bool half, const void *by, bool by_half,
-                           te_real about, te_real times)
+TE_ALWAYS void last_of_row(const te_fold_columns *fold, size_t first, const void *src, bool half, const void *by,
+                           bool by_half, te_real about, te_real times)
 {
     te_real *restrict sums = fold->sums, *restrict also = fold->also;
     if (by) {

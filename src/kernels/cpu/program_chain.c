@@ -5,6 +5,8 @@
 
 static bool is_pointwise(const te_step *step) { return step->kind == TE_STEP_LOAD || step->kind == TE_STEP_OP; }
 
+static bool is_linked_sum(const te_step *step) { return step->kind == TE_STEP_COLSUM && !step->apart; }
+
 /* Moves step `from` to the earlier place `to`. */
 static void move_step(te_plan *plan, int from, int to)
 {
@@ -23,9 +25,10 @@ static int order_loads(te_plan *plan, int first, int end)
 
 static bool makes_part_of(const te_step *step, const te_step *sum)
 {
-    bool makes = false;
+    int32_t also = step->kind == TE_STEP_FOLD ? step->also : 0;
+    bool    makes = false;
     for (int k = 0; k < TE_STEP_ARGS; k++)
-        makes |= sum->arg[k] >= 0 && (step->dst == sum->arg[k] || (step->kind == TE_STEP_FOLD && step->also == sum->arg[k]));
+        makes |= sum->arg[k] >= 0 && (step->dst == sum->arg[k] || (also > 0 && also == sum->arg[k]));
     return makes;
 }
 
@@ -83,9 +86,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
     if (sums) order_sums(plan, pass);
     for (int s = pass->body; s < pass->end;) {
         int end = s;
-        while (end < pass->end &&
-               (is_pointwise(&plan->steps[end]) || (sums && plan->steps[end].kind == TE_STEP_COLSUM && !plan->steps[end].apart)))
-            end++;
+        while (end < pass->end && (is_pointwise(&plan->steps[end]) || (sums && is_linked_sum(&plan->steps[end])))) end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
     }
@@ -97,7 +98,7 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
  * sums where a tile has several rows. */
 static bool has_link(const te_maker *m, const te_step *step)
 {
-    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS && !step->apart;
+    if (step->kind == TE_STEP_COLSUM) return m->kind != TE_PLAN_ROWS && is_linked_sum(step);
     return step->kind == TE_STEP_OP && step->op != TE_PW_POW && step->op != TE_PW_SIN && step->op != TE_PW_COS;
 }
 
@@ -171,7 +172,8 @@ static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) last = step->chain_end;
-        if (!uses_of(step, slot) || step->apart || (folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM)) continue;
+        bool sums = folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM;
+        if (!uses_of(step, slot) || step->apart || sums) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         if (!te_link_takes_halves(step->op)) return false;
@@ -186,7 +188,8 @@ static void find_halves(te_maker *m, const te_pass *pass)
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
         if (step->chain_end) linked = step->chain_end;
-        if (step->kind == TE_STEP_LOAD) step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
+        if (step->kind == TE_STEP_LOAD)
+            step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;

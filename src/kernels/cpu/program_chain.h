@@ -61,7 +61,7 @@ enum {
 /* The function of an operation; arguments that it does not have count as acc. */
 #define TE_LINK_OF(op, a, b, c) ((op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
 
-/* Whether an operation may have blocks of bfloat16 for arguments: those of two do, and pairs, which then become two links. */
+/* Whether an operation may have blocks of bfloat16 for arguments: those of two do, and pairs, which become two links. */
 static inline bool te_link_takes_halves(int op) { return op != TE_PW_WHERE; }
 
 #endif

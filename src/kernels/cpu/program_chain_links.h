@@ -59,8 +59,8 @@ static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part 
 }
 #endif
 
-/* Machines that multiply pairs of bfloat16 also round to them, with the same bits but for numbers below the normal ones, which
- * count as 0. */
+/* Machines that multiply pairs of bfloat16 also round to them, with the same bits but for numbers below the normal
+ * ones, which count as 0. */
 #if defined(TE_ISA_avx512) && defined(TE_ISA_HAS_AVX512BF16)
 #define TE_ROUNDS_PAIRS __attribute__((target("avx512bf16")))
 static inline TE_ROUNDS_PAIRS __m512i round_pairs(te_strip_part x, te_strip_part y)

@@ -73,8 +73,8 @@ static int sum_beside(const te_plan *plan, const te_pass *pass, int fold, int32_
     return -1;
 }
 
-/* A row sum of products takes up the sum of one factor, and that factor's own multiplication where nothing else uses it: each
- * operand is read once for all of them. */
+/* A row sum of products takes up the sum of one factor, and that factor's own multiplication where nothing else uses
+ * it: each operand is read once for all of them. */
 static void join_sums(te_plan *plan, const te_pass *pass, int fold, int32_t *uses, const int32_t *maker_of)
 {
     te_step *step = &plan->steps[fold];
@@ -101,7 +101,8 @@ static void join_sums(te_plan *plan, const te_pass *pass, int fold, int32_t *use
     }
 }
 
-/* A column sum of products, of which one factor is made of a tensor and numbers and not used otherwise, makes it itself. */
+/* A column sum of products, of which one factor is made of a tensor and numbers and not used otherwise, makes it
+ * itself. */
 static void join_numbers(te_plan *plan, te_step *step, const int32_t *uses, const int32_t *maker_of)
 {
     int sub_mul = te_block_pair(TE_FIRST_SUB, TE_SECOND_MUL);

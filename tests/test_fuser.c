@@ -275,11 +275,30 @@ static void test_public(void)
         CHECK(fabsf(((float *)te_tensor_data(sums[0]))[i] - ((float *)te_tensor_data(sums[1]))[i]) <= 1e-6f);
     CHECK(te_group_apply(group, NULL, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT && y == TE_NO_VALUE);
     CHECK(te_group_apply(group, silu, (int[]){x, w}, 2, NULL, 0, &y) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "2 values"));
+    CHECK(te_group_apply(group, silu, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "x is missing"));
+    CHECK(te_group_apply(group, te_op_find(ctx, "grouped_biases"), &x, 1, NULL, 0, &y) == TE_ERROR_ARGUMENT);
     CHECK(te_group_apply(group, silu, (int[]){99}, 1, NULL, 0, &y) != TE_OK && te_group_output(group, 99) == TE_ERROR_ARGUMENT);
     te_tensor *all[] = {in[0], in[1], apart, sums[0], sums[1], grad};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
     te_group_release(group);
     te_context_release(ctx);
+}
+
+/* A run that nobody can go back from keeps nothing. */
+static void test_no_outputs(void)
+{
+    failing_memory f = {.countdown = -1};
+    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context *ctx = te_context_open(&options);
+    te_group *group = te_group_new(ctx);
+    te_tensor *t = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1);
+    int x = te_group_input(group, false), y;
+    CHECK(te_tensor_set_requires_grad(t, true) == TE_OK);
+    CHECK(te_group_apply(group, te_op_find(ctx, "silu"), &x, 1, NULL, 0, &y) == TE_OK && te_group_run(group, &t, NULL) == TE_OK);
+    te_tensor_release(t);
+    te_group_release(group);
+    te_context_release(ctx);
+    CHECK_MSG(f.live == 0, "%zu bytes leaked", f.live);
 }
 
 /* --- memory that runs out ----------------------------------------------------------------------------------------- */
@@ -427,6 +446,7 @@ int main(void)
     test_retain_and_changes();
     test_refusals();
     test_public();
+    test_no_outputs();
     test_failing_allocations(block_step);
     test_failing_allocations(rows_step);
     test_failing_allocations(groups_step);

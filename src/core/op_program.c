@@ -7,8 +7,8 @@
 static te_status fail_part(te_call *call, te_part part, const te_tensor *t)
 {
     if (part.block)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension must be a multiple of 2 * interleave = %lld: %s",
-                            2 * (long long)part.block, TE_SHAPE_TEXT(t));
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension must be a multiple of 2 * interleave = %.0f: %s",
+                            2 * (double)part.block, TE_SHAPE_TEXT(t));
     return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension is split in halves, so it must be even: %s",
                         TE_SHAPE_TEXT(t));
 }

@@ -56,7 +56,7 @@ bool te_is_row_input(const te_op_def *def, const char *name);
 /* Whether a row of so many elements has the halves that are asked for; all of it has. */
 static inline bool te_part_fits(te_part part, int64_t width)
 {
-    return !part.half || (part.block >= 0 && width % (part.block ? 2 * part.block : 2) == 0);
+    return !part.half || (part.block >= 0 && part.block <= INT64_MAX / 2 && width % (part.block ? 2 * part.block : 2) == 0);
 }
 
 te_layout te_program_layout(const te_call *call, unsigned present);

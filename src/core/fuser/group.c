@@ -105,6 +105,11 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     for (int i = 0; i < call->op->n_inputs && status == TE_OK; i++)
         if (node.in[i] < TE_NO_VALUE || node.in[i] >= group->n_values)
             status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "no value %d in the group", node.in[i]);
+    for (int i = 0; i < call->op->n_params && status == TE_OK; i++) {
+        const te_param *p = &call->op->params[i];
+        if (p->type == TE_TYPE_TENSOR && !p->optional && node.in[p->slot] == TE_NO_VALUE && !node.call.is_number[p->slot])
+            status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "argument %s is missing", p->name);
+    }
     if (status == TE_OK && !te_group_accepts(ctx, call->op)) status = ctx->status;
     if (status == TE_OK && call->op->def->resolve) status = resolve(group, &node);
     if (status != TE_OK) return status;
@@ -266,11 +271,17 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     if (status == TE_OK) status = make_outputs(state, outputs);
     if (status == TE_OK && record) {
         te_call call = {.ctx = group->ctx, .op = &group_op, .pointer = state, .release = release_state};
-        te_group_state_trim(state);
-        for (int i = 0; i < group->n_outputs; i++)
-            if (plan->values[group->outputs[i]].wanted) call.out[i] = outputs[i];
-        status = te_autograd_record(&call, (te_tensor **)(uintptr_t)inputs, group->n_inputs);
-        if (status == TE_OK) return TE_OK;
+        bool any = false; /* a node that no output holds would live for ever */
+        for (int i = 0; i < group->n_outputs; i++) {
+            if (!plan->values[group->outputs[i]].wanted) continue;
+            call.out[i] = outputs[i];
+            any = true;
+        }
+        if (any) {
+            te_group_state_trim(state);
+            status = te_autograd_record(&call, (te_tensor **)(uintptr_t)inputs, group->n_inputs);
+            if (status == TE_OK) return TE_OK;
+        }
     }
     te_group_state_free(state);
     for (int i = 0; i < group->n_outputs && status != TE_OK; i++) {

@@ -177,8 +177,8 @@ end
 
 local function save(run, step)
     local o = run.options
-    return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer, keep = o.keep,
-        metadata = { command_line:texts(o), run.set:texts(), run.model:texts() } })
+    return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
+        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts() } })
 end
 
 -- Shows a step; the record of the metrics.

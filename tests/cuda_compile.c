@@ -191,7 +191,9 @@ static void compile_share(const compiler *c, const entry *entries, int n, int fi
 /* All of them among processes; what they counted. */
 static counts compile_all(compiler *c, const char *nvrtc, const entry *entries, int n, int processes)
 {
-    counts sum = {0, 0}, *each = mmap(NULL, (size_t)processes * sizeof *each, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    counts sum = {0, 0}, *each;
+    size_t bytes = (size_t)processes * sizeof *each;
+    each = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (each == MAP_FAILED) return (counts){0, 1};
     fflush(stdout);
     for (int p = 0; p < processes; p++) {
@@ -203,7 +205,7 @@ static counts compile_all(compiler *c, const char *nvrtc, const entry *entries, 
     for (int p = 0, status; p < processes && wait(&status) > 0; p++)
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) sum.refused++;
     for (int p = 0; p < processes; p++) sum.compiled += each[p].compiled, sum.refused += each[p].refused;
-    munmap(each, (size_t)processes * sizeof *each);
+    munmap(each, bytes);
     return sum;
 }
 

@@ -300,7 +300,8 @@ static void test_weights(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_fetches, test_failing_calls, test_host_memory, test_weights};
+    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_fetches,
+                             test_failing_calls, test_host_memory, test_weights};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -226,7 +226,8 @@ describe("train_gpt.lua", function()
             local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
                 .. "--eval-interval=1000000 --device=%s >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, device, folder)
             local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
-                .. "%skill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder, device == "cuda" and "sleep 3; " or "", signal, folder)
+                .. "%skill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder,
+                device == "cuda" and "sleep 3; " or "", signal, folder) -- until steps are recorded
             os.execute(script)
             assert.equal("75\n", assert(io.open(folder .. "/code")):read("*a"))
             local steps, records = te.train.checkpoint.steps(folder .. "/stop"), metrics("stop")

@@ -63,7 +63,7 @@ describe("te.train.steps", function()
         assert.is_false(ok)
         assert.equal(77, problem.code)
         assert.equal(8, n_finished)
-        assert.matches("3 steps in a row were not finite %(loss %-?[naif]+, gradient norm %-?nan%): gradient 1.weight of Linear%(in",
-            problem.message)
+        assert.matches("3 steps in a row were not finite %(loss %-?[naif]+, gradient norm %-?nan%): "
+            .. "gradient 1.weight of Linear%(in", problem.message)
     end)
 end)

@@ -123,8 +123,8 @@ typedef struct te_gemm {
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
  * q, out [batch, heads, seq_q, dim]; k [batch, kv_heads, seq_kv, dim]; v [batch, kv_heads, seq_kv, dim_v] with
  * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others any.
- * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where `longest` is not 0 they are
- * one list that te_backend.pack has made in the device's memory, and no sequence is longer.
+ * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where `longest` is
+ * not 0 they are one list that te_backend.pack has made in the device's memory, and no sequence is longer.
  * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
  * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
  *
@@ -220,8 +220,8 @@ struct te_backend {
     const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
     /* Contents in this memory that had a key (te_gemm) come no more: what was kept of them goes. NULL: that goes by itself. */
     void (*forget)(te_exec *exec, const void *data, size_t bytes);
-    /* offsets[0 … n] of n lengths, one dimension of int32 or int64. Lengths that are negative or do not add up to `tokens` are an error
-     * where the host next waits; the offsets then ascend within tokens all the same. NULL where memory is the host's. */
+    /* offsets[0 … n] of n lengths, one dimension of int32 or int64. Lengths that are negative or do not add up to `tokens` are
+     * an error where the host next waits; the offsets then ascend within tokens all the same. NULL where memory is the host's. */
     te_status (*pack)(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);

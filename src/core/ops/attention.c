@@ -298,7 +298,8 @@ static te_status pack_lengths(te_call *call, te_attention_state *s, te_tensor *l
     s->a.cu_seqlens_q = s->a.cu_seqlens_kv = te_tensor_pointer(s->packed);
     s->a.n_seqs = (int)lens->shape[0];
     s->a.longest = tokens > 0 ? tokens : 1;
-    return te_call_kernel(call, &device->exec, device->exec.backend->pack(&device->exec, te_tensor_pointer(s->packed), &lengths, tokens));
+    te_status status = device->exec.backend->pack(&device->exec, te_tensor_pointer(s->packed), &lengths, tokens);
+    return te_call_kernel(call, &device->exec, status);
 }
 
 /* Lengths to offsets; they must add up to the number of tokens. */

@@ -63,8 +63,8 @@ static te_status clear_reports(te_exec *exec, te_cuda_graph *g)
 {
     te_cuda_device *d = te_cuda(exec);
     if (g->n_reports == 0) return TE_OK;
-    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(g->words), 0xff, MAX_REPORTS * sizeof *g->words, d->stream),
-                          "clearing the reports of a graph");
+    CUresult r = d->driver.cuMemsetD8Async(te_cuda_address(g->words), 0xff, MAX_REPORTS * sizeof *g->words, d->stream);
+    return te_cuda_result(exec, r, "clearing the reports of a graph");
 }
 
 uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check)

@@ -32,8 +32,8 @@ typedef struct te_classes_args {
     double        ignored; /* no class, and no fault */
 } te_classes_args;
 
-/* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets [batch + 1] for each
- * step. Sequences beyond n are empty. */
+/* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets [batch + 1]
+ * for each step. Sequences beyond n are empty. */
 enum { TE_PACKED_STEPS = 9 };
 typedef struct te_packed_args {
     te_cuda_bound bound;

@@ -51,9 +51,9 @@ typedef enum te_cuda_check_kind {
     TE_CUDA_CHECK_WEIGHTS
 } te_cuda_check_kind;
 
-/* What a fault word means: of ids, indices, classes and lengths, the place of the first in the upper half and the value found there in
- * the lower, of lengths their sum at the place `count`; of weights 4 times the row and what is wrong with it. Small, to be kept where it
- * is read later. */
+/* What a fault word means: of ids, indices, classes and lengths, the place of the first in the upper half and the value found
+ * there in the lower, of lengths their sum at the place `count`; of weights 4 times the row and what is wrong with it. Small,
+ * to be kept where it is read later. */
 typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */

@@ -101,8 +101,9 @@ static te_status count_blocks(te_exec *exec, const te_attention *a, int64_t tile
 {
     int64_t others = heads * (a->cu_seqlens_q ? 1 : a->q.shape[0]);
     if (others > 0 && tiles > INT32_MAX / others)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "attention: %lld tiles for %lld heads of all sequences; less than 2^31 together "
-                            "are supported", (long long)tiles, (long long)others);
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                            "attention: %lld tiles for %lld heads of all sequences; less than 2^31 together are supported",
+                            (long long)tiles, (long long)others);
     *blocks = tiles * others;
     return TE_OK;
 }
@@ -208,7 +209,8 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     args.tiles = tiles_of(a, a->q.shape[2], tile);
     int64_t blocks = 0;
     if ((status = count_blocks(exec, a, args.tiles, a->q.shape[1], &blocks)) != TE_OK) return status;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
     call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
                                     .vector = (uint16_t)tile};
     call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);

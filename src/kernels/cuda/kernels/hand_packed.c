@@ -15,8 +15,9 @@ te_status te_cuda_plan_pack(te_exec *exec, te_cuda_plan *plan, int32_t *offsets,
     te_packed_args args = {.lens = te_cuda_view_of(lens), .n = te_view_numel(lens), .wide = lens->dtype == TE_I64,
                            .tokens = tokens, .offsets = offsets};
     if (lens->ndim != 1 || (lens->dtype != TE_I64 && lens->dtype != TE_I32) || tokens > INT32_MAX)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "packed sequences: lengths %s of %s for %lld tokens; {n} of int32 or int64 for "
-                            "less than 2^31 are needed", te_describe_view(lens).text, te_dtype_name(lens->dtype), (long long)tokens);
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "packed sequences: lengths %s of %s for %lld tokens; {n} of int32 or int64 for less than 2^31 are needed",
+                            te_describe_view(lens).text, te_dtype_name(lens->dtype), (long long)tokens);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_LENGTHS, "self_attention", tokens, args.n};
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_pack", 1, THREADS, &args, sizeof args));
     return TE_OK;
@@ -26,5 +27,6 @@ void te_cuda_plan_ragged(te_cuda_plan *plan, const te_packed_args *args)
 {
     te_cuda_plan_open(plan);
     int64_t numbers = args->batch + args->n_steps * (args->batch + 1);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_ragged", (numbers + THREADS - 1) / THREADS, THREADS, args, sizeof *args));
+    int64_t blocks = (numbers + THREADS - 1) / THREADS;
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_ragged", blocks, THREADS, args, sizeof *args));
 }

@@ -221,6 +221,30 @@ static void test_retain_and_changes(void)
     te_context_release(ctx);
 }
 
+/* A gated operation halves rows; a parameter has none. */
+static void test_halves_of_parameters(void)
+{
+    static const char *const names[] = {"swiglu", "geglu", "scaled_swiglu", "scaled_situglu"};
+    te_context *ctx = te_context_open(NULL);
+    for (int i = 0; i < 4; i++) {
+        for (int ndim = 0; ndim < 2; ndim++) {
+            te_group *group = te_group_new(ctx);
+            int x = te_group_input(group, false), p = te_group_input(group, true), y, sum;
+            te_group_call gate = {.op = te_op_find(ctx, names[i]), .values = {p, i < 2 ? TE_NO_VALUE : x, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+            CHECK(te_group_op(group, &gate, &y) == TE_OK);
+            te_group_call add = {.op = te_op_find(ctx, "add"), .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+            CHECK(te_group_op(group, &add, &sum) == TE_OK && te_group_output(group, sum) == TE_OK);
+            te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 4}, 1), te_tensor_full(ctx, TE_F32, ndim, (int64_t[]){8}, 1)};
+            te_tensor *out = NULL;
+            CHECK(te_group_run(group, in, &out) == TE_ERROR_UNSUPPORTED && te_group_refused(group) && !out);
+            te_tensor_release(in[0]);
+            te_tensor_release(in[1]);
+            te_group_release(group);
+        }
+    }
+    te_context_release(ctx);
+}
+
 static void test_refusals(void)
 {
     te_context *ctx = te_context_open(NULL);
@@ -445,6 +469,7 @@ int main(void)
     compare(TE_BF16, 0.3);
     test_retain_and_changes();
     test_refusals();
+    test_halves_of_parameters();
     test_public();
     test_no_outputs();
     test_failing_allocations(block_step);

@@ -105,6 +105,8 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
     }
     for (int i = 0; i < l.n; i++) {
         const te_plan_value *v = input_of(plan, node, l.input[i]);
+        if (v->cls == TE_VALUE_FIXED && l.part[i].half)
+            return te_plan_refuse(plan, node, "halves of a parameter, whose rows are not x's");
         if (v->cls == TE_VALUE_FIXED && !fits_columns(v, out->width))
             return te_plan_refuse(plan, node, "an argument with %lld elements beside rows of %lld", (long long)v->width,
                                   (long long)out->width);

@@ -7,6 +7,8 @@
 #include "core/optim.h"
 #include "tetrain/te.h"
 
+#include <limits.h>
+
 /* --- a small network ---------------------------------------------------------------------------------------------- */
 
 enum { TOKENS = 6, WIDTH = 8, HIDDEN = 16, CLASSES = 5, N_PARAMS = 6 };
@@ -242,6 +244,33 @@ static void test_failing_allocations(void)
     }
 }
 
+/* No operation holds on to what it was given, or to itself: with nobody left all memory is back. */
+static void test_operations_let_go(void)
+{
+    failing_memory f = {.countdown = LONG_MAX};
+    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    const char *name = "";
+    for (int i = 0; name; i++) {
+        te_context *ctx = te_context_open(&options);
+        const te_op *op = te_op_at(ctx, i);
+        name = op ? te_op_signature(op) : NULL;
+        for (int n = 1; op && n <= 3; n++) {
+            te_arg args[3];
+            te_tensor *out[3];
+            for (int k = 0; k < n; k++) {
+                args[k] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 4}, 1)};
+                te_tensor_set_requires_grad(args[k].as.tensor, true);
+            }
+            te_op_run(ctx, op, args, n, out, 3);
+            for (int k = 0; k < 3; k++) te_tensor_release(out[k]);
+            for (int k = 0; k < n; k++) te_tensor_release(args[k].as.tensor);
+        }
+        te_context_release(ctx);
+        CHECK_MSG(f.live == 0, "%s: %zu bytes", name ? name : "", f.live);
+        f.live = 0;
+    }
+}
+
 static void test_memory_limit(void)
 {
     te_context_options options = {.struct_size = sizeof options, .tensor_memory_limit = 1 << 20};
@@ -346,6 +375,7 @@ int main(void)
     test_adamw();
     test_errors();
     test_memory_limit();
+    test_operations_let_go();
     test_long_graph();
     test_failing_allocations();
     return TEST_END();

@@ -418,7 +418,7 @@ describe("te.graph on a CUDA device", function()
         local function look_up(...) return graph(te.tensor({ ... }, { dtype = "int32" })):totable() end
         look_up(1, 2)
         assert.same(te.embedding(table_, te.tensor({ 3, 4 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 4))
-        assert.error_matches(function() look_up(1, 7) end, "embedding: id 7 at position 1 is outside 0 to 4")
+        assert.error_matches(function() look_up(1, 7) end, "embedding: id 7 at position 2 is outside 0 to 4")
         assert.same(te.embedding(table_, te.tensor({ 3, 0 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 0))
     end)
 end)

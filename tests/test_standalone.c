@@ -255,10 +255,10 @@ static void test_embedding(void)
             r = test_view(rows, TE_F32, 2, row_shape);
     te_exec exec = exec_on(0, 2);
     for (int k = 0; k < 8; k++) rows[k] = 9;
-    CHECK_REFUSED(te_cpu_embedding(&exec, &r, &t, &i), "id 3 at position 2 is outside 0 to 2");
+    CHECK_REFUSED(te_cpu_embedding(&exec, &r, &t, &i), "id 3 at position 3 is outside 0 to 2");
     for (int k = 0; k < 8; k++) CHECK(rows[k] == 9);
     ids[2] = -1;
-    CHECK_REFUSED(te_cpu_embedding_backward(&exec, &t, &r, &i), "id -1 at position 2");
+    CHECK_REFUSED(te_cpu_embedding_backward(&exec, &t, &r, &i), "id -1 at position 3");
     for (int k = 0; k < 6; k++) CHECK(table[k] == 0);
     test_exec_close(&exec);
 }
@@ -312,7 +312,7 @@ static void check_index(te_dtype dtype, int ndim, uint64_t *seed, int64_t most)
         te_exec exec = exec_on(0, 2);
         set(&index.view, n - 1, (double)whole_shape[dim]);
         char text[80];
-        snprintf(text, sizeof text, "index %d at position %d is outside 0 to %d", (int)whole_shape[dim], (int)n - 1,
+        snprintf(text, sizeof text, "index %d at position %d is outside 0 to %d", (int)whole_shape[dim], (int)n,
                  (int)whole_shape[dim] - 1);
         CHECK_REFUSED(te_cpu_gather(&exec, &part.view, &whole.view, &index.view, dim), text);
         CHECK_REFUSED(te_cpu_scatter_add(&exec, &whole.view, &part.view, &index.view, dim), text);
@@ -460,15 +460,15 @@ static void test_multinomial(void)
             }
     }
     weights[2][3] = weights[2][1] = 0;
-    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, false, rng), "row 2 has fewer positive weights");
+    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, false, rng), "row 3 has fewer positive weights");
     weights[1][3] = -1;
-    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 1 has a weight that is negative or NaN");
+    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 2 has a weight that is negative or NaN");
     weights[1][3] = INFINITY;
-    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 1 has weights whose sum is infinite");
+    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 2 has weights whose sum is infinite");
     memset(weights[0], 0, sizeof weights[0]);
-    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 0 has no positive weight");
+    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 1 has no positive weight");
     src.shape[1] = 0;
-    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 0 has no positive weight");
+    CHECK_REFUSED(te_cpu_multinomial(&exec, &samples, &src, true, rng), "row 1 has no positive weight");
     test_exec_close(&exec);
 }
 

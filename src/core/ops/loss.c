@@ -18,7 +18,7 @@ static te_status check_targets(te_call *call, te_tensor *target, int64_t classes
     for (int64_t i = 0; i < n && status == TE_OK; i++)
         if ((ids[i] < 0 || ids[i] >= classes) && (double)ids[i] != ignored)
             status = te_call_fail(call, TE_ERROR_ARGUMENT, "target %lld at position %lld is not a class from 0 to %lld",
-                                  (long long)ids[i], (long long)i, (long long)(classes - 1));
+                                  (long long)ids[i], (long long)i + 1, (long long)(classes - 1));
     te_mem_free(&call->ctx->mem, ids, (size_t)n * sizeof *ids);
     return status;
 }

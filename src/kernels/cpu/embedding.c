@@ -35,7 +35,7 @@ static te_status check_operands(te_exec *exec, const char *op, const te_view *ro
         int64_t id = id_at(ids, i);
         if (id < 0 || id >= table->shape[0])
             return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: id %lld at position %lld is outside 0 to %lld", op,
-                                (long long)id, (long long)i, (long long)table->shape[0] - 1);
+                                (long long)id, (long long)i + 1, (long long)table->shape[0] - 1);
     }
     return TE_OK;
 }

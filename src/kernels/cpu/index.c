@@ -50,7 +50,7 @@ static te_status check_indices(te_exec *exec, const char *op, const walk *w)
             int64_t at = index_at(index, offset + i * index->stride[last]);
             if (at < 0 || at >= bound)
                 return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
-                                    (long long)at, (long long)(r * w->row + i), (long long)bound - 1);
+                                    (long long)at, (long long)(r * w->row + i) + 1, (long long)bound - 1);
         }
     }
     return TE_OK;

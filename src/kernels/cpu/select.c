@@ -354,7 +354,7 @@ te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *s
     if (!tree.sums) return TE_ERROR_MEMORY;
     for (int64_t row = 0; row < rows && status == TE_OK && !te_cpu_stopping(exec); row++) {
         const char *fault = tree_load(te_copy_blocks_of(exec), &tree, src, row, replacement ? 1 : draws);
-        if (fault) status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row, fault);
+        if (fault) status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row + 1, fault);
         int64_t *sample = row_at(out, row);
         for (int64_t d = 0; d < draws && !fault && !(d % POLL == 0 && te_cpu_stopping(exec)); d++) {
             int64_t drawn = tree_find(&tree, te_rng_word(rng, (uint64_t)(row * draws + d)) * 0x1p-32);

@@ -89,7 +89,7 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};
     return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %ld at position %lu is %s 0 to %lld", check->operation,
-                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)(fault >> 32),
+                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)(fault >> 32) + 1,
                         found[check->kind][1], (long long)check->bound - 1);
 }
 

@@ -200,7 +200,8 @@ end
 local function validate_and_sample(run, progress, s, record)
     local val_loss = validate(run)
     if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
-    progress:print("step %d: train loss %.4f, validation loss %.4f", s.step, s.loss, val_loss or 0 / 0)
+    local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
+    progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
     local text = sample(run)
     if text then progress:print("%s\n", text) end
 end

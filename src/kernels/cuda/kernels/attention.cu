@@ -69,15 +69,17 @@ __device__ static inline void te_softmax_row(te_real *p, te_real *top, te_real *
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) te_attention(const __grid_constant__ te_attention_args a)
+/* Four blocks of a processor, which shared memory allows: without a number the compiler takes 64 registers, and spills. */
+extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     const int   dim = (int)a.q.shape[3], dim_v = (int)a.v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
     te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
     te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
-    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_block    block = te_block_of(a, a.q.shape[1]);
+    int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_TILE, &first);
+    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
@@ -187,13 +189,14 @@ __device__ static inline void te_backward_scores(const te_attention_args &a, con
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
-    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_block    block = te_block_of(a, a.q.shape[1]);
+    int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_TILE, &first);
+    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_queries(a, b, s, head, first, rows);
@@ -221,14 +224,15 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_dq(const __grid_c
     te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, (te_real)a.scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128) te_attention_dkv(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dkv(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
     te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.dim;
-    int64_t     kv_heads = a.k.shape[1], kv_head = blockIdx.x / a.tiles % kv_heads, group = a.q.shape[1] / kv_heads;
+    te_block    block = te_block_of(a, a.k.shape[1]);
+    int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
     int64_t     key;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / kv_heads, a.cu_kv, TE_TILE, &key);
+    te_sequence s = te_sequence_of(a, block, a.cu_kv, TE_TILE, &key);
     if (key >= s.n_kv) return;
     int     n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
     int64_t first = te_clamp(key - s.delta - s.right, 0, s.n_q), end = te_clamp(key + n - s.delta + s.left, 0, s.n_q);

@@ -39,16 +39,28 @@ __device__ static inline te_sequence te_sequence_at(const te_attention_args &a, 
     return s;
 }
 
+/* Which tile of which of n heads this block has, and the head that those share whose keys it reads. A grid has less than 2^31 blocks: no
+ * division of 64 bits, which is a call that registers are spilled around. */
+typedef struct te_block {
+    uint32_t tile, head, kv_head, batch;
+} te_block;
+
+__device__ static inline te_block te_block_of(const te_attention_args &a, int64_t n)
+{
+    uint32_t tiles = (uint32_t)a.tiles, heads = (uint32_t)n, others = blockIdx.x / tiles, head = others % heads;
+    return {blockIdx.x % tiles, head, head / (heads / (uint32_t)a.k.shape[1]), others / heads};
+}
+
 /* That of this block, and where its tile of `rows` rows begins in it. Packed extents have as many tiles as their rows and one more for
  * each part, which rounds to whole tiles: part i begins at tile starts[i - 1] / rows + i, and some tiles are nobody's. */
-__device__ static inline te_sequence te_sequence_of(const te_attention_args &a, int64_t batch, const int32_t *starts, int rows,
+__device__ static inline te_sequence te_sequence_of(const te_attention_args &a, te_block block, const int32_t *starts, int rows,
                                                     int64_t *first)
 {
-    int64_t tile = blockIdx.x % a.tiles, part = 0, beyond = a.n_seqs + 2;
+    int64_t tile = block.tile, part = 0, beyond = a.n_seqs + 2;
     *first = tile * rows;
-    if (!starts) return te_sequence_at(a, batch);
+    if (!starts) return te_sequence_at(a, block.batch);
     while (beyond - part > 1) {
-        int64_t middle = (part + beyond) / 2;
+        int64_t middle = (part + beyond) >> 1;
         if (starts[middle - 1] / rows + middle <= tile) part = middle;
         else beyond = middle;
     }

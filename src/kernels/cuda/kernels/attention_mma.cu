@@ -225,9 +225,10 @@ __device__ static inline void te_mma_softmax(float (&c)[TE_MMA_FORWARD / 8][4], 
 extern "C" __global__ void __launch_bounds__(128) te_attention_mma(const __grid_constant__ te_attention_args a)
 {
     __shared__ __align__(16) te_a k[TE_MMA_FORWARD * TE_PITCH], turned[TE_DIM_V * TE_PITCH_FORWARD];
-    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_block    block = te_block_of(a, a.q.shape[1]);
+    int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_MMA_ROWS, &first);
+    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_MMA_ROWS, &first);
     if (first >= s.n_q) return;
     int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
@@ -292,13 +293,14 @@ TE_HD static inline float te_d_at(const te_attention_args &a, const te_sequence 
     return ((const float *)a.bound.scratch)[(s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i];
 }
 
-extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dq(const __grid_constant__ te_attention_args a)
 {
     __shared__ __align__(16) te_a k[TE_MMA_BACKWARD * TE_PITCH], v[TE_MMA_BACKWARD * TE_PITCH_V],
         turned[TE_DIM * TE_PITCH_BACKWARD];
-    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_block    block = te_block_of(a, a.q.shape[1]);
+    int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_MMA_ROWS, &first);
+    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_MMA_ROWS, &first);
     if (first >= s.n_q) return;
     int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
@@ -344,14 +346,15 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dq(const __gr
     te_mma_store<TE_DIM>(a.dq, s.batch, head, s.q_start + first + warp, mine, dq, (float)a.scale, (float)a.scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128) te_attention_mma_dkv(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const __grid_constant__ te_attention_args a)
 {
     __shared__ __align__(16) te_a q[TE_MMA_BACKWARD * TE_PITCH], q_turned[TE_DIM * TE_PITCH_BACKWARD];
     __shared__ __align__(16) te_a dout[TE_MMA_BACKWARD * TE_PITCH_V], dout_turned[TE_DIM_V * TE_PITCH_BACKWARD];
     __shared__ float lse[TE_MMA_BACKWARD], d[TE_MMA_BACKWARD];
-    int64_t     kv_heads = a.k.shape[1], kv_head = blockIdx.x / a.tiles % kv_heads, group = a.q.shape[1] / kv_heads;
+    te_block    block = te_block_of(a, a.k.shape[1]);
+    int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
     int64_t     key;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / kv_heads, a.cu_kv, TE_MMA_ROWS, &key);
+    te_sequence s = te_sequence_of(a, block, a.cu_kv, TE_MMA_ROWS, &key);
     if (key >= s.n_kv) return;
     int      n = (int)(s.n_kv - key < TE_MMA_ROWS ? s.n_kv - key : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(n - warp, 0, 16);

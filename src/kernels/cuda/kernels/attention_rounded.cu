@@ -45,9 +45,10 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     const int   dim = (int)a.q.shape[3], dim_v = (int)a.v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
     te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
     te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
-    int64_t     heads = a.q.shape[1], head = blockIdx.x / a.tiles % heads, kv_head = head / (heads / a.k.shape[1]);
+    te_block    block = te_block_of(a, a.q.shape[1]);
+    int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
-    te_sequence s = te_sequence_of(a, blockIdx.x / a.tiles / heads, a.cu_q, TE_TILE, &first);
+    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int     rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_real scale = (te_real)(a.scale * (double)*a.factor[0] * (double)*a.factor[1]);

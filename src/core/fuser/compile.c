@@ -278,6 +278,7 @@ static void move_again_last(te_unit *unit)
 static void drop_identities(te_unit *unit)
 {
     te_program *program = unit->gradient.forward;
+    if (!unit->n_identities) return;
     struct te_program_output *first = program->outputs + unit->n_results;
     program->n_outputs -= unit->n_identities;
     memmove(first, first + unit->n_identities, (size_t)(program->n_outputs - unit->n_results) * sizeof *first);

@@ -7,6 +7,8 @@
 /* On a device: tiles of 16 bits that a kernel has room for in shared memory. */
 enum { TE_EMIT_TILES = 2 };
 
+/* Of one run: gradients of slots, and operands computed again. */
+enum { TE_EMIT_VALUES = TE_UNIT_SLOTS + TE_UNIT_RESULTS };
 enum { TE_EMIT_OUTPUTS = TE_UNIT_RESULTS + 2 * TE_UNIT_SLOTS + TE_GRAD_MAX_SOURCES };
 
 /* How a value between a program and a product gets quantized. */
@@ -41,7 +43,7 @@ typedef struct te_emitting {
     const te_space *space; /* of the unit: its rows */
     te_program **measuring; /* of the unit */
     int n;
-    te_emission of[TE_UNIT_SLOTS];
+    te_emission of[TE_EMIT_VALUES];
 } te_emitting;
 
 /* Whether rows can be quantized before the others are known. */

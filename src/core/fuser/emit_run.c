@@ -244,7 +244,7 @@ static te_status quantize_stored(te_emitting *e, te_emission *m, te_quantize_job
 static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run *run)
 {
     te_exec *exec = &e->state->device->exec;
-    te_quantize_job jobs[TE_UNIT_SLOTS + TE_EMIT_TILES];
+    te_quantize_job jobs[TE_EMIT_VALUES + TE_EMIT_TILES];
     te_program *measuring = with_amaxes(e, program);
     te_status status = measuring || !any(e, TE_EMIT_STORED) ? TE_OK : te_fail_memory(e->state->plan->ctx, "fuser");
     int n = 0;

@@ -177,6 +177,25 @@ describe("tetrain", function()
         assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))
     end)
 
+    it("has its threads on processors of their own where OpenMP binds threads", function()
+        local path = script [[
+            local te = require "te"
+            te.randn(1000, 1000):relu()
+            print(te.get_num_threads())
+            io.stdout:flush()
+            os.execute("cat /proc/" .. io.open("/proc/self/stat"):read("*n") .. "/task/*/status")]]
+        local free = assert(tonumber((run(path):match "^%d+")))
+        local bound = shell(("OMP_PROC_BIND=true '%s' %s"):format(TETRAIN, path))
+        assert.equal(free, tonumber(bound:match "^%d+"))
+        local lists, distinct = {}, 0
+        for list in bound:gmatch "Cpus_allowed_list:%s*(%S+)" do
+            if not lists[list] then distinct = distinct + 1 end
+            lists[list] = true
+        end
+        local has_openmp = bound:match "Cpus_allowed_list:%s*(%S+)":match "^%d+$"
+        assert.equal(has_openmp and free or 1, distinct)
+    end)
+
     it("finds its own scripts by name", function()
         if not te._core.stat(TETRAIN:match("^(.*)/") .. "/../scripts/train_gpt.lua") then
             pending("the executable does not stand beside its scripts")

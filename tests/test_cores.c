@@ -1,21 +1,43 @@
 /* test_cores.c - threads are counted by what the process may use, not by what the machine has. */
 #define _GNU_SOURCE /* sched_setaffinity */
-#include "core/cores.h"
+#include "kernels/cores.h"
 #include "test.h"
 
 #include <sched.h>
 #include <tetrain/te.h>
 
+/* A thread goes elsewhere when told to leave its processor, and may run where it might before. */
+static void check_leaving(const cpu_set_t *all)
+{
+    cpu_set_t after;
+    int       moved = 0, tries = 20;
+    for (int i = 0; i < tries; i++) {
+        int here = te_cores_current();
+        te_cores_leave(here);
+        moved += te_cores_current() != here;
+        CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(all, &after));
+    }
+    if (CPU_COUNT(all) > 1)
+        CHECK_MSG(moved > 0, "%d of %d times", moved, tries); /* the system may move it back */
+    else
+        CHECK(moved == 0);
+    te_cores_leave(-1);
+    te_cores_leave(CPU_SETSIZE);
+    CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(all, &after));
+}
+
 int main(void)
 {
     cpu_set_t all, one;
     if (sched_getaffinity(0, sizeof all, &all) != 0) abort();
+    check_leaving(&all);
     CHECK(te_cores() >= 1 && te_cores() <= CPU_COUNT(&all));
     CPU_ZERO(&one);
     for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
         if (CPU_ISSET(i, &all)) CPU_SET(i, &one);
     CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
     CHECK(te_cores() == 1);
+    check_leaving(&one);
     te_context *ctx = te_context_open(NULL);
     CHECK(te_context_threads(ctx) == 1);
     te_context_set_threads(ctx, 3);

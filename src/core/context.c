@@ -2,8 +2,8 @@
 #include "context.h"
 
 #include "autocast.h"
-#include "cores.h"
 #include "graph.h"
+#include "kernels/cores.h"
 #include "op.h"
 #include "tensor.h"
 

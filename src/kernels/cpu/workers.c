@@ -16,13 +16,17 @@
  * Between the loops of a training step pass some microseconds, and waking a thread takes tens of them; so who waits first
  * spins for a while, unless there are more threads than processors. A worker that no loop needs spins no longer because
  * others are called.
+ *
+ * A scheduler may wake a worker on the caller's processor, where it waits for the caller's time slice to end, some
+ * milliseconds; a worker that finds itself there moves away while there are processors enough.
  */
 #include "workers.h"
+
+#include "kernels/cores.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { SPIN_NANOSECONDS = 100000, PAUSES = 32, LINE = 64 };
 
@@ -52,7 +56,7 @@ typedef struct te_cpu_workers {
     bool         busy;   /* of the caller: a loop within a loop finds it set */
 
     _Alignas(LINE) atomic_uint calls;
-    atomic_int                 threads;
+    atomic_int                 threads, processor; /* the caller's */
     atomic_bool                open, spins, ends;
     _Alignas(LINE) atomic_int  inside;
     atomic_bool                caller_sleeps;
@@ -61,7 +65,7 @@ typedef struct te_cpu_workers {
 
     int     n_workers, capacity; /* there are shares for as many threads */
     worker *workers;             /* the last one first */
-    long    processors;
+    int     processors; /* that the process may use */
     void   *block, *shares_block; /* what this and the shares lie in */
 } te_cpu_workers;
 
@@ -165,13 +169,22 @@ static void take_pieces(te_cpu_workers *all, int thread)
     }
 }
 
+static void keep_off_caller(te_cpu_workers *all)
+{
+    int processor = atomic_load_explicit(&all->processor, memory_order_relaxed);
+    if (processor < 0 || processor != te_cores_current()) return;
+    if (atomic_load_explicit(&all->spins, memory_order_relaxed)) te_cores_leave(processor);
+}
+
 static void *work(void *argument)
 {
     worker         *w = argument;
     te_cpu_workers *all = w->all;
+    te_cores_bind(w->index);
     for (;;) {
         wait_for_call(all, w);
         if (atomic_load(&all->ends)) return NULL;
+        keep_off_caller(all);
         atomic_fetch_add(&all->inside, 1);
         if (atomic_load(&all->open) && w->index < atomic_load(&all->threads)) take_pieces(all, w->index);
         leave(all);
@@ -195,7 +208,7 @@ static te_cpu_workers *workers_new(const te_mem *mem)
     te_cpu_workers *all = lines_new(mem, sizeof *all, &block);
     if (!all) return NULL;
     all->block = block;
-    all->processors = sysconf(_SC_NPROCESSORS_ONLN);
+    all->processors = te_cores();
     if (pthread_mutex_init(&all->mutex, NULL) == 0) {
         if (pthread_cond_init(&all->left, NULL) == 0) return all;
         pthread_mutex_destroy(&all->mutex);
@@ -287,6 +300,7 @@ static void open_job(te_cpu_workers *all, int64_t pieces, int threads)
         all->shares[i].end = each * (i + 1) + (i < more ? i + 1 : more);
     }
     atomic_store_explicit(&all->spins, threads <= all->processors, memory_order_relaxed);
+    atomic_store_explicit(&all->processor, te_cores_current(), memory_order_relaxed);
     atomic_store(&all->open, true);
 }
 

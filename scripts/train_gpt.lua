@@ -110,6 +110,7 @@ end
 -- Everything that lives as long as the run, fresh or from a checkpoint.
 local function open_run(o, given, script)
     local saved
+    train.io(train.checkpoint.claim, o.out, not o.resume)
     if o.resume then
         local path = train.checkpoint.latest(o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end

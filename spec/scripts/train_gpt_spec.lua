@@ -237,6 +237,21 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("refuses a folder that another run writes into", function()
+        local shell = ("%s --steps=1000000 --eval-interval=1000000 & pid=$!; "
+            .. "while [ ! -s %s/taken/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
+            .. "for more in '' --resume; do %s --steps=1 $more 2>>%s/refused; echo $? >>%s/codes; done; "
+            .. "kill -TERM $pid; wait $pid; echo $? >>%s/codes; %s --resume --steps=1; echo $? >>%s/codes")
+        local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/taken %s >%s/log")
+            :format(TETRAIN, folder, folder, SMALL, folder)
+        os.execute(shell:format(command, folder, command, folder, folder, folder, command, folder))
+        assert.equal("74\n74\n75\n0\n", assert(io.open(folder .. "/codes")):read("*a"))
+        local refused = ("%s/taken: another run writes into this folder\n"):format(folder)
+        assert.equal(refused:rep(2), assert(io.open(folder .. "/refused")):read("*a"))
+        local records = metrics("taken")
+        for i, record in ipairs(records) do assert.equal(i, record.step) end
+    end)
+
     it("redraws one line on a terminal", function()
         os.execute(("script -qec '%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/tty %s --steps=3' "
             .. "/dev/null >%s/typescript 2>&1 </dev/null"):format(TETRAIN, folder, folder, SMALL, folder))

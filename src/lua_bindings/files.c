@@ -5,8 +5,11 @@
 #include "core/safetensors.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char *check_path(lua_State *L, int index, const char *function)
 {
@@ -76,6 +79,29 @@ static int make_folder(lua_State *L)
     te_lua_enter(rt, L, "mkdir");
     if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK) return raise_io(L, "mkdir", &error);
     return 0;
+}
+
+static int unlock(lua_State *L)
+{
+    int *fd = lua_touserdata(L, 1);
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+    return 0;
+}
+
+/* lock_folder(path): a value that keeps other processes from locking the folder for as long as it lives; false where one
+ * holds it. Where the file system has no locks the value holds nothing. */
+static int lock_folder(lua_State *L)
+{
+    const char *path = check_path(L, 1, "lock_folder");
+    int        *fd = lua_newuserdata(L, sizeof *fd);
+    *fd = -1;
+    te_lua_set_collector(L, unlock);
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0) return te_lua_fail(L, "lock_folder", "%s: %s", path, strerror(errno));
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 1;
+    lua_pushboolean(L, false);
+    return 1;
 }
 
 /* --- safetensors: writing ----------------------------------------------------------------------------------------- */
@@ -314,6 +340,7 @@ static int safetensors_entries(lua_State *L)
 }
 
 const luaL_Reg te_lua_file_functions[] = {
-    {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"safetensors_write", safetensors_write},
-    {"safetensors_read", safetensors_read}, {"safetensors_entries", safetensors_entries}, {NULL, NULL},
+    {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"lock_folder", lock_folder},
+    {"safetensors_write", safetensors_write}, {"safetensors_read", safetensors_read},
+    {"safetensors_entries", safetensors_entries}, {NULL, NULL},
 };

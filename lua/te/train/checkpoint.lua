@@ -123,6 +123,18 @@ function checkpoint.check_data(saved, set)
     end
 end
 
+local claimed = {}
+
+--- Keeps the folder for this process until it ends: a second run that claims it gets an error. Of a folder that is not
+-- there nothing is kept.
+---@param make boolean|nil  the folder is made where there is none
+function checkpoint.claim(folder, make)
+    if make then te._core.mkdir(folder) end
+    if claimed[folder] or not te._core.stat(folder) then return end
+    claimed[folder] = te._core.lock_folder(folder)
+    if not claimed[folder] then error(folder .. ": another run writes into this folder", 0) end
+end
+
 --- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new
 --- run replaces it.
 function checkpoint.set_aside(folder)

@@ -1,12 +1,15 @@
 # Flags of every target: warnings, floating point rules, sanitizers, and the instruction sets of the CPU backend.
 include(CheckCCompilerFlag)
+include(CheckCSourceRuns)
 
 add_library(te_flags INTERFACE)
 target_compile_options(te_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes
   # every instruction of a program rounds once and nothing is contracted: the same bits everywhere
   -ffp-contract=off -fno-math-errno -fno-trapping-math)
 target_compile_definitions(te_flags INTERFACE _POSIX_C_SOURCE=200809L _DEFAULT_SOURCE)
-set(CMAKE_C_FLAGS_RELEASE "-O3 -DNDEBUG")
+# The engine calls kernels and loops over little itself: what -O3 adds there is size.
+set(CMAKE_C_FLAGS_RELEASE "-O2 -DNDEBUG")
+set(TE_KERNEL_FLAGS $<$<CONFIG:Release>:-O3>)
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 
 if(TE_SANITIZE)
@@ -21,16 +24,36 @@ if(TE_SANITIZE)
   endif()
 endif()
 
+# A bit for each pointer in a table instead of 24 bytes, where the C library that is here reads them.
+if(NOT CMAKE_CROSSCOMPILING)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -Wl,-z,pack-relative-relocs)
+  check_c_source_runs("static int n; int *volatile pointers[] = {&n, &n}; int main(void) { return pointers[1] != &n; }"
+    TE_HAS_PACKED_RELOCATIONS)
+  if(TE_HAS_PACKED_RELOCATIONS)
+    set(TE_PACKED_RELOCATIONS ${CMAKE_REQUIRED_LINK_OPTIONS})
+  endif()
+  unset(CMAKE_REQUIRED_LINK_OPTIONS)
+endif()
+
 # Files in src/kernels/cpu/isa are compiled once per entry.
 set(TE_ISAS portable)
-# For machines without AVX2 size counts more: what -O3 adds to the other sets doubles this one.
-set(TE_ISA_FLAGS_portable $<$<CONFIG:Release,RelWithDebInfo>:-O2>)
+# Nothing is thrown through a kernel, and a debugger finds its way by what -g adds.
+set(TE_NOTHING_THROWN $<$<CONFIG:Release>:-fno-asynchronous-unwind-tables>)
+set(TE_ISA_FLAGS ${TE_NOTHING_THROWN})
+# Loops of kernels are vectors as they are written: copies of them for other strides, conditions and ends would be size alone.
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  list(APPEND TE_ISA_FLAGS -fno-version-loops-for-strides -fno-unswitch-loops -fno-split-loops
+    --param=max-completely-peeled-insns=100)
+endif()
+# For machines without AVX2 size counts more: what -O3 adds to the other sets would double this one.
+set(TE_ISA_FLAGS_portable ${TE_ISA_FLAGS})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   check_c_compiler_flag("-mavx512f" TE_COMPILER_HAS_AVX512)
   if(TE_COMPILER_HAS_AVX512)
     list(APPEND TE_ISAS avx2 avx512)
-    set(TE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
-    set(TE_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2 -mprfchw -mprefer-vector-width=512)
+    set(TE_ISA_FLAGS_avx2 ${TE_ISA_FLAGS} ${TE_KERNEL_FLAGS} -mavx2 -mfma -mf16c -mbmi2)
+    set(TE_ISA_FLAGS_avx512 ${TE_ISA_FLAGS} ${TE_KERNEL_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2
+      -mprfchw -mprefer-vector-width=512)
     target_compile_definitions(te_flags INTERFACE TE_ISA_HAS_X86=1)
     # attention alone has loops for this extension of avx512
     check_c_compiler_flag("-mavx512bf16" TE_COMPILER_HAS_AVX512BF16)

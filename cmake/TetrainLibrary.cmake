@@ -15,6 +15,12 @@ if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()
 
+# These have loops over data of their own. Gradient checks alone compute in float64.
+file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
+set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS}")
+set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
+  "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+
 set(TE_ALL_OBJECTS $<TARGET_OBJECTS:te_objects>)
 if(TE_COMPILER_HAS_AVX512BF16)
   list(APPEND TE_ISAS avx512bf16)
@@ -27,6 +33,8 @@ endif()
 # The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each other's latency.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS -fschedule-insns)
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
+    --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()
 if(TE_ISA_SOURCES)
   foreach(isa IN LISTS TE_ISAS)
@@ -58,7 +66,7 @@ add_library(tetrain::tetrain ALIAS tetrain_shared)
 file(GLOB TE_EXECUTABLE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/tetrain/*.c)
 add_executable(tetrain_executable ${TE_EXECUTABLE_SOURCES})
 set_target_properties(tetrain_executable PROPERTIES OUTPUT_NAME tetrain)
-target_link_libraries(tetrain_executable PRIVATE tetrain_static)
+target_link_libraries(tetrain_executable PRIVATE tetrain_static ${TE_PACKED_RELOCATIONS})
 if(EDIT_INCLUDE_DIR AND EDIT_LIBRARY)
   target_include_directories(tetrain_executable SYSTEM PRIVATE ${EDIT_INCLUDE_DIR})
   target_link_libraries(tetrain_executable PRIVATE ${EDIT_LIBRARY})

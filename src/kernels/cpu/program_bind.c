@@ -159,7 +159,7 @@ static bool direct_allowed(const te_walker *w, int output)
 static void settle_streams(te_walker *w, int output)
 {
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
-    if (w->job->rows * w->job->columns * out->size < TE_STREAMED_FROM) return;
+    if (!te_job_streams(w->job, out->size)) return;
     out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }

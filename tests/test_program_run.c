@@ -68,11 +68,48 @@ static void check_places(te_exec *exec)
     release(&b);
 }
 
+enum { TALL = 2880, SLICE = 96, WIDE = 768 };
+
+/* Outputs of a row's sum and of elements alone: past the caches where all rows are one run, in them where a run has a few. The
+ * same bits either way. */
+static void check_streams(te_exec *exec)
+{
+    static built b;
+    size_t       count = (size_t)TALL * WIDE;
+    float       *x = te_cpu_memory_alloc(exec, 4 * count * sizeof *x);
+    uint16_t    *z = te_cpu_memory_alloc(exec, 2 * count * sizeof *z);
+    CHECK(x && z);
+    for (size_t i = 0; x && i < 2 * count; i++) x[i] = (float)(i * 2654435761u % 1009) / 64 - 7;
+    begin(&b, "streams");
+    int a = input(&b, TE_RATE_ELEM), w = input(&b, TE_RATE_ELEM);
+    int sum = reduce(&b, TE_PW_ROWSUM, a), y = emit(&b, TE_PW_MUL, emit(&b, TE_PW_SUB, a, sum, -1), w, -1);
+    output(&b, TE_OUT_ELEM, y);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_MUL, w, w, -1));
+    bool right = x && z;
+    for (int rows = TALL, turn = 0; turn < 2; turn++, rows = SLICE)
+        for (size_t r = 0; right && r < TALL; r += (size_t)rows) {
+            te_operand in[2], out[2];
+            for (size_t i = 0; i < 2; i++)
+                in[i] = (te_operand){.data = x + i * count + r * WIDE, .dtype = TE_F32, .stride = {WIDE, 1}};
+            out[0] = (te_operand){.data = x + (size_t)(2 + turn) * count + r * WIDE, .dtype = TE_F32, .stride = {WIDE, 1}};
+            out[1] = (te_operand){.data = z + (size_t)turn * count + r * WIDE, .dtype = TE_BF16, .stride = {WIDE, 1}};
+            te_run run = {.ndim = 2, .shape = {rows, WIDE}, .inputs = in, .outputs = out};
+            right = te_cpu_program_run(exec, &b.program, &run, 1) == TE_OK;
+        }
+    right = right && memcmp(x + 2 * count, x + 3 * count, count * sizeof *x) == 0;
+    right = right && memcmp(z, z + count, count * sizeof *z) == 0;
+    CHECK_MSG(right, "outputs past the caches, %s, %d threads", te_cpu_isa_name(te_cpu(exec)->isa), exec->threads);
+    te_cpu_memory_free(exec, z, 2 * count * sizeof *z);
+    te_cpu_memory_free(exec, x, 4 * count * sizeof *x);
+    release(&b);
+}
+
 int main(int argc, char **argv)
 {
     open_devices();
     check_random_programs(argc > 1 ? atoi(argv[1]) : 400);
     for (int d = 0; d < n_devices; d++) check_places(&devices[d]);
+    for (int d = 0; d < n_devices; d++) check_streams(&devices[d]);
     close_devices();
     return TEST_END();
 }

@@ -159,7 +159,7 @@ static bool direct_allowed(const te_walker *w, int output)
 static void settle_streams(te_walker *w, int output)
 {
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
-    if (w->job->rows * w->job->columns * out->size < TE_STREAMED_FROM) return;
+    if (!te_job_streams(w->job, out->size)) return;
     out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
@@ -196,8 +196,6 @@ static void settle_window(te_walker *w)
         w->window = most / strip * strip;
 }
 
-enum { FETCHED_MAX = 6 };
-
 /* Whether the next rows of an operand are not those at hand, and nothing else brings them. */
 static bool goes_on(const te_walker *w, int operand)
 {
@@ -214,9 +212,9 @@ static int find_fetched(const te_walker *w, int *fetched)
     enum { NEAR = 1 << 20 };
     const te_job *job = w->job;
     int           n = 0, n_inputs = job->program->n_inputs;
-    for (int i = 0; i < n_inputs && n < FETCHED_MAX; i++)
+    for (int i = 0; i < n_inputs && n < TE_FETCHED_MAX; i++)
         if (goes_on(w, i)) fetched[n++] = i;
-    for (int o = n_inputs; job->band && o < n_inputs + job->program->n_outputs && n < FETCHED_MAX; o++) {
+    for (int o = n_inputs; job->band && o < n_inputs + job->program->n_outputs && n < TE_FETCHED_MAX; o++) {
         bool own = goes_on(w, o) && job->rows * job->columns * w->operands[o].size > NEAR;
         for (int i = 0; i < n_inputs; i++) own &= w->operands[i].base != w->operands[o].base;
         if (own) fetched[n++] = o;
@@ -224,31 +222,43 @@ static int find_fetched(const te_walker *w, int *fetched)
     return n;
 }
 
+/* Lines [first, end) of all those that are fetched, one operand's behind the other's. */
+static void take_share(const te_walker *w, te_share *share, const int *fetched, int n, size_t first, size_t end)
+{
+    int64_t rows = w->job->tile_rows;
+    int     parts = 0;
+    for (int i = 0; i < n; i++) {
+        const te_bound_operand *operand = &w->operands[fetched[i]];
+        size_t lines = (size_t)(rows * w->job->columns * operand->size) / TE_LINE, last = end < lines ? end : lines;
+        if (first < last)
+            share->part[parts++] = (struct te_share_part){.operand = fetched[i], .lines = last - first,
+                .offset = rows * te_walker_row_stride(w, operand) + (int64_t)first * TE_LINE};
+        first = first > lines ? first - lines : 0, end = end > lines ? end - lines : 0;
+    }
+}
+
 /* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next ones by
  * itself, unless it is one short row after the other. So each step that goes over rows fetches its share of the next tile's,
- * as long as both stay in the second-level cache: the first steps that of the first operand, the last ones that of the last.
+ * as long as both stay in the second-level cache: the first steps those of the first operands, the last ones those of the last.
  * Lines all at once would hold up what is at hand. */
 static void settle_shares(te_walker *w)
 {
     enum { ALONE = 4 << 10, MOST = 384 << 10 };
     const te_job *job = w->job;
     int64_t       bytes = 0, rows = job->tile_rows;
-    int           fetched[FETCHED_MAX], turns = w->plan->n_turns;
+    size_t        lines = 0, turns = (size_t)w->plan->n_turns;
+    int           fetched[TE_FETCHED_MAX];
     w->fetches = false;
-    memset(w->shares, 0, (size_t)turns * sizeof *w->shares);
+    memset(w->shares, 0, turns * sizeof *w->shares);
     if (!job->compiled->reduces_rows || job->kind == TE_PLAN_ROWS || job->rows <= rows) return;
     int n = find_fetched(w, fetched);
-    for (int i = 0; i < n; i++) bytes += rows * job->columns * w->operands[fetched[i]].size;
+    for (int i = 0; i < n; i++) {
+        bytes += rows * job->columns * w->operands[fetched[i]].size;
+        lines += (size_t)(rows * job->columns * w->operands[fetched[i]].size) / TE_LINE;
+    }
     if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
     w->fetches = true;
-    for (int t = 0; t < turns; t++) {
-        int    which = t * n / turns, first = (which * turns + n - 1) / n;
-        size_t of = (size_t)(((which + 1) * turns + n - 1) / n - first), at = (size_t)(t - first);
-        const te_bound_operand *operand = &w->operands[fetched[which]];
-        size_t lines = (size_t)(rows * job->columns * operand->size) / TE_LINE, line = lines * at / of;
-        w->shares[t] = (te_share){.operand = fetched[which], .lines = lines * (at + 1) / of - line,
-                                  .offset = rows * te_walker_row_stride(w, operand) + (int64_t)line * TE_LINE};
-    }
+    for (size_t t = 0; t < turns; t++) take_share(w, &w->shares[t], fetched, n, lines * t / turns, lines * (t + 1) / turns);
 }
 
 void te_walker_uniform_value(te_walker *w, int v)

@@ -62,13 +62,15 @@ typedef struct te_block_random {
     const void *p;         /* KEEP: drop probabilities, one per element */
 } te_block_random;
 
-/* Memory that will be wanted next, fetched while something else is computed: `each` lines per TE_FOLD_LANES elements of
- * a fold, or per strip of a chain, as long as there are any. */
-typedef struct te_ahead {
-    const char *at;
-    size_t      lines, each;
-    bool        write; /* it will be written: lines are fetched as this core's own */
-} te_ahead;
+/* Memory that will be wanted next, fetched while something else is computed: `each` bytes, whole lines, per TE_FOLD_LANES
+ * elements of a fold, or per strip of a chain, as long as there are any; then `next`. */
+typedef struct te_ahead te_ahead;
+struct te_ahead {
+    const char     *at, *end;
+    int64_t         each;
+    bool            write; /* it will be written: lines are fetched as this core's own */
+    const te_ahead *next;  /* NULL: that is all */
+};
 
 enum { TE_LINE = 64 };
 

@@ -63,10 +63,12 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 /* To the second-level cache: the first one is full of the row at hand. */
 static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 {
-    for (size_t i = 0; i < ahead->each && ahead->lines; i++, ahead->lines--, ahead->at += TE_LINE) {
+    const char *stop = ahead->end - ahead->at < ahead->each ? ahead->end : ahead->at + ahead->each;
+    for (; ahead->at < stop; ahead->at += TE_LINE) {
         if (ahead->write) __builtin_prefetch(ahead->at, 1, 1);
         else __builtin_prefetch(ahead->at, 0, 1);
     }
+    if (ahead->at == ahead->end && ahead->next) *ahead = *ahead->next;
 }
 
 /* What is summed may be bfloat16 where it is a row, in the first HALVES arguments: then it is widened on the way. These

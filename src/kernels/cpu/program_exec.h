@@ -17,8 +17,9 @@
 
 enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32 };
 
-/* Bytes of an output from which on it is written past the caches. */
-enum { TE_STREAMED_FROM = 32 << 20 };
+/* Bytes of tensors, all those of a call together, that do not stay in the caches; and of an output from which on it is then
+ * written past them. */
+enum { TE_PAST_CACHES = 24 << 20, TE_STREAMED_FROM = 4 << 20 };
 
 /* An input or output, seen from the merged dimensions. Strides are in bytes but for `columns`. */
 typedef struct te_bound_operand {
@@ -56,7 +57,14 @@ typedef struct te_job {
     int64_t            tile_rows, tile_columns;
     int64_t            chunk_rows, chunk_columns;
     int64_t            row_chunks, column_chunks;
+    int64_t            elements, bytes; /* of the run, or of all runs of the call: elements, and bytes of their tensors */
 } te_job;
+
+/* Whether outputs with elements of that size leave the caches before anybody reads them. */
+static inline bool te_job_streams(const te_job *job, int64_t size)
+{
+    return job->bytes >= TE_PAST_CACHES && job->elements * size >= TE_STREAMED_FROM;
+}
 
 static inline int64_t te_job_chunks(const te_job *job) { return job->row_chunks * job->column_chunks; }
 

@@ -83,26 +83,40 @@ static bool use_plan(te_exec *exec, te_program *program, te_job *job, te_plan_ki
     return job->plan != NULL;
 }
 
+/* Whether an operand has as many elements as the run. */
+static bool is_whole(const te_job *job, const te_operand *operand)
+{
+    int axis = job->n_outer ? job->axis[job->n_outer - 1] : job->column_axis;
+    return axis >= 0 && operand->stride[axis] != 0;
+}
+
+static void measure_tensors(te_job *job)
+{
+    const te_program *program = job->program;
+    const te_operand *in = job->run->inputs, *out = job->run->outputs;
+    job->elements = job->rows * (job->columns ? job->columns : 1);
+    job->bytes = 0;
+    for (int i = 0; i < program->n_inputs; i++)
+        if (program->input_rates[i] == TE_RATE_ELEM && is_whole(job, &in[i]))
+            job->bytes += job->elements * (int64_t)te_dtype_size(in[i].dtype);
+    for (int o = 0; o < program->n_outputs; o++) {
+        bool own = program->outputs[o].kind == TE_OUT_ELEM && out[o].data;
+        for (int i = 0; i < program->n_inputs; i++) own = own && in[i].data != out[o].data;
+        if (own) job->bytes += job->elements * (int64_t)te_dtype_size(out[o].dtype);
+    }
+}
+
 /* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
  * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary functions
  * take most of the time, so that bands save little. */
 static bool stores_wait(const te_job *job)
 {
-    int64_t           caches = job->compiled->dear ? 16 << 20 : 32 << 20;
     const te_program *program = job->program;
-    int64_t           elements = job->rows * job->columns, bytes = 0;
-    bool              streamed = false;
-    int               row_axis = job->axis[job->n_outer - 1];
-    for (int i = 0; i < program->n_inputs; i++)
-        if (program->input_rates[i] == TE_RATE_ELEM && job->run->inputs[i].stride[row_axis] != 0)
-            bytes += elements * (int64_t)te_dtype_size(job->run->inputs[i].dtype);
-    for (int o = 0; o < program->n_outputs; o++) {
-        if (program->outputs[o].kind != TE_OUT_ELEM || !job->run->outputs[o].data) continue;
-        int64_t size = elements * (int64_t)te_dtype_size(job->run->outputs[o].dtype);
-        streamed |= size >= TE_STREAMED_FROM;
-        bytes += size;
-    }
-    return !streamed && bytes >= caches;
+    for (int o = 0; o < program->n_outputs; o++)
+        if (program->outputs[o].kind == TE_OUT_ELEM && job->run->outputs[o].data &&
+            te_job_streams(job, (int64_t)te_dtype_size(job->run->outputs[o].dtype)))
+            return false;
+    return job->bytes >= (job->compiled->dear ? 16 << 20 : 32 << 20);
 }
 
 /* Rows of a band, whose tensors and registers may leave L1 but not L2. */
@@ -240,6 +254,7 @@ te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run,
     te_status status = check_run(exec, job);
     if (status != TE_OK) return status;
     merge_dimensions(job);
+    measure_tensors(job);
     if (!choose_tile(exec, program, job)) return TE_ERROR_MEMORY;
     choose_chunks(job);
     return TE_OK;

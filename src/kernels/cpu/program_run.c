@@ -22,10 +22,17 @@ typedef struct call {
     size_t        workspace; /* bytes for the largest job */
     size_t        parts;     /* bytes for the parts of all jobs */
     int64_t       elements, chunks;
+    int64_t       bytes;     /* of the tensors of all jobs */
     te_job        first;     /* the first run's, and mostly the only one */
 } call;
 
 static int64_t job_elements(const te_job *job) { return job->rows * (job->columns ? job->columns : 1); }
+
+static void tell_job(const call *c, te_job *job)
+{
+    job->elements = c->elements;
+    job->bytes = c->bytes;
+}
 
 static te_status survey(call *c)
 {
@@ -37,8 +44,10 @@ static te_status survey(call *c)
         if (workspace > c->workspace) c->workspace = workspace;
         c->parts += te_job_parts(job);
         c->elements += job_elements(job);
+        c->bytes += job->bytes;
         c->chunks += te_job_chunks(job);
     }
+    if (c->n_runs > 0) tell_job(c, &c->first);
     return TE_OK;
 }
 
@@ -47,6 +56,7 @@ static const te_job *job_of(const call *c, int run, te_job *other)
 {
     if (run == 0) return &c->first;
     (void)te_job_describe(c->exec, c->program, &c->runs[run], other);
+    tell_job(c, other);
     return other;
 }
 

@@ -217,18 +217,24 @@ static void step_pick(te_walker *w, const te_step *step)
 }
 
 /* The part of a step's share that a tile with `strips` to go has: all of it where the tile is the row. */
-static te_ahead ahead_of(const te_walker *w, const te_step *step, size_t strips)
+static te_ahead ahead_of(te_walker *w, const te_step *step, size_t strips)
 {
     if (!w->fetches || strips == 0) return (te_ahead){0};
     const te_share *share = &w->shares[step->turn];
-    size_t columns = (size_t)w->job->columns, first = 0, end = share->lines;
-    if (w->tile_columns < columns) {
-        first = share->lines * (size_t)w->column / columns;
-        end = share->lines * ((size_t)w->column + w->tile_columns) / columns;
+    size_t          columns = (size_t)w->job->columns, column = (size_t)w->column, all = 0;
+    int             n = 0;
+    for (; n < TE_FETCHED_MAX && share->part[n].lines; n++) {
+        const struct te_share_part *part = &share->part[n];
+        size_t first = part->lines * column / columns, end = part->lines * (column + w->tile_columns) / columns;
+        const char *at = w->row[part->operand] + part->offset;
+        w->ahead[n] = (te_ahead){.at = at + first * TE_LINE, .end = at + end * TE_LINE, .next = &w->ahead[n + 1],
+                                 .write = part->operand >= w->job->program->n_inputs};
+        all += end - first;
     }
-    const char *at = w->row[share->operand] + share->offset + (int64_t)first * TE_LINE;
-    size_t      each = end - first <= strips ? 1 : end - first <= 2 * strips ? 2 : (end - first + strips - 1) / strips;
-    return (te_ahead){at, end - first, each, share->operand >= w->job->program->n_inputs};
+    if (n == 0) return (te_ahead){0};
+    w->ahead[n - 1].next = NULL;
+    for (int i = 0; i < n; i++) w->ahead[i].each = (int64_t)((all + strips - 1) / strips) * TE_LINE;
+    return w->ahead[0];
 }
 
 static const char *argument(const te_walker *w, const te_step *step, int k)

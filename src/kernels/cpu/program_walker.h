@@ -7,11 +7,15 @@
 
 #include "../philox.h"
 
-/* What a step fetches of the next tile's rows while it goes over this one's. */
+enum { TE_FETCHED_MAX = 6 };
+
+/* What a step fetches of the next tile's rows while it goes over this one's: parts of operands, to the first of none. */
 typedef struct te_share {
-    int32_t operand;
-    int64_t offset; /* bytes from the row at hand */
-    size_t  lines;
+    struct te_share_part {
+        int32_t operand;
+        int64_t offset; /* bytes from the row at hand */
+        size_t  lines;
+    } part[TE_FETCHED_MAX];
 } te_share;
 
 typedef struct te_walker {
@@ -34,6 +38,7 @@ typedef struct te_walker {
     size_t            tile_rows, tile_columns;
     te_share         *shares;   /* per turn of the plan */
     bool              fetches;  /* there are any */
+    te_ahead          ahead[TE_FETCHED_MAX]; /* what the step at hand fetches */
     size_t            window;   /* elements of a register that serves a chain of any length, 0: tiles are as long as registers */
     int64_t           row_chunk;
     char             *parts;

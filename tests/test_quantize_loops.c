@@ -249,10 +249,11 @@ static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int 
 {
     const te_quantize_loops *fast = &both[0]->of[dtype], *slow = &both[1]->of[dtype];
     if (!fast->amax_both) return;
-    for (int turn = 0; turn < 4; turn++) {
+    for (int turn = 0; turn < 6; turn++) {
         static float along[2][ROWS * 16], down[2][COLUMNS];
-        te_two_ways w = {.x = source(dtype), .stride = COLUMNS, .rows = ROWS, .n = turn < 2 ? 512 : 500,
-                         .block = turn % 2 ? 32 : 128, .step = 16};
+        static const int widths[] = {512, 384, 500};
+        te_two_ways w = {.x = source(dtype), .stride = COLUMNS, .rows = ROWS, .n = widths[turn / 2],
+                         .block = turn % 2 ? 32 : 128, .step = turn / 2 == 1 && turn % 2 ? 12 : turn % 2 ? 16 : 4};
         bool nan = false;
         memset(along, 0, sizeof along);
         bool found_both = fast->amax_both(along[0], down[0], &w);
@@ -264,7 +265,7 @@ static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int 
             }
         }
         slow->amax_down(down[1], w.x, w.stride, w.rows, (int)w.n);
-        CHECK_MSG(found_both == (turn < 2 && !nan), "amax_both: dtype %d, %d%% of any bits, %lld columns: %d", dtype, any,
+        CHECK_MSG(found_both == (turn < 4 && !nan), "amax_both: dtype %d, %d%% of any bits, %lld columns: %d", dtype, any,
                   (long long)w.n, found_both);
         if (!found_both) continue;
         same("amax_both, along", dtype, any, w.block, along[0], along[1], sizeof along[0]);

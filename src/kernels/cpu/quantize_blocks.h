@@ -14,7 +14,8 @@
 enum {
     TE_GROUP = 16,          /* elements of a group */
     TE_SOURCES = 3,         /* dtypes of a source */
-    TE_MOST_COLUMNS = 512,  /* of rows on their way to both directions */
+    TE_MOST_COLUMNS = 4096, /* of rows on their way to both directions */
+    TE_DOWN_COLUMNS = 1024, /* of factors on their way to columns */
 };
 
 /* Rows of n elements on their way to both directions: under along[i * step + j / block], and under down[j]. */
@@ -112,7 +113,7 @@ typedef struct te_quantize_blocks {
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
     /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
     te_transpose_fn turn[2];
-    /* Byte j of row i, of rows TE_MOST_COLUMNS apart, to to[j * stride + i]. */
+    /* Byte j of row i, of rows TE_DOWN_COLUMNS apart, to to[j * stride + i]. */
     void (*turn_factors)(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */

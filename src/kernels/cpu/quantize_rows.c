@@ -29,7 +29,7 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
     if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
-    if (x.cols > TE_PANEL_COLS) {
+    if (x.next > TE_PANEL_COLS) {
         if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
         return;
     }
@@ -144,7 +144,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
         if (te_panel_shares_amaxes(p)) memcpy(l->squares[i / q->block_rows], l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
-    te_panel part = {x.row + i, x.col, rows, x.cols};
+    te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else

@@ -58,8 +58,9 @@ typedef struct te_quantize_loops {
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
     /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not easy. NULL: never. */
     bool (*amax_both)(float *along, float *down, const te_two_ways *ways);
+    /* past: lines of 64 codes are whole, and are not read soon. */
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
-                                           int64_t block);
+                                           int64_t block, bool past);
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
@@ -72,7 +73,7 @@ typedef struct te_quantize_loops {
      * none ever. */
     int64_t (*encode_both[TE_ELEMENT_COUNT])(const te_two_ways *ways);
     /* n elements under one factor, and their largest magnitude. */
-    float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n);
+    float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n, bool past);
     /* A row of E2M1 by random bytes, one per element. */
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
                        int64_t n);

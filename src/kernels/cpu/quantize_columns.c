@@ -177,7 +177,7 @@ static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
     if (j == w->n) return;
     for (int i = 0; i < w->rows; i++)
         p->loops->encode_along[element](w->codes[0] + i * w->codes_stride[0] + j, x + (size_t)i * row,
-                                        w->along + i * w->step + j / w->block, w->n - j, w->block);
+                                        w->along + i * w->step + j / w->block, w->n - j, w->block, w->past[0]);
     p->loops->encode_down[element](w->codes[1] + j, w->codes_stride[1], x, w->stride, w->rows, w->down + j, w->n - j);
 }
 

@@ -27,8 +27,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     const te_quantized_side *side = job->side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
-    p->stream = te_copy_blocks_of(exec)->stream;
-    bool apart = !te_panel_shares_codes(p) && job->quantizer->block_rows != 1 && job->quantizer->element != TE_E2M1;
+    bool apart = !te_panel_shares_codes(p) && job->quantizer->element != TE_E2M1;
     p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;

@@ -17,9 +17,9 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096, /* of a panel that is low, or of which only codes are read again; of codes on their way past the caches */
+    TE_WIDE_COLS = 4096, /* of a panel that is low, or of which only codes are read again */
     TE_APART = 64,
-    TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
+    TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };
 
 /* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
@@ -45,8 +45,7 @@ typedef struct te_panel_job {
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
     bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
-    bool                      rows_past;       /* and those of rows, of large blocks, which nothing else is made from */
-    void (*stream)(void *dst, const void *src, size_t lines);
+    bool                      rows_past;       /* and those of rows, which nothing else is made from */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 

@@ -138,7 +138,7 @@ TE_INLINE int64_t te_amaxes_f32(float *amax, const float *x, int64_t n, int64_t 
     return i;
 }
 
-/* --- of rows and of columns in one visit -------------------------------------------------------------------------- */
+/* --- of columns, and of rows and columns in one visit ------------------------------------------------------------- */
 
 TE_INLINE void te_put_size_f32(float *amax, __m512i sizes) { _mm512_storeu_si512(amax, sizes); }
 
@@ -149,6 +149,28 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
     _mm512_storeu_si512(amax, _mm512_slli_epi32(low, 16));
     _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
 }
+
+/* Runs of a kilobyte of all rows before the next: rows may lie in pages of their own, of which a machine remembers few. */
+#define TE_DEFINE_AMAXES_DOWN(dtype, type, MAX, CMPGT, INFINITE)                                                       \
+    TE_INLINE int te_amaxes_down_##dtype(float *amax, const type *x, int64_t stride, int rows, int n)                  \
+    {                                                                                                                  \
+        enum { VECTOR = 64 / sizeof(type), WIDE = 16 * VECTOR };                                                       \
+        int j = 0;                                                                                                     \
+        for (; j + WIDE <= n; j += WIDE) {                                                                             \
+            __m512i v[16], top = _mm512_setzero_si512();                                                               \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) v[k] = top;                                          \
+            for (int i = 0; i < rows; i++)                                                                             \
+                _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++)                                                  \
+                    v[k] = MAX(v[k], te_size_##dtype(x + i * stride + j + k * VECTOR));                                \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) top = MAX(top, v[k]);                                \
+            if (CMPGT(top, INFINITE)) return j;                                                                        \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) te_put_size_##dtype(amax + j + k * VECTOR, v[k]);    \
+        }                                                                                                              \
+        return j;                                                                                                      \
+    }
+
+TE_DEFINE_AMAXES_DOWN(f32, float, _mm512_max_epu32, _mm512_cmpgt_epu32_mask, _mm512_set1_epi32(0x7f800000))
+TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask, _mm512_set1_epi16(0x7f80))
 
 /* Sixteen blocks at a time: those of 32 in a stretch of a row, or four of 128 of each of four rows. A block of 32 is `wide` vectors. What
  * columns have had is kept as sizes. */
@@ -221,11 +243,14 @@ TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
 #else
 #define te_amaxes_bf16(amax, x, n, block) 0
 #define te_amaxes_f32(amax, x, n, block)  0
+#define te_amaxes_down_bf16(amax, x, stride, rows, n) 0
+#define te_amaxes_down_f32(amax, x, stride, rows, n)  0
 #define amax_both_f32  NULL
 #define amax_both_bf16 NULL
 #endif
 
 #define te_amaxes_f16(amax, x, n, block) 0
+#define te_amaxes_down_f16(amax, x, stride, rows, n) 0
 #define amax_both_f16 NULL
 
 #endif

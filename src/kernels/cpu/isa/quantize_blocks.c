@@ -73,7 +73,7 @@
     static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                       \
     {                                                                                                                  \
         const element *x = data;                                                                                       \
-        int j = 0;                                                                                                     \
+        int j = te_amaxes_down_##name(amax, x, stride, rows, n);                                                       \
         for (; j + COLUMNS <= n; j += COLUMNS) {                                                                       \
             key most[COLUMNS];                                                                                         \
             if (most_down_##name(most, x + j, stride, rows, false) > INFINITE)                                         \

@@ -46,7 +46,7 @@ static void check_factor(const te_quantize_blocks *blocks, te_element_kind kind,
             continue;
         }
         for (int block = 16; block <= N; block *= block == 128 ? N / 128 : 2) {
-            loops->encode_along[kind](codes, x, multipliers, N, block);
+            loops->encode_along[kind](codes, x, multipliers, N, block, false);
             check("along", kind, source, m, codes);
         }
     }
@@ -112,7 +112,7 @@ static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, 
             amax = te_amax(amax, value);
         }
         const void *x = (source == 0 ? (const char *)floats : (const char *)halves) + (size_t)first * size;
-        float got = blocks->of[source].encode_whole[kind](codes, x, m, n);
+        float got = blocks->of[source].encode_whole[kind](codes, x, m, n, false);
         check("whole", kind, source, m, codes);
         CHECK_MSG(got == amax, "whole, source %d, %d from %d: amax %g, not %g", source, n, first, (double)got, (double)amax);
     }

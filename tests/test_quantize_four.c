@@ -120,7 +120,7 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
 static void check_turned_factors(const te_quantize_blocks *blocks)
 {
     enum { HIGH = 8, WIDE = 200, STRIDE = 11 };
-    static uint8_t from[HIGH * TE_MOST_COLUMNS], to[WIDE * STRIDE];
+    static uint8_t from[HIGH * TE_DOWN_COLUMNS], to[WIDE * STRIDE];
     for (int rows = HIGH - 1; rows <= HIGH; rows++) {
         int wrong = 0;
         for (size_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)test_random(&state);
@@ -128,7 +128,7 @@ static void check_turned_factors(const te_quantize_blocks *blocks)
         blocks->turn_factors(to, STRIDE, from, rows, WIDE - 1);
         for (int j = 0; j < WIDE; j++)
             for (int i = 0; i < STRIDE; i++)
-                wrong += to[j * STRIDE + i] != (j < WIDE - 1 && i < rows ? from[i * TE_MOST_COLUMNS + j] : 0xa5);
+                wrong += to[j * STRIDE + i] != (j < WIDE - 1 && i < rows ? from[i * TE_DOWN_COLUMNS + j] : 0xa5);
         CHECK_MSG(wrong == 0, "turn_factors, %d rows: %d wrong", rows, wrong);
     }
 }

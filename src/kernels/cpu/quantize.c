@@ -59,7 +59,7 @@ static void measure_some_rows(void *context, int64_t first, int64_t end, int thr
 /* Row by row: an amax of its own for each. */
 static void measure_rows(te_exec *exec, const te_panel_job *p)
 {
-    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS ? exec->threads : 1;
+    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS / 2 ? exec->threads : 1;
     rows_job all = {exec, p};
     te_cpu_loop(exec, threads, p->job.rows, te_cpu_even_grain(p->job.rows, threads), measure_some_rows, &all);
 }
@@ -90,23 +90,31 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
         return TE_OK;
     }
     te_status status = te_panels_visit(exec, p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
-                                       panels ? TE_PANEL_COLS : TE_FLAT_COLS, measure, amax);
+                                       panels ? TE_PANEL_COLS / 2 : TE_FLAT_COLS, measure, amax);
     for (int i = 0; i < 2 && job->step == TE_QUANTIZE_MEASURE; i++) job->amaxes[i] = te_amax(job->amaxes[i], amax[i]);
     return status;
 }
 
-/* Wide panels may be too few for the threads. Rows of blocks are read twice: for factors, then for codes. */
+/* Columns of panels: long runs of memory are read faster than short ones of many rows, but wide panels may be too few for the threads,
+ * and leave the caches too soon. Rows of blocks are read twice: for factors, then for codes. */
 static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
-    bool narrow = te_dtype_size(p->job.dtype) == 2; /* rows of float32 leave the first cache too soon */
-    bool long_runs = q->block_rows == 1 && q->block_cols * TE_PANEL_COLS >= TE_WIDE_COLS && narrow;
-    if (long_runs && !p->job.side[1].data) return TE_WIDE_COLS;
-    if (q->block_rows || q->element == TE_E2M1) return TE_PANEL_COLS;
-    if (!p->job.side[1].data) return TE_FLAT_COLS;
+    bool narrow = te_dtype_size(p->job.dtype) == 2, both = p->job.side[1].data != NULL;
+    int few = narrow && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
+    bool short_rows = q->block_rows == 1 && q->block_cols >= 8 && narrow; /* those of float32 leave the first cache too soon */
+    if (te_panel_follows_rows(p) || (short_rows && !both)) return TE_WIDE_COLS;
+    if (q->block_rows || q->element == TE_E2M1) return few;
+    if (!both) return TE_FLAT_COLS;
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
-    return enough && te_panel_shares_codes(p) ? TE_WIDE_COLS : TE_PANEL_COLS;
+    return enough && te_panel_shares_codes(p) ? TE_WIDE_COLS : few;
+}
+
+static int rows_of_panels(const te_panel_job *p)
+{
+    if (te_panel_follows_rows(p)) return p->job.quantizer->block_cols;
+    return p->job.side[1].data || p->job.quantizer->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
 }
 
 te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
@@ -114,7 +122,7 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     const te_quantizer *q = job->quantizer;
     te_panel_job p;
     float amax[2] = {0, 0};
-    bool whole = !q->block_rows, columns = job->side[1].data != NULL;
+    bool whole = !q->block_rows;
     te_panel_job_open(exec, job, &p);
     if (te_quantizer_measures(q)) {
         te_status status = look(exec, &p, amax);
@@ -123,9 +131,7 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     }
     if (whole && !q->needs_history)
         p.job.scale = te_scale_from_amax(amax[0], te_element_max(q->element), q->power_of_two, q->epsilon, TE_FLT_MAX);
-    int rows = columns || q->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
-    int cols = columns_of_panels(exec, &p);
-    te_status status = te_panels_visit(exec, &p, rows, cols, convert, amax);
+    te_status status = te_panels_visit(exec, &p, rows_of_panels(&p), columns_of_panels(exec, &p), convert, amax);
     if (status != TE_OK || !whole) return status;
     for (int s = 0; s < 2; s++)
         if (p.job.side[s].scale_inv) *(float *)p.job.side[s].scale_inv = 1.0f / p.job.scale;

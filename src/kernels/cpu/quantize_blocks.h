@@ -14,7 +14,8 @@
 enum {
     TE_GROUP = 16,          /* elements of a group */
     TE_SOURCES = 3,         /* dtypes of a source */
-    TE_MOST_COLUMNS = 512,  /* of rows on their way to both directions */
+    TE_MOST_COLUMNS = 4096, /* of rows on their way to both directions */
+    TE_DOWN_COLUMNS = 1024, /* of factors on their way to columns */
 };
 
 /* Rows of n elements on their way to both directions: under along[i * step + j / block], and under down[j]. */
@@ -57,8 +58,9 @@ typedef struct te_quantize_loops {
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
     /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not easy. NULL: never. */
     bool (*amax_both)(float *along, float *down, const te_two_ways *ways);
+    /* past: lines of 64 codes are whole, and are not read soon. */
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
-                                           int64_t block);
+                                           int64_t block, bool past);
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
@@ -71,7 +73,7 @@ typedef struct te_quantize_loops {
      * none ever. */
     int64_t (*encode_both[TE_ELEMENT_COUNT])(const te_two_ways *ways);
     /* n elements under one factor, and their largest magnitude. */
-    float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n);
+    float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n, bool past);
     /* A row of E2M1 by random bytes, one per element. */
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
                        int64_t n);
@@ -112,7 +114,7 @@ typedef struct te_quantize_blocks {
     void (*random_along)(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n);
     /* Of bytes, [1] to memory that is not read soon; NULL: that of copy.h is as good. */
     te_transpose_fn turn[2];
-    /* Byte j of row i, of rows TE_MOST_COLUMNS apart, to to[j * stride + i]. */
+    /* Byte j of row i, of rows TE_DOWN_COLUMNS apart, to to[j * stride + i]. */
     void (*turn_factors)(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */

@@ -34,7 +34,7 @@ static bool gathers_factors(const te_panel_job *p)
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
     bool each = q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated); /* column has a byte */
-    return each && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
+    return each && q->transposed && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
 }
 
 static void put_gathered(const te_panel_job *p, te_panel_lane *l, te_panel x)
@@ -86,7 +86,7 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
     }
     te_factor_rule rule = te_panel_rule(p, 1, 0);
-    te_panel part = {x.row + i, x.col, high, x.cols};
+    te_panel part = {x.row + i, x.col, high, x.cols, x.next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
     else
@@ -163,6 +163,11 @@ bool te_panel_rounds_once(const te_panel_job *p)
     return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 && p->loops->encode_both[q->element];
 }
 
+bool te_panel_follows_rows(const te_panel_job *p)
+{
+    return te_panel_rounds_once(p) && !p->job.quantizer->transposed && p->job.quantizer->block_cols == 32;
+}
+
 /* What lies between column j and the right edge of `w`, each way by itself. */
 static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
 {
@@ -172,7 +177,7 @@ static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
     if (j == w->n) return;
     for (int i = 0; i < w->rows; i++)
         p->loops->encode_along[element](w->codes[0] + i * w->codes_stride[0] + j, x + (size_t)i * row,
-                                        w->along + i * w->step + j / w->block, w->n - j, w->block);
+                                        w->along + i * w->step + j / w->block, w->n - j, w->block, w->past[0]);
     p->loops->encode_down[element](w->codes[1] + j, w->codes_stride[1], x, w->stride, w->rows, w->down + j, w->n - j);
 }
 
@@ -247,7 +252,7 @@ void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     int width = p->job.quantizer->hadamard ? TE_STRIP_COLS : x.cols;
     for (int j = 0; j < x.cols; j += width) {
-        te_panel strip = {x.row, x.col + j, x.rows, x.cols - j < width ? x.cols - j : width};
+        te_panel strip = {x.row, x.col + j, x.rows, x.cols - j < width ? x.cols - j : width, x.next};
         quantize_strip(p, l, strip);
     }
 }

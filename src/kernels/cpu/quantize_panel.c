@@ -27,8 +27,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     const te_quantized_side *side = job->side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
-    p->stream = te_copy_blocks_of(exec)->stream;
-    bool apart = !te_panel_shares_codes(p) && job->quantizer->block_rows != 1 && job->quantizer->element != TE_E2M1;
+    bool apart = !te_panel_shares_codes(p) && job->quantizer->element != TE_E2M1;
     p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
@@ -48,7 +47,7 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
     const te_quantize_job *job = &all->p->job;
     int64_t                across = (job->cols + all->cols - 1) / all->cols;
     for (int64_t t = first; t < end && !te_cpu_stopping(all->exec); t++) {
-        te_panel x = {.row = t / across * all->rows, .col = t % across * all->cols};
+        te_panel x = {.row = t / across * all->rows, .col = t % across * all->cols, .next = all->cols};
         x.rows = (int)(job->rows - x.row < all->rows ? job->rows - x.row : all->rows);
         x.cols = (int)(job->cols - x.col < all->cols ? job->cols - x.col : all->cols);
         all->visit(all->p, &all->lanes[thread], x);
@@ -78,9 +77,9 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int co
 
 bool te_panel_next(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col)
 {
-    bool same_rows = x.col + TE_PANEL_COLS < p->job.cols;
+    bool same_rows = x.col + x.next < p->job.cols;
     *row = x.row + i + (same_rows ? 0 : x.rows);
-    *col = same_rows ? x.col + TE_PANEL_COLS : 0;
+    *col = same_rows ? x.col + x.next : 0;
     return *row < p->job.rows;
 }
 

@@ -13,25 +13,26 @@
 
 enum {
     TE_PANEL_ROWS = 128,
-    TE_PANEL_COLS = 512,
+    TE_PANEL_COLS = 1024, /* of halves; of what is wider, or has more on the way, half as many */
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096, /* of a panel of which only codes are read again, or single rows; of codes on their way past the caches */
-    TE_PAST_FROM = 8 << 20, /* codes that are more than the caches of a core are written past them */
+    TE_WIDE_COLS = 4096, /* of a panel that is low, or of which only codes are read again */
+    TE_APART = 64,
+    TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };
 
-/* Arrays of TE_PANEL_COLS hold something per column, or per block of TE_WIDE_COLS; codes and random bytes of a row of
- * those take several rows of theirs. */
+/* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
+ * TE_APART longer than what they hold, a column or a block each, so that they do not throw each other out of the first cache. */
 typedef struct te_panel_lane {
     float   amax[2];
-    float   amaxes[TE_PANEL_COLS], blocks[TE_PANEL_COLS], multipliers[TE_PANEL_COLS];
-    float   factors[TE_PANEL_COLS]; /* or bytes */
+    float   amaxes[TE_WIDE_COLS + TE_APART], blocks[TE_WIDE_COLS + TE_APART], multipliers[TE_WIDE_COLS + TE_APART];
+    float   factors[TE_WIDE_COLS + TE_APART]; /* or bytes */
     uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
     float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
-    uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS]; /* factors on their way to columns */
+    uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_DOWN_COLUMNS]; /* factors on their way to columns */
     float   squares[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* amaxes of square blocks, for both sides */
     int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* candidates of squares (quantize_four.c) */
 } te_panel_lane;
@@ -44,8 +45,7 @@ typedef struct te_panel_job {
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
     bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
-    bool                      rows_past;       /* and those of rows, of large blocks, which nothing else is made from */
-    void (*stream)(void *dst, const void *src, size_t lines);
+    bool                      rows_past;       /* and those of rows, which nothing else is made from */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 
@@ -53,6 +53,7 @@ typedef struct te_panel_job {
 typedef struct te_panel {
     int64_t row, col;
     int     rows, cols;
+    int     next; /* columns further on the panel beside it begins */
 } te_panel;
 
 typedef void te_panel_visit(const te_panel_job *p, te_panel_lane *l, te_panel x);
@@ -75,7 +76,7 @@ static inline void te_ask_to_write(const void *to, int64_t bytes)
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)to + at, 1, 2);
 }
 
-/* Where row i of the panel of TE_PANEL_COLS columns that comes after x begins; false where there is none. */
+/* Where row i of the panel that comes after x begins; false where there is none. */
 bool te_panel_next(const te_panel_job *p, te_panel x, int i, int64_t *row, int64_t *col);
 
 /* The same, and asks for it. Rows of a panel are far apart, so that no machine foresees them. */
@@ -94,6 +95,9 @@ void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 /* Both sides of a panel whose codes may come from one rounding (te_panel_rounds_once). */
 bool te_panel_rounds_once(const te_panel_job *p);
 void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Whether the same codes lie as the source does, so that panels one block high and as wide as the source follow memory. */
+bool te_panel_follows_rows(const te_panel_job *p);
 
 /* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
  * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */

@@ -29,7 +29,7 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
     if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
-    if (x.cols > TE_PANEL_COLS) {
+    if (x.next > TE_PANEL_COLS) {
         if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
         return;
     }
@@ -39,27 +39,14 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
 }
 
-/* Where n bytes for `to` are made, and that they are. */
-static uint8_t *begin(const te_panel_job *p, te_panel_lane *l, uint8_t *to, int64_t n)
-{
-    return p->rows_past && n % 64 == 0 ? l->pairs[0] : to;
-}
-
-static void end(const te_panel_job *p, uint8_t *to, const uint8_t *made, int64_t n)
-{
-    if (made != to) p->stream(to, made, (size_t)n / 64);
-}
-
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */
-static void encode_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const float *multipliers,
-                       int64_t block)
+static void encode_row(const te_panel_job *p, te_panel x, int i, const float *multipliers, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i, x.col);
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *made = begin(p, l, to, x.cols);
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
     foresee(p, x, i);
-    p->loops->encode_along[p->job.quantizer->element](made, source, multipliers, x.cols, block);
-    end(p, to, made, x.cols);
+    p->loops->encode_along[p->job.quantizer->element](to, source, multipliers, x.cols, block, p->rows_past);
 }
 
 /* Row k of `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
@@ -74,7 +61,7 @@ static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_pane
     if (w->random)
         p->loops->stochastic(codes, source, multipliers, block, w->random + k * w->random_stride + first, n);
     else
-        p->loops->encode_along[TE_E2M1](codes, source, multipliers, n, block);
+        p->loops->encode_along[TE_E2M1](codes, source, multipliers, n, block, false);
     if (n % 2) codes[n] = 0;
     p->blocks->pack_along(side->data + (x.row + i + k) * side->row_stride + (x.col + first) / 2, codes, n + n % 2);
 }
@@ -104,16 +91,10 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
 {
     const te_quantized_side *side = &p->job.side[0];
     uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
-    int64_t piece = p->rows_past ? TE_WIDE_COLS : x.cols; /* what goes past the caches is made in a buffer */
+    const void *from = te_panel_source(p, x.row + i, x.col);
     foresee(p, x, i);
-    for (int64_t j = 0; j < x.cols; j += piece) {
-        int64_t n = x.cols - j < piece ? x.cols - j : piece;
-        uint8_t *made = begin(p, l, to + j, n);
-        const void *from = te_panel_source(p, x.row + i, x.col + j);
-        float amax = p->loops->encode_whole[p->job.quantizer->element](made, from, p->job.scale, n);
-        end(p, to + j, made, n);
-        if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
-    }
+    float amax = p->loops->encode_whole[p->job.quantizer->element](to, from, p->job.scale, x.cols, p->rows_past);
+    if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }
 
 void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
@@ -144,7 +125,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
         if (te_panel_shares_amaxes(p)) memcpy(l->squares[i / q->block_rows], l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
-    te_panel part = {x.row + i, x.col, rows, x.cols};
+    te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else
@@ -161,7 +142,7 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     int step = q->block_rows == 1 ? n : 0;
     bool pairs = q->element == TE_E2M1;
-    for (int k = 0; k < rows && !pairs; k++) encode_row(p, l, x, i + k, l->blocks + k * step, q->block_cols);
+    for (int k = 0; k < rows && !pairs; k++) encode_row(p, x, i + k, l->blocks + k * step, q->block_cols);
     for (int k = 0; k < rows && pairs; k += TE_GROUP)
         encode_pairs(p, l, x, i + k, rows - k < TE_GROUP ? rows - k : TE_GROUP, l->blocks + k * step, step, q->block_cols);
 }

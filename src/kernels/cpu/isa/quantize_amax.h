@@ -138,7 +138,7 @@ TE_INLINE int64_t te_amaxes_f32(float *amax, const float *x, int64_t n, int64_t 
     return i;
 }
 
-/* --- of rows and of columns in one visit -------------------------------------------------------------------------- */
+/* --- of columns, and of rows and columns in one visit ------------------------------------------------------------- */
 
 TE_INLINE void te_put_size_f32(float *amax, __m512i sizes) { _mm512_storeu_si512(amax, sizes); }
 
@@ -149,6 +149,28 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
     _mm512_storeu_si512(amax, _mm512_slli_epi32(low, 16));
     _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
 }
+
+/* Runs of a kilobyte of all rows before the next: rows may lie in pages of their own, of which a machine remembers few. */
+#define TE_DEFINE_AMAXES_DOWN(dtype, type, MAX, CMPGT, INFINITE)                                                       \
+    TE_INLINE int te_amaxes_down_##dtype(float *amax, const type *x, int64_t stride, int rows, int n)                  \
+    {                                                                                                                  \
+        enum { VECTOR = 64 / sizeof(type), WIDE = 16 * VECTOR };                                                       \
+        int j = 0;                                                                                                     \
+        for (; j + WIDE <= n; j += WIDE) {                                                                             \
+            __m512i v[16], top = _mm512_setzero_si512();                                                               \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) v[k] = top;                                          \
+            for (int i = 0; i < rows; i++)                                                                             \
+                _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++)                                                  \
+                    v[k] = MAX(v[k], te_size_##dtype(x + i * stride + j + k * VECTOR));                                \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) top = MAX(top, v[k]);                                \
+            if (CMPGT(top, INFINITE)) return j;                                                                        \
+            _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) te_put_size_##dtype(amax + j + k * VECTOR, v[k]);    \
+        }                                                                                                              \
+        return j;                                                                                                      \
+    }
+
+TE_DEFINE_AMAXES_DOWN(f32, float, _mm512_max_epu32, _mm512_cmpgt_epu32_mask, _mm512_set1_epi32(0x7f800000))
+TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask, _mm512_set1_epi16(0x7f80))
 
 /* Sixteen blocks at a time: those of 32 in a stretch of a row, or four of 128 of each of four rows. A block of 32 is `wide` vectors. What
  * columns have had is kept as sizes. */
@@ -171,12 +193,14 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
         for (int i = 0; i < w->rows; i++, along += w->step)                                                            \
             for (int64_t j = 0; j < w->n; j += 512) {                                                                  \
                 const type *x = (const type *)w->x + i * w->stride + j;                                                \
+                int64_t there = (w->n - j) / 32;                                                                       \
                 __m512i v[16];                                                                                         \
                 _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++)                                                  \
-                    v[b] = te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide);   \
+                    v[b] = b >= there ? _mm512_setzero_si512()                                                         \
+                                      : te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide); \
                 __m512i sizes = te_largest_##dtype(v);                                                                 \
                 top = _mm512_max_epu32(top, sizes);                                                                    \
-                _mm512_storeu_si512(along + j / 32, sizes);                                                            \
+                _mm512_mask_storeu_epi32(along + j / 32, (__mmask16)(there < 16 ? (1u << there) - 1 : 0xffff), sizes); \
             }                                                                                                          \
         return top;                                                                                                    \
     }                                                                                                                  \
@@ -185,27 +209,30 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
         __m512i top = _mm512_setzero_si512();                                                                          \
         for (int i = 0; i < w->rows; i += 4, along += 4 * w->step)                                                     \
             for (int64_t j = 0; j < w->n; j += 512) {                                                                  \
+                int64_t there = (w->n - j) / 128;                                                                      \
                 float found[16];                                                                                       \
                 __m512i v[16];                                                                                         \
                 for (int r = 0; r < 4; r++) {                                                                          \
                     const type *x = (const type *)w->x + (i + r) * w->stride + j;                                      \
                     _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                                \
-                        v[4 * r + b] = te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type),    \
-                                                             i + r == 0, 4 * (wide));                                  \
+                        v[4 * r + b] = b >= there ? _mm512_setzero_si512()                                             \
+                                                  : te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type), \
+                                                                          i + r == 0, 4 * (wide));                     \
                 }                                                                                                      \
                 __m512i sizes = te_largest_##dtype(v);                                                                 \
                 top = _mm512_max_epu32(top, sizes);                                                                    \
                 _mm512_storeu_si512(found, sizes);                                                                     \
-                for (int r = 0; r < 4; r++) memcpy(along + r * w->step + j / 128, found + 4 * r, 4 * sizeof *found);   \
+                for (int r = 0; r < 4; r++)                                                                            \
+                    for (int b = 0; b < 4 && b < there; b++) along[r * w->step + j / 128 + b] = found[4 * r + b];      \
             }                                                                                                          \
         return top;                                                                                                    \
     }                                                                                                                  \
     static bool amax_both_##dtype(float *along, float *down, const te_two_ways *w)                                     \
     {                                                                                                                  \
         uint8_t kept[TE_MOST_COLUMNS * sizeof(type)];                                                                  \
-        bool wide_blocks = w->block == 128 && w->rows % 4 == 0;                                                        \
-        if ((w->block != 32 && !wide_blocks) || w->n > TE_MOST_COLUMNS || w->n % 512 != 0) return false;               \
-        __m512i top = wide_blocks ? te_amax_long_##dtype(along, kept, w) : te_amax_short_##dtype(along, kept, w);      \
+        bool long_blocks = w->block == 128 && w->rows % 4 == 0;                                                        \
+        if ((w->block != 32 && !long_blocks) || w->n > TE_MOST_COLUMNS || w->n % w->block != 0) return false;          \
+        __m512i top = long_blocks ? te_amax_long_##dtype(along, kept, w) : te_amax_short_##dtype(along, kept, w);      \
         for (int64_t j = 0; j < w->n; j += 64 / sizeof(type))                                                          \
             te_put_size_##dtype(down + j, _mm512_loadu_si512(kept + j * (int)sizeof(type)));                           \
         return !_mm512_cmpgt_epu32_mask(top, _mm512_set1_epi32(0x7f800000));                                           \
@@ -216,11 +243,14 @@ TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
 #else
 #define te_amaxes_bf16(amax, x, n, block) 0
 #define te_amaxes_f32(amax, x, n, block)  0
+#define te_amaxes_down_bf16(amax, x, stride, rows, n) 0
+#define te_amaxes_down_f32(amax, x, stride, rows, n)  0
 #define amax_both_f32  NULL
 #define amax_both_bf16 NULL
 #endif
 
 #define te_amaxes_f16(amax, x, n, block) 0
+#define te_amaxes_down_f16(amax, x, stride, rows, n) 0
 #define amax_both_f16 NULL
 
 #endif

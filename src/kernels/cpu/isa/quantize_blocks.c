@@ -73,7 +73,7 @@
     static void amax_down_##name(float *amax, const void *data, int64_t stride, int rows, int n)                       \
     {                                                                                                                  \
         const element *x = data;                                                                                       \
-        int j = 0;                                                                                                     \
+        int j = te_amaxes_down_##name(amax, x, stride, rows, n);                                                       \
         for (; j + COLUMNS <= n; j += COLUMNS) {                                                                       \
             key most[COLUMNS];                                                                                         \
             if (most_down_##name(most, x + j, stride, rows, false) > INFINITE)                                         \
@@ -117,21 +117,21 @@ DEFINE_AMAX(f16, uint16_t, int16_t, SIZE_HALF, 0x7c00, VALUE_F16)
 /* Sixty-fours by vector code where there is some, the rest one by one. */
 #define DEFINE_ENCODE(dtype, type, LOAD, format, ...)                                                                  \
     static void along_##dtype##_##format(uint8_t *restrict codes, const void *data, const float *restrict multipliers, \
-                                         int64_t n, int64_t block)                                                     \
+                                         int64_t n, int64_t block, bool past)                                          \
     {                                                                                                                  \
         const type *restrict x = data;                                                                                 \
-        int64_t done = te_codes_along_##dtype(codes, x, multipliers, n, block, __VA_ARGS__);                           \
-        multipliers += done / block;                                                                                   \
+        int64_t done = te_codes_along_##dtype(codes, x, multipliers, n, block, past, __VA_ARGS__);                     \
+        (void)past, multipliers += done / block;                                                                       \
         codes += done, x += done, n -= done;                                                                           \
         ALONG(te_code(LOAD(x[j]) * m, __VA_ARGS__))                                                                    \
     }                                                                                                                  \
-    static float whole_##dtype##_##format(uint8_t *codes, const void *data, float multiplier, int64_t n)               \
+    static float whole_##dtype##_##format(uint8_t *codes, const void *data, float multiplier, int64_t n, bool past)    \
     {                                                                                                                  \
         const type *x = data;                                                                                          \
         float amax = 0;                                                                                                \
-        int64_t done = te_codes_whole_##dtype(codes, x, multiplier, n, &amax, __VA_ARGS__);                            \
+        int64_t done = te_codes_whole_##dtype(codes, x, multiplier, n, &amax, past, __VA_ARGS__);                      \
         if (!done) amax = 0;                                                                                           \
-        if (done < n) along_##dtype##_##format(codes + done, x + done, &multiplier, n - done, n);                      \
+        if (done < n) along_##dtype##_##format(codes + done, x + done, &multiplier, n - done, n, past);                \
         return te_amax(amax, amax_of_##dtype(x + done, n - done));                                                     \
     }                                                                                                                  \
     static void down_##dtype##_##format(uint8_t *codes, int64_t codes_stride, const void *data, int64_t stride,        \

@@ -66,14 +66,6 @@ TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most
     return te_powers_from(0x800000u, factors, n) ? most : 0;
 }
 
-TE_INLINE void te_put_codes(uint8_t *to, __m512i codes, bool past)
-{
-    if (past)
-        _mm512_stream_si512((__m512i *)(void *)to, codes);
-    else
-        _mm512_storeu_si512(to, codes);
-}
-
 /* Row i, as far as there are 64s, whose factors are powers of two. A compiler makes loops of its own for blocks of 32 and for codes
  * that go past the caches. */
 #define TE_DEFINE_BOTH(dtype, type)                                                                                    \
@@ -149,13 +141,13 @@ static void te_each_way_bf16(uint8_t *to_along, uint8_t *to_down, const uint16_t
     __m512 m[4];
     m[0] = m[1] = _mm512_set1_ps(along[0]);
     m[2] = m[3] = _mm512_set1_ps(along[two]);
-    te_codes_64_bf16(to_along, x, m, f);
+    te_codes_64_bf16(to_along, x, m, f, false);
     for (int k = 0; k < 2; k++) {
         __m512 low = _mm512_loadu_ps(down + 32 * k), high = _mm512_loadu_ps(down + 32 * k + 16);
         m[2 * k] = _mm512_permutex2var_ps(low, evens, high);
         m[2 * k + 1] = _mm512_permutex2var_ps(low, odds, high);
     }
-    te_codes_64_bf16(to_down, x, m, f);
+    te_codes_64_bf16(to_down, x, m, f, false);
 }
 
 static void te_each_way_f32(uint8_t *to_along, uint8_t *to_down, const float *x, const float *along, bool two,
@@ -164,9 +156,9 @@ static void te_each_way_f32(uint8_t *to_along, uint8_t *to_down, const float *x,
     __m512 m[4];
     m[0] = m[1] = _mm512_set1_ps(along[0]);
     m[2] = m[3] = _mm512_set1_ps(along[two]);
-    te_codes_64_f32(to_along, x, m, f);
+    te_codes_64_f32(to_along, x, m, f, false);
     for (int k = 0; k < 4; k++) m[k] = _mm512_loadu_ps(down + 16 * k);
-    te_codes_64_f32(to_down, x, m, f);
+    te_codes_64_f32(to_down, x, m, f, false);
 }
 
 TE_DEFINE_BOTH(f32, float)

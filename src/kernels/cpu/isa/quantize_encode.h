@@ -16,13 +16,13 @@
 /* Codes of a multiple of 64 elements of n, which is returned, and *amax; 0 where there is a NaN. */
 #define TE_DEFINE_WHOLE(dtype, type, LARGEST, INFINITE, AMAX)                                                          \
     TE_INLINE int64_t te_codes_whole_##dtype(uint8_t *codes, const type *x, float multiplier, int64_t n, float *amax,  \
-                                             int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)     \
+                                             bool past, int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)\
     {                                                                                                                  \
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
         __m512 one = _mm512_set1_ps(multiplier), m[4] = {one, one, one, one};                                          \
         __m512i most = _mm512_setzero_si512();                                                                         \
         int64_t i = 0;                                                                                                 \
-        for (; i + 64 <= n; i += 64) _mm512_storeu_si512(codes + i, te_numbers_64_##dtype(x + i, m, f, &most));        \
+        for (; i + 64 <= n; i += 64) te_put_codes(codes + i, te_numbers_64_##dtype(x + i, m, f, &most), past);         \
         uint32_t top = LARGEST(most);                                                                                  \
         *amax = AMAX(top);                                                                                             \
         return top > INFINITE ? 0 : i;                                                                                 \
@@ -59,14 +59,14 @@ TE_INLINE void te_short_blocks_bf16(__m512 m[4], const float *multipliers, int64
 /* Blocks of 16 or 32, of multiples of 64, or one of n. */
 #define TE_DEFINE_ALONG(dtype, type)                                                                                   \
     TE_INLINE int64_t te_general_along_##dtype(uint8_t *codes, const type *x, const float *multipliers, int64_t n,     \
-                                               int64_t block, te_wide_form f)                                          \
+                                               int64_t block, te_wide_form f, bool past)                               \
     {                                                                                                                  \
         int64_t whole = n - n % 64, i = 0;                                                                             \
         __m512 m[4];                                                                                                   \
         if (block == 16 || block == 32) {                                                                              \
             for (; i < whole; i += 64, multipliers += 64 / block) {                                                    \
                 te_short_blocks_##dtype(m, multipliers, block);                                                        \
-                te_codes_64_##dtype(codes + i, x + i, m, f);                                                           \
+                te_codes_64_##dtype(codes + i, x + i, m, f, past);                                                     \
             }                                                                                                          \
             return whole;                                                                                              \
         }                                                                                                              \
@@ -74,7 +74,7 @@ TE_INLINE void te_short_blocks_bf16(__m512 m[4], const float *multipliers, int64
         for (; i < whole; multipliers++) {                                                                             \
             m[0] = m[1] = m[2] = m[3] = _mm512_set1_ps(*multipliers);                                                  \
             for (int64_t end = whole - i < block ? whole : i + block; i < end; i += 64)                                \
-                te_codes_64_##dtype(codes + i, x + i, m, f);                                                           \
+                te_codes_64_##dtype(codes + i, x + i, m, f, past);                                                     \
         }                                                                                                              \
         return whole;                                                                                                  \
     }
@@ -93,19 +93,19 @@ TE_INLINE bool te_goes_by_powers(const float *multipliers, int64_t n, int64_t bl
 #endif
 
 TE_INLINE int64_t te_codes_along_f32(uint8_t *codes, const float *x, const float *multipliers, int64_t n, int64_t block,
-                                     int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
+                                     bool past, int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)
 {
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
 #if defined(TE_ISA_avx512vbmi)
     if (te_goes_by_powers(multipliers, n, block, sign)) {
         if (block == 32)
-            te_powers_along_f32(codes, x, multipliers, n, 32, true, f);
+            te_powers_along_f32(codes, x, multipliers, n, 32, true, f, past);
         else
-            te_powers_along_f32(codes, x, multipliers, n, block, false, f);
+            te_powers_along_f32(codes, x, multipliers, n, block, false, f, past);
         return n - n % 64;
     }
 #endif
-    return te_general_along_f32(codes, x, multipliers, n, block, f);
+    return te_general_along_f32(codes, x, multipliers, n, block, f, past);
 }
 
 /* Of a factor that is a power of two. */
@@ -127,7 +127,8 @@ TE_INLINE bool te_shifts_of(const float *factors, uint16_t offsets[16], uint16_t
 }
 
 /* Sixteen blocks of 32 at a time, as far as they are whole, whose factors are powers of two; the elements done. */
-TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, te_wide_form f)
+TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, te_wide_form f,
+                                  bool past)
 {
     uint16_t offsets[16], smalls[16];
     int64_t j = 0;
@@ -138,45 +139,45 @@ TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float
             uint8_t *to = codes + j + 32 * b;
             const uint16_t *from = x + j + 32 * b;
             __m512 m[4];
-            if (te_codes_shifted(to, from, first, second, f)) continue;
+            if (te_codes_shifted(to, from, first, second, f, past)) continue;
             te_short_blocks_bf16(m, multipliers + j / 32 + b, 32);
-            te_codes_64_bf16(to, from, m, f);
+            te_codes_64_bf16(to, from, m, f, past);
         }
     return j;
 }
 
 /* Blocks of multiples of 64, as long as their factors are powers of two; the elements done, whole blocks or all. */
 TE_INLINE int64_t te_long_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, int64_t block,
-                                 te_wide_form f)
+                                 te_wide_form f, bool past)
 {
     int64_t whole = n - n % 64, i = 0;
     for (; i < whole && te_is_power(*multipliers); multipliers++) {
         te_shift shift = te_shift_by(*multipliers, f.smallest);
         __m512 one = _mm512_set1_ps(*multipliers), m[4] = {one, one, one, one};
         for (int64_t end = whole - i < block ? whole : i + block; i < end; i += 64)
-            if (!te_codes_shifted(codes + i, x + i, shift, shift, f)) te_codes_64_bf16(codes + i, x + i, m, f);
+            if (!te_codes_shifted(codes + i, x + i, shift, shift, f, past)) te_codes_64_bf16(codes + i, x + i, m, f, past);
     }
     return i;
 }
 
 TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n,
-                                      int64_t block, int mantissa, uint32_t smallest, uint32_t largest, int nan,
-                                      int sign)
+                                      int64_t block, bool past, int mantissa, uint32_t smallest, uint32_t largest,
+                                      int nan, int sign)
 {
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
     int64_t done = 0;
 #if defined(TE_ISA_avx512vbmi)
     if (te_goes_by_powers(multipliers, n, block, sign)) {
         if (block == 32)
-            te_powers_along_bf16(codes, x, multipliers, n, 32, true, f);
+            te_powers_along_bf16(codes, x, multipliers, n, 32, true, f, past);
         else
-            te_powers_along_bf16(codes, x, multipliers, n, block, false, f);
+            te_powers_along_bf16(codes, x, multipliers, n, block, false, f, past);
         return n - n % 64;
     }
 #endif
-    if (block == 32) done = te_short_powers(codes, x, multipliers, n, f);
-    if (block % 64 == 0 || block >= n) done = te_long_powers(codes, x, multipliers, n, block, f);
-    return done + te_general_along_bf16(codes + done, x + done, multipliers + done / block, n - done, block, f);
+    if (block == 32) done = te_short_powers(codes, x, multipliers, n, f, past);
+    if (block % 64 == 0 || block >= n) done = te_long_powers(codes, x, multipliers, n, block, f, past);
+    return done + te_general_along_bf16(codes + done, x + done, multipliers + done / block, n - done, block, f, past);
 }
 
 /* --- a factor for each column: all rows of 64 columns before the next --------------------------------------------- */
@@ -206,8 +207,8 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
         for (int i = 0; i < rows; i++) {
             uint8_t *to = codes + i * codes_stride + j;
             const uint16_t *from = x + i * stride + j;
-            if (bounded && te_codes_bounded_bf16(to, from, bounds, f)) continue;
-            if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f))) te_codes_64_bf16(to, from, m, f);
+            if (bounded && te_codes_bounded_bf16(to, from, bounds, f, false)) continue;
+            if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f, false))) te_codes_64_bf16(to, from, m, f, false);
         }
     }
     return n - n % 64;
@@ -226,23 +227,23 @@ TE_INLINE int64_t te_codes_down_f32(uint8_t *codes, int64_t codes_stride, const 
         for (int64_t i = 0; i < rows; i++) {
             uint8_t *to = codes + i * codes_stride + j;
             const float *from = x + i * stride + j;
-            if (!(bounded && te_codes_bounded_f32(to, from, bounds, f))) te_codes_64_f32(to, from, m, f);
+            if (!(bounded && te_codes_bounded_f32(to, from, bounds, f, false))) te_codes_64_f32(to, from, m, f, false);
         }
     }
     return n - n % 64;
 }
 #else
-#define te_codes_whole_bf16(codes, x, multiplier, n, amax, ...)   0
-#define te_codes_whole_f32(codes, x, multiplier, n, amax, ...)    0
-#define te_codes_along_bf16(codes, x, multipliers, n, block, ...) 0
-#define te_codes_along_f32(codes, x, multipliers, n, block, ...)  0
+#define te_codes_whole_bf16(codes, x, multiplier, n, amax, past, ...)   0
+#define te_codes_whole_f32(codes, x, multiplier, n, amax, past, ...)    0
+#define te_codes_along_bf16(codes, x, multipliers, n, block, past, ...) 0
+#define te_codes_along_f32(codes, x, multipliers, n, block, past, ...)  0
 #define te_codes_down_bf16(codes, codes_stride, x, stride, rows, multipliers, n, ...) 0
 #define te_codes_down_f32(codes, codes_stride, x, stride, rows, multipliers, n, ...)  0
 #endif
 
 /* A source without vector code of its own. */
-#define te_codes_whole_f16(codes, x, multiplier, n, amax, ...)   0
-#define te_codes_along_f16(codes, x, multipliers, n, block, ...) 0
+#define te_codes_whole_f16(codes, x, multiplier, n, amax, past, ...)   0
+#define te_codes_along_f16(codes, x, multipliers, n, block, past, ...) 0
 #define te_codes_down_f16(codes, codes_stride, x, stride, rows, multipliers, n, ...) 0
 
 #endif

@@ -206,7 +206,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
                 te_each_column_##dtype(m, multipliers);                                                                \
             else                                                                                                       \
                 te_short_blocks_##dtype(m, multipliers, block);                                                        \
-            te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE));                                           \
+            te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE), false);                                     \
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \

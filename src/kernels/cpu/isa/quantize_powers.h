@@ -76,19 +76,19 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
 
 /* Codes of 64; false, and nothing is written, where they go the general way. */
 #define TE_DEFINE_POWERS(dtype, type)                                                                                  \
-    TE_INLINE bool te_codes_bounded_##dtype(uint8_t *codes, const type *x, te_bounds b, te_wide_form f)                \
+    TE_INLINE bool te_codes_bounded_##dtype(uint8_t *codes, const type *x, te_bounds b, te_wide_form f, bool past)     \
     {                                                                                                                  \
         const uint32_t top = (f.largest - (f.smallest - (1u << 23))) >> (23 - f.mantissa);                             \
         te_rounded_64 r = te_round_64_##dtype(x, f.mantissa);                                                          \
         if (__builtin_expect(!te_is_easy(r, b.least, b.most), 0)) return false;                                        \
         __m512i code = _mm512_maskz_sub_epi8(r.some, r.bytes, b.under);                                                \
         code = _mm512_min_epu8(code, _mm512_set1_epi8((char)top));                                                     \
-        _mm512_storeu_si512(codes, _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), r.signs, code, 0xca));      \
+        te_put_codes(codes, _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), r.signs, code, 0xca), past);       \
         return true;                                                                                                   \
     }                                                                                                                  \
     /* Whole 64s of n, in blocks of 32 or of multiples of 64, or one of n. */                                          \
     TE_INLINE void te_powers_along_##dtype(uint8_t *codes, const type *x, const float *multipliers, int64_t n,         \
-                                           int64_t block, bool two, te_wide_form f)                                    \
+                                           int64_t block, bool two, te_wide_form f, bool past)                         \
     {                                                                                                                  \
         te_bounds_along all;                                                                                           \
         __m512 m[4];                                                                                                   \
@@ -98,10 +98,10 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
             for (int b = 0; b < 16 && i < whole; b += two ? 2 : 1) {                                                   \
                 te_bounds bounds = te_bounds_at(&all, b, two);                                                         \
                 for (int64_t end = two ? i + 64 : whole - i < block ? whole : i + block; i < end; i += 64) {           \
-                    if (te_codes_bounded_##dtype(codes + i, x + i, bounds, f)) continue;                               \
+                    if (te_codes_bounded_##dtype(codes + i, x + i, bounds, f, past)) continue;                         \
                     m[0] = m[1] = m[2] = m[3] = _mm512_set1_ps(multipliers[at + b]);                                   \
                     if (two) m[2] = m[3] = _mm512_set1_ps(multipliers[at + b + 1]);                                    \
-                    te_codes_64_##dtype(codes + i, x + i, m, f);                                                       \
+                    te_codes_64_##dtype(codes + i, x + i, m, f, past);                                                 \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
@@ -116,8 +116,8 @@ typedef struct te_bounds {
 } te_bounds;
 
 #define te_bounds_down(any, factors, f)            (*(any) = false, (te_bounds){0})
-#define te_codes_bounded_f32(codes, x, bounds, f)  ((void)(bounds), false)
-#define te_codes_bounded_bf16(codes, x, bounds, f) ((void)(bounds), false)
+#define te_codes_bounded_f32(codes, x, bounds, f, past)  ((void)(bounds), false)
+#define te_codes_bounded_bf16(codes, x, bounds, f, past) ((void)(bounds), false)
 #endif
 
 #endif

@@ -85,7 +85,7 @@ TE_INLINE int te_turn_eight(uint8_t *to, int64_t stride, const uint8_t *factors,
         uint64_t columns[8][4][2];
         __m512i a[8];
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) a[k] = _mm512_loadu_si512(factors + k * TE_MOST_COLUMNS + j);
+        for (int k = 0; k < 8; k++) a[k] = _mm512_loadu_si512(factors + k * TE_DOWN_COLUMNS + j);
         te_interleave_eight(a);
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) _mm512_storeu_si512(columns[k], a[k]);
@@ -102,7 +102,7 @@ TE_INLINE int te_turn_eight(uint8_t *to, int64_t stride, const uint8_t *factors,
 static void turn_factors(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n)
 {
     for (int j = rows == 8 ? te_turn_eight(to, stride, factors, n) : 0; j < n; j++)
-        for (int i = 0; i < rows; i++) to[j * stride + i] = factors[i * TE_MOST_COLUMNS + j];
+        for (int i = 0; i < rows; i++) to[j * stride + i] = factors[i * TE_DOWN_COLUMNS + j];
 }
 
 #endif

@@ -49,6 +49,14 @@ TE_INLINE __m512i te_sums(__m512 size, te_wide_form f)
     return _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(most), unit));
 }
 
+TE_INLINE void te_put_codes(uint8_t *to, __m512i codes, bool past)
+{
+    if (past)
+        _mm512_stream_si512((__m512i *)(void *)to, codes);
+    else
+        _mm512_storeu_si512(to, codes);
+}
+
 /* --- float32 ------------------------------------------------------------------------------------------------------ */
 
 /* 16, among which NaNs may be. */
@@ -84,13 +92,13 @@ TE_INLINE __m512i te_numbers_64_f32(const float *x, const __m512 m[4], te_wide_f
     return _mm512_permutexvar_epi32(order, all);
 }
 
-TE_INLINE void te_codes_64_f32(uint8_t *codes, const float *x, const __m512 m[4], te_wide_form f)
+TE_INLINE void te_codes_64_f32(uint8_t *codes, const float *x, const __m512 m[4], te_wide_form f, bool past)
 {
     __m512i most = _mm512_setzero_si512(), all = te_numbers_64_f32(x, m, f, &most);
     if (__builtin_expect(_mm512_cmpgt_epu32_mask(most, _mm512_set1_epi32(0x7f800000)), 0))
         for (int k = 0; k < 4; k++) te_codes_16_f32(codes + 16 * k, x + 16 * k, m[k], f);
     else
-        _mm512_storeu_si512(codes, all);
+        te_put_codes(codes, all, past);
 }
 
 /* --- bfloat16: of two vectors of 32, multipliers of the even elements and of the odd ones ------------------------- */
@@ -138,13 +146,13 @@ TE_INLINE __m512i te_numbers_64_bf16(const uint16_t *x, const __m512 m[4], te_wi
     return te_join_halves(code[0], code[1], given[0], given[1], f.sign);
 }
 
-TE_INLINE void te_codes_64_bf16(uint8_t *codes, const uint16_t *x, const __m512 m[4], te_wide_form f)
+TE_INLINE void te_codes_64_bf16(uint8_t *codes, const uint16_t *x, const __m512 m[4], te_wide_form f, bool past)
 {
     __m512i most = _mm512_setzero_si512(), all = te_numbers_64_bf16(x, m, f, &most);
     if (__builtin_expect(_mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(0x7f80)) != 0, 0))
         for (int k = 0; k < 2; k++) te_codes_32_bf16(codes + 32 * k, x + 32 * k, m[2 * k], m[2 * k + 1], f);
     else
-        _mm512_storeu_si512(codes, all);
+        te_put_codes(codes, all, past);
 }
 
 /* --- bfloat16 under powers of two --------------------------------------------------------------------------------- */
@@ -179,13 +187,14 @@ TE_INLINE bool te_shifted(__m512i *code, __m512i size, te_shift shift, te_wide_f
 
 /* Codes of 64 bfloat16 under powers of two: whole numbers alone. False, and nothing is written, where those are not
  * enough. */
-TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift first, te_shift second, te_wide_form f)
+TE_INLINE bool te_codes_shifted(uint8_t *codes, const uint16_t *x, te_shift first, te_shift second, te_wide_form f,
+                               bool past)
 {
     __m512i mask = _mm512_set1_epi16(0x7fff), a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 32), left, right;
     bool not_a = te_shifted(&left, _mm512_and_si512(a, mask), first, f);
     bool not_b = te_shifted(&right, _mm512_and_si512(b, mask), second, f);
     if (not_a | not_b) return false;
-    _mm512_storeu_si512(codes, te_join_halves(left, right, a, b, f.sign));
+    te_put_codes(codes, te_join_halves(left, right, a, b, f.sign), past);
     return true;
 }
 

@@ -71,15 +71,6 @@ static size_t T(backward_bytes)(const te_attention_grad *g, int64_t queries, int
     return (size_t)T(backward_layout)(&s, g, queries, keys, whole, NULL) * sizeof(REAL);
 }
 
-/* 16 lanes as a balanced tree: one after the other they would take longer than the products. */
-static REAL T(join_lanes)(REAL *lane)
-{
-#pragma GCC unroll 4
-    for (int half = 8; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
-    return lane[0];
-}
-
 static REAL T(dot_halves)(const uint16_t *x, const uint16_t *y, int64_t dim)
 {
     REAL    lane[16] = {0};
@@ -142,30 +133,37 @@ static void T(store_dbias)(const T(backward_state) *s, const REAL *ds, int64_t q
     for (int j = low; j < high; j++) to[j * b->stride[3]] = ds[j];
 }
 
-/* From scores in p and do v^T in ds to P Z in p and dS in ds, one row of a tile. */
-static void T(backward_row)(const T(backward_state) *s, REAL *p, REAL *ds, int64_t query, int64_t key, int low,
-                            int high, T(tile_range) range)
+/* From scores in p and Z do v^T in ds to P in p and dS in ds, rows side by side (see exp_rows). */
+ALWAYS_INLINE void T(weigh_rows)(const int rows, REAL *restrict p, REAL *restrict ds, int n, const REAL *lse,
+                                 const REAL *d)
 {
+    enum { KEYS = TE_ATTENTION_KEYS };
+    for (int j = 0; j < n / 16 * 16; j++)
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            REAL less = ds[r * KEYS + j] - d[r], weight = REAL_EXP(p[r * KEYS + j] - lse[r]);
+            p[r * KEYS + j] = weight;
+            ds[r * KEYS + j] = weight * less;
+        }
+}
+
+/* From scores in p and do v^T in ds to P Z in p and dS in ds, columns key … key + n of a tile. */
+static void T(weigh_tile)(const T(backward_state) *s, int rows, REAL *p, REAL *ds, int64_t query, int64_t key, int n)
+{
+    enum { KEYS = TE_ATTENTION_KEYS };
     const te_attention *a = &s->g->forward;
-    const te_attention_seq *seq = &s->keys->seq;
-    REAL d = s->d[query];
-    if (s->lse[query] == -(REAL)INFINITY) low = high = TE_ATTENTION_KEYS;
-    T(scale_scores)(p + range.column, range.columns, T(late_scale)(a));
-    if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
-    REAL *p0 = p + range.column, *ds0 = ds + range.column;
-    T(exp_row)(p0, range.columns, s->lse[query]);
-    if (a->dropout > 0) {
-        float keep[TE_ATTENTION_KEYS];
-        dropout_row(a, seq, s->head, query, key + range.column, range.columns, keep);
-        T(drop)(ds0, keep, range.columns, a->dropout);
-        for (int j = 0; j < range.columns; j++) ds0[j] = p0[j] * (ds0[j] - d);
-        T(drop)(p0, keep, range.columns, a->dropout);
-    } else {
-        for (int j = 0; j < range.columns; j++) ds0[j] = p0[j] * (ds0[j] - d);
+    const REAL *lse = s->lse + query, *d = s->d + query;
+    bool drops = a->dropout > 0;
+    int r = 0;
+    for (; !drops && r + TOGETHER <= rows; r += TOGETHER)
+        T(weigh_rows)(TOGETHER, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
+    for (; r < rows; r++) {
+        float keep[KEYS];
+        if (drops) dropout_row(a, &s->keys->seq, s->head, query + r, key, n, keep);
+        if (drops) T(drop)(ds + r * KEYS, keep, n, a->dropout);
+        T(weigh_rows)(1, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
+        if (drops) T(drop)(p + r * KEYS, keep, n, a->dropout);
     }
-    T(fill_outside)(p, range, low, high, 0);
-    T(fill_outside)(ds, range, low, high, 0);
-    if (te_view_present(&s->g->dbias)) T(store_dbias)(s, ds, query, key, low, high);
 }
 
 /* Scores, P and dS of the block, tile by tile, and each tile's share of dq. */
@@ -182,9 +180,20 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
         REAL *p = s->p + at * KEYS, *ds = s->ds + at * KEYS;
         T(multiply_scores)(rows, p, range, s->q + at * s->width, s->k_across, a->q.shape[3]);
         T(multiply_scores)(rows, ds, range, s->dout + at * s->width_v, s->v_across, a->v.shape[3]);
-        for (int r = 0; r < rows; r++)
-            T(backward_row)(s, p + r * KEYS, ds + r * KEYS, query + at + r, key, ranges->low[at + r],
-                            ranges->high[at + r], range);
+        for (int r = 0; r < rows; r++) {
+            T(scale_scores)(p + r * KEYS + range.column, range.columns, T(late_scale)(a));
+            if (te_view_present(&a->bias))
+                T(add_bias)(p + r * KEYS, a, &s->keys->seq, s->head, query + at + r, key, ranges->low[at + r],
+                            ranges->high[at + r]);
+        }
+        T(weigh_tile)(s, rows, p + range.column, ds + range.column, query + at, key + range.column, range.columns);
+        for (int r = 0; r < rows; r++) {
+            int low = ranges->low[at + r], high = ranges->high[at + r];
+            if (s->lse[query + at + r] == -(REAL)INFINITY) low = high = KEYS;
+            T(fill_outside)(p + r * KEYS, range, low, high, 0);
+            T(fill_outside)(ds + r * KEYS, range, low, high, 0);
+            if (te_view_present(&s->g->dbias)) T(store_dbias)(s, ds + r * KEYS, query + at + r, key, low, high);
+        }
         REAL *dq = s->dq + (query + at) * s->dim;
         if (exact) {
             T(add_exactly)(dq, s->dim, ds, 1, range.low, range.high, s->k_right);
@@ -202,8 +211,9 @@ static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, i
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
+    int first = 0; /* what a tile's keys are not seen by, those of later tiles are not either */
     for (int key = 0; key < keys; key += step) {
-        int rows = keys - key < step ? keys - key : step, first = 0, end = queries;
+        int rows = keys - key < step ? keys - key : step, end = queries;
         while (first < end && (ranges->high[first] <= key || ranges->low[first] >= ranges->high[first])) first++;
         while (first < end && (ranges->low[end - 1] >= key + rows || ranges->low[end - 1] >= ranges->high[end - 1]))
             end--;
@@ -297,18 +307,19 @@ static void T(backward_head)(T(backward_state) *s, int64_t index, int64_t group)
         T(backward_chunk)(s, chunk, end);
         if (index + 1 < group) continue;
         T(store_tile)(&g->dk, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dk, s->dim,
-                      T(late_scale)(&g->forward));
-        T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dv, s->dim_v, 1);
+                      &(REAL){T(late_scale)(&g->forward)}, 0);
+        T(store_tile)(&g->dv, seq->batch, keys->kv_head, seq->kv_start + chunk, n, dv, s->dim_v, &(REAL){1}, 0);
     }
     if (!keys->dq_part)
-        T(store_tile)(&g->dq, seq->batch, s->head, seq->q_start, seq->n_q, s->dq_sum, s->dim, (REAL)g->forward.scale);
+        T(store_tile)(&g->dq, seq->batch, s->head, seq->q_start, seq->n_q, s->dq_sum, s->dim,
+                      &(REAL){(REAL)g->forward.scale}, 0);
 }
 
 static void T(zero_keys)(const te_view *v, const te_attention_keys *keys)
 {
     static const REAL zeros[TE_ATTENTION_MAX_DIM];
     for (int64_t i = keys->key_first; i < keys->key_end; i++)
-        T(store_tile)(v, keys->seq.batch, keys->kv_head, keys->seq.kv_start + i, 1, zeros, 0, 1);
+        T(store_tile)(v, keys->seq.batch, keys->kv_head, keys->seq.kv_start + i, 1, zeros, 0, &(REAL){1}, 0);
 }
 
 static void T(backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch)
@@ -338,6 +349,7 @@ static void T(sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, i
             const REAL *row = (const REAL *)parts + part * part_stride + i * dim;
             for (int64_t d = 0; d < dim; d++) sum[d] += row[d];
         }
-        T(store_tile)(&g->dq, seq->batch, head, seq->q_start + i, 1, sum, dim, (REAL)g->forward.scale);
+        T(store_tile)(&g->dq, seq->batch, head, seq->q_start + i, 1, sum, dim,
+                      &(REAL){(REAL)g->forward.scale}, 0);
     }
 }

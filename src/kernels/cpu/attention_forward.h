@@ -54,32 +54,46 @@ static size_t T(forward_bytes)(const te_attention *a, int64_t queries)
     return (size_t)T(forward_layout)(&s, a, queries, NULL) * sizeof(REAL);
 }
 
-/* Turns a row of scores into weights relative to the new maximum, and brings what was summed before to it too. */
-static inline void T(softmax_row)(T(forward_state) *s, REAL *p, int n, int64_t row)
+/* Turns rows of scores into weights relative to their new maxima, and brings what was summed before to those too. */
+ALWAYS_INLINE void T(softmax_rows)(const int rows, T(forward_state) *s, REAL *p, int n, int64_t row)
 {
-    REAL *sum = s->sum + row * TE_ATTENTION_LANES, *out = s->out + row * s->dim_v;
-    REAL top = s->top[row], most = T(row_max)(p, n);
-    if (most > top) {
-        if (top > -(REAL)INFINITY) {
-            REAL shrink = REAL_EXP(top - most);
-            for (int l = 0; l < TE_ATTENTION_LANES; l++) sum[l] *= shrink;
-            for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+    REAL reference[TOGETHER];
+    for (int r = 0; r < rows; r++) {
+        REAL *sum = s->sum + (row + r) * TE_ATTENTION_LANES, *out = s->out + (row + r) * s->dim_v;
+        REAL top = s->top[row + r], most = T(row_max)(p + r * TE_ATTENTION_KEYS, n);
+        if (most > top) {
+            if (top > -(REAL)INFINITY) {
+                REAL shrink = REAL_EXP(top - most);
+                for (int l = 0; l < TE_ATTENTION_LANES; l++) sum[l] *= shrink;
+                for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+            }
+            s->top[row + r] = top = most;
         }
-        s->top[row] = top = most;
+        reference[r] = top == -(REAL)INFINITY ? 0 : top;
     }
-    T(exp_row)(p, n, top == -(REAL)INFINITY ? 0 : top);
-    T(add_to_lanes)(sum, p, n);
+    T(exp_rows)(rows, p, n, reference, s->sum + row * TE_ATTENTION_LANES);
+}
+
+static void T(softmax_tile)(T(forward_state) *s, int rows, REAL *p, int n, int64_t row)
+{
+    int r = 0;
+    for (; r + TOGETHER <= rows; r += TOGETHER)
+        T(softmax_rows)(TOGETHER, s, p + r * TE_ATTENTION_KEYS, n, row + r);
+    for (; r < rows; r++) T(softmax_rows)(1, s, p + r * TE_ATTENTION_KEYS, n, row + r);
 }
 
 /* p[j] = exp(p[j] - top) times, to the nearest E4M3. Adding a number whose last place is that of E4M3 rounds, ties to
  * even; below 2^-6, where E4M3 is subnormal, its last place is fixed. */
-static inline void T(round_row)(REAL *p, int n, REAL top, REAL times)
+static inline void T(round_rows)(const T(forward_state) *s, int rows, REAL *p, int n, int64_t row)
 {
-    for (int j = 0; j < n; j++) {
-        float x = (float)(REAL_EXP(p[j] - top) * times);
-        uint32_t exponent = te_f32_bits(x) & 0x7f800000u, least = 0x3c800000u;
-        float place = te_f32_from_bits((exponent > least ? exponent : least) + (20u << 23)) * 1.5f;
-        p[j] = (REAL)((x + place) - place);
+    for (int64_t i = row; i < row + rows; i++, p += TE_ATTENTION_KEYS) {
+        REAL top = s->top[i] == -(REAL)INFINITY ? 0 : s->top[i], times = s->total[i];
+        for (int j = 0; j < n; j++) {
+            float x = (float)(REAL_EXP(p[j] - top) * times);
+            uint32_t exponent = te_f32_bits(x) & 0x7f800000u, least = 0x3c800000u;
+            float place = te_f32_from_bits((exponent > least ? exponent : least) + (20u << 23)) * 1.5f;
+            p[j] = (REAL)((x + place) - place);
+        }
     }
 }
 
@@ -91,27 +105,27 @@ static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t ro
     T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
     if (range.low >= range.high) return;
     REAL *scores = s->scores;
-    float keep[TE_ATTENTION_KEYS];
     T(multiply_scores)(rows, scores, range, s->q + row * s->width, s->k_across, s->a->q.shape[3]);
     for (int r = 0; r < rows; r++) {
-        REAL *p = scores + r * TE_ATTENTION_KEYS, top = s->top[row + r];
+        REAL *p = scores + r * TE_ATTENTION_KEYS;
         int low = ranges->low[at + r], high = ranges->high[at + r];
         T(scale_scores)(p + range.column, range.columns, T(late_scale)(s->a));
         if (te_view_present(&s->a->bias)) T(add_bias)(p, s->a, s->seq, s->head, query + r, key, low, high);
         T(fill_outside)(p, range, low, high, -(REAL)INFINITY);
-        if (walk == WALK_ROUNDED)
-            T(round_row)(p + range.column, range.columns, top == -(REAL)INFINITY ? 0 : top, s->total[row + r]);
-        else
-            T(softmax_row)(s, p + range.column, range.columns, row + r);
-        if (walk == WALK_SUMS) continue;
-        if (s->a->dropout > 0) { /* rounded ones that remain are scaled up at the end */
-            dropout_row(s->a, s->seq, s->head, query + r, key + range.column, range.columns, keep);
-            T(drop)(p + range.column, keep, range.columns, walk == WALK_ROUNDED ? 0 : s->a->dropout);
-        }
-        if (exact) T(add_exactly)(s->out + (row + r) * s->dim_v, s->dim_v, p, 1, low, high, v);
     }
-    if (walk != WALK_SUMS && !exact)
-        T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
+    if (walk == WALK_ROUNDED) T(round_rows)(s, rows, scores + range.column, range.columns, row);
+    else T(softmax_tile)(s, rows, scores + range.column, range.columns, row);
+    if (walk == WALK_SUMS) return;
+    for (int r = 0; r < rows && s->a->dropout > 0; r++) { /* rounded ones that remain are scaled up at the end */
+        float keep[TE_ATTENTION_KEYS];
+        dropout_row(s->a, s->seq, s->head, query + r, key + range.column, range.columns, keep);
+        T(drop)(scores + r * TE_ATTENTION_KEYS + range.column, keep, range.columns,
+                walk == WALK_ROUNDED ? 0 : s->a->dropout);
+    }
+    for (int r = 0; r < rows && exact; r++)
+        T(add_exactly)(s->out + (row + r) * s->dim_v, s->dim_v, scores + r * TE_ATTENTION_KEYS, 1, ranges->low[at + r],
+                       ranges->high[at + r], v);
+    if (!exact) T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
 }
 
 /* All queries of the task against keys key … key + n of the sequence. */
@@ -170,19 +184,21 @@ static void T(forward_open)(T(forward_state) *s, const te_attention *a, const te
 /* Sums of weights to s->total, and lse from them. */
 static void T(close_sums)(const T(forward_state) *s, int64_t first, int64_t end)
 {
-    const te_attention *a = s->a;
-    for (int64_t i = 0; i < end - first; i++) {
-        VECTOR sum = V_LOAD(s->sum + i * TE_ATTENTION_LANES);
-        for (int l = VLEN; l < TE_ATTENTION_LANES; l += VLEN) sum = sum + V_LOAD(s->sum + i * TE_ATTENTION_LANES + l);
-        s->total[i] = V_SUM(sum);
+    const te_view *to = &s->a->lse;
+    REAL *lse = s->sum; /* whose parts are joined by then */
+    int64_t n = end - first;
+    for (int64_t i = 0; i < n; i++) s->total[i] = T(join_lanes)(s->sum + i * TE_ATTENTION_LANES);
+    if (!te_view_present(to)) return;
+    for (int64_t i = 0; i < n; i++) {
+        REAL whole = REAL_LOG(s->total[i]);
+        lse[i] = s->total[i] == 0 ? -(REAL)INFINITY : s->top[i] + whole;
     }
-    for (int64_t i = 0; i < end - first && te_view_present(&a->lse); i++) {
-        void *to = lse_at(a, s->seq->batch, s->head, s->seq->q_start + first + i);
-        REAL total = s->total[i], lse = total == 0 ? -(REAL)INFINITY : s->top[i] + REAL_LOG(total);
-        if (a->lse.dtype == TE_F64)
-            *(double *)to = (double)lse;
+    for (int64_t i = 0; i < n; i++) {
+        void *at = lse_at(s->a, s->seq->batch, s->head, s->seq->q_start + first + i);
+        if (to->dtype == TE_F64)
+            *(double *)at = (double)lse[i];
         else
-            *(float *)to = (float)lse;
+            *(float *)at = (float)lse[i];
     }
 }
 
@@ -193,7 +209,6 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
     T(forward_open)(&s, a, seq, head, first, end, scratch);
     T(forward_walk)(&s, WALK_ONCE, first, end);
     T(close_sums)(&s, first, end);
-    for (int64_t i = 0; i < end - first; i++)
-        T(store_tile)(&a->out, seq->batch, head, seq->q_start + first + i, 1, s.out + i * s.dim_v, s.dim_v,
-                      s.total[i] == 0 ? 0 : 1 / s.total[i]);
+    for (int64_t i = 0; i < end - first; i++) s.total[i] = s.total[i] == 0 ? 0 : 1 / s.total[i];
+    T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, s.total, 1);
 }

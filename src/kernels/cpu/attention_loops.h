@@ -9,6 +9,7 @@
  *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
  *      ROUNDED                     defined: also forward with probabilities rounded to E4M3
  *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
+ *      TOGETHER                    rows of scores whose exponentials are computed side by side
  */
 #ifdef PAIRS
 typedef uint16_t half_in_pair __attribute__((may_alias));
@@ -60,3 +61,4 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_SUM
 #undef TRANSPOSE_BLOCK
 #undef MICRO_ROWS
+#undef TOGETHER

@@ -29,5 +29,5 @@ static void T(forward_rounded)(const te_attention *a, const te_attention_seq *se
     if (a->out.dtype == TE_F8E4M3)
         T(store_codes)(&s, first, end, times);
     else
-        T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, times);
+        T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, &(REAL){times}, 0);
 }

@@ -86,41 +86,45 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
 }
 
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
- * apart, where no hardware prefetcher follows. */
+ * apart, where no hardware prefetcher follows. They mostly are whole vectors, so what is left of one is not worth any. */
 static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head,
                          int64_t first, int64_t rows, REAL scale)
 {
     enum { AHEAD = 16, LINE = 64 };
-    int64_t dim = v->shape[3], row_bytes, used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
+    int64_t dim = v->shape[3], whole = dim / 16 * 16, row_bytes;
+    int64_t used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
     const char *row = T(rows_at)(v, batch, head, first, &row_bytes);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
         const uint16_t *half = (const uint16_t *)row;
         if (first + i + AHEAD < v->shape[2])
             for (int64_t b = 0; b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b);
         switch (v->dtype) {
-        case TE_F32: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
-        case TE_BF16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
-        case TE_F16: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)te_f16_to_f32(half[d]); break;
-        default: for (int64_t d = 0; d < dim; d++) tile[d] = scale * (REAL)((const double *)row)[d];
+        case TE_F32: for (int64_t d = 0; d < whole; d++) tile[d] = scale * (REAL)((const float *)row)[d]; break;
+        case TE_BF16: for (int64_t d = 0; d < whole; d++) tile[d] = scale * (REAL)te_bf16_to_f32(half[d]); break;
+        case TE_F16: for (int64_t d = 0; d < whole; d++) tile[d] = scale * (REAL)te_f16_to_f32(half[d]); break;
+        default: for (int64_t d = 0; d < whole; d++) tile[d] = scale * (REAL)((const double *)row)[d];
         }
+        for (int64_t d = whole; d < dim; d++) tile[d] = scale * (REAL)te_load_f64(row, v->dtype, d);
         for (int64_t d = dim; d < width; d++) tile[d] = 0;
     }
 }
 
-/* Rows first + i of the operand = scale * tile[i, :], rounded to its dtype. */
+/* Rows first + i of the operand = scale[i * step] * tile[i, :], rounded to its dtype. */
 static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows,
-                          const REAL *restrict tile, int64_t width, REAL scale)
+                          const REAL *restrict tile, int64_t width, const REAL *scale, int64_t step)
 {
-    int64_t dim = v->shape[3], row_bytes;
+    int64_t dim = v->shape[3], whole = dim / 16 * 16, row_bytes;
     char *row = T(rows_at)(v, batch, head, first, &row_bytes);
-    for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
-        uint16_t *half = (uint16_t *)row;
+    for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes, scale += step) {
+        uint16_t *restrict half = (uint16_t *)row;
+        REAL by = *scale;
         switch (v->dtype) {
-        case TE_F32: for (int64_t d = 0; d < dim; d++) ((float *)row)[d] = (float)(scale * tile[d]); break;
-        case TE_BF16: for (int64_t d = 0; d < dim; d++) half[d] = te_f32_to_bf16((float)(scale * tile[d])); break;
-        case TE_F16: for (int64_t d = 0; d < dim; d++) half[d] = te_f32_to_f16((float)(scale * tile[d])); break;
-        default: for (int64_t d = 0; d < dim; d++) ((double *)row)[d] = (double)(scale * tile[d]);
+        case TE_F32: for (int64_t d = 0; d < whole; d++) ((float *restrict)row)[d] = (float)(by * tile[d]); break;
+        case TE_BF16: for (int64_t d = 0; d < whole; d++) half[d] = te_f32_to_bf16((float)(by * tile[d])); break;
+        case TE_F16: for (int64_t d = 0; d < whole; d++) half[d] = te_f32_to_f16((float)(by * tile[d])); break;
+        default: for (int64_t d = 0; d < whole; d++) ((double *restrict)row)[d] = (double)(by * tile[d]);
         }
+        for (int64_t d = whole; d < dim; d++) te_store_f64(row, v->dtype, d, (double)(by * tile[d]));
     }
 }
 
@@ -195,13 +199,13 @@ static T(tile_range) T(range_of)(const int *low, const int *high, int rows)
 /* Columns of the tile outside low … high = value. */
 static inline void T(fill_outside)(REAL *restrict p, T(tile_range) range, int low, int high, REAL value)
 {
-    if (range.column >= low && range.column + range.columns <= high) return;
-    p += range.column;
-    low -= range.column;
-    high -= range.column;
-    for (int l = 0; l < range.columns; l++) {
-        REAL x = p[l];
-        p[l] = ((l >= low) & (l < high)) ? x : value;
+    for (int j = range.column; j < range.column + range.columns; j += 16) {
+        int from = low - j, to = high - j;
+        if (from <= 0 && to >= 16) continue;
+        _Pragma("omp simd") for (int l = 0; l < 16; l++) {
+            REAL x = p[j + l];
+            p[j + l] = ((l >= from) & (l < to)) ? x : value;
+        }
     }
 }
 
@@ -213,20 +217,31 @@ static inline REAL T(row_max)(const REAL *p, int n)
     return V_TOP(most);
 }
 
-/* sum[l] += p[j + l] for j = 0, 16, …: 16 partial sums. */
-static inline void T(add_to_lanes)(REAL *sum, const REAL *p, int n)
+/* Rows of scores side by side, since one alone would wait for its exponentials: p[j] = exp(p[j] - reference), and 16
+ * partial sums sum[l] += p[j + l] for j = 0, 16, … `rows` is a constant; n a multiple of 16, which the loop says. */
+ALWAYS_INLINE void T(exp_rows)(const int rows, REAL *p, int n, const REAL *reference, REAL *sum)
 {
-    VECTOR lanes[16 / VLEN];
-    for (int v = 0; v < 16 / VLEN; v++) lanes[v] = V_LOAD(sum + v * VLEN);
-    for (int j = 0; j < n; j += 16)
-        for (int v = 0; v < 16 / VLEN; v++) lanes[v] = lanes[v] + V_LOAD(p + j + v * VLEN);
-    for (int v = 0; v < 16 / VLEN; v++) V_STORE(sum + v * VLEN, lanes[v]);
+    enum { KEYS = TE_ATTENTION_KEYS, LANES = TE_ATTENTION_LANES };
+    for (int j = 0; j < n / 16 * 16; j++)
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) p[r * KEYS + j] = REAL_EXP(p[r * KEYS + j] - reference[r]);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < 16; v += VLEN) {
+            VECTOR lanes = V_LOAD(sum + r * LANES + v);
+            for (int j = v; j < n; j += 16) lanes = lanes + V_LOAD(p + r * KEYS + j);
+            V_STORE(sum + r * LANES + v, lanes);
+        }
 }
 
-/* p[j] = exp(p[j] - reference). */
-static void T(exp_row)(REAL *p, int n, REAL reference)
+/* The sum of 16 lanes as a balanced tree: one after the other they would take longer than the products. */
+static inline REAL T(join_lanes)(const REAL *lane)
 {
-    for (int j = 0; j < n; j++) p[j] = REAL_EXP(p[j] - reference);
+    VECTOR sum[16 / VLEN];
+    for (int v = 0; v < 16 / VLEN; v++) sum[v] = V_LOAD(lane + v * VLEN);
+#pragma GCC unroll 4
+    for (int half = 8 / VLEN; half > 0; half /= 2)
+        for (int v = 0; v < half; v++) sum[v] = sum[v] + sum[v + half];
+    return V_SUM(sum[0]);
 }
 
 /* p[j] / (1 - p), or 0 where keep[j] is 0. */

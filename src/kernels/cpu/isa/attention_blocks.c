@@ -94,6 +94,7 @@ static inline float exp_of_score(float x)
 #define V_SUM(a)          _mm512_reduce_add_ps(a)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        8
+#define TOGETHER          4
 #include "kernels/cpu/attention_loops.h"
 #else
 
@@ -117,6 +118,7 @@ static inline float exp_of_score(float x)
 #define V_SUM(a)          _mm512_reduce_add_ps(a)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        8
+#define TOGETHER          4
 #elif defined(TE_ISA_avx2)
 static inline float top_of_f32(__m256 a)
 {
@@ -143,6 +145,7 @@ static inline float sum_of_f32(__m256 a)
 #define V_SUM(a)          sum_of_f32(a)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        4
+#define TOGETHER          4
 #else
 typedef float portable_f32 __attribute__((vector_size(16)));
 static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
@@ -166,6 +169,7 @@ static inline float top_of_f32(portable_f32 a)
 #define V_TOP(a)          top_of_f32(a)
 #define V_SUM(a)          (((a)[0] + (a)[2]) + ((a)[1] + (a)[3]))
 #define MICRO_ROWS        4
+#define TOGETHER          1
 #endif
 #include "kernels/cpu/attention_loops.h"
 
@@ -187,6 +191,7 @@ static inline float top_of_f32(portable_f32 a)
 #define V_TOP(a)          _mm512_reduce_max_pd(a)
 #define V_SUM(a)          _mm512_reduce_add_pd(a)
 #define MICRO_ROWS        8
+#define TOGETHER          1
 #elif defined(TE_ISA_avx2)
 static inline double top_of_f64(__m256d a)
 {
@@ -210,6 +215,7 @@ static inline double sum_of_f64(__m256d a)
 #define V_TOP(a)          top_of_f64(a)
 #define V_SUM(a)          sum_of_f64(a)
 #define MICRO_ROWS        4
+#define TOGETHER          1
 #else
 typedef double portable_f64 __attribute__((vector_size(16)));
 static inline portable_f64 max_f64(portable_f64 a, portable_f64 b)
@@ -227,6 +233,7 @@ static inline portable_f64 max_f64(portable_f64 a, portable_f64 b)
 #define V_TOP(a)          ((a)[0] > (a)[1] ? (a)[0] : (a)[1])
 #define V_SUM(a)          ((a)[0] + (a)[1])
 #define MICRO_ROWS        4
+#define TOGETHER          1
 #endif
 #include "kernels/cpu/attention_loops.h"
 #endif

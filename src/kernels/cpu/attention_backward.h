@@ -73,8 +73,8 @@ static size_t T(backward_bytes)(const te_attention_grad *g, int64_t queries, int
 
 static REAL T(dot_halves)(const uint16_t *x, const uint16_t *y, int64_t dim)
 {
-    REAL    lane[16] = {0};
-    int64_t j = 0;
+    _Alignas(64) REAL lane[16] = {0};
+    int64_t           j = 0;
     for (; j + 16 <= dim; j += 16)
         _Pragma("omp simd") for (int l = 0; l < 16; l++) lane[l] +=
             (REAL)te_bf16_to_f32(x[j + l]) * (REAL)te_bf16_to_f32(y[j + l]);
@@ -116,7 +116,7 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
     for (int64_t i = first; i < end; i++) {
         T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + i, 1, 1);
         T(load_tile)(s->v, s->dim_v, &a->out, seq->batch, s->head, seq->q_start + i, 1, 1);
-        REAL lane[16] = {0};
+        _Alignas(64) REAL lane[16] = {0};
         for (int64_t j = 0; j < s->dim_v; j += 16)
             for (int l = 0; l < 16; l++) lane[l] += s->dout[j + l] * s->v[j + l];
         s->d[i] = T(join_lanes)(lane);

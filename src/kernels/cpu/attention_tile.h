@@ -233,7 +233,8 @@ ALWAYS_INLINE void T(exp_rows)(const int rows, REAL *p, int n, const REAL *refer
         }
 }
 
-/* The sum of 16 lanes as a balanced tree: one after the other they would take longer than the products. */
+/* The sum of 16 lanes, aligned for vectors, as a balanced tree: one after the other they would take longer than the
+ * products. */
 static inline REAL T(join_lanes)(const REAL *lane)
 {
     VECTOR sum[16 / VLEN];

@@ -99,7 +99,8 @@ static te_status bind_bias(te_group_backward *b, const te_unit *unit, int k, con
     return TE_OK;
 }
 
-/* An activation's gradient goes to new memory, both halves of a gated one to the same. */
+/* An activation's gradient goes to new memory, both halves of a gated one to the same; where it is one that came in or one
+ * before it, it is that tensor. */
 static te_status bind_activation(te_group_backward *b, const te_unit *unit, int k, const te_space *s, result *results,
                                  te_operand *operand)
 {
@@ -112,6 +113,11 @@ static te_status bind_activation(te_group_backward *b, const te_unit *unit, int 
             results[k].fresh = te_tensor_retain(same);
             return TE_OK;
         }
+    }
+    int same = unit->grads[k].same;
+    if (same >= 0 && results[same].fresh) { /* not where that one is left quantized */
+        results[k].fresh = te_tensor_retain(results[same].fresh);
+        return TE_OK;
     }
     for (int j = 0; j < k && !t; j++)
         if (results[j].value == slot->value && unit->slots[unit->grads[j].slot].part.half) t = results[j].fresh;

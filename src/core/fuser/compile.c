@@ -213,6 +213,23 @@ static int alias_of(const te_fuse_plan *plan, const te_unit *unit, const te_unit
     return plan->values[from].dtype == plan->values[slot->value].dtype ? insn->slot : -1;
 }
 
+/* The gradient before number k that is the same: what was added shares one. */
+static int same_as(const te_fuse_plan *plan, const te_unit *unit, int k)
+{
+    const struct te_program_output *outputs = unit->gradient.backward->outputs;
+    const te_unit_grad             *grads = unit->grads;
+    const te_plan_value            *mine = &plan->values[unit->slots[grads[k].slot].value];
+    for (int j = 0; j < k; j++) {
+        const te_plan_value *other = &plan->values[unit->slots[grads[j].slot].value];
+        bool whole = !unit->slots[grads[k].slot].part.half && !unit->slots[grads[j].slot].part.half;
+        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM && whole &&
+            mine != other && mine->dtype == other->dtype && mine->space == other->space && mine->width == other->width &&
+            mine->cls == other->cls)
+            return j;
+    }
+    return -1;
+}
+
 /* The matrix product whose bias gradient is the column sum of the gradient in this slot; NULL when there is none or the
  * gradient is not complete here. */
 static te_unit *product_of(te_fuse_plan *plan, int position, const te_unit_slot *slot)
@@ -234,7 +251,7 @@ static te_status add_bias_gradients(te_fuse_plan *plan, int position)
         int value = unit->gradient.backward->outputs[k].value;
         if (te_program_output(unit->gradient.backward, TE_OUT_COLSUM, value) < 0) return out_of_memory(plan);
         unit->grads[unit->n_grads++] =
-            (te_unit_grad){.slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .bias = product->bias};
+            (te_unit_grad){.slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
         product->bias_elsewhere = true;
     }
     return TE_OK;
@@ -310,8 +327,10 @@ static te_status differentiate(te_fuse_plan *plan, int position)
     unit->gradient = gradient;
     drop_identities(unit);
     if (status != TE_OK) return status;
-    for (int k = 0; k < unit->n_grads; k++)
+    for (int k = 0; k < unit->n_grads; k++) {
         unit->grads[k].alias = alias_of(plan, unit, &unit->grads[k], gradient.backward->outputs[k].value);
+        unit->grads[k].same = same_as(plan, unit, k);
+    }
     status = add_bias_gradients(plan, position);
     if (unit->n_again) move_again_last(unit);
     return status;

@@ -281,6 +281,7 @@ static void backward_program(const te_describing *d, const te_unit *unit)
             if (unit->slots[grad->slot].part.half != 2) written += emitted_bytes(d, value, detail, sizeof detail);
             continue;
         }
+        if (grad->same >= 0 && te_emitted_by(d->plan, unit, false, grad->same) == TE_NO_VALUE) continue;
         written += te_described_bytes(d, grad->bias == TE_NO_VALUE ? unit->slots[grad->slot].value : grad->bias,
                                unit->slots[grad->slot].part.half);
     }

@@ -105,6 +105,7 @@ typedef struct te_unit_grad {
     int            slot;
     te_output_kind kind;
     int            alias; /* source of the gradient that it is, unchanged; -1: computed */
+    int            same;  /* one before it, of another value, that it is equal to: they share a tensor; -1: none */
     int            bias;  /* a column sum for this parameter of the matrix product that made the slot's value; TE_NO_VALUE: no */
 } te_unit_grad;
 

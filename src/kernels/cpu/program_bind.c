@@ -137,13 +137,28 @@ static void settle_inputs(te_walker *w)
     }
 }
 
+/* Whether te_slot_form may apply to an output: no other one takes the value. */
+static bool has_form(const te_walker *w, int output)
+{
+    const te_plan *plan = w->plan;
+    int            operand = w->job->program->n_inputs + output;
+    if (!plan->direct[output].half_ok) return false;
+    for (int s = 0; s < plan->n_steps; s++) {
+        const te_step *store = &plan->steps[s];
+        if (store->kind == TE_STEP_STORE && store->arg[0] == plan->direct[output].slot && store->operand != operand &&
+            w->operands[store->operand].present)
+            return false;
+    }
+    return true;
+}
+
 /* An output may be written by the step that makes its value unless the same memory, read in place, is needed later. */
 static bool direct_allowed(const te_walker *w, int output)
 {
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    bool half = plan->direct[output].half_ok && out->straight && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
+    bool half = has_form(w, output) && out->straight && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
                 w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
     if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
@@ -160,7 +175,7 @@ static void settle_streams(te_walker *w, int output)
 {
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     if (!te_job_streams(w->job, out->size)) return;
-    out->streamed = w->direct[output] >= 0 && w->plan->direct[output].half_ok;
+    out->streamed = w->direct[output] >= 0 && has_form(w, output);
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 

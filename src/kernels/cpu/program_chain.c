@@ -194,8 +194,9 @@ static void find_halves(te_maker *m, const te_pass *pass)
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
             int uses = 0;
-            for (int later = s + 1; later < pass->end; later++) uses += uses_of(&plan->steps[later], step->dst);
-            direct->half_ok = uses == 1;
+            for (int later = s + 1; later < pass->end; later++)
+                if (plan->steps[later].kind != TE_STEP_STORE) uses += uses_of(&plan->steps[later], step->dst);
+            direct->half_ok = uses == 0;
         }
     }
 }

@@ -90,7 +90,7 @@ typedef struct te_pass {
  * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
-    bool    half_ok;    /* a link makes the value and nothing else reads it: te_slot_form may apply */
+    bool    half_ok;    /* a link makes the value, only outputs take it: where that is one, te_slot_form may apply */
 } te_direct;
 
 typedef struct te_plan {

@@ -4,10 +4,10 @@
  *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT SECONDS]
  *
  * What does not compile, and what spills registers, is printed and counted. Entries bear the hash of their source as
- * name, so the first MOST of them by name are a sample that neither favours anything nor changes from run to run. With KEPT
- * the binaries are left in that folder under the same names: the cache of a device that is such a TARGET and has this NVRTC,
- * so that nothing is compiled there. The oldest entries then come first, which whoever fills the cache has made the most
- * needed ones, and none is begun after so many SECONDS.
+ * name, so the first MOST of them by name are a sample that neither favours anything nor changes from run to run. With
+ * KEPT the binaries are left in that folder under the same names: the cache of a device that is such a TARGET and has
+ * this NVRTC, so that nothing is compiled there. The oldest entries then come first, which whoever fills the cache has
+ * made the most needed ones, and none is begun after so many SECONDS.
  */
 #include "kernels/cuda/disk_cache.h"
 
@@ -228,7 +228,7 @@ int main(int argc, char **argv)
     if (all > 0) qsort(entries, (size_t)all, sizeof *entries, c.kept ? by_age : by_name);
     counts sum = processes > 0 ? compile_all(&c, argv[1], entries, all < most ? all : most, processes) : (counts){0, 1};
     free(entries);
-    printf("%d of %d kernels compiled for %s in %ld seconds, %d refused\n", sum.compiled, all, c.target, (long)(time(NULL) - began),
-           sum.refused);
+    printf("%d of %d kernels compiled for %s in %ld seconds, %d refused\n", sum.compiled, all, c.target,
+           (long)(time(NULL) - began), sum.refused);
     return sum.refused || sum.compiled == 0;
 }

@@ -1,5 +1,6 @@
-/* cuda_device.h - running CUDA sources in a test: by the simulator, and through NVRTC's compiler where it is installed and
- * neither a sanitizer nor TE_SIM_STRICT looks on: they would see nothing inside, and the sources are those of the tests without. */
+/* cuda_device.h - running CUDA sources in a test: by the simulator, and through NVRTC's compiler where it is installed
+ * and neither a sanitizer nor TE_SIM_STRICT looks on: they would see nothing inside, and the sources are those of the
+ * tests without. */
 #ifndef TE_TEST_CUDA_DEVICE_H
 #define TE_TEST_CUDA_DEVICE_H
 
@@ -36,7 +37,8 @@ static inline bool nvrtc_open(nvrtc_functions *nvrtc)
     void *library = NULL;
     bool compiles = !SANITIZED && !getenv("TE_SIM_STRICT"); /* the same sources, elsewhere */
     memset(nvrtc, 0, sizeof *nvrtc);
-    for (size_t i = 0; compiles && !library && i < sizeof names / sizeof names[0]; i++) library = dlopen(names[i], RTLD_NOW);
+    for (size_t i = 0; compiles && !library && i < sizeof names / sizeof names[0]; i++)
+        library = dlopen(names[i], RTLD_NOW);
     if (!library) {
         fprintf(stderr, "without NVRTC: sources are not compiled for sm_90a\n");
         return false;
@@ -63,8 +65,8 @@ static inline bool nvrtc_saw(nvrtc_functions *nvrtc, const char *source)
 /* True when the source compiles, or when there is no NVRTC. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
-    const char *options[] = {nvrtc->translates ? "--gpu-architecture=compute_90a" : "--gpu-architecture=sm_90a", "--fmad=false",
-                             "--std=c++17"};
+    const char *options[] = {nvrtc->translates ? "--gpu-architecture=compute_90a" : "--gpu-architecture=sm_90a",
+                             "--fmad=false", "--std=c++17"};
     void  *program = NULL;
     static char log[1 << 18];
     size_t size = 0;

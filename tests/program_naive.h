@@ -183,8 +183,8 @@ static void naive_run(const te_program *p, const te_run *run)
         if (!out->data || kind <= TE_OUT_ROW) continue;
         if (kind == TE_OUT_COLSUM) {
             for (int64_t j = 0; j < columns; j++)
-                naive_store(out, te_operand_place(out->block, j) * out->stride[run->ndim - 1], naive_round(sums[o * stride + j], run->compute_f64),
-                            run->compute_f64);
+                naive_store(out, te_operand_place(out->block, j) * out->stride[run->ndim - 1],
+                            naive_round(sums[o * stride + j], run->compute_f64), run->compute_f64);
         } else if (kind == TE_OUT_AMAX && out->accumulate) {
             double old = naive_load(out, 0, run->compute_f64);
             te_store_f64(out->data, out->dtype, 0, old > sums[o * stride] ? old : sums[o * stride]);

@@ -104,8 +104,8 @@ static int64_t random_block(const te_run *run, uint64_t *state)
     return block;
 }
 
-/* Strides of a dense, permuted, padded or (inputs only) broadcast layout, its columns next to each other or in blocks; returns
- * the number of elements it spans. */
+/* Strides of a dense, permuted, padded or (inputs only) broadcast layout, its columns next to each other or in blocks;
+ * returns the number of elements it spans. */
 static int64_t random_strides(const te_run *run, te_operand *operand, bool broadcast, uint64_t *state)
 {
     int64_t *strides = operand->stride;

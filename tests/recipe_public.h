@@ -1,4 +1,5 @@
-/* recipe_public.h - what the tests of recipe.h share: operands, a product of linear, the product of what bytes stand for. */
+/* recipe_public.h - what the tests of recipe.h share: operands, a product of linear, the product of what bytes stand
+ * for. */
 #ifndef TE_TEST_RECIPE_PUBLIC_H
 #define TE_TEST_RECIPE_PUBLIC_H
 
@@ -22,7 +23,10 @@ static inline float amax_of(te_tensor *t)
     return most;
 }
 
-static inline te_autocast under(te_recipe *recipe) { return (te_autocast){.struct_size = sizeof(te_autocast), .recipe = recipe}; }
+static inline te_autocast under(te_recipe *recipe)
+{
+    return (te_autocast){.struct_size = sizeof(te_autocast), .recipe = recipe};
+}
 
 static inline te_tensor *linear(te_product *product, te_tensor *x, te_tensor *w)
 {
@@ -52,17 +56,21 @@ static inline te_quantizer_fields quantizer_of(te_recipe *recipe, te_role role, 
 static inline void expect_product(te_recipe *recipe, te_tensor *x, te_tensor *w, te_tensor *y)
 {
     bool yes;
-    te_quantizer_fields fx = quantizer_of(recipe, TE_ROLE_INPUT, false, &yes), fw = quantizer_of(recipe, TE_ROLE_WEIGHT, false, &yes);
+    te_quantizer_fields fx = quantizer_of(recipe, TE_ROLE_INPUT, false, &yes),
+                        fw = quantizer_of(recipe, TE_ROLE_WEIGHT, false, &yes);
     te_quantized_tensor *qx = te_quantized_tensor_new(x, &fx, NULL), *qw = te_quantized_tensor_new(w, &fw, NULL);
-    te_tensor *dx = te_quantized_tensor_dequantize(qx, TE_ROWWISE), *dw = te_quantized_tensor_dequantize(qw, TE_ROWWISE);
+    te_tensor *dx = te_quantized_tensor_dequantize(qx, TE_ROWWISE),
+              *dw = te_quantized_tensor_dequantize(qw, TE_ROWWISE);
     CHECK(dx && dw && y);
     if (!dx || !dw || !y) return;
     const float *a = te_tensor_data(dx), *b = te_tensor_data(dw), *c = te_tensor_data(y);
     for (int i = 0; i < ROWS; i++)
         for (int o = 0; o < OUT; o++) {
             double sum = 0, size = 0;
-            for (int k = 0; k < IN; k++) sum += (double)a[i * IN + k] * b[o * IN + k], size += fabs((double)a[i * IN + k] * b[o * IN + k]);
-            CHECK_MSG(fabs(sum - c[i * OUT + o]) <= 1e-5 * size, "row %d column %d: %g, not %g", i, o, (double)c[i * OUT + o], sum);
+            for (int k = 0; k < IN; k++)
+                sum += (double)a[i * IN + k] * b[o * IN + k], size += fabs((double)a[i * IN + k] * b[o * IN + k]);
+            CHECK_MSG(fabs(sum - c[i * OUT + o]) <= 1e-5 * size, "row %d column %d: %g, not %g", i, o,
+                      (double)c[i * OUT + o], sum);
         }
     te_tensor_release(dx), te_tensor_release(dw);
     te_quantized_tensor_release(qx), te_quantized_tensor_release(qw);

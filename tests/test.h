@@ -1,4 +1,5 @@
-/* test.h - checks for the C tests: a failed one prints where and what, and the program ends with 1 after all have run. */
+/* test.h - checks for the C tests: a failed one prints where and what, and the program ends with 1 after all have
+ * run. */
 #ifndef TE_TEST_H
 #define TE_TEST_H
 

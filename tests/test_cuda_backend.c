@@ -165,7 +165,8 @@ static void test_newer_card(void)
     fake.set_devices(2, 90);
 }
 
-/* Work on two devices in turn: each operation goes to the stream of its tensors' device, as the made-up driver checks. */
+/* Work on two devices in turn: each operation goes to the stream of its tensors' device, as the made-up driver
+ * checks. */
 static void test_devices_in_turn(void)
 {
     te_context *ctx = te_context_open(NULL);
@@ -194,7 +195,8 @@ static void test_devices_in_turn(void)
 /* A limit ends a request that is too large, after what was cached has been given back; a smaller one works. */
 static void test_limit(void)
 {
-    te_context *ctx = te_context_open(&(te_context_options){.struct_size = sizeof(te_context_options), .tensor_memory_limit = 1 << 20});
+    te_context *ctx = te_context_open(
+        &(te_context_options){.struct_size = sizeof(te_context_options), .tensor_memory_limit = 1 << 20});
     te_device *cuda = te_context_device(ctx, "cuda");
     const int64_t large = 200 << 10, small = 100 << 10; /* of four bytes */
     te_tensor *a = cuda ? te_tensor_new(ctx, cuda, TE_F32, 1, &large) : NULL;
@@ -295,8 +297,8 @@ static void test_cache(void)
 }
 
 #ifdef TE_CUDA_READY_BUILT
-/* Binaries that the module has in itself come first, on the cards that they are for. The made-up driver cannot run them,
- * as an older driver could not, so that what is refused is compiled. */
+/* Binaries that the module has in itself come first, on the cards that they are for. The made-up driver cannot run
+ * them, as an older driver could not, so that what is refused is compiled. */
 static void test_ready(void)
 {
     static const int capabilities[] = {80, 89, 90, 100, 103, 123};
@@ -320,15 +322,17 @@ static void test_ready(void)
 }
 #endif
 
-/* Several processes fill the cache at once: all of them work, and nothing half written stays. They are programs of their own:
- * a child of fork would inherit the pool of the parent's OpenMP threads without the threads, and wait for them. */
+/* Several processes fill the cache at once: all of them work, and nothing half written stays. They are programs of
+ * their own: a child of fork would inherit the pool of the parent's OpenMP threads without the threads, and wait for
+ * them. */
 static void test_processes(void)
 {
     enum { PROCESSES = 4 };
     char *const arguments[] = {"test_cuda_backend", FILL_CACHE, NULL};
     pid_t children[PROCESSES];
     each_cached(remove_entry);
-    for (int i = 0; i < PROCESSES; i++) CHECK(posix_spawn(&children[i], "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
+    for (int i = 0; i < PROCESSES; i++)
+        CHECK(posix_spawn(&children[i], "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
     for (int i = 0; i < PROCESSES; i++) {
         int status = -1;
         CHECK(waitpid(children[i], &status, 0) == children[i] && status == 0);

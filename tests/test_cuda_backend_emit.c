@@ -1,5 +1,5 @@
-/* test_cuda_backend_emit.c - programs that leave results quantized, through the whole backend on the machine that is made up: the
- * bytes are those of running the program on the CPU and quantizing what it gives. */
+/* test_cuda_backend_emit.c - programs that leave results quantized, through the whole backend on the machine that is
+ * made up: the bytes are those of running the program on the CPU and quantizing what it gives. */
 #include "cuda_backend.h"
 
 #include "core/quantized.h"
@@ -10,7 +10,8 @@ enum { MAX_ROWS = 300, MAX_COLS = 520 };
 
 static uint64_t seed = 0x2545f4914f6cdd1du;
 
-/* What one device makes of a program with inputs x and w: y, which is quantized, z beside it, a sum over columns, a sum of all. */
+/* What one device makes of a program with inputs x and w: y, which is quantized, z beside it, a sum over columns, a sum
+ * of all. */
 typedef struct made {
     te_tensor *x, *w, *y, *z, *columns, *total, *rows;
     te_quantized q;
@@ -32,7 +33,8 @@ static void make(made *m, te_device *device, te_dtype dtype, int64_t rows, int64
     m->columns = tensor(device, TE_F32, 1, cols);
     m->total = tensor(device, TE_F32, 1, 1);
     m->rows = tensor(device, TE_F32, rows, 1);
-    if (te_tensor_write(m->x, TE_F64, values) != TE_OK || te_tensor_write(m->w, TE_F64, values + rows * cols) != TE_OK) abort();
+    if (te_tensor_write(m->x, TE_F64, values) != TE_OK || te_tensor_write(m->w, TE_F64, values + rows * cols) != TE_OK)
+        abort();
 }
 
 static void unmake(made *m)
@@ -114,16 +116,16 @@ static void compare(const char *name, const made *cpu, const made *gpu)
     CHECK_MSG(farthest(cpu->total, gpu->total) < 0.1, "%s: the sum of all", name);
 }
 
-static void check(te_context *ctx, const char *recipe, const te_quantizer *q, te_dtype dtype, int64_t rows, int64_t cols,
-                  bool reduces, const bool want[2])
+static void check(te_context *ctx, const char *recipe, const te_quantizer *q, te_dtype dtype, int64_t rows,
+                  int64_t cols, bool reduces, const bool want[2])
 {
     static double values[MAX_ROWS * MAX_COLS + MAX_COLS];
     te_device *cpu = te_context_device(ctx, "cpu"), *gpu = te_context_device(ctx, "cuda");
     const uint64_t number = 77;
     te_quantize_options options = {.want = {want[0], want[1]}, .scale = 11, .seed = &number};
     char name[128];
-    snprintf(name, sizeof name, "%s of %s %lld x %lld%s", recipe, te_dtype_name(dtype), (long long)rows, (long long)cols,
-             reduces ? " with rows" : "");
+    snprintf(name, sizeof name, "%s of %s %lld x %lld%s", recipe, te_dtype_name(dtype), (long long)rows,
+             (long long)cols, reduces ? " with rows" : "");
     for (int64_t i = 0; i < (rows + 1) * cols; i++) values[i] = test_uniform(&seed, -2, 2);
     static built b;
     made a, g;
@@ -156,7 +158,8 @@ static void check(te_context *ctx, const char *recipe, const te_quantizer *q, te
     release(&b);
 }
 
-/* Quantizers that look at the whole first, in one run, sources of another shape and sums are refused before anything runs. */
+/* Quantizers that look at the whole first, in one run, sources of another shape and sums are refused before anything
+ * runs. */
 static void check_refusals(te_context *ctx)
 {
     static double values[40 * 48];
@@ -189,7 +192,8 @@ int main(void)
         for (int role = 0; role < 3; role++) {
             const te_quantizer *q = &quantizer_recipes[r].q[role];
             for (int s = 0; s < 4; s++, n++)
-                check(ctx, quantizer_recipes[r].name, q, dtypes[n % 3], sizes[s][0], sizes[s][1], (n / 3 + s) % 2, wants[n % 5 % 3]);
+                check(ctx, quantizer_recipes[r].name, q, dtypes[n % 3], sizes[s][0], sizes[s][1], (n / 3 + s) % 2,
+                      wants[n % 5 % 3]);
         }
     CHECK(n > 90);
     check_refusals(ctx);

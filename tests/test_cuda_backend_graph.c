@@ -1,5 +1,6 @@
 /* test_cuda_backend_graph.c - recorded graphs on the made-up machine: what a launch computes, what recording refuses,
- * whose the memory is, which copies of weights are made again, and that everything is given back when a call or an allocation fails at any place.
+ * whose the memory is, which copies of weights are made again, and that everything is given back when a call or an
+ * allocation fails at any place.
  */
 #include "cuda_backend.h"
 #include "core/graph.h"
@@ -64,7 +65,8 @@ static void test_launches(void)
     uint64_t launched = fake.count("cuLaunchKernel");
     bool     recorded = record(ctx, x, &graph, &y);
     CHECK_MSG(recorded, "%s", te_context_error(ctx));
-    CHECK_MSG(fake.count("cuLaunchKernel") == launched + 3, "%d kernels", (int)(fake.count("cuLaunchKernel") - launched));
+    CHECK_MSG(fake.count("cuLaunchKernel") == launched + 3, "%d kernels",
+              (int)(fake.count("cuLaunchKernel") - launched));
     for (int i = 0; recorded && i < 3; i++) {
         for (int k = 0; k < 8; k++) others[k] = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
         write_small(x, i);
@@ -97,7 +99,8 @@ static void test_refusals(void)
     CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
     CHECK(te_graph_begin(ctx, cuda, &second) == TE_ERROR_UNSUPPORTED);
     CHECK(te_tensor_read(x, TE_F64, values) == TE_ERROR_UNSUPPORTED);
-    CHECK_MSG(strstr(te_context_error(ctx), "a copy to the host cannot be part of a graph"), "%s", te_context_error(ctx));
+    CHECK_MSG(strstr(te_context_error(ctx), "a copy to the host cannot be part of a graph"), "%s",
+              te_context_error(ctx));
     CHECK(te_tensor_write(x, TE_F64, values) == TE_ERROR_UNSUPPORTED);
     CHECK(te_context_synchronize(ctx, "cuda") == TE_ERROR_UNSUPPORTED);
     te_context_empty_cache(ctx);
@@ -138,7 +141,8 @@ static void test_random_numbers(void)
 static void test_fetches(void)
 {
     te_context *ctx = te_context_open(NULL);
-    te_tensor  *x = numbers_on(ctx, "cuda", TE_F64, 1, (int64_t[]){5}), *few = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
+    te_tensor *x = numbers_on(ctx, "cuda", TE_F64, 1, (int64_t[]){5}),
+              *few = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){5});
     te_tensor  *many = te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F64, 1, (int64_t[]){TE_FETCH_MAX + 1});
     te_fetch   *fetches[3];
     double      values[5], sent[5] = {0};
@@ -229,7 +233,8 @@ static void test_host_memory(void)
         bool       launched = recorded && te_graph_launch(graph) == TE_OK;
         te_tensor *sum = launched ? te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F64, 0, NULL) : NULL;
         te_fetch  *fetch;
-        if (sum && te_tensor_fetch(sum, &fetch) == TE_OK) done = te_fetch_end(fetch, NULL) == TE_OK && memory.countdown >= 0;
+        if (sum && te_tensor_fetch(sum, &fetch) == TE_OK)
+            done = te_fetch_end(fetch, NULL) == TE_OK && memory.countdown >= 0;
         te_tensor_release(sum);
         if (recorded) te_graph_release(graph);
         if (recorded) te_tensor_release(y);
@@ -248,8 +253,8 @@ static bool same_data(te_tensor *a, te_tensor *b)
     return memcmp(x, y, (size_t)te_tensor_numel(a) * sizeof *x) == 0;
 }
 
-/* A weight that is quantized in a graph, for every recipe: a launch makes its copies where the weight was changed by others or by the
- * graph, or its factor has another value, and otherwise leaves them as they are. */
+/* A weight that is quantized in a graph, for every recipe: a launch makes its copies where the weight was changed by
+ * others or by the graph, or its factor has another value, and otherwise leaves them as they are. */
 static void test_quantized_weights(int recipe, bool writes)
 {
     te_context *ctx = te_context_open(NULL);
@@ -267,14 +272,16 @@ static void test_quantized_weights(int recipe, bool writes)
     te_quantized_close(&z);
     CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
     if (writes) CHECK(te_tensor_fill(w, 0.75) == TE_OK);
-    CHECK_MSG(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK, "%s", te_context_error(ctx));
+    CHECK_MSG(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK, "%s",
+              te_context_error(ctx));
     CHECK_MSG(te_graph_end(graph, true) == TE_OK, "%s", te_context_error(ctx));
     for (int i = 0; i < 5; i++) { /* 2: another weight; 3: another factor */
         float factor = i < 3 ? 1.0f : 0.5f;
         bool  changed = writes || i == 0 || i == 2 || (i == 3 && q->needs_history);
         if (i == 2) CHECK(te_tensor_fill(w, 2.5) == TE_OK);
         if (i == 3 && q->needs_history) CHECK(te_tensor_write(state->scale[TE_ROLE_WEIGHT], TE_F32, &factor) == TE_OK);
-        for (int s = 0; s < 2; s++) CHECK(te_tensor_fill(z.side[s].data, 1) == TE_OK); /* what nobody else would write */
+        /* what nobody else would write */
+        for (int s = 0; s < 2; s++) CHECK(te_tensor_fill(z.side[s].data, 1) == TE_OK);
         CHECK_MSG(te_graph_launch(graph) == TE_OK, "%s", te_context_error(ctx));
         te_quantize_options options = {.want = {true, true}, .scale = factor};
         CHECK(te_quantize(w, q, &options, &fresh) == TE_OK);

@@ -1,6 +1,6 @@
-/* test_cuda_backend_real.c - the made-up libraries beside the real ones, as far as that needs no device: the made-up cuBLASLt takes
- * every attribute that the backend sets in the sizes that the real one takes, and the driver's functions are in the toolkit's
- * stand-in for it. What is not installed is skipped, with the reason.
+/* test_cuda_backend_real.c - the made-up libraries beside the real ones, as far as that needs no device: the made-up
+ * cuBLASLt takes every attribute that the backend sets in the sizes that the real one takes, and the driver's functions
+ * are in the toolkit's stand-in for it. What is not installed is skipped, with the reason.
  */
 #include "kernels/cuda/libraries.h"
 #include "test.h"
@@ -48,8 +48,8 @@ static const size_t sizes[] = {1, 2, 4, 8};
 
 static void compare(const char *what, int name, size_t size, cublasStatus_t real, cublasStatus_t fake)
 {
-    CHECK_MSG((real == CUBLAS_STATUS_SUCCESS) == (fake == CUBLAS_STATUS_SUCCESS), "%s %d of %d bytes: the library says %d, the fake %d",
-              what, name, (int)size, (int)real, (int)fake);
+    CHECK_MSG((real == CUBLAS_STATUS_SUCCESS) == (fake == CUBLAS_STATUS_SUCCESS),
+              "%s %d of %d bytes: the library says %d, the fake %d", what, name, (int)size, (int)real, (int)fake);
 }
 
 /* Of a product: those that gemm_plan.c sets. */

@@ -127,7 +127,8 @@ static void check_classes(te_dtype dtype, layout l, double ignored)
     te_store_f64(t.gpu.data, dtype, at[1], CLASSES);
     CHECK(te_cuda_plan_check_classes(&cuda.exec, &plan, &t.gpu, CLASSES, ignored) == TE_OK);
     CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT &&
-                  strcmp(cuda.exec.message, "cross_entropy: target 19 at position 183 is not a class from 0 to 18") == 0,
+                  strcmp(cuda.exec.message, "cross_entropy: target 19 at position 183 is not a class from 0 to 18") ==
+                      0,
               "%s: %s", te_dtype_name(dtype), cuda.exec.message);
     twins_free(&t);
 }

@@ -137,8 +137,8 @@ static void check_orders(te_cuda_sim *sim)
     check_barriers(sim);
     check_lanes(sim);
     unsetenv("TE_SIM_STRICT");
-    CHECK_MSG(launch(sim, "fresh", 3, 1, 0, out) == 0 && out[0] == -1 && out[1] == -1 && out[2] == -1, "%d %d %d", out[0], out[1],
-              out[2]);
+    CHECK_MSG(launch(sim, "fresh", 3, 1, 0, out) == 0 && out[0] == -1 && out[1] == -1 && out[2] == -1, "%d %d %d",
+              out[0], out[1], out[2]);
 }
 
 static void check_failures(te_cuda_sim *sim)

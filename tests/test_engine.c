@@ -236,7 +236,8 @@ static void test_failing_allocations(void)
     failing_memory f = {.countdown = 0};
     for (long k = 0; k < 10000; k++) { /* opening */
         f = (failing_memory){.countdown = k};
-        te_context_options options = {.struct_size = sizeof options, .realloc = failing_memory_realloc, .realloc_user = &f};
+        te_context_options options = {
+            .struct_size = sizeof options, .realloc = failing_memory_realloc, .realloc_user = &f};
         te_context *ctx = te_context_open(&options);
         te_context_release(ctx);
         CHECK(f.live == 0);
@@ -248,7 +249,8 @@ static void test_failing_allocations(void)
 static void test_operations_let_go(void)
 {
     failing_memory f = {.countdown = LONG_MAX};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
     const char *name = "";
     for (int i = 0; name; i++) {
         te_context *ctx = te_context_open(&options);
@@ -258,7 +260,8 @@ static void test_operations_let_go(void)
             te_arg args[3];
             te_tensor *out[3];
             for (int k = 0; k < n; k++) {
-                args[k] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 4}, 1)};
+                args[k] =
+                    (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){4, 4}, 1)};
                 te_tensor_set_requires_grad(args[k].as.tensor, true);
             }
             te_op_run(ctx, op, args, n, out, 3);
@@ -298,21 +301,28 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
     te_arg missing[] = {{.kind = TE_ARG_TENSOR}, {.kind = TE_ARG_TENSOR, .as.tensor = a}};
     CHECK(te_op_run(ctx, te_op_find(ctx, "add"), missing, 2, &out, 1) == TE_ERROR_ARGUMENT);
     CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), missing, 1, &out, 1) == TE_ERROR_ARGUMENT);
-    CHECK(te_op_run(ctx, te_op_find(ctx, "softmax"), (te_arg[]){{.kind = TE_ARG_NUMBER}}, 1, &out, 1) == TE_ERROR_ARGUMENT);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "softmax"), (te_arg[]){{.kind = TE_ARG_NUMBER}}, 1, &out, 1) ==
+          TE_ERROR_ARGUMENT);
     CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), NULL, 1, &out, 1) == TE_ERROR_ARGUMENT);
-    te_arg lists[] = {{.kind = TE_ARG_TENSORS, .n = 2, .as.tensors = (te_tensor *[]){a, NULL}}, {.kind = TE_ARG_TENSORS, .n = 1},
+    te_arg lists[] = {{.kind = TE_ARG_TENSORS, .n = 2, .as.tensors = (te_tensor *[]){a, NULL}},
+                      {.kind = TE_ARG_TENSORS, .n = 1},
                       {.kind = TE_ARG_TENSORS, .n = -1, .as.tensors = &a}};
-    for (int i = 0; i < 3; i++) CHECK(te_op_run(ctx, te_op_find(ctx, "cat"), &lists[i], 1, &out, 1) == TE_ERROR_ARGUMENT);
-    te_arg shapes[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_INTS, .n = -1, .as.ints = (int64_t[]){1}}};
+    for (int i = 0; i < 3; i++)
+        CHECK(te_op_run(ctx, te_op_find(ctx, "cat"), &lists[i], 1, &out, 1) == TE_ERROR_ARGUMENT);
+    te_arg shapes[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a},
+                       {.kind = TE_ARG_INTS, .n = -1, .as.ints = (int64_t[]){1}}};
     CHECK(te_op_run(ctx, te_op_find(ctx, "view"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT);
     shapes[1] = (te_arg){.kind = TE_ARG_INTS, .n = 1};
     CHECK(te_op_run(ctx, te_op_find(ctx, "view"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT);
     shapes[1] = (te_arg){.kind = TE_ARG_TEXT};
     CHECK(te_op_run(ctx, te_op_find(ctx, "gelu"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
     double number;
-    CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT && te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);
-    CHECK(te_tensor_write(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT && te_tensor_set_grad(NULL, a) == TE_ERROR_ARGUMENT);
-    CHECK(te_tensor_set_requires_grad(NULL, true) == TE_ERROR_ARGUMENT && !te_tensor_grad(NULL) && !te_tensor_requires_grad(NULL));
+    CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT &&
+          te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);
+    CHECK(te_tensor_write(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT &&
+          te_tensor_set_grad(NULL, a) == TE_ERROR_ARGUMENT);
+    CHECK(te_tensor_set_requires_grad(NULL, true) == TE_ERROR_ARGUMENT && !te_tensor_grad(NULL) &&
+          !te_tensor_requires_grad(NULL));
 }
 
 static void test_errors(void)

@@ -1,5 +1,5 @@
-/* test_fuser.c - groups without Lua: a pre-norm block as one group against the same operations one by one, gradients that
- * are kept, consumed and refused, and every allocation failing in turn. */
+/* test_fuser.c - groups without Lua: a pre-norm block as one group against the same operations one by one, gradients
+ * that are kept, consumed and refused, and every allocation failing in turn. */
 #include "failing_memory.h"
 #include "test.h"
 
@@ -39,7 +39,7 @@ static void network_close(network *net)
     for (int i = 0; i < N_INPUTS; i++) te_tensor_release(net->in[i]);
 }
 
-/* --- the block, described once and run in two ways ----------------------------------------------------------------- */
+/* --- the block, described once and run in two ways ---------------------------------------------------------------- */
 
 /* What a step of the description does: adds to a group, or runs. A value is an index into either's list. */
 typedef struct builder {
@@ -173,8 +173,8 @@ static void compare(te_dtype dtype, double tolerance)
     read_grads(&net, got);
     for (int i = 0; i < N_INPUTS; i++)
         for (int64_t k = 0; k < te_tensor_numel(net.in[i]); k++)
-            CHECK_MSG(fabs(got[i][k] - want[i][k]) <= tolerance * (1 + fabs(want[i][k])), "gradient %d[%d]: %g, not %g", i, (int)k, got[i][k],
-                      want[i][k]);
+            CHECK_MSG(fabs(got[i][k] - want[i][k]) <= tolerance * (1 + fabs(want[i][k])), "gradient %d[%d]: %g, not %g",
+                      i, (int)k, got[i][k], want[i][k]);
     CHECK(backward_of(out, false) != TE_OK && strstr(te_context_error(ctx), "retain_graph"));
     drop(out);
     te_group_release(group);
@@ -230,11 +230,15 @@ static void test_halves_of_parameters(void)
         for (int ndim = 0; ndim < 2; ndim++) {
             te_group *group = te_group_new(ctx);
             int x = te_group_input(group, false), p = te_group_input(group, true), y, sum;
-            te_group_call gate = {.op = te_op_find(ctx, names[i]), .values = {p, i < 2 ? TE_NO_VALUE : x, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+            te_group_call gate = {
+                .op = te_op_find(ctx, names[i]),
+                .values = {p, i < 2 ? TE_NO_VALUE : x, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
             CHECK(te_group_op(group, &gate, &y) == TE_OK);
-            te_group_call add = {.op = te_op_find(ctx, "add"), .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+            te_group_call add = {.op = te_op_find(ctx, "add"),
+                                 .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
             CHECK(te_group_op(group, &add, &sum) == TE_OK && te_group_output(group, sum) == TE_OK);
-            te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 4}, 1), te_tensor_full(ctx, TE_F32, ndim, (int64_t[]){8}, 1)};
+            te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 4}, 1),
+                                te_tensor_full(ctx, TE_F32, ndim, (int64_t[]){8}, 1)};
             te_tensor *out = NULL;
             CHECK(te_group_run(group, in, &out) == TE_ERROR_UNSUPPORTED && te_group_refused(group) && !out);
             te_tensor_release(in[0]);
@@ -250,9 +254,11 @@ static void test_refusals(void)
     te_context *ctx = te_context_open(NULL);
     te_group *group = te_group_new(ctx);
     int x = te_group_input(group, false), y = te_group_input(group, false), sum;
-    te_group_call call = {.op = te_op_find(ctx, "add"), .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
+    te_group_call call = {.op = te_op_find(ctx, "add"),
+                          .values = {x, y, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE}};
     CHECK(te_group_op(group, &call, &sum) == TE_OK && te_group_output(group, sum) == TE_OK);
-    te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 3, (int64_t[]){2, 3, 4}, 1), te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 1}, 1)};
+    te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 3, (int64_t[]){2, 3, 4}, 1),
+                        te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 1}, 1)};
     te_tensor *out;
     CHECK(te_group_run(group, in, &out) == TE_ERROR_UNSUPPORTED && te_group_refused(group) && !out);
     CHECK(strstr(te_context_error(ctx), "te.add: cannot be planned") != NULL);
@@ -275,33 +281,41 @@ static void test_public(void)
     te_context *ctx = te_context_open(NULL);
     te_group *group = te_group_new(ctx);
     const te_op *norm = te_op_find(ctx, "rms_norm"), *silu = te_op_find(ctx, "silu");
-    const te_arg attributes[] = {{.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_NUMBER, .as.number = 0.5}};
+    const te_arg attributes[] = {
+        {.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_ABSENT}, {.kind = TE_ARG_NUMBER, .as.number = 0.5}};
     int x = te_group_input(group, false), w = te_group_input(group, true), normed, y;
     CHECK(te_group_apply(group, norm, (int[]){x, w}, 2, attributes, 3, &normed) == TE_OK);
     CHECK(te_group_apply(group, silu, &normed, 1, NULL, 0, &y) == TE_OK && te_group_output(group, y) == TE_OK);
     CHECK(te_group_n_inputs(group) == 2 && te_group_n_outputs(group) == 1 && te_group_n_plans(group) == 0);
-    te_tensor *in[2] = {te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){5, 24}), te_tensor_full(ctx, TE_F32, 1, (int64_t[]){24}, 1.5)};
+    te_tensor *in[2] = {te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){5, 24}),
+                        te_tensor_full(ctx, TE_F32, 1, (int64_t[]){24}, 1.5)};
     te_tensor *apart = NULL, *sums[2] = {NULL, NULL}, *grad = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){5, 24}, 0.25);
     for (int i = 0; i < 120; i++) ((float *)te_tensor_data(in[0]))[i] = (float)(i * 37 % 41 - 20) / 8;
     float gradients[2][24];
     for (int i = 0; i < 2; i++) te_tensor_set_requires_grad(in[i], true);
-    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = in[0]}, {.kind = TE_ARG_TENSOR, .as.tensor = in[1]}, attributes[2]};
+    te_arg args[] = {
+        {.kind = TE_ARG_TENSOR, .as.tensor = in[0]}, {.kind = TE_ARG_TENSOR, .as.tensor = in[1]}, attributes[2]};
     CHECK(te_op_run(ctx, norm, args, 3, &apart, 1) == TE_OK);
     args[0].as.tensor = apart;
     CHECK(te_op_run(ctx, silu, args, 1, &sums[0], 1) == TE_OK && te_group_run(group, in, &sums[1]) == TE_OK);
     CHECK(te_group_n_plans(group) == 1 && !te_group_refused(group));
     for (int i = 0; i < 2; i++) {
         te_tensor_set_grad(in[1], NULL);
-        CHECK(te_backward(sums[i], grad, false) == TE_OK && te_tensor_read(te_tensor_grad(in[1]), TE_F32, gradients[i]) == TE_OK);
+        CHECK(te_backward(sums[i], grad, false) == TE_OK &&
+              te_tensor_read(te_tensor_grad(in[1]), TE_F32, gradients[i]) == TE_OK);
     }
-    for (int i = 0; i < 24; i++) CHECK(fabsf(gradients[0][i] - gradients[1][i]) <= 1e-5f * fabsf(gradients[0][i]) + 1e-6f);
+    for (int i = 0; i < 24; i++)
+        CHECK(fabsf(gradients[0][i] - gradients[1][i]) <= 1e-5f * fabsf(gradients[0][i]) + 1e-6f);
     for (int i = 0; i < 120; i++)
         CHECK(fabsf(((float *)te_tensor_data(sums[0]))[i] - ((float *)te_tensor_data(sums[1]))[i]) <= 1e-6f);
     CHECK(te_group_apply(group, NULL, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT && y == TE_NO_VALUE);
-    CHECK(te_group_apply(group, silu, (int[]){x, w}, 2, NULL, 0, &y) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "2 values"));
-    CHECK(te_group_apply(group, silu, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "x is missing"));
+    CHECK(te_group_apply(group, silu, (int[]){x, w}, 2, NULL, 0, &y) == TE_ERROR_ARGUMENT &&
+          strstr(te_context_error(ctx), "2 values"));
+    CHECK(te_group_apply(group, silu, NULL, 0, NULL, 0, &y) == TE_ERROR_ARGUMENT &&
+          strstr(te_context_error(ctx), "x is missing"));
     CHECK(te_group_apply(group, te_op_find(ctx, "grouped_biases"), &x, 1, NULL, 0, &y) == TE_ERROR_ARGUMENT);
-    CHECK(te_group_apply(group, silu, (int[]){99}, 1, NULL, 0, &y) != TE_OK && te_group_output(group, 99) == TE_ERROR_ARGUMENT);
+    CHECK(te_group_apply(group, silu, (int[]){99}, 1, NULL, 0, &y) != TE_OK &&
+          te_group_output(group, 99) == TE_ERROR_ARGUMENT);
     te_tensor *all[] = {in[0], in[1], apart, sums[0], sums[1], grad};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
     te_group_release(group);
@@ -312,13 +326,15 @@ static void test_public(void)
 static void test_no_outputs(void)
 {
     failing_memory f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
     te_context *ctx = te_context_open(&options);
     te_group *group = te_group_new(ctx);
     te_tensor *t = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1);
     int x = te_group_input(group, false), y;
     CHECK(te_tensor_set_requires_grad(t, true) == TE_OK);
-    CHECK(te_group_apply(group, te_op_find(ctx, "silu"), &x, 1, NULL, 0, &y) == TE_OK && te_group_run(group, &t, NULL) == TE_OK);
+    CHECK(te_group_apply(group, te_op_find(ctx, "silu"), &x, 1, NULL, 0, &y) == TE_OK &&
+          te_group_run(group, &t, NULL) == TE_OK);
     te_tensor_release(t);
     te_group_release(group);
     te_context_release(ctx);
@@ -339,12 +355,16 @@ static bool block_step(network *net)
 }
 
 /* A node with one or two activations and, where a width is given, a shape {-1, width}; -1 on failure. */
-static int add_node(te_context *ctx, te_group *group, const char *name, int first, int second, int64_t width, const int *list)
+static int add_node(te_context *ctx, te_group *group, const char *name, int first, int second, int64_t width,
+                    const int *list)
 {
     const int64_t shape[] = {-1, width};
     te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
-    te_group_call call = {.op = te_op_find(ctx, name), .values = {first, second, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE},
-                          .list = list, .n_list = list ? 2 : 0, .args = args};
+    te_group_call call = {.op = te_op_find(ctx, name),
+                          .values = {first, second, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE},
+                          .list = list,
+                          .n_list = list ? 2 : 0,
+                          .args = args};
     int result;
     if (width) args[1] = (te_arg){.kind = TE_ARG_INTS, .n = 2, .as.ints = shape};
     call.n_args = call.op ? call.op->n_params : 0;
@@ -368,7 +388,8 @@ static bool rows_step(network *net)
     rows = kept < 0 ? -1 : add_node(ctx, group, "stochastic_depth_rows", rows, kept, 0, NULL);
     rows = add_node(ctx, group, "grouped_linear", rows, n, 0, p + 1);
     te_tensor *in[] = {ids, sizes, net->in[5], net->in[3], net->in[7]};
-    bool ok = ids && sizes && rows >= 0 && te_group_output(group, rows) == TE_OK && te_group_run(group, in, out) == TE_OK;
+    bool ok =
+        ids && sizes && rows >= 0 && te_group_output(group, rows) == TE_OK && te_group_run(group, in, out) == TE_OK;
     te_tensor *seed = ok ? te_tensor_full(ctx, TE_F32, out[0]->ndim, out[0]->shape, 1) : NULL;
     ok = seed && te_backward(out[0], seed, false) == TE_OK;
     te_tensor_release(seed);
@@ -386,10 +407,12 @@ static bool open_states(te_context *ctx, te_recipe_state **states, int n)
     te_product_recipe description = {.history_length = 1}, *recipe;
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         description.quantized[r] = true;
-        description.quantizers[r] = (te_quantizer){.element = TE_E4M3, .scale = TE_SCALE_F32, .has_columnwise = true, .transposed = true};
+        description.quantizers[r] =
+            (te_quantizer){.element = TE_E4M3, .scale = TE_SCALE_F32, .has_columnwise = true, .transposed = true};
     }
     bool ok = (recipe = te_product_recipe_new(ctx, &description)) != NULL;
-    for (int i = 0; i < n && ok; i++) ok = (states[i] = te_recipe_state_new(ctx)) && te_recipe_state_use(states[i], recipe) == TE_OK;
+    for (int i = 0; i < n && ok; i++)
+        ok = (states[i] = te_recipe_state_new(ctx)) && te_recipe_state_use(states[i], recipe) == TE_OK;
     te_product_recipe_release(recipe);
     return ok;
 }
@@ -408,7 +431,12 @@ static bool groups_step(network *net)
     if (ok) {
         te_arg none[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
         te_group_call calls[] = {
-            {.op = te_op_find(ctx, "grouped_linear"), .values = {v[0], v[1]}, .list = v + 3, .n_list = 2, .states = states, .n_states = 2},
+            {.op = te_op_find(ctx, "grouped_linear"),
+             .values = {v[0], v[1]},
+             .list = v + 3,
+             .n_list = 2,
+             .states = states,
+             .n_states = 2},
             {.op = te_op_find(ctx, "grouped_biases"), .values = {v[2], v[1]}, .list = v + 5, .n_list = 2},
             {.op = te_op_find(ctx, "addcmul_rows"), .values = {0, v[2], 0}}};
         int *results[] = {&y, &biases, &sum};
@@ -440,7 +468,8 @@ static bool groups_step(network *net)
 static bool step_with_failure(long n, bool (*take_step)(network *))
 {
     failing_memory f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
     te_context *ctx = te_context_open(&options);
     network net;
     CHECK(ctx && network_open(&net, ctx, TE_F32));

@@ -39,8 +39,8 @@ static double run_rounds(tetrain *rt, long calls, long seed)
         char code[96];
         snprintf(code, sizeof code, "good = round(%ld, %d)", (seed * 1000003 + done) % 2147483646 + 1, ROUND);
         tetrain_status status = tetrain_run_string(rt, code, strlen(code), "=round");
-        CHECK_MSG(status == TETRAIN_OK || status == TETRAIN_ERROR_MEMORY || status == TETRAIN_ERROR_LIMIT, "%s: status %d, %s", code, (int)status,
-                  tetrain_error(rt));
+        CHECK_MSG(status == TETRAIN_OK || status == TETRAIN_ERROR_MEMORY || status == TETRAIN_ERROR_LIMIT,
+                  "%s: status %d, %s", code, (int)status, tetrain_error(rt));
         te_tensor *t = status == TETRAIN_OK ? tetrain_get_tensor(rt, "good") : NULL;
         if (t) good += *(float *)te_tensor_data(t);
         te_tensor_release(t);

@@ -1,6 +1,6 @@
-/* test_interrupt_stress.c - interrupts at random moments, from another thread and from a signal handler, of scripts that are
- * compiled and of such that are interpreted: none is lost, and the runtime answers afterwards. One that is lost ends the
- * program after DEADLINE seconds, naming the script.
+/* test_interrupt_stress.c - interrupts at random moments, from another thread and from a signal handler, of scripts
+ * that are compiled and of such that are interpreted: none is lost, and the runtime answers afterwards. One that is
+ * lost ends the program after DEADLINE seconds, naming the script.
  *
  *     test_interrupt_stress [ROUNDS [SEED]]
  */
@@ -26,7 +26,8 @@ static const char *const compiled[] = {
     "while true do pcall(function() x = te.ones(4) * 2 end) end",
     "local t = te.ones(3) for i = 1, math.huge do t = t + (i % 2) end",
     "while true do pcall(te.no_grad, function() for i = 1, 3 do te.ones(2):sum() end end) end",
-    "local co = coroutine.wrap(function() while true do pcall(coroutine.yield, te.ones(1)) end end) while true do co() end",
+    "local co = coroutine.wrap(function() while true do pcall(coroutine.yield, te.ones(1)) end end) while true do co() "
+    "end",
     "local function f(n) if n > 0 then return f(n - 1) end return te.ones(2) end while true do pcall(f, 60) end",
     "local t = {} while true do for i = 1, 100 do t[i] = {i, tostring(i)} end collectgarbage 'step' te.ones(1) end",
 };
@@ -89,8 +90,8 @@ static void interrupt_once(tetrain *rt, const char *script, uint64_t *seed)
     if (pthread_create(&thread, NULL, interrupt_then, &m) != 0) abort();
     tetrain_status status = run(rt, script);
     pthread_join(thread, NULL);
-    CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && strstr(tetrain_error(rt), "interrupted"), "%s: %d, %s", script, (int)status,
-              tetrain_error(rt));
+    CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && strstr(tetrain_error(rt), "interrupted"), "%s: %d, %s", script,
+              (int)status, tetrain_error(rt));
     CHECK_MSG(run(rt, "assert(te.ones(3):sum():item() == 3)") == TETRAIN_OK, "after %s: %s", script, tetrain_error(rt));
 }
 
@@ -112,6 +113,7 @@ int main(int argc, char **argv)
     sigaction(SIGUSR1, &act, NULL);
     signal(SIGALRM, too_late);
     interrupt_many(0, compiled, sizeof compiled / sizeof *compiled, rounds, seed);
-    interrupt_many(TETRAIN_INTERPRETED, interpreted, sizeof interpreted / sizeof *interpreted, rounds / 4, seed); /* slower */
+    /* slower */
+    interrupt_many(TETRAIN_INTERPRETED, interpreted, sizeof interpreted / sizeof *interpreted, rounds / 4, seed);
     return TEST_END();
 }

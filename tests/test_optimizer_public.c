@@ -1,5 +1,6 @@
-/* test_optimizer_public.c - AdamW with the functions of te.h alone: steps against the formula written down again, clipping, parameters
- * that skip steps, master copies, saving and restoring, mistakes, and every allocation failing once. */
+/* test_optimizer_public.c - AdamW with the functions of te.h alone: steps against the formula written down again,
+ * clipping, parameters that skip steps, master copies, saving and restoring, mistakes, and every allocation failing
+ * once. */
 #include "failing_memory.h"
 #include "test.h"
 
@@ -75,12 +76,14 @@ static void test_steps(te_context *ctx)
         te_optimizer_zero_grad(adamw);
         CHECK(!te_tensor_grad(params[0]) && !te_tensor_grad(params[1]));
     }
-    CHECK(te_optimizer_steps(adamw, 0) == STEPS && te_optimizer_steps(adamw, 1) == (STEPS + 1) / 2 && te_optimizer_steps(adamw, 2) == 0);
+    CHECK(te_optimizer_steps(adamw, 0) == STEPS && te_optimizer_steps(adamw, 1) == (STEPS + 1) / 2 &&
+          te_optimizer_steps(adamw, 2) == 0);
     for (int k = 0; k < 2; k++) {
         check_values(params[k], r[k].p, 1e-6);
         check_values(te_optimizer_state(adamw, k, "exp_avg"), r[k].m, 1e-6);
         check_values(te_optimizer_state(adamw, k, "exp_avg_sq"), r[k].v, 1e-6);
-        CHECK(!te_optimizer_state(adamw, k, "master") && !te_optimizer_state(adamw, k, "x") && !te_optimizer_state(adamw, 2, "exp_avg"));
+        CHECK(!te_optimizer_state(adamw, k, "master") && !te_optimizer_state(adamw, k, "x") &&
+              !te_optimizer_state(adamw, 2, "exp_avg"));
     }
     te_tensor_release(params[0]); /* the optimizer keeps them */
     te_tensor_release(params[1]);
@@ -96,12 +99,14 @@ static void test_masters(te_context *ctx)
     o.lr = 1e-4;
     o.weight_decay = 0;
     o.master_weights = true;
-    te_tensor    *param = te_tensor_full(ctx, TE_BF16, 1, (int64_t[]){1}, 1), *g = te_tensor_full(ctx, TE_BF16, 1, (int64_t[]){1}, 1);
+    te_tensor *param = te_tensor_full(ctx, TE_BF16, 1, (int64_t[]){1}, 1),
+              *g = te_tensor_full(ctx, TE_BF16, 1, (int64_t[]){1}, 1);
     te_optimizer *adamw = te_optimizer_adamw(ctx, &param, 1, &o);
     CHECK(te_tensor_set_grad(param, g) == TE_OK);
     for (int s = 0; s < 100; s++) CHECK(te_optimizer_step(adamw, 1) == TE_OK);
     float master = 0, rounded = 0;
-    CHECK(te_tensor_read(te_optimizer_state(adamw, 0, "master"), TE_F32, &master) == TE_OK && fabsf(master - 0.99f) < 1e-5f);
+    CHECK(te_tensor_read(te_optimizer_state(adamw, 0, "master"), TE_F32, &master) == TE_OK &&
+          fabsf(master - 0.99f) < 1e-5f);
     CHECK(te_tensor_read(param, TE_F32, &rounded) == TE_OK && fabsf(rounded - master) <= 0x1p-9f && rounded != 1);
     te_tensor_release(param);
     te_tensor_release(g);
@@ -112,7 +117,8 @@ static void test_masters(te_context *ctx)
 static void test_restore(te_context *ctx)
 {
     te_tensor    *params[] = {filled(ctx, TE_F32, N, 3), filled(ctx, TE_F32, N, 3)};
-    te_optimizer *first = te_optimizer_adamw(ctx, params, 1, NULL), *second = te_optimizer_adamw(ctx, params + 1, 1, NULL);
+    te_optimizer *first = te_optimizer_adamw(ctx, params, 1, NULL),
+                 *second = te_optimizer_adamw(ctx, params + 1, 1, NULL);
     float         values[N];
     for (int s = 0; s < 6; s++) {
         if (s == 3) { /* from here on the second one */
@@ -122,7 +128,8 @@ static void test_restore(te_context *ctx)
                 CHECK(te_tensor_write(te_optimizer_state(second, 0, names[k]), TE_F32, values) == TE_OK);
             }
             CHECK(te_optimizer_set_steps(second, 0, te_optimizer_steps(first, 0)) == TE_OK);
-            CHECK(te_tensor_read(params[0], TE_F32, values) == TE_OK && te_tensor_write(params[1], TE_F32, values) == TE_OK);
+            CHECK(te_tensor_read(params[0], TE_F32, values) == TE_OK &&
+                  te_tensor_write(params[1], TE_F32, values) == TE_OK);
         }
         for (int k = 0; k < 2; k++) give_grad(params[k], (uint64_t)s + 50);
         CHECK(te_optimizer_step(first, 1) == TE_OK && (s < 3 || te_optimizer_step(second, 1) == TE_OK));
@@ -136,8 +143,9 @@ static void test_restore(te_context *ctx)
 /* Steps of a script and of the host change the same values to the same bits. */
 static void test_script(void)
 {
-    static const char code[] = "local te = require 'te' p, g = p, g p.grad = g local o = te.optim.AdamW({p}, {lr = 0.01})\n"
-                               "for i = 1, 3 do p.grad = g o:step {grad_scale = 0.5} end";
+    static const char code[] =
+        "local te = require 'te' p, g = p, g p.grad = g local o = te.optim.AdamW({p}, {lr = 0.01})\n"
+        "for i = 1, 3 do p.grad = g o:step {grad_scale = 0.5} end";
     tetrain         *rt = tetrain_open(NULL);
     te_context      *ctx = tetrain_context(rt);
     te_tensor       *p[] = {filled(ctx, TE_F32, N, 8), filled(ctx, TE_F32, N, 8)}, *g = filled(ctx, TE_F32, N, 9);
@@ -164,7 +172,8 @@ static void test_script(void)
 
 static void test_mistakes(te_context *ctx)
 {
-    te_tensor       *p = filled(ctx, TE_F32, N, 3), *whole = te_tensor_full(ctx, TE_I64, 1, (int64_t[]){2}, 1), *twice[] = {p, p};
+    te_tensor *p = filled(ctx, TE_F32, N, 3), *whole = te_tensor_full(ctx, TE_I64, 1, (int64_t[]){2}, 1),
+              *twice[] = {p, p};
     te_adamw_options o = {.struct_size = sizeof o}, none = {.lr = 1};
     te_adamw_defaults(&o);
     CHECK(!te_optimizer_adamw(NULL, &p, 1, NULL));

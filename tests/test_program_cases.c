@@ -199,8 +199,8 @@ static void check_large(te_dtype dtype, int64_t n)
     free(x), free(y);
 }
 
-/* One chain over whole chunks, with a value that waits in a register, tensors of both widths, one of them in place, and a
- * second run that begins at odd addresses: m = m / 2 + g, y = m g g + m. */
+/* One chain over whole chunks, with a value that waits in a register, tensors of both widths, one of them in place, and
+ * a second run that begins at odd addresses: m = m / 2 + g, y = m g g + m. */
 static void check_windows(te_dtype g_dtype, te_dtype y_dtype)
 {
     static built b;
@@ -213,8 +213,9 @@ static void check_windows(te_dtype g_dtype, te_dtype y_dtype)
     enum { N = 20077, FIRST = 17001 };
     float *moment = malloc(N * sizeof *moment), *gradient = malloc(N * sizeof *gradient), *y = malloc(N * sizeof *y);
     size_t g_size = te_dtype_size(g_dtype), y_size = te_dtype_size(y_dtype);
-    te_operand in[2][2] = {{operand(moment, TE_F32, 1, 0), operand(gradient, g_dtype, 1, 0)},
-                           {operand(moment + FIRST, TE_F32, 1, 0), operand((char *)gradient + FIRST * g_size, g_dtype, 1, 0)}};
+    te_operand in[2][2] = {
+        {operand(moment, TE_F32, 1, 0), operand(gradient, g_dtype, 1, 0)},
+        {operand(moment + FIRST, TE_F32, 1, 0), operand((char *)gradient + FIRST * g_size, g_dtype, 1, 0)}};
     te_operand out[2][2] = {{in[0][0], operand(y, y_dtype, 1, 0)},
                             {in[1][0], operand((char *)y + FIRST * y_size, y_dtype, 1, 0)}};
     te_run     runs[2] = {{.ndim = 1, .shape = {FIRST}, .inputs = in[0], .outputs = out[0]},
@@ -257,7 +258,8 @@ static void check_pick(te_dtype dtype, int64_t columns)
         for (int r = 0; r < ROWS; r++) {
             bool   inside = at[r] >= 0 && at[r] < (float)columns && at[r] == floorf(at[r]);
             double want = inside ? te_load_f64(data, dtype, r * columns + (int64_t)at[r]) + 0.0 : 0;
-            CHECK_MSG(isnan(want) ? isnan(picked[r]) : (double)picked[r] == want && !signbit(picked[r]) == !signbit(want),
+            CHECK_MSG(isnan(want) ? isnan(picked[r])
+                                  : (double)picked[r] == want && !signbit(picked[r]) == !signbit(want),
                       "row %d of %lld: %g, want %g", r, (long long)columns, (double)picked[r], want);
         }
     }

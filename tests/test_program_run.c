@@ -1,5 +1,6 @@
-/* test_program_run.c - the CPU interpreter against the naive evaluator, to the bit, for every instruction set and several
- * thread counts, and again with the operands elsewhere. `test_program_run COUNT` tries that many random programs. */
+/* test_program_run.c - the CPU interpreter against the naive evaluator, to the bit, for every instruction set and
+ * several thread counts, and again with the operands elsewhere. `test_program_run COUNT` tries that many random
+ * programs. */
 #include "program_scene.h"
 
 static void check_random_programs(int count)
@@ -37,8 +38,8 @@ static void check_random_programs(int count)
 
 enum { ALIASED = 40 };
 
-/* One program and one shape, with results in every combination of places: memory of their own, or that of an input. What is
- * found out for one run must not serve another. */
+/* One program and one shape, with results in every combination of places: memory of their own, or that of an input.
+ * What is found out for one run must not serve another. */
 static void check_places(te_exec *exec)
 {
     static built b;

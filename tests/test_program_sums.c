@@ -114,13 +114,17 @@ static void check_run(te_exec *exec, built *b, int64_t rows, int64_t columns, in
     right = right && (left_out & 8 || same(c.beside_columns, c.want_beside_columns, columns));
     right = right && same(c.out, c.want_out, rows * columns);
     CHECK_MSG(right, "%lld x %lld, %s, %d threads, without %d, of types %d %d %d", (long long)rows, (long long)columns,
-              te_cpu_isa_name(te_cpu(exec)->isa), exec->threads, left_out, (int)c.x.dtype, (int)c.y.dtype, (int)c.z.dtype);
+              te_cpu_isa_name(te_cpu(exec)->isa), exec->threads, left_out, (int)c.x.dtype, (int)c.y.dtype,
+              (int)c.z.dtype);
 }
 
 static void check_sums(int64_t rows, int64_t columns)
 {
-    static const te_dtype types[][3] = {{TE_F32, TE_F32, TE_F32}, {TE_BF16, TE_BF16, TE_F32}, {TE_BF16, TE_BF16, TE_BF16},
-                                        {TE_F32, TE_BF16, TE_F32}, {TE_BF16, TE_F32, TE_BF16}};
+    static const te_dtype types[][3] = {{TE_F32, TE_F32, TE_F32},
+                                        {TE_BF16, TE_BF16, TE_F32},
+                                        {TE_BF16, TE_BF16, TE_BF16},
+                                        {TE_F32, TE_BF16, TE_F32},
+                                        {TE_BF16, TE_F32, TE_BF16}};
     uint64_t state = 11;
     for (int i = 0; i < 2 * 5; i++) {
         fill(&c.x, types[i / 2][0], rows, columns, false, &state);

@@ -1,5 +1,5 @@
-/* test_recipe_public.c - recipes with the functions of te.h alone: what quantizers recipes have, scopes, steps of delayed scaling against
- * the rule written down again, products against what their quantized operands say, mistakes. */
+/* test_recipe_public.c - recipes with the functions of te.h alone: what quantizers recipes have, scopes, steps of
+ * delayed scaling against the rule written down again, products against what their quantized operands say, mistakes. */
 #include "recipe_public.h"
 
 /* --- recipes and quantizers --------------------------------------------------------------------------------------- */
@@ -16,7 +16,8 @@ static void test_quantizers(te_context *ctx)
             const te_option_info *o = te_recipe_option_at(name, i);
             bool chosen = o->type == TE_OPTION_CHOICE && o->number >= 0;
             te_recipe_option given = {o->name, o->number, chosen ? o->choices[(int)o->number] : NULL};
-            te_recipe *same = chosen || o->type != TE_OPTION_CHOICE ? te_recipe_new(ctx, name, &given, 1) : te_recipe_retain(recipe);
+            te_recipe *same =
+                chosen || o->type != TE_OPTION_CHOICE ? te_recipe_new(ctx, name, &given, 1) : te_recipe_retain(recipe);
             CHECK_MSG(same && o->doc && *o->doc, "%s.%s: %s", name, o->name, te_context_error(ctx));
             te_recipe_release(same);
         }
@@ -32,7 +33,8 @@ static void test_quantizers(te_context *ctx)
 
     te_recipe *r = te_recipe_new(ctx, "NVFP4BlockScaling", NULL, 0);
     te_quantizer_fields f = quantizer_of(r, TE_ROLE_WEIGHT, false, &yes);
-    CHECK(f.block_rows == 16 && f.block_cols == 16 && f.replicated && !f.hadamard && !f.stochastic && strcmp(f.scale, "float8_e4m3") == 0);
+    CHECK(f.block_rows == 16 && f.block_cols == 16 && f.replicated && !f.hadamard && !f.stochastic &&
+          strcmp(f.scale, "float8_e4m3") == 0);
     f = quantizer_of(r, TE_ROLE_GRAD_OUTPUT, false, &yes);
     CHECK(f.block_rows == 1 && f.hadamard && f.stochastic && strcmp(f.element, "float4_e2m1") == 0);
     te_recipe_release(r);
@@ -46,7 +48,8 @@ static void test_quantizers(te_context *ctx)
 
 static void test_option_mistakes(te_context *ctx)
 {
-    te_recipe_option o = {"margin", 0.5, NULL}, rht[] = {{"nvfp4_4over6", 0, "all"}}, twice[] = {{"x_block_scaling_dim", 2, NULL}};
+    te_recipe_option o = {"margin", 0.5, NULL}, rht[] = {{"nvfp4_4over6", 0, "all"}},
+                     twice[] = {{"x_block_scaling_dim", 2, NULL}};
     CHECK_FAILS(ctx, te_recipe_new(ctx, "DelayedScaling", &o, 1), "margin: expected an integer");
     o = (te_recipe_option){"amax_history_len", NAN, NULL};
     CHECK_FAILS(ctx, te_recipe_new(ctx, "DelayedScaling", &o, 1), "amax_history_len");
@@ -67,7 +70,8 @@ static void test_option_mistakes(te_context *ctx)
     CHECK_FAILS(ctx, te_recipe_set_algorithms(mx, NULL) == TE_OK, "keeps no history");
     te_quantizer_fields f = {.struct_size = sizeof f};
     bool yes;
-    CHECK_FAILS(ctx, te_recipe_quantizer(mx, &(te_operand_role){(te_role)7, false, NULL}, &f, &yes) == TE_OK, "operand");
+    CHECK_FAILS(ctx, te_recipe_quantizer(mx, &(te_operand_role){(te_role)7, false, NULL}, &f, &yes) == TE_OK,
+                "operand");
     te_recipe_release(mx);
     te_quantizer_defaults(&f);
     f.element = "float9";
@@ -95,7 +99,8 @@ static void test_scopes(te_context *ctx)
     CHECK_FAILS(ctx, te_autocast_end(ctx) == TE_OK, "no scope has begun");
     CHECK(te_autocast_begin(ctx, &outer) == TE_OK && compute_dtype(ctx) == TE_BF16 && te_autocast_depth(ctx) == 1);
     CHECK(te_autocast_begin(ctx, NULL) == TE_OK && compute_dtype(ctx) == TE_BF16); /* changes nothing */
-    CHECK(te_autocast_begin(ctx, &inner) == TE_OK && compute_dtype(ctx) == TE_DTYPE_COUNT && te_autocast_depth(ctx) == 3);
+    CHECK(te_autocast_begin(ctx, &inner) == TE_OK && compute_dtype(ctx) == TE_DTYPE_COUNT &&
+          te_autocast_depth(ctx) == 3);
     CHECK_FAILS(ctx, te_autocast_begin(ctx, &wrong) == TE_OK, "float64 is no compute dtype");
     wrong.dtype = "nonsense";
     CHECK_FAILS(ctx, te_autocast_begin(ctx, &wrong) == TE_OK, "nonsense");
@@ -163,7 +168,8 @@ static void test_products(te_context *ctx)
 
 /* --- delayed scaling ---------------------------------------------------------------------------------------------- */
 
-/* Two steps with amaxes that grow, by an operation or by a group: factors are those of the rule, and state can be taken elsewhere. */
+/* Two steps with amaxes that grow, by an operation or by a group: factors are those of the rule, and state can be taken
+ * elsewhere. */
 static void test_delayed(te_context *ctx, bool in_group)
 {
     te_recipe_option options[] = {{"amax_history_len", 4, NULL}, {"margin", 1, NULL}};
@@ -192,7 +198,8 @@ static void test_delayed(te_context *ctx, bool in_group)
         CHECK(te_backward(y, dy, false) == TE_OK);
         CHECK(first(te_product_scale(fc, TE_ROLE_GRAD_OUTPUT)) == (float)(28672.0 / (double)most[2]));
         const float *history = te_tensor_data(te_product_amax_history(fc, TE_ROLE_INPUT));
-        CHECK(te_tensor_numel(te_product_amax_history(fc, TE_ROLE_INPUT)) == 4 && history[0] == 0 && history[3] == amax_of(x));
+        CHECK(te_tensor_numel(te_product_amax_history(fc, TE_ROLE_INPUT)) == 4 && history[0] == 0 &&
+              history[3] == amax_of(x));
         te_tensor_release(x), te_tensor_release(y);
     }
     te_context_set_grad_enabled(ctx, false); /* without gradients nothing is collected */
@@ -201,7 +208,8 @@ static void test_delayed(te_context *ctx, bool in_group)
     CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
     te_tensor_release(linear(fc, large, w));
     CHECK(te_autocast_end(ctx) == TE_OK && first(te_product_scale(fc, TE_ROLE_INPUT)) == before);
-    te_autocast calibrating = {.struct_size = sizeof calibrating, .disabled = true, .calibrating = true}; /* … but here */
+    /* … but here */
+    te_autocast calibrating = {.struct_size = sizeof calibrating, .disabled = true, .calibrating = true};
     calibrating.recipe = recipe;
     CHECK(te_autocast_begin(ctx, &calibrating) == TE_OK);
     te_tensor_release(linear(fc, large, w));
@@ -210,7 +218,8 @@ static void test_delayed(te_context *ctx, bool in_group)
 
     te_tensor *scale = te_product_scale(fc, TE_ROLE_INPUT), *history = te_product_amax_history(fc, TE_ROLE_INPUT);
     CHECK(te_product_set_state(other, TE_ROLE_INPUT, scale, history) == TE_OK);
-    CHECK(first(te_product_scale(other, TE_ROLE_INPUT)) == 224.0f / 99 && te_product_scale(other, TE_ROLE_INPUT) != scale);
+    CHECK(first(te_product_scale(other, TE_ROLE_INPUT)) == 224.0f / 99 &&
+          te_product_scale(other, TE_ROLE_INPUT) != scale);
     CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, history, history) == TE_OK, "expected one number");
     CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, NULL, history) == TE_OK, "scale: expected a float32");
     CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, scale, w) == TE_OK, "amax_history: expected");
@@ -257,7 +266,8 @@ static void test_algorithms(te_context *ctx)
     te_tensor_release(linear(fc, infinite, w));
     float scale = first(te_product_scale(fc, TE_ROLE_INPUT));
     CHECK_FAILS(ctx, te_autocast_end(ctx) == TE_OK, "would be -1"); /* of the weight */
-    CHECK(te_autocast_depth(ctx) == 0 && te_context_skipped_amaxes(ctx, &skipped[1]) == TE_OK && skipped[1] == skipped[0] + 1);
+    CHECK(te_autocast_depth(ctx) == 0 && te_context_skipped_amaxes(ctx, &skipped[1]) == TE_OK &&
+          skipped[1] == skipped[0] + 1);
     CHECK(first(te_product_scale(fc, TE_ROLE_INPUT)) == scale);
     te_tensor_release(x), te_tensor_release(w), te_tensor_release(infinite);
     te_product_release(fc);
@@ -295,7 +305,8 @@ static void test_custom(te_context *ctx)
     CHECK(y && c.n == 3 && strcmp(c.name, "fc") == 0);
     te_tensor_release(linear(fc, x, w));
     CHECK(c.n == 3); /* asked once */
-    CHECK(te_product_scale(fc, TE_ROLE_GRAD_OUTPUT) && !te_product_scale(fc, TE_ROLE_INPUT) && te_autocast_end(ctx) == TE_OK);
+    CHECK(te_product_scale(fc, TE_ROLE_GRAD_OUTPUT) && !te_product_scale(fc, TE_ROLE_INPUT) &&
+          te_autocast_end(ctx) == TE_OK);
     const char *texts[] = {"no te_answer", "name each other", "comes from DelayedScaling", "no recipe of this context"};
     for (int i = 0; i < 4; i++) {
         te_product *next = te_product_new(ctx, "next");

@@ -1,5 +1,5 @@
-/* test_recipe_public_tensors.c - with the functions of recipe.h alone: quantized tensors and parameters, attention, groups; scopes of C
- * beside those of scripts; every allocation failing in turn. */
+/* test_recipe_public_tensors.c - with the functions of recipe.h alone: quantized tensors and parameters, attention,
+ * groups; scopes of C beside those of scripts; every allocation failing in turn. */
 #include "failing_memory.h"
 #include "recipe_public.h"
 
@@ -15,14 +15,17 @@ static void test_tensors(te_context *ctx)
     te_tensor *parts[2][TE_STORED_PART_COUNT] = {{NULL}};
     for (int i = 0; i < 2 * TE_STORED_PART_COUNT; i++)
         parts[i / 3][i % 3] = te_quantized_tensor_part(q, (te_direction)(i / 3), (te_stored_part)(i % 3));
-    CHECK(te_tensor_numel(parts[0][0]) == ROWS * IN && te_tensor_numel(parts[0][1]) == ROWS * IN / 32 && !parts[0][2] && parts[1][0]);
+    CHECK(te_tensor_numel(parts[0][0]) == ROWS * IN && te_tensor_numel(parts[0][1]) == ROWS * IN / 32 && !parts[0][2] &&
+          parts[1][0]);
     te_quantized_tensor *same = te_quantized_tensor_from_parts(ctx, &f, TE_F32, 2, (int64_t[]){ROWS, IN}, parts);
     te_tensor *a = te_quantized_tensor_dequantize(q, TE_ROWWISE), *b = te_quantized_tensor_dequantize(same, TE_ROWWISE);
     CHECK(a && b && memcmp(te_tensor_data(a), te_tensor_data(b), ROWS * IN * 4) == 0);
-    for (int i = 0; i < ROWS * IN; i++) CHECK(fabsf(((float *)te_tensor_data(a))[i] - ((float *)te_tensor_data(x))[i]) <= 0.04f);
+    for (int i = 0; i < ROWS * IN; i++)
+        CHECK(fabsf(((float *)te_tensor_data(a))[i] - ((float *)te_tensor_data(x))[i]) <= 0.04f);
     CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_F32, 2, (int64_t[]){ROWS, IN + 1}, parts), "expected");
     CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_I32, 2, (int64_t[]){ROWS, IN}, parts), "int32");
-    CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_F32, 99, (int64_t[]){ROWS, IN}, parts), "99 dimensions");
+    CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_F32, 99, (int64_t[]){ROWS, IN}, parts),
+                "99 dimensions");
     te_quantize_how how = {.struct_size = sizeof how, .no_columnwise = true, .scale = 2};
     te_quantizer_defaults(&whole);
     whole.needs_history = true;
@@ -50,7 +53,8 @@ static void test_parameters(te_context *ctx)
     te_tensor *x = filled(ctx, ROWS, IN, 14), *w = filled(ctx, OUT, IN, 15), *dy = filled(ctx, ROWS, OUT, 16);
     te_tensor *p = te_product_parameter(fc, recipe, w, true);
     CHECK_MSG(p && te_tensor_set_requires_grad(p, true) == TE_OK, "%s", te_context_error(ctx));
-    CHECK(te_tensor_quantized_part(p, TE_COLUMNWISE, TE_STORED_DATA) && !te_tensor_quantized_part(w, TE_ROWWISE, TE_STORED_DATA));
+    CHECK(te_tensor_quantized_part(p, TE_COLUMNWISE, TE_STORED_DATA) &&
+          !te_tensor_quantized_part(w, TE_ROWWISE, TE_STORED_DATA));
     te_autocast scope = under(recipe);
     CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
     te_tensor *y = linear(fc, x, p);
@@ -87,28 +91,31 @@ static void test_attention(te_context *ctx)
     CHECK(te_op_run(ctx, op, args, 1, &y[0], 1) == TE_OK && te_autocast_begin(ctx, &scope) == TE_OK);
     CHECK_MSG(te_product_run(dpa, op, args, 1, &y[1], 1) == TE_OK, "%s", te_context_error(ctx));
     CHECK(first(te_product_amax_history(dpa, TE_ROLE_INPUT)) == amax_of(qkv) && !te_product_scale(dpa, TE_ROLE_WEIGHT));
-    CHECK(te_autocast_end(ctx) == TE_OK && first(te_product_scale(dpa, TE_ROLE_INPUT)) == (float)(448.0 / (double)amax_of(qkv)));
+    CHECK(te_autocast_end(ctx) == TE_OK &&
+          first(te_product_scale(dpa, TE_ROLE_INPUT)) == (float)(448.0 / (double)amax_of(qkv)));
     CHECK(memcmp(te_tensor_data(y[0]), te_tensor_data(y[1]), 16 * 32 * 4) != 0);
     te_tensor_release(qkv), te_tensor_release(y[0]), te_tensor_release(y[1]);
     te_product_release(dpa);
     te_recipe_release(recipe);
 }
 
-/* Attention that hands its bytes on to its projection, and a weight stored quantized, in one group: what it keeps alive itself, and how
- * near it is to the same without a recipe. */
+/* Attention that hands its bytes on to its projection, and a weight stored quantized, in one group: what it keeps alive
+ * itself, and how near it is to the same without a recipe. */
 static void test_group(te_context *ctx)
 {
     te_recipe_option options[] = {{"fp8_mha", 1, NULL}};
     te_recipe *recipe = te_recipe_new(ctx, "Float8CurrentScaling", options, 1);
     te_product *dpa = te_product_new(ctx, "dpa"), *proj = te_product_new(ctx, "proj");
     te_group *group = te_group_new(ctx), *other = NULL;
-    te_tensor *qkv = filled(ctx, 16, 3 * 32, 17), *w = filled(ctx, 24, 32, 18), *y[2] = {NULL}, *dy = filled(ctx, 16, 24, 19);
+    te_tensor *qkv = filled(ctx, 16, 3 * 32, 17), *w = filled(ctx, 24, 32, 18), *y[2] = {NULL},
+              *dy = filled(ctx, 16, 24, 19);
     te_tensor *p = te_product_parameter(proj, recipe, w, true), *in[] = {qkv, p}, *plain[] = {qkv, w};
     int x = te_group_input(group, false), weight = te_group_input(group, true), h, out;
     CHECK(te_product_apply(dpa, group, te_op_find(ctx, "self_attention"), &x, 1, NULL, 0, &h) == TE_OK);
     CHECK(te_product_apply(proj, group, te_op_find(ctx, "linear"), (int[]){h, weight}, 2, NULL, 0, &out) == TE_OK);
     CHECK(te_group_output(group, out) == TE_OK);
-    CHECK_FAILS(ctx, te_product_apply(proj, group, te_op_find(ctx, "gelu"), &h, 1, NULL, 0, &out) == TE_OK, "gelu is no linear");
+    CHECK_FAILS(ctx, te_product_apply(proj, group, te_op_find(ctx, "gelu"), &h, 1, NULL, 0, &out) == TE_OK,
+                "gelu is no linear");
     CHECK_FAILS(ctx, te_product_apply(proj, group, NULL, &h, 1, NULL, 0, &out) == TE_OK, "NULL is no linear");
     CHECK(out == TE_NO_VALUE && te_product_apply(NULL, group, NULL, NULL, 0, NULL, 0, &out) == TE_ERROR_ARGUMENT);
     CHECK(te_product_apply(proj, other, NULL, NULL, 0, NULL, 0, &out) == TE_ERROR_ARGUMENT);
@@ -145,16 +152,19 @@ static void test_script(void)
     te_autocast scope = under(recipe);
     te_tensor *x = filled(ctx, ROWS, IN, 20), *w = filled(ctx, OUT, IN, 21), *y[6] = {NULL};
     CHECK(tetrain_run_string(rt, script, sizeof script - 1, "=script") == TETRAIN_OK);
-    CHECK(tetrain_call(rt, "low", &x, 1, &y[0], 1) == TETRAIN_OK && tetrain_call(rt, "plain", &x, 1, &y[1], 1) == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "low", &x, 1, &y[0], 1) == TETRAIN_OK &&
+          tetrain_call(rt, "plain", &x, 1, &y[1], 1) == TETRAIN_OK);
     CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
     y[2] = linear(product, x, w);
-    CHECK(tetrain_call(rt, "plain", &x, 1, &y[3], 1) == TETRAIN_OK && tetrain_call(rt, "low", &x, 1, &y[4], 1) == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "plain", &x, 1, &y[3], 1) == TETRAIN_OK &&
+          tetrain_call(rt, "low", &x, 1, &y[4], 1) == TETRAIN_OK);
     y[5] = linear(product, x, w);
     CHECK(te_autocast_end(ctx) == TE_OK);
     for (int i = 0; i < 6; i++) CHECK(y[i] && te_tensor_numel(y[i]) == ROWS * OUT);
     size_t bytes = ROWS * OUT * sizeof(float);
     CHECK(memcmp(te_tensor_data(y[0]), te_tensor_data(y[1]), bytes) != 0);
-    CHECK(memcmp(te_tensor_data(y[1]), te_tensor_data(y[3]), bytes) == 0 && memcmp(te_tensor_data(y[0]), te_tensor_data(y[4]), bytes) == 0);
+    CHECK(memcmp(te_tensor_data(y[1]), te_tensor_data(y[3]), bytes) == 0 &&
+          memcmp(te_tensor_data(y[0]), te_tensor_data(y[4]), bytes) == 0);
     CHECK(memcmp(te_tensor_data(y[2]), te_tensor_data(y[5]), bytes) == 0);
     for (int i = 0; i < 6; i++) te_tensor_release(y[i]);
     te_tensor_release(x), te_tensor_release(w);
@@ -193,7 +203,8 @@ static void test_failing_allocations(void)
     long n = 0;
     for (; reached && n < 5000; n++) {
         failing_memory f = {.countdown = -1};
-        te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+        te_context_options options = {
+            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
         te_context *ctx = te_context_open(&options);
         te_tensor *x = filled(ctx, ROWS, IN, 1), *w = filled(ctx, OUT, IN, 2);
         CHECK(te_tensor_set_requires_grad(w, true) == TE_OK);

@@ -388,8 +388,8 @@ static void test_failing_memory(void)
     CHECK(test_folder_count(".", ".tmp", false) == 0);
 }
 
-/* A child saves again and again, all bytes of one value; it is killed at some moment. What is there must be whole. Nothing in
- * this program starts threads, so the child of fork is complete; it ends with its parent. */
+/* A child saves again and again, all bytes of one value; it is killed at some moment. What is there must be whole.
+ * Nothing in this program starts threads, so the child of fork is complete; it ends with its parent. */
 static void test_kill(void)
 {
     pid_t parent = getpid();

@@ -35,14 +35,16 @@ static void test_tensors(void)
     float      values[2] = {0};
     in[0] = te_tensor_full(tetrain_context(rt), TE_F32, 1, (int64_t[]){2}, 3);
     in[1] = te_tensor_full(tetrain_context(rt), TE_F32, 1, (int64_t[]){2}, 4);
-    CHECK(run(rt, "m = { f = function(a, b) return a + b, a * b end, g = setmetatable({}, {__call = function(_, a) return a end}) }") == TETRAIN_OK);
+    CHECK(run(rt, "m = { f = function(a, b) return a + b, a * b end, g = setmetatable({}, {__call = function(_, a) "
+                  "return a end}) }") == TETRAIN_OK);
     CHECK(tetrain_call(rt, "m.f", in, 2, out, 2) == TETRAIN_OK);
     CHECK(out[1] && te_tensor_read(out[1], TE_F32, values) == TE_OK && values[0] == 12 && values[1] == 12);
     te_tensor_release(out[0]);
     te_tensor_release(out[1]);
     CHECK(tetrain_call(rt, "m.g", in, 1, out, 1) == TETRAIN_OK && out[0] == in[0]);
     te_tensor_release(out[0]);
-    CHECK(tetrain_call(rt, "m.h", in, 1, out, 1) == TETRAIN_ERROR_SCRIPT && out[0] == NULL && says(rt, "\"m.h\" is no function"));
+    CHECK(tetrain_call(rt, "m.h", in, 1, out, 1) == TETRAIN_ERROR_SCRIPT && out[0] == NULL &&
+          says(rt, "\"m.h\" is no function"));
     CHECK(tetrain_call(rt, "a.b.c", NULL, 0, NULL, 0) == TETRAIN_ERROR_SCRIPT);
     CHECK(tetrain_call(rt, "tostring", in, 1, out, 1) == TETRAIN_ERROR_SCRIPT && says(rt, "is no tensor"));
     CHECK(tetrain_call(other, "tostring", in, 1, out, 1) == TETRAIN_ERROR_ARGUMENT);
@@ -63,7 +65,8 @@ static void test_graph_outlives(void)
 {
     tetrain *rt = tetrain_open(NULL);
     CHECK(run(rt, "local te = require 'te'\nx = te.ones({2}, {requires_grad = true})\n"
-                  "y = te._core.custom(function(_, a) return a * 2 end, function(_, d) return d end, x):sum()") == TETRAIN_OK);
+                  "y = te._core.custom(function(_, a) return a * 2 end, function(_, d) return d end, x):sum()") ==
+          TETRAIN_OK);
     te_tensor *y = tetrain_get_tensor(rt, "y");
     CHECK(y != NULL);
     CHECK(te_backward(y, NULL, true) == TE_OK); /* the host itself calls backward */
@@ -79,16 +82,19 @@ static void test_limits(void)
     CHECK(run(rt, "while true do end") == TETRAIN_ERROR_LIMIT && says(rt, "instruction limit"));
     CHECK(run(rt, "while true do pcall(function() while true do end end) end") == TETRAIN_ERROR_LIMIT);
     CHECK(run(rt, "local co = coroutine.wrap(function() while true do end end) co()") == TETRAIN_ERROR_LIMIT);
-    CHECK(run(rt, "local function f() pcall(f) return f() end f()") == TETRAIN_ERROR_LIMIT); /* at the end of the stack */
+    /* at the end of the stack */
+    CHECK(run(rt, "local function f() pcall(f) return f() end f()") == TETRAIN_ERROR_LIMIT);
     CHECK(run(rt, "local function f() xpcall(f, function() end) return f() end f()") == TETRAIN_ERROR_LIMIT);
     CHECK(run(rt, "x = 1") == TETRAIN_OK);
     tetrain_close(rt);
 
-    options = (tetrain_options){.struct_size = sizeof options, .lua_memory_limit = 4 << 20, .tensor_memory_limit = 8 << 20};
+    options =
+        (tetrain_options){.struct_size = sizeof options, .lua_memory_limit = 4 << 20, .tensor_memory_limit = 8 << 20};
     rt = tetrain_open(&options);
     CHECK(run(rt, "local t = {} for i = 1, 1e9 do t[i] = {i} end") == TETRAIN_ERROR_MEMORY);
     CHECK(run(rt, "local s = 'x' while true do s = s .. s end") == TETRAIN_ERROR_MEMORY);
-    CHECK(run(rt, "te = require 'te' kept = {} for i = 1, 100 do kept[i] = te.zeros(256, 1024) end") == TETRAIN_ERROR_MEMORY);
+    CHECK(run(rt, "te = require 'te' kept = {} for i = 1, 100 do kept[i] = te.zeros(256, 1024) end") ==
+          TETRAIN_ERROR_MEMORY);
     CHECK(says(rt, "out of memory"));
     CHECK(run(rt, "kept = nil for i = 1, 100 do te.zeros(256, 1024) end") == TETRAIN_OK); /* garbage is found in time */
     tetrain_close(rt);
@@ -100,9 +106,11 @@ static void test_restricted(void)
     tetrain        *rt = tetrain_open(&options);
     CHECK(run(rt, "for _, name in ipairs { 'io', 'os', 'package', 'debug', 'ffi', 'jit', 'dofile', 'loadfile' } do\n"
                   "if _G[name] ~= nil then error(name) end end") == TETRAIN_OK);
-    CHECK_MSG(run(rt, "local te = require 'te' local m = te.Linear(3, 2) assert(m(te.ones(1, 3)).shape[2] == 2)") == TETRAIN_OK, "%s",
-              tetrain_error(rt));
-    CHECK(run(rt, "assert(rawget(require('te'), 'save') == nil and rawget(require('te'), 'from_file') == nil)") == TETRAIN_OK);
+    CHECK_MSG(run(rt, "local te = require 'te' local m = te.Linear(3, 2) assert(m(te.ones(1, 3)).shape[2] == 2)") ==
+                  TETRAIN_OK,
+              "%s", tetrain_error(rt));
+    CHECK(run(rt, "assert(rawget(require('te'), 'save') == nil and rawget(require('te'), 'from_file') == nil)") ==
+          TETRAIN_OK);
     CHECK(run(rt, "require 'ffi'") == TETRAIN_ERROR_SCRIPT && run(rt, "print(1, {}, nil)") == TETRAIN_OK);
     CHECK(run(rt, "assert(not load('\\27LJ'))") == TETRAIN_OK);
     tetrain_close(rt);
@@ -117,14 +125,16 @@ static void *interrupt_later(void *rt)
 
 static void test_interrupt(void)
 {
-    static const char *const loops[] = {"local te = require 'te' local x = te.ones(4) while true do x = x + 1 end",
-                                        "local te = require 'te' local x = te.ones(4) while true do pcall(function() x = x + 1 end) end"};
+    static const char *const loops[] = {
+        "local te = require 'te' local x = te.ones(4) while true do x = x + 1 end",
+        "local te = require 'te' local x = te.ones(4) while true do pcall(function() x = x + 1 end) end"};
     tetrain  *rt = tetrain_open(NULL);
     pthread_t thread;
     for (int i = 0; i < 2; i++) {
         CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
         tetrain_status status = run(rt, loops[i]);
-        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%d: %s", (int)status, tetrain_error(rt));
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%d: %s", (int)status,
+                  tetrain_error(rt));
         pthread_join(thread, NULL);
         CHECK(run(rt, "x = require('te').ones(1) + 1") == TETRAIN_OK);
     }
@@ -136,9 +146,9 @@ static void *train_alone(void *argument)
 {
     double  *result = argument;
     tetrain *rt = tetrain_open(&(tetrain_options){.struct_size = sizeof(tetrain_options), .threads = 1});
-    bool     good = run(rt, "local te = require 'te' te.manual_seed(1) local w = te.randn({8, 8}, {requires_grad = true})\n"
-                            "for i = 1, 50 do w.grad = nil te.sum(te.tanh(te.matmul(te.ones(4, 8), w)) ^ 2):backward()\n"
-                            "te.no_grad(function() w:add_(w.grad * -0.1) end) end r = te.sum(w)") == TETRAIN_OK;
+    bool good = run(rt, "local te = require 'te' te.manual_seed(1) local w = te.randn({8, 8}, {requires_grad = true})\n"
+                        "for i = 1, 50 do w.grad = nil te.sum(te.tanh(te.matmul(te.ones(4, 8), w)) ^ 2):backward()\n"
+                        "te.no_grad(function() w:add_(w.grad * -0.1) end) end r = te.sum(w)") == TETRAIN_OK;
     te_tensor *r = good ? tetrain_get_tensor(rt, "r") : NULL;
     if (r) te_tensor_read(r, TE_F64, result);
     te_tensor_release(r);

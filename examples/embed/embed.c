@@ -23,7 +23,8 @@ int main(int argc, char **argv)
     uint32_t   random = 1;
     for (int step = 1; step <= STEPS; step++) {
         for (int i = 0; i < POINTS; i++) {
-            for (int k = 0; k < 2; k++) x[i][k] = (float)((random = random * 1664525 + 1013904223) >> 8) / (1 << 23) - 1;
+            for (int k = 0; k < 2; k++)
+                x[i][k] = (float)((random = random * 1664525 + 1013904223) >> 8) / (1 << 23) - 1;
             inside[i] = x[i][0] * x[i][0] + x[i][1] * x[i][1] < 0.5f;
         }
         if (tetrain_call(rt, "train_step", in, 2, &loss, 1) != TETRAIN_OK) return fail(rt);

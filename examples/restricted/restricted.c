@@ -2,8 +2,8 @@
  *
  *     restricted SCRIPT...
  *
- * Every script runs in the same runtime after the one before, whatever became of that: a failure costs one script, not the
- * host. The exit status is the number of scripts that failed. */
+ * Every script runs in the same runtime after the one before, whatever became of that: a failure costs one script, not
+ * the host. The exit status is the number of scripts that failed. */
 #include <stdio.h>
 #include <tetrain/tetrain.h>
 

@@ -1,9 +1,9 @@
 /* allocator.h - the caching allocator behind tensors and kernel scratch, one per device.
  *
- * Sizes are rounded up to one of eight steps per power of two (at most 1/8 is wasted); a freed block goes to its class's
- * list and the next request of that class takes it. Work on a device is ordered, so a block may be reused at once. When
- * the system or the limit refuses, the cache is emptied and the request tried again. Bookkeeping lives in host memory:
- * the blocks themselves are never touched.
+ * Sizes are rounded up to one of eight steps per power of two (at most 1/8 is wasted); a freed block goes to its
+ * class's list and the next request of that class takes it. Work on a device is ordered, so a block may be reused at
+ * once. When the system or the limit refuses, the cache is emptied and the request tried again. Bookkeeping lives in
+ * host memory: the blocks themselves are never touched.
  */
 #ifndef TE_CORE_ALLOCATOR_H
 #define TE_CORE_ALLOCATOR_H
@@ -21,9 +21,9 @@ typedef struct te_block {
     te_pool         *pool; /* NULL: anybody's */
 } te_block;
 
-/* The memory of a recorded graph: addresses in it are used whenever the graph is launched, so a block that was taken while it
- * was recorded serves that recording alone and returns to the cache only when both the graph and the block's holder are
- * gone. */
+/* The memory of a recorded graph: addresses in it are used whenever the graph is launched, so a block that was taken
+ * while it was recorded serves that recording alone and returns to the cache only when both the graph and the block's
+ * holder are gone. */
 struct te_pool {
     int       blocks; /* taken from the cache and not yet returned to it */
     bool      closed;

@@ -17,7 +17,8 @@ static te_status read_dtype(te_context *ctx, const te_autocast *scope, te_dtype 
     if (scope->disabled || !scope->dtype) return TE_OK;
     *dtype = te_dtype_from_name(scope->dtype);
     if (*dtype == TE_F32 || *dtype == TE_BF16 || *dtype == TE_F16) return TE_OK;
-    return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_begin: dtype: %.40s is no compute dtype; use float32, bfloat16 or float16",
+    return te_fail(ctx, TE_ERROR_ARGUMENT,
+                   "te_autocast_begin: dtype: %.40s is no compute dtype; use float32, bfloat16 or float16",
                    scope->dtype);
 }
 
@@ -52,8 +53,8 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
     if (status != TE_OK) return status;
     bool enabled = !scope.disabled && recipe && (scope.recipe || ctx->host_enabled);
     bool calibrates = scope.disabled && scope.calibrating, outermost = !ctx->host_enabled && !ctx->host_calibrating;
-    ctx->scopes[ctx->n_scopes++] = (te_scope){recipe, outermost && (enabled || calibrates), ctx->host_enabled, ctx->host_calibrating,
-                                              ctx->compute_dtype};
+    ctx->scopes[ctx->n_scopes++] = (te_scope){recipe, outermost && (enabled || calibrates), ctx->host_enabled,
+                                              ctx->host_calibrating, ctx->compute_dtype};
     ctx->host_enabled = enabled;
     ctx->host_calibrating = calibrates;
     ctx->compute_dtype = dtype;
@@ -195,8 +196,9 @@ te_status te_products_update(te_context *ctx, bool gradients)
             if (!rule || (r == TE_ROLE_GRAD_OUTPUT) != gradients) continue;
             const te_recipe_settings *o = &rule->settings;
             bool own = rule->algorithms.amax || rule->algorithms.scale;
-            updates[at++] = (te_recipe_update){s, (te_role)r, (te_amax_algorithm)te_recipe_setting(o, "amax_compute_algo", 0),
-                                               (int)te_recipe_setting(o, "margin", 0), own ? &rule->algorithms : NULL};
+            updates[at++] =
+                (te_recipe_update){s, (te_role)r, (te_amax_algorithm)te_recipe_setting(o, "amax_compute_algo", 0),
+                                   (int)te_recipe_setting(o, "margin", 0), own ? &rule->algorithms : NULL};
         }
     te_status status = te_recipe_states_update(ctx, updates, at);
     te_mem_free(&ctx->mem, updates, n * sizeof *updates);
@@ -205,15 +207,18 @@ te_status te_products_update(te_context *ctx, bool gradients)
 
 /* --- te.h --------------------------------------------------------------------------------------------------------- */
 
-te_status te_product_run(te_product *product, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
+te_status te_product_run(te_product *product, const te_op *op, const te_arg *args, int n_args, te_tensor **out,
+                         int n_out)
 {
     for (int i = 0; i < n_out && out; i++) out[i] = NULL;
     if (!product) return TE_ERROR_ARGUMENT;
     te_context *ctx = product->ctx;
     bool linear = op && strcmp(op->name, "linear") == 0;
-    bool attention = op && (strcmp(op->name, "self_attention") == 0 || strcmp(op->name, "scaled_dot_product_attention") == 0);
+    bool attention =
+        op && (strcmp(op->name, "self_attention") == 0 || strcmp(op->name, "scaled_dot_product_attention") == 0);
     if (!linear && !attention)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_run: %s is no linear operation or attention", op ? op->name : "NULL");
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_run: %s is no linear operation or attention",
+                       op ? op->name : "NULL");
     te_status status = te_product_prepare(product, attention);
     if (linear) op = te_op_find(ctx, "quantized_linear"); /* linear where no recipe is in force */
     if (status != TE_OK || !op) return ctx->status;

@@ -1,9 +1,9 @@
 /* autocast.h - the scopes of a C host, and the products that run in them.
  *
- * A scope is an entry of the context's stack: what te_autocast_begin found, to be put back, and the recipe in force. A product of a
- * host's is a recipe state with a *host part*: its name, the recipe that it was last given, and its place in the context's list of
- * products whose scales have to be updated. Scripts have the like in Lua (lua/te/recipe/), around the same states; both end in
- * te_recipe_states_update. */
+ * A scope is an entry of the context's stack: what te_autocast_begin found, to be put back, and the recipe in force. A
+ * product of a host's is a recipe state with a *host part*: its name, the recipe that it was last given, and its place
+ * in the context's list of products whose scales have to be updated. Scripts have the like in Lua (lua/te/recipe/),
+ * around the same states; both end in te_recipe_states_update. */
 #ifndef TE_CORE_AUTOCAST_H
 #define TE_CORE_AUTOCAST_H
 

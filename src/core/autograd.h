@@ -31,8 +31,8 @@ bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or resu
 void      te_node_release(te_node *node);
 bool      te_autograd_retains(const te_context *ctx); /* the pass in progress keeps what was saved */
 
-/* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any .grad.
- * grads[i] receives a reference, or NULL where there is no path. */
+/* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any
+ * .grad. grads[i] receives a reference, or NULL where there is no path. */
 te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
                            te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain);
 

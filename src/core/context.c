@@ -32,7 +32,8 @@ te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, c
 {
     const char *message = exec->message[0] ? exec->message : "the kernel failed";
     size_t      n = strlen(op);
-    if (strncmp(message, op, n) == 0 && strncmp(message + n, ": ", 2) == 0) message += n + 2; /* a kernel named the operation */
+    /* a kernel named the operation */
+    if (strncmp(message, op, n) == 0 && strncmp(message + n, ": ", 2) == 0) message += n + 2;
     return te_fail(ctx, status, "te.%s: %s", op, message);
 }
 
@@ -134,8 +135,9 @@ te_device *te_context_device(te_context *ctx, const char *name)
     }
     int index = cuda_index(name);
     if (index >= 0) return open_cuda(ctx, index);
-    te_fail(ctx, TE_ERROR_ARGUMENT, "device \"%.40s\": no such device; known are \"cpu\", \"cuda\" and \"cuda:1\" to \"cuda:%d\"",
-            name, TE_MAX_DEVICES - 2);
+    te_fail(ctx, TE_ERROR_ARGUMENT,
+            "device \"%.40s\": no such device; known are \"cpu\", \"cuda\" and \"cuda:1\" to \"cuda:%d\"", name,
+            TE_MAX_DEVICES - 2);
     return NULL;
 }
 
@@ -216,7 +218,8 @@ te_context *te_context_open(const te_context_options *options)
     ctx->threads = o.threads > 0 ? o.threads : te_cores();
     ctx->tensor_memory_limit = o.tensor_memory_limit;
     ctx->grad_enabled = true;
-    ctx->recompute_width = 256; /* computing a GELU again for 128 columns is 2 % of a step, for 256 it is lost in the noise */
+    ctx->recompute_width = 256; /* computing a GELU again for 128 columns is 2 % of a step, for 256 it is lost in the
+                                   noise */
     ctx->compute_dtype = TE_DTYPE_COUNT;
     ctx->next_storage_id = 1;
     if (te_ops_open(ctx) != TE_OK) {

@@ -44,14 +44,16 @@ struct te_context {
     bool      tf32; /* see te_exec */
 
     bool     grad_enabled;
-    int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the products
-                                 that read them have so many columns together */
+    int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the
+                                 products that read them have so many columns together */
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */
-    bool     recipe_enabled, calibrating; /* products of scripts run under their recipes; amaxes are collected without */
+    bool     recipe_enabled, calibrating; /* products of scripts run under their recipes; amaxes are collected
+                                             without */
     bool     host_enabled, host_calibrating; /* likewise those of a C host (te_autocast_begin) */
     te_scale_tape recorded_scales, replayed_scales;
     struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
-    bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized has */
+    bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized
+                               has */
     struct te_scope *scopes; /* of te_autocast_begin, the innermost last */
     int      n_scopes;
     size_t   scope_capacity;
@@ -71,7 +73,8 @@ struct te_context {
     struct te_graph *capture; /* a graph being recorded, NULL: none */
     struct te_profiler *profiler; /* a profile in progress, NULL: none */
     struct te_engine *engine; /* the backward pass in progress, NULL: none */
-    te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the stack */
+    te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the
+                            stack */
     bool     freeing_nodes;
     void    *free_tensors; /* recycled te_tensor structs */
     int      n_free_tensors;
@@ -96,15 +99,15 @@ te_device *te_context_device(te_context *ctx, const char *name);
 /* Number of CUDA devices that can be opened; 0 with the reason recorded. */
 int te_context_cuda_devices(te_context *ctx);
 
-/* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the request
- * fails; then NULL with the sizes recorded. */
+/* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the
+ * request fails; then NULL with the sizes recorded. */
 te_block *te_device_alloc(te_device *device, size_t bytes);
 
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);
 
-/* Bits of te_context.interrupted: work of the engine ends; scripts of the interpreter around it end. In one word, since a call that
- * ends between the setting of two would leave the second one to the next call. */
+/* Bits of te_context.interrupted: work of the engine ends; scripts of the interpreter around it end. In one word, since
+ * a call that ends between the setting of two would leave the second one to the next call. */
 enum { TE_INTERRUPT_WORK = 1, TE_INTERRUPT_SCRIPTS = 2 };
 
 /* TE_ERROR_INTERRUPTED once te_context_interrupt was called. */

@@ -153,7 +153,8 @@ const float *te_graph_stale(te_graph *g, const te_tensor *t)
     te_graph_keep(g, t);
     bool lasts = t->storage->graph == g->id && !g->spoilt && g->n_copied < MAX_COPIED;
     if (!lasts || !open_stale(g)) return NULL;
-    if (!te_mem_grow(&g->ctx->mem, (void **)&g->copied, &g->copied_capacity, g->n_copied + 1, sizeof *g->copied)) return NULL;
+    if (!te_mem_grow(&g->ctx->mem, (void **)&g->copied, &g->copied_capacity, g->n_copied + 1, sizeof *g->copied))
+        return NULL;
     g->copied[g->n_copied] = (copied){.source = t->storage};
     return (const float *)te_tensor_pointer(g->stale) + g->n_copied;
 }
@@ -272,7 +273,8 @@ te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
     return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "send");
 }
 
-/* --- numbers that come without a wait --------------------------------------------------------------------------------- */
+/* --- numbers that come without a wait
+ * --------------------------------------------------------------------------------- */
 
 struct te_fetch {
     te_context *ctx;
@@ -290,7 +292,8 @@ te_status te_tensor_fetch(te_tensor *t, te_fetch **out)
     te_exec *exec = &t->storage->device->exec;
     int64_t n = te_tensor_numel(t);
     if (t->dtype != TE_F64 || n > TE_FETCH_MAX || !te_tensor_contiguous(t))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "fetch: a contiguous float64 tensor of at most %d numbers is needed, not %s %s",
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "fetch: a contiguous float64 tensor of at most %d numbers is needed, not %s %s",
                        (int)TE_FETCH_MAX, te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
     te_fetch *f = te_mem_zalloc(&ctx->mem, fetch_size((int)n));
     if (!f) return te_fail_memory(ctx, "fetch");

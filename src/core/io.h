@@ -4,8 +4,8 @@
  * host can put its own storage underneath. The functions return a negative errno value on failure and may be
  * interrupted (-EINTR) or do less than asked; the helpers below deal with both, so nothing else has to.
  *
- * Sizes and offsets have 64 bits. Files are read with pread into buffers: a mapped file that somebody truncates is a SIGBUS in
- * the host. Only te.from_file maps, which promises to.
+ * Sizes and offsets have 64 bits. Files are read with pread into buffers: a mapped file that somebody truncates is a
+ * SIGBUS in the host. Only te.from_file maps, which promises to.
  */
 #ifndef TE_CORE_IO_H
 #define TE_CORE_IO_H
@@ -42,8 +42,8 @@ typedef struct te_io {
     int (*mkdir)(void *user, const char *path, int mode);
     /* Calls each for every name in a folder, in any order, without "." and ".."; stops when it returns non-zero. */
     int (*list)(void *user, const char *path, int (*each)(void *arg, const char *name), void *arg);
-    /* A private mapping of size > 0 bytes at a multiple of TE_IO_PAGE, which stays when fd is closed; 0 or a negative errno. Both
-     * are NULL where nothing can be mapped. */
+    /* A private mapping of size > 0 bytes at a multiple of TE_IO_PAGE, which stays when fd is closed; 0 or a negative
+     * errno. Both are NULL where nothing can be mapped. */
     int (*map)(void *user, int fd, size_t size, int64_t offset, void **data);
     int (*unmap)(void *user, void *data, size_t size);
     void *user;

@@ -95,7 +95,8 @@ static int posix_list(void *user, const char *path, int (*each)(void *arg, const
     return code;
 }
 
-/* Writable, so that a host that writes through a tensor's pointer changes memory of its own; without a claim on memory for that. */
+/* Writable, so that a host that writes through a tensor's pointer changes memory of its own; without a claim on memory
+ * for that. */
 static int posix_map(void *user, int fd, size_t size, int64_t offset, void **data)
 {
     (void)user;

@@ -106,7 +106,8 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
         op->n_outputs++;
         while (*outputs == ' ' || *outputs == ',') outputs++;
     }
-    op->simple = def->formula && !def->resolve && !def->rows && op->n_attrs == 0 && op->n_outputs == 1 && !op->takes_list &&
+    op->simple = def->formula && !def->resolve && !def->rows && op->n_attrs == 0 && op->n_outputs == 1 &&
+                 !op->takes_list &&
                  !(def->flags & (TE_OP_BOOL | TE_OP_F32 | TE_OP_GATED | TE_OP_LASTROW | TE_OP_COMPUTE));
     return TE_OK;
 }
@@ -193,7 +194,8 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
         call->n_list = arg->n;
         for (int k = 0; k < arg->n; k++)
             if (!arg->as.tensors || !arg->as.tensors[k])
-                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %d of the list is NULL", p->name, k + 1);
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %d of the list is NULL", p->name,
+                                    k + 1);
     } else if (arg->kind == TE_ARG_NUMBER && p->type == TE_TYPE_TENSOR && (call->op->def->flags & TE_OP_NUMBERS)) {
         call->is_number[i] = true;
         call->number[i] = arg->as.number;
@@ -385,7 +387,8 @@ static te_status open_inputs(te_call *call, te_tensor **opened)
     for (int i = 0; i < n; i++) {
         if (!inputs[i] || !te_tensor_is_quantized(inputs[i])) continue;
         if (call->op->takes_list)
-            return te_call_fail(call, TE_ERROR_UNSUPPORTED, "tensor %d of the list is stored quantized; give its clone()", i + 1);
+            return te_call_fail(call, TE_ERROR_UNSUPPORTED,
+                                "tensor %d of the list is stored quantized; give its clone()", i + 1);
         opened[i] = te_tensor_plain(inputs[i]);
         if (!opened[i]) return call->ctx->status;
         inputs[i] = opened[i];

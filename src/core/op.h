@@ -4,12 +4,14 @@
  *
  *     layer_norm(x, gamma = 1, beta = 0; eps: number = 1e-5)
  *
- * Parameters without a type are tensors; a default makes them optional, and where the op takes numbers, a number may stand for a
- * tensor. `name: type` are attributes; types: number, int, bool, dim and index (from 1 in Lua, from 0 here), dims, shape, dtype,
- * device, text, tensors, or choices a|b|c. What follows ';' is given by name only, in the options table.
+ * Parameters without a type are tensors; a default makes them optional, and where the op takes numbers, a number may
+ * stand for a tensor. `name: type` are attributes; types: number, int, bool, dim and index (from 1 in Lua, from 0
+ * here), dims, shape, dtype, device, text, tensors, or choices a|b|c. What follows ';' is given by name only, in the
+ * options table.
  *
- * An op is either a *program op* (`formula` set: a row program, see formula in program_build.h; its gradient is derived, or given as a
- * formula), a *structured op* with a forward and a backward function over a te_call, or stands for one of these (`resolve`).
+ * An op is either a *program op* (`formula` set: a row program, see formula in program_build.h; its gradient is
+ * derived, or given as a formula), a *structured op* with a forward and a backward function over a te_call, or stands
+ * for one of these (`resolve`).
  */
 #ifndef TE_CORE_OP_H
 #define TE_CORE_OP_H
@@ -19,8 +21,8 @@
 enum { TE_OP_MAX_INPUTS = 6, TE_OP_MAX_ATTRS = 12, TE_OP_MAX_OUTPUTS = 8, TE_OP_MAX_SAVED = 12 };
 
 typedef enum te_param_type {
-    TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_INDEX, TE_TYPE_DIMS, TE_TYPE_SHAPE,
-    TE_TYPE_DTYPE, TE_TYPE_DEVICE, TE_TYPE_TEXT, TE_TYPE_CHOICE
+    TE_TYPE_TENSOR, TE_TYPE_TENSORS, TE_TYPE_NUMBER, TE_TYPE_INT, TE_TYPE_BOOL, TE_TYPE_DIM, TE_TYPE_INDEX,
+    TE_TYPE_DIMS, TE_TYPE_SHAPE, TE_TYPE_DTYPE, TE_TYPE_DEVICE, TE_TYPE_TEXT, TE_TYPE_CHOICE
 } te_param_type;
 
 /* A parsed parameter. */
@@ -29,7 +31,8 @@ typedef struct te_param {
     te_param_type type;
     bool          optional, by_name; /* by_name: only in the options table */
     bool          has_default;
-    double        number;      /* default of tensors that stand for a constant, numbers, ints, bools, dims, choices (index) */
+    double        number;      /* default of tensors that stand for a constant, numbers, ints, bools, dims, choices
+                                  (index) */
     char          text[64];    /* choices "a|b|c", or default text */
     int           slot;        /* index among inputs or among attributes */
 } te_param;
@@ -80,7 +83,8 @@ typedef struct te_op_def {
     const char *domain;   /* where the gradient test draws inputs, "0.1 3"; "-2 2" when NULL */
     te_status (*forward)(te_call *call);
     te_status (*backward)(te_call *call);
-    te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it stands for */
+    te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it
+                                                             stands for */
 } te_op_def;
 
 struct te_op {
@@ -90,7 +94,8 @@ struct te_op {
     te_param         params[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS];
     int              n_params, n_inputs, n_attrs, n_outputs;
     bool             takes_list; /* first input is a list of tensors */
-    bool             simple;     /* a formula of tensors alone with one result in their dtype: te_program_op_quick may run it */
+    bool             simple;     /* a formula of tensors alone with one result in their dtype: te_program_op_quick may
+                                    run it */
     int              refs;       /* holders of an op that te_op_define made; 0: declared in a table */
 };
 
@@ -130,9 +135,9 @@ te_status te_call_kernel(te_call *call, te_exec *exec, te_status status); /* pas
 te_exec  *te_call_exec(te_call *call, const te_tensor *t);                /* where t lives */
 te_dtype  te_call_compute_dtype(const te_call *call, te_dtype otherwise);
 
-/* Gradient of input i. `give` hands over a tensor (the reference is consumed; NULL reports the failure that made it NULL).
- * `target` returns a contiguous buffer of the input's shape to be written (*accumulate false) or added to (true): the
- * parameter's own .grad where possible. Borrowed; NULL on failure. */
+/* Gradient of input i. `give` hands over a tensor (the reference is consumed; NULL reports the failure that made it
+ * NULL). `target` returns a contiguous buffer of the input's shape to be written (*accumulate false) or added to
+ * (true): the parameter's own .grad where possible. Borrowed; NULL on failure. */
 te_status  te_grad_give(te_call *call, int i, te_tensor *grad);
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate);
 /* Whether input i needs a gradient; whether inputs i and j are the same tensor; shape and dtype of input i. */
@@ -158,8 +163,8 @@ te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args
 /* Short forms for use inside the engine: tensors only, in order. A new reference or NULL. */
 te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *const *in);
 
-/* Fills attributes, and the numbers that stand for tensors, from arguments in the order of the signature; tensors are left
- * out. For calls whose tensors are not known yet. */
+/* Fills attributes, and the numbers that stand for tensors, from arguments in the order of the signature; tensors are
+ * left out. For calls whose tensors are not known yet. */
 te_status te_call_attributes(te_call *call, const te_arg *args, int n_args);
 
 /* Runs a call whose op, inputs and attributes are set; on success call->out holds the results. */
@@ -174,6 +179,7 @@ te_status te_call_result(te_call *call, te_tensor *result);
 te_status te_program_op_forward(te_call *call);
 te_status te_program_op_backward(te_call *call);
 /* The short way for a simple op on tensors alike (op_quick.c). False, with nothing done, where it is not open. */
-bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, te_status *status);
+bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out,
+                         te_status *status);
 
 #endif

@@ -28,7 +28,8 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     bool shared = false, accumulate = false;
     for (int j = 0; j < done; j++) {
         if (!outs[j].target) continue;
-        if (l->part[i].half == 2 && l->input[outs[j].slot] == l->input[i]) { /* the second half goes where the first went */
+        /* the second half goes where the first went */
+        if (l->part[i].half == 2 && l->input[outs[j].slot] == l->input[i]) {
             *out = outs[j];
             out->own = NULL;
             *operand = te_space_operand(out->target, s, l->part[i], TE_RATE_ELEM);

@@ -7,7 +7,8 @@
 static te_status fail_part(te_call *call, te_part part, const te_tensor *t)
 {
     if (part.block)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension must be a multiple of 2 * interleave = %.0f: %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "the last dimension must be a multiple of 2 * interleave = %.0f: %s",
                             2 * (double)part.block, TE_SHAPE_TEXT(t));
     return te_call_fail(call, TE_ERROR_ARGUMENT, "the last dimension is split in halves, so it must be even: %s",
                         TE_SHAPE_TEXT(t));
@@ -168,7 +169,8 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
             status = call->ctx->status;
             goto done;
         }
-        outputs[i] = te_space_operand(t, s, (te_part){0}, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
+        outputs[i] =
+            te_space_operand(t, s, (te_part){0}, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
     }
     te_program_params(call, program, numbers, run.shape[run.ndim - 1], params);
     if (program->n_rngs) {

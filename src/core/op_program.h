@@ -13,8 +13,10 @@
 #include "program_build.h"
 
 enum {
-    TE_PROGRAM_SLOTS = TE_OP_MAX_INPUTS + 1,                       /* inputs of a program: a gated op reads its first twice */
-    TE_PROGRAM_PARAMS = TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1     /* attributes, numbers in a tensor's stead, the row's length */
+    /* inputs of a program: a gated op reads its first twice */
+    TE_PROGRAM_SLOTS = TE_OP_MAX_INPUTS + 1,
+    /* attributes, numbers in a tensor's stead, the row's length */
+    TE_PROGRAM_PARAMS = TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1
 };
 
 /* One compiled form of one op. */
@@ -56,7 +58,8 @@ bool te_is_row_input(const te_op_def *def, const char *name);
 /* Whether a row of so many elements has the halves that are asked for; all of it has. */
 static inline bool te_part_fits(te_part part, int64_t width)
 {
-    return !part.half || (part.block >= 0 && part.block <= INT64_MAX / 2 && width % (part.block ? 2 * part.block : 2) == 0);
+    return !part.half ||
+           (part.block >= 0 && part.block <= INT64_MAX / 2 && width % (part.block ? 2 * part.block : 2) == 0);
 }
 
 te_layout te_program_layout(const te_call *call, unsigned present);
@@ -67,10 +70,12 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l);
 void     te_run_start(te_run *run, const te_space *s);
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate);
-/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after. */
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum
+ * after. */
 bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind);
 /* Values of the program's parameters. */
-void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length, double *params);
+void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length,
+                       double *params);
 bool te_needs_f64(const te_tensor *t, te_rate rate);
 /* A result over the whole space, or with one value per row. */
 te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device);

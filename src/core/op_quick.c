@@ -1,8 +1,9 @@
 /* op_quick.c - the short way through a program op, for calls that are over sooner than they are prepared.
  *
  * Where all inputs are contiguous tensors of one shape and dtype on one device, nothing broadcasts, promotes or is
- * recorded, and a formula without rows sees one line of elements. What is left of a call is its result and the run. Whoever
- * does not fit takes the long way, which also finds the words for every mistake and compiles the program at first.
+ * recorded, and a formula without rows sees one line of elements. What is left of a call is its result and the run.
+ * Whoever does not fit takes the long way, which also finds the words for every mistake and compiles the program at
+ * first.
  */
 #include "op_program.h"
 
@@ -38,7 +39,8 @@ static bool are_alike(const te_context *ctx, const te_op *op, const te_arg *args
     return true;
 }
 
-/* The strides of other dimensions stay as they are, since a line has none: clearing them would take longer than the rest. */
+/* The strides of other dimensions stay as they are, since a line has none: clearing them would take longer than the
+ * rest. */
 static void make_line(te_operand *line, const te_tensor *t)
 {
     line->data = te_tensor_pointer(t);
@@ -49,7 +51,8 @@ static void make_line(te_operand *line, const te_tensor *t)
     line->block = 0;
 }
 
-bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, te_status *status)
+bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out,
+                         te_status *status)
 {
     if (!are_alike(ctx, op, args, n_args)) return false;
     const te_variant *v = te_variant_find(ctx, op, n_args);

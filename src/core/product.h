@@ -1,5 +1,5 @@
-/* product.h - the three matrix products of a linear layer, on tensors. Leading dimensions of x, y and their gradients count as
- * rows; operands enter the GEMM as they lie, and are copied only where their rows are not evenly spaced. */
+/* product.h - the three matrix products of a linear layer, on tensors. Leading dimensions of x, y and their gradients
+ * count as rows; operands enter the GEMM as they lie, and are copied only where their rows are not evenly spaced. */
 #ifndef TE_CORE_PRODUCT_H
 #define TE_CORE_PRODUCT_H
 

@@ -197,17 +197,18 @@ static te_status quantize(te_exec *exec, const te_quantize_job *job)
 
 STAND_IN(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side),
          source_bytes(job) + side_bytes(job->quantizer, &job->side[side]))
-STAND_IN(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src), view_bytes(dst) + view_bytes(src))
-STAND_IN(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids),
-         2 * view_bytes(out) + view_bytes(ids))
+STAND_IN(copy, (te_exec * exec, const te_view *dst, const te_view *src), (exec, dst, src),
+         view_bytes(dst) + view_bytes(src))
+STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, const te_view *ids),
+         (exec, out, table, ids), 2 * view_bytes(out) + view_bytes(ids))
 STAND_IN(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids),
          (exec, dtable, dy, ids), 3 * view_bytes(dy) + view_bytes(ids))
 STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
          (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
 STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
          (exec, dst, src, index, dim), 3 * view_bytes(src) + view_bytes(index))
-STAND_IN(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, bool largest), (exec, index, src, largest),
-         view_bytes(src) + view_bytes(index))
+STAND_IN(arg_reduce, (te_exec * exec, const te_view *index, const te_view *src, bool largest),
+         (exec, index, src, largest), view_bytes(src) + view_bytes(index))
 STAND_IN(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
          (exec, values, indices, src, largest), view_bytes(src) + view_bytes(values) + view_bytes(indices))
 STAND_IN(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse),

@@ -17,8 +17,8 @@ typedef struct te_profile_event {
 
 /* One profile at a time per context. */
 te_status te_profile_start(te_context *ctx);
-/* The events since the start, which the caller frees with te_mem_free (capacity * sizeof). *status is the first failure to
- * record one. */
+/* The events since the start, which the caller frees with te_mem_free (capacity * sizeof). *status is the first failure
+ * to record one. */
 te_profile_event *te_profile_stop(te_context *ctx, size_t *n, size_t *capacity, te_status *status);
 
 #endif

@@ -35,18 +35,20 @@ te_status te_program_prune(te_program *program);
 
 /* Copies the instructions of `source` into `target`. Input i of the source becomes value inputs[i] of the target,
  * parameter and generator slots are shifted by param_base and rng_base; on success outputs[j] is the target's value for
- * source output j. This is how chains are fused: where the unfused graph would have stored a bf16 tensor, pass the value
- * through TO_BF16 first. */
+ * source output j. This is how chains are fused: where the unfused graph would have stored a bf16 tensor, pass the
+ * value through TO_BF16 first. */
 te_status te_program_append(te_program *target, const te_program *source, const int *inputs, int param_base,
                             int rng_base, int *outputs);
 
-/* A copy in which every parameter is the constant of its slot, simplified accordingly; NULL when memory is exhausted. */
+/* A copy in which every parameter is the constant of its slot, simplified accordingly; NULL when memory is
+ * exhausted. */
 te_program *te_program_bind(const te_program *source, const double *values);
 
 /* One line per instruction, for people and tests; returns the length as snprintf does. */
 int te_program_dump(const te_program *program, char *text, size_t size);
 
-/* Checks every invariant stated in program.h (order, rates, slots, arities); used by tests after each transformation. */
+/* Checks every invariant stated in program.h (order, rates, slots, arities); used by tests after each
+ * transformation. */
 te_status te_program_verify(const te_program *program, te_build_error *error);
 
 /* --- formulas --------------------------------------------------------------------------------------------------- */
@@ -55,9 +57,9 @@ te_status te_program_verify(const te_program *program, te_build_error *error);
  *
  *     "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta"
  *
- * Statements are separated by ';'. Operators by falling precedence: unary - and ^ (right associative, binds tighter than unary
- * minus, as in Lua), * /, + -, comparisons (< <= > >= == ~=), `and`, `or`, parentheses. Functions: every opcode's text,
- * plus rowmean(v) = rowsum(v) / n where n is the built-in name of the row's length, relu(v) = max(v, 0),
+ * Statements are separated by ';'. Operators by falling precedence: unary - and ^ (right associative, binds tighter
+ * than unary minus, as in Lua), * /, + -, comparisons (< <= > >= == ~=), `and`, `or`, parentheses. Functions: every
+ * opcode's text, plus rowmean(v) = rowsum(v) / n where n is the built-in name of the row's length, relu(v) = max(v, 0),
  * clamp(v, lo, hi) = min(max(lo, v), hi), square(v), log1p is absent on purpose, keep(p) (takes the next free
  * generator slot), random(), normal(), column(). `inf`, `nan`, `pi` are numbers.
  * Names: inputs, parameters, names assigned before, and `n`.
@@ -82,7 +84,8 @@ te_program *te_formula_compile(const te_mem *mem, const char *name, const te_for
 typedef enum te_grad_source_kind {
     TE_GRAD_FROM_INPUT,    /* forward input slot `index` */
     TE_GRAD_FROM_OUTPUT,   /* saved forward output `index` */
-    TE_GRAD_FROM_ROW,      /* ROW value that forward stores as extra output `index` (counted from 0 after its own outputs) */
+    TE_GRAD_FROM_ROW,      /* ROW value that forward stores as extra output `index` (counted from 0 after its own
+                              outputs) */
     TE_GRAD_FROM_DOUT      /* gradient of forward output `index` */
 } te_grad_source_kind;
 
@@ -98,24 +101,25 @@ enum { TE_GRAD_MAX_SOURCES = 32 };
 typedef struct te_gradient_request {
     const te_program     *forward;
     const te_formula     *formula;       /* that forward was compiled from; NULL: only the derived gradient */
-    const char           *gradient_text; /* explicit gradient formula, or NULL. Assigns d<input> for every wanted input; may use
-                                            inputs, outputs (then saved), parameters, `n`, names of ROW rate assigned in the forward
-                                            formula (then saved as rows) and d<output> */
+    const char           *gradient_text; /* explicit gradient formula, or NULL. Assigns d<input> for every wanted input;
+                                            may use inputs, outputs (then saved), parameters, `n`, names of ROW rate
+                                            assigned in the forward formula (then saved as rows) and d<output> */
     const bool           *wanted;
     const te_output_kind *reduce;
     double                row_length;    /* the length of a row where it is known, else 0 */
-    const bool           *save_output;   /* per forward output: its ELEM value may be loaded instead of recomputed; NULL: none */
-    const bool           *again;         /* per forward output: backward gives its ELEM value as well, computed anew, behind the
-                                            gradients; NULL: none */
+    const bool           *save_output;   /* per forward output: its ELEM value may be loaded instead of recomputed;
+                                            NULL: none */
+    const bool           *again;         /* per forward output: backward gives its ELEM value as well, computed anew,
+                                            behind the gradients; NULL: none */
 } te_gradient_request;
 
 /* The result: `forward` is a copy of the forward program with the ROW values that backward needs as extra TE_OUT_ROW
- * outputs; `backward` has one output per wanted input, in order, then what is asked for again. ELEM values are recomputed from saved inputs, ROW values
- * that depend on a row reduction are stored: they are few and cost a pass. Generators keep their slots, so dropout masks
- * are recomputed, not stored. A gradient that is zero everywhere is a constant 0 output. rowmax and rowmin pass no gradient
- * when used only to shift (stop-gradient is never assumed: their gradient goes to the elements equal to the extreme,
- * divided among ties). Comparison results, sign, floor, ceil, round, trunc, isnan, isfinite, column, random have none;
- * to_bf16 and to_f16 pass theirs through. */
+ * outputs; `backward` has one output per wanted input, in order, then what is asked for again. ELEM values are
+ * recomputed from saved inputs, ROW values that depend on a row reduction are stored: they are few and cost a pass.
+ * Generators keep their slots, so dropout masks are recomputed, not stored. A gradient that is zero everywhere is a
+ * constant 0 output. rowmax and rowmin pass no gradient when used only to shift (stop-gradient is never assumed: their
+ * gradient goes to the elements equal to the extreme, divided among ties). Comparison results, sign, floor, ceil,
+ * round, trunc, isnan, isfinite, column, random have none; to_bf16 and to_f16 pass theirs through. */
 typedef struct te_gradient {
     te_program    *forward, *backward;
     int            n_sources, n_rows;

@@ -157,7 +157,8 @@ static te_status add_again(te_diff *diff)
     for (int i = 0; diff->request->again && i < diff->forward->n_outputs && diff->status == TE_OK; i++) {
         if (!diff->request->again[i]) continue;
         int value = te_diff_value(diff, diff->forward->outputs[i].value);
-        if (diff->status == TE_OK && te_program_output(diff->backward, TE_OUT_ELEM, value) < 0) te_diff_fail_memory(diff);
+        if (diff->status == TE_OK && te_program_output(diff->backward, TE_OUT_ELEM, value) < 0)
+            te_diff_fail_memory(diff);
     }
     return diff->status;
 }

@@ -161,15 +161,19 @@ te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *s
     te_context *ctx = state->ctx;
     te_tensor *given[] = {scale, history};
     static const char *const names[] = {"scale", "amax_history"};
-    if ((unsigned)role >= TE_ROLE_COUNT) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: there is no role %d", (int)role);
+    if ((unsigned)role >= TE_ROLE_COUNT)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: there is no role %d", (int)role);
     for (int i = 0; i < 2; i++) {
         const te_tensor *t = given[i];
-        bool fits = t && t->ctx == ctx && t->dtype == TE_F32 && t->ndim == 1 && t->shape[0] >= 1 && te_tensor_data(given[i]);
+        bool fits =
+            t && t->ctx == ctx && t->dtype == TE_F32 && t->ndim == 1 && t->shape[0] >= 1 && te_tensor_data(given[i]);
         if (!fits)
-            return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: %s: expected a float32 tensor of one dimension on the cpu, got %s %s",
-                           names[i], t ? te_dtype_name(t->dtype) : "none", t ? TE_SHAPE_TEXT(t) : "");
+            return te_fail(ctx, TE_ERROR_ARGUMENT,
+                           "te.recipe: %s: expected a float32 tensor of one dimension on the cpu, got %s %s", names[i],
+                           t ? te_dtype_name(t->dtype) : "none", t ? TE_SHAPE_TEXT(t) : "");
     }
-    if (scale->shape[0] != 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: scale: expected one number, got %s", TE_SHAPE_TEXT(scale));
+    if (scale->shape[0] != 1)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: scale: expected one number, got %s", TE_SHAPE_TEXT(scale));
     te_status status = replace(&state->scale[role], scale);
     if (status == TE_OK) status = replace(&state->history[role], history);
     if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */

@@ -1,18 +1,19 @@
 /* recipe.h - how the operands of a matrix product are quantized, and what delayed scaling remembers of them.
  *
  * A *product recipe* holds a quantizer per role and says what backward computes with. It never changes, so plans may
- * keep it: other quantizers are another recipe. A *recipe state* belongs to one operation, whatever recipe it runs under:
+ * keep it: other quantizers are another recipe. A *recipe state* belongs to one operation, whatever recipe it runs
+ * under:
  *
  *      scale[role]      float32 {1}           what the next tensor in this role is multiplied by
  *      history[role]    float32 {length}      amaxes: of the step in progress, then of earlier ones, oldest first
  *
- * both only for quantizers that need a history, on the device of the tensors that were last quantized, where kernels read
- * and write them without the host, and the quantized copy of the weight, made once per version of it.
+ * both only for quantizers that need a history, on the device of the tensors that were last quantized, where kernels
+ * read and write them without the host, and the quantized copy of the weight, made once per version of it.
  *
- * Scales and histories change in te_recipe_states_update alone. In between, te_role_quantize collects the step's amax where
- * gradients are recorded, so that evaluating a model leaves training as it was. When a stretch of forward is run twice
- * (te.checkpoint) the factors of the first run are written to a tape and read back in the second, so that both give the
- * same bytes. */
+ * Scales and histories change in te_recipe_states_update alone. In between, te_role_quantize collects the step's amax
+ * where gradients are recorded, so that evaluating a model leaves training as it was. When a stretch of forward is run
+ * twice (te.checkpoint) the factors of the first run are written to a tape and read back in the second, so that both
+ * give the same bytes. */
 #ifndef TE_CORE_RECIPE_H
 #define TE_CORE_RECIPE_H
 
@@ -27,7 +28,9 @@ typedef enum te_backward_precision {
 } te_backward_precision;
 
 /* The products of a linear layer. */
-typedef enum te_product_kind { TE_PRODUCT_FORWARD, TE_PRODUCT_DGRAD, TE_PRODUCT_WGRAD, TE_PRODUCT_COUNT } te_product_kind;
+typedef enum te_product_kind {
+    TE_PRODUCT_FORWARD, TE_PRODUCT_DGRAD, TE_PRODUCT_WGRAD, TE_PRODUCT_COUNT
+} te_product_kind;
 
 typedef struct te_recipe_state te_recipe_state;
 
@@ -84,10 +87,12 @@ typedef struct te_recipe_update {
     te_role role;
     te_amax_algorithm algorithm;
     int margin;
-    const te_delayed_algorithms *own; /* functions of the host's in place of these, called with numbers that are waited for; or NULL */
+    const te_delayed_algorithms *own; /* functions of the host's in place of these, called with numbers that are waited
+                                         for; or NULL */
 } te_recipe_update;
 
-/* Of many roles: those on a device in one kernel, and the host does not wait for it. A role without a history is passed over. */
+/* Of many roles: those on a device in one kernel, and the host does not wait for it. A role without a history is passed
+ * over. */
 te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n);
 /* How many steps' amaxes were infinite or NaN on all devices, since the context was opened; waits for them. */
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
@@ -96,44 +101,48 @@ te_status te_recipe_move(te_tensor **t, te_device *device);
 /* Lets go of the factors on a tape. */
 void te_scale_tape_clear(te_scale_tape *tape);
 
-/* The recipe that an operation with this state runs under now: NULL outside te.autocast, and where it quantizes no role. */
+/* The recipe that an operation with this state runs under now: NULL outside te.autocast, and where it quantizes no
+ * role. */
 te_product_recipe *te_recipe_active(const te_recipe_state *state);
 /* Whether it runs without one, but amaxes of its operands are to be collected. */
 bool te_recipe_calibrates(const te_recipe_state *state);
 
-/* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. A column-wise
- * copy that is missing is made of a row-wise one with one factor, whose bytes it has. */
+/* Copies that a tensor's values came from: a product that reads the tensor multiplies them and quantizes nothing. A
+ * column-wise copy that is missing is made of a row-wise one with one factor, whose bytes it has. */
 struct te_quantized_values {
     te_quantized copies;
     uint64_t version; /* of the storage, when they were its values */
 };
 
-/* The values of copies, which are taken over, with them attached; or a tensor without values, for operations that read nothing but the
- * copies. NULL on failure. */
+/* The values of copies, which are taken over, with them attached; or a tensor without values, for operations that read
+ * nothing but the copies. NULL on failure. */
 te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies);
 te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies);
 /* The values of t's copies in dtype `compute`, with the copies attached. NULL on failure. */
-te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool columnwise);
+te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,
+                                    bool columnwise);
 void te_quantized_values_free(te_storage *storage);
 
 /* t in dtype `compute`, quantized for row-wise use, column-wise use or both, to be closed by the caller. The weight may
  * come from an earlier call. */
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result);
-/* The same for what a program makes: room, and the factor that is held for the caller (NULL: the quantizer's own); and what closes
- * the step's account of it. Not for weights. */
-te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim, const int64_t *shape,
-                       const bool want[2], te_quantized *result, te_tensor **factor);
+/* The same for what a program makes: room, and the factor that is held for the caller (NULL: the quantizer's own); and
+ * what closes the step's account of it. Not for weights. */
+te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim,
+                       const int64_t *shape, const bool want[2], te_quantized *result, te_tensor **factor);
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
-/* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is what that is
- * multiplied by then, NULL where it follows from the values. te_role_keep_factor does it for what te_role_open began. */
+/* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is
+ * what that is multiplied by then, NULL where it follows from the values. te_role_keep_factor does it for what
+ * te_role_open began. */
 te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result);
 te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z);
 
-/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. `over`: in the memory of
- * the copies that *result has, which are closed on failure. */
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result);
+/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. `over`: in
+ * the memory of the copies that *result has, which are closed on failure. */
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over,
+                                    te_quantized *result);
 /* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */
 te_status te_role_resident_scale(te_recipe_state *state, float *scale);
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z);

@@ -1,5 +1,5 @@
-/* recipe_kinds.c - the table of recipes; see recipe_kinds.h. Formats: Micikevicius et al. 2022 (FP8), the OCP Microscaling specification
- * 1.0 (MXFP8); NVFP4 has E4M3 factors of blocks of 16 under one of the tensor. */
+/* recipe_kinds.c - the table of recipes; see recipe_kinds.h. Formats: Micikevicius et al. 2022 (FP8), the OCP
+ * Microscaling specification 1.0 (MXFP8); NVFP4 has E4M3 factors of blocks of 16 under one of the tensor. */
 #include "recipe_kinds.h"
 
 #include <math.h>
@@ -22,9 +22,10 @@ enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
 #define CHOICE(name, names, i, doc) {name, TE_OPTION_CHOICE, i, 0, 0, names, doc}
 #define INTEGER(name, n, least, most, doc) {name, TE_OPTION_INTEGER, n, least, most, NULL, doc}
 #define FP8_FORMAT(i) CHOICE("fp8_format", formats, i, "elements; HYBRID: E5M2 for gradients, E4M3 for the rest")
-#define BACKWARD_OVERRIDE \
-    CHOICE("backward_override", precisions, -1, \
-           "backward multiplies in high precision, from operands before they were quantized or as forward multiplied them")
+#define BACKWARD_OVERRIDE                                                                                              \
+    CHOICE("backward_override", precisions, -1,                                                                        \
+           "backward multiplies in high precision, from operands before they were quantized or as forward multiplied " \
+           "them")
 #define FAST_ACCUMULATION \
     CHOICE("fast_accumulation", products, 1, "products whose sums tensor cores may take in fewer bits than float32 has")
 #define FP8_ATTENTION \
@@ -102,8 +103,9 @@ static void current(const te_recipe_settings *s, te_role role, te_quantizer *q)
     measure(s, q);
 }
 
-/* One factor for all of q, k and v, or of each where they are separate. Scores are sums over a head's columns and values are summed over
- * positions: blocks would have to lie along both, so recipes of blocks scale attention by the tensor's own amax. */
+/* One factor for all of q, k and v, or of each where they are separate. Scores are sums over a head's columns and
+ * values are summed over positions: blocks would have to lie along both, so recipes of blocks scale attention by the
+ * tensor's own amax. */
 static void current_attention(const te_recipe_settings *s, te_quantizer *q) { measure(s, q); }
 
 /* --- a factor a block --------------------------------------------------------------------------------------------- */
@@ -119,7 +121,8 @@ static const te_option_info block_options[] = {
     {0},
 };
 
-static const char *const block_dims[TE_ROLE_COUNT] = {"x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim"};
+static const char *const block_dims[TE_ROLE_COUNT] = {"x_block_scaling_dim", "w_block_scaling_dim",
+                                                      "grad_block_scaling_dim"};
 
 static te_status check_blocks(te_context *ctx, const te_recipe_settings *s)
 {
@@ -127,8 +130,8 @@ static te_status check_blocks(te_context *ctx, const te_recipe_settings *s)
     for (int r = 0; r < TE_ROLE_COUNT; r++) sum += dims[r] = (int)te_recipe_setting(s, block_dims[r], 1);
     if (sum <= 4) return TE_OK;
     return te_fail(ctx, TE_ERROR_ARGUMENT,
-                   "te.recipe.%s: at most one of x, w and grad_block_scaling_dim may be 2, got %d, %d and %d", s->kind->name, dims[0],
-                   dims[1], dims[2]);
+                   "te.recipe.%s: at most one of x, w and grad_block_scaling_dim may be 2, got %d, %d and %d",
+                   s->kind->name, dims[0], dims[1], dims[2]);
 }
 
 static void blocks(const te_recipe_settings *s, te_role role, te_quantizer *q)
@@ -166,8 +169,10 @@ static const te_option_info nvfp4_options[] = {
     SWITCH("disable_stochastic_rounding", false, "gradients are rounded to nearest"),
     SWITCH("disable_2d_quantization", false, "weights in blocks of 1 x 16, not 16 x 16"),
     SWITCH("row_scaled_activation", false, "inputs have an amax per row, not one"),
-    CHOICE("nvfp4_4over6", tensors, NO_TENSORS, "blocks map to 4 or to 6, whichever errs less; activations need disable_rht"),
-    CHOICE("nvfp4_4over6_e4m3_use_256", tensors, ALL_TENSORS, "with nvfp4_4over6: the largest factor of a block is 256, not 448"),
+    CHOICE("nvfp4_4over6", tensors, NO_TENSORS,
+           "blocks map to 4 or to 6, whichever errs less; activations need disable_rht"),
+    CHOICE("nvfp4_4over6_e4m3_use_256", tensors, ALL_TENSORS,
+           "with nvfp4_4over6: the largest factor of a block is 256, not 448"),
     CHOICE("nvfp4_4over6_err_mode", errors, 0, "with nvfp4_4over6: errors are added up as magnitudes or squares"),
     BACKWARD_OVERRIDE,
     {0},
@@ -183,14 +188,16 @@ static bool chosen(const te_recipe_settings *s, const char *name, te_role role)
 static te_status check_nvfp4(te_context *ctx, const te_recipe_settings *s)
 {
     if (!chosen(s, "nvfp4_4over6", TE_ROLE_INPUT) || is_on(s, "disable_rht")) return TE_OK;
-    return te_fail(ctx, TE_ERROR_ARGUMENT,
-                   "te.recipe.%s: option nvfp4_4over6: \"%s\" needs disable_rht = true: activations are transformed otherwise",
-                   s->kind->name, tensors[(int)te_recipe_setting(s, "nvfp4_4over6", NO_TENSORS)]);
+    return te_fail(
+        ctx, TE_ERROR_ARGUMENT,
+        "te.recipe.%s: option nvfp4_4over6: \"%s\" needs disable_rht = true: activations are transformed otherwise",
+        s->kind->name, tensors[(int)te_recipe_setting(s, "nvfp4_4over6", NO_TENSORS)]);
 }
 
 static void nvfp4(const te_recipe_settings *s, te_role role, te_quantizer *q)
 {
-    bool square = role == TE_ROLE_WEIGHT && !is_on(s, "disable_2d_quantization"), four = chosen(s, "nvfp4_4over6", role);
+    bool square = role == TE_ROLE_WEIGHT && !is_on(s, "disable_2d_quantization"),
+         four = chosen(s, "nvfp4_4over6", role);
     q->element = TE_E2M1;
     q->scale = TE_SCALE_E4M3;
     set_blocks(q, 16, square);
@@ -248,7 +255,8 @@ te_quantizer te_quantizer_usual(void)
 bool te_recipe_operand(const te_recipe_settings *s, te_role role, bool attention, te_quantizer *q)
 {
     const te_recipe_kind *kind = s->kind;
-    bool wanted = !attention || (kind->attention && role == TE_ROLE_INPUT && (is_on(s, "fp8_dpa") || is_on(s, "fp8_mha")));
+    bool wanted =
+        !attention || (kind->attention && role == TE_ROLE_INPUT && (is_on(s, "fp8_dpa") || is_on(s, "fp8_mha")));
     *q = te_quantizer_usual();
     if (!wanted) return false;
     if (attention)

@@ -1,7 +1,7 @@
 /* recipe_kinds.h - the recipes that have names: what each can be told, and the quantizers that follow from it.
  *
- * One row of a table per recipe. te_recipe_new and Lua's te.recipe check options against it and ask it for quantizers; nothing else
- * knows a recipe by name, and a new one is a new row. */
+ * One row of a table per recipe. te_recipe_new and Lua's te.recipe check options against it and ask it for quantizers;
+ * nothing else knows a recipe by name, and a new one is a new row. */
 #ifndef TE_CORE_RECIPE_KINDS_H
 #define TE_CORE_RECIPE_KINDS_H
 
@@ -20,9 +20,12 @@ typedef struct te_recipe_settings {
 struct te_recipe_kind {
     const char *name;
     const te_option_info *options; /* ends with an empty one */
-    void (*quantizer)(const te_recipe_settings *s, te_role role, te_quantizer *q); /* NULL: a function of the host's says */
-    void (*attention)(const te_recipe_settings *s, te_quantizer *q); /* of q, k and v under fp8_dpa; NULL: they are not quantized */
-    te_status (*check)(te_context *ctx, const te_recipe_settings *s); /* what options must be to each other; NULL: nothing */
+    /* NULL: a function of the host's says */
+    void (*quantizer)(const te_recipe_settings *s, te_role role, te_quantizer *q);
+    /* of q, k and v under fp8_dpa; NULL: they are not quantized */
+    void (*attention)(const te_recipe_settings *s, te_quantizer *q);
+    /* what options must be to each other; NULL: nothing */
+    te_status (*check)(te_context *ctx, const te_recipe_settings *s);
 };
 
 /* NULL where there is none. */

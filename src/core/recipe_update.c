@@ -108,7 +108,8 @@ static te_status apply_own(const te_recipe_update *u, float *scale, float *histo
     else if (is_positive(amax))
         next = te_delayed_scale(ldexp((double)largest, -u->margin), amax);
     if (!is_positive(next))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.DelayedScaling: the scale of %s would be %g, expected a positive finite number",
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te.recipe.DelayedScaling: the scale of %s would be %g, expected a positive finite number",
                        te_role_names[u->role], (double)next);
     roll(history, n, last);
     *scale = next;
@@ -138,7 +139,8 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
 {
     te_status status = TE_OK;
     for (size_t i = 0; i < n; i++) {
-        if (updates[i].role == TE_ROLE_WEIGHT) updates[i].state->weight_collected = false; /* the next step counts anew */
+        /* the next step counts anew */
+        if (updates[i].role == TE_ROLE_WEIGHT) updates[i].state->weight_collected = false;
         if (!is_on(&updates[i], &ctx->devices[0])) continue;
         te_delayed t = delayed_of(&updates[i]);
         update_on_host(updates[i].state, &t);

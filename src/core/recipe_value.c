@@ -25,7 +25,8 @@ static void describe_choices(const te_option_info *info, char *text, size_t size
         n += (size_t)snprintf(text + n, size - n, "%s%s", i ? ", " : "", info->choices[i]);
 }
 
-static te_status read_choice(te_context *ctx, const char *recipe, const te_option_info *info, const char *given, double *value)
+static te_status read_choice(te_context *ctx, const char *recipe, const te_option_info *info, const char *given,
+                             double *value)
 {
     char text[200] = "";
     for (int i = 0; given && info->choices[i]; i++) {
@@ -34,8 +35,8 @@ static te_status read_choice(te_context *ctx, const char *recipe, const te_optio
         return TE_OK;
     }
     describe_choices(info, text, sizeof text);
-    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected one of %s, got %.60s", recipe, info->name, text,
-                   given ? given : "no text");
+    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected one of %s, got %.60s", recipe, info->name,
+                   text, given ? given : "no text");
 }
 
 static te_status read_option(te_context *ctx, te_recipe_settings *s, const te_recipe_option *given)
@@ -44,14 +45,16 @@ static te_status read_option(te_context *ctx, te_recipe_settings *s, const te_re
     int i;
     const te_option_info *info = find_option(s->kind, given->name, &i);
     if (!info)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: unknown option %.60s", recipe, given->name ? given->name : "NULL");
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: unknown option %.60s", recipe,
+                       given->name ? given->name : "NULL");
     if (info->type == TE_OPTION_CHOICE) return read_choice(ctx, recipe, info, given->text, &s->values[i]);
     double x = given->number;
     if (info->type == TE_OPTION_SWITCH) x = x != 0;
     bool whole = info->type != TE_OPTION_INTEGER || (x > -0x1p53 && x < 0x1p53 && x == (double)(int64_t)x);
     if (!(x >= info->min && x <= info->max && x < HUGE_VAL && whole))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected %s from %g to %g, got %g", recipe, info->name,
-                       info->type == TE_OPTION_INTEGER ? "an integer" : "a number", info->min, info->max, x);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: option %s: expected %s from %g to %g, got %g", recipe,
+                       info->name, info->type == TE_OPTION_INTEGER ? "an integer" : "a number", info->min, info->max,
+                       x);
     s->values[i] = x;
     return TE_OK;
 }
@@ -62,7 +65,8 @@ static te_recipe *make(te_context *ctx, const te_recipe_kind *kind, const te_rec
 {
     te_recipe_settings s = te_recipe_defaults(kind);
     te_status status = TE_OK;
-    if (n < 0 || (n > 0 && !options)) status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options", kind->name, n);
+    if (n < 0 || (n > 0 && !options))
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options", kind->name, n);
     for (int i = 0; i < n && status == TE_OK; i++) status = read_option(ctx, &s, &options[i]);
     if (status == TE_OK && kind->check) status = kind->check(ctx, &s);
     if (status != TE_OK) return NULL;
@@ -87,7 +91,8 @@ te_recipe *te_recipe_new(te_context *ctx, const char *name, const te_recipe_opti
     return NULL;
 }
 
-te_recipe *te_recipe_custom(te_context *ctx, te_quantizer_factory *factory, void *user, const te_recipe_option *options, int n_options)
+te_recipe *te_recipe_custom(te_context *ctx, te_quantizer_factory *factory, void *user, const te_recipe_option *options,
+                            int n_options)
 {
     if (!ctx) return NULL;
     if (!factory) {
@@ -120,17 +125,21 @@ te_status te_recipe_set_algorithms(te_recipe *recipe, const te_delayed_algorithm
 {
     if (!recipe) return TE_ERROR_ARGUMENT;
     if (te_recipe_setting(&recipe->settings, "amax_history_len", 0) == 0)
-        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_set_algorithms: %s keeps no history", recipe->settings.kind->name);
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_set_algorithms: %s keeps no history",
+                       recipe->settings.kind->name);
     if (recipe->used)
-        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_set_algorithms: the recipe is in use; make another one");
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT,
+                       "te_recipe_set_algorithms: the recipe is in use; make another one");
     recipe->algorithms = algorithms ? *algorithms : (te_delayed_algorithms){0};
     return TE_OK;
 }
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* What a recipe says of an operand, asking the recipes that it names. *owner: the one whose options hold, NULL: none does. */
-static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_quantizer *q, bool *quantized, te_recipe **owner)
+/* What a recipe says of an operand, asking the recipes that it names. *owner: the one whose options hold, NULL: none
+ * does. */
+static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_quantizer *q, bool *quantized,
+                         te_recipe **owner)
 {
     te_context *ctx = recipe->ctx;
     for (int n = 0; n < MOST_ANSWERS; n++) {
@@ -149,13 +158,16 @@ static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_q
         if (answer == TE_ANSWER_QUANTIZER) return te_quantizer_from_fields(ctx, "te.recipe.Custom", &fields, q);
         if (answer != TE_ANSWER_RECIPE || !other || other->ctx != ctx)
             return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.Custom: the function gave %s for %s",
-                           answer == TE_ANSWER_RECIPE ? "no recipe of this context" : "no te_answer", te_role_names[operand->role]);
+                           answer == TE_ANSWER_RECIPE ? "no recipe of this context" : "no te_answer",
+                           te_role_names[operand->role]);
         recipe = other;
     }
-    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.Custom: recipes name each other for %s", te_role_names[operand->role]);
+    return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.Custom: recipes name each other for %s",
+                   te_role_names[operand->role]);
 }
 
-te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand, te_quantizer_fields *fields, bool *quantized)
+te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand, te_quantizer_fields *fields,
+                              bool *quantized)
 {
     te_quantizer q;
     te_recipe *owner;
@@ -181,15 +193,16 @@ static bool hands_on(const te_recipe *recipe)
 }
 
 /* The quantizer of one role in *made, and whose rule updates it. */
-static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te_product_recipe *made, te_recipe_form *form)
+static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te_product_recipe *made,
+                           te_recipe_form *form)
 {
     te_role r = operand->role;
     te_recipe *owner;
     te_status status = resolve(recipe, operand, &made->quantizers[r], &made->quantized[r], &owner);
     if (status != TE_OK || !made->quantized[r] || !made->quantizers[r].needs_history) return status;
     if (!owner)
-        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te.recipe: %s: a quantizer that needs a history comes from DelayedScaling",
-                       te_role_names[r]);
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT,
+                       "te.recipe: %s: a quantizer that needs a history comes from DelayedScaling", te_role_names[r]);
     int64_t length = (int64_t)te_recipe_setting(&owner->settings, "amax_history_len", 1);
     if (length > made->history_length) made->history_length = length;
     owner->used = true;
@@ -210,7 +223,8 @@ te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attentio
     for (int r = 0; r < TE_ROLE_COUNT && status == TE_OK; r++)
         status = fill_role(recipe, &(te_operand_role){(te_role)r, attention, name}, &made, form);
     te_product_recipe *kept = recipe->forms[attention];
-    if (status == TE_OK) form->recipe = kept ? te_product_recipe_retain(kept) : te_product_recipe_new(recipe->ctx, &made);
+    if (status == TE_OK)
+        form->recipe = kept ? te_product_recipe_retain(kept) : te_product_recipe_new(recipe->ctx, &made);
     if (status == TE_OK && !form->recipe) status = recipe->ctx->status;
     if (status == TE_OK && !kept && !recipe->factory) recipe->forms[attention] = te_product_recipe_retain(form->recipe);
     recipe->used |= status == TE_OK;

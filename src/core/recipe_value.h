@@ -1,5 +1,5 @@
-/* recipe_value.h - a recipe as a host holds it (te_recipe of recipe.h), and what products are given of it. Scripts have values of their
- * own, from the same table (recipe_kinds.h). */
+/* recipe_value.h - a recipe as a host holds it (te_recipe of recipe.h), and what products are given of it. Scripts have
+ * values of their own, from the same table (recipe_kinds.h). */
 #ifndef TE_CORE_RECIPE_VALUE_H
 #define TE_CORE_RECIPE_VALUE_H
 
@@ -17,8 +17,8 @@ struct te_recipe {
     te_product_recipe *forms[2];  /* of a product, of an attention; not of Custom, which looks at names */
 };
 
-/* A product's quantizers under a recipe, one reference each, to be released; `rules`: the recipes whose delayed scaling updates
- * them, or NULL. */
+/* A product's quantizers under a recipe, one reference each, to be released; `rules`: the recipes whose delayed scaling
+ * updates them, or NULL. */
 typedef struct te_recipe_form {
     te_product_recipe *recipe;
     te_recipe *rules[TE_ROLE_COUNT];

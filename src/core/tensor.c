@@ -282,7 +282,8 @@ te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int 
         return NULL;
     }
     if (n && (uintptr_t)data % te_dtype_size(dtype)) {
-        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data at %p is not aligned for %s", data, te_dtype_name(dtype));
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_tensor_from_data: data at %p is not aligned for %s", data,
+                te_dtype_name(dtype));
         return NULL;
     }
     te_tensor *t = te_tensor_new_unbacked(ctx, device, dtype, ndim, shape);

@@ -56,13 +56,15 @@ void   *te_tensor_pointer(const te_tensor *t); /* device address of the first el
 /* Contiguous copies and conversions outside the graph. A new reference; t itself when nothing has to be done. */
 te_tensor *te_tensor_contiguous_copy(te_tensor *t);
 te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype);
-te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh); /* fills and returns fresh, or releases it; NULL passes through */
+te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh); /* fills and returns fresh, or releases it; NULL passes
+                                                                   through */
 te_tensor *te_tensor_clone_data(te_tensor *t);
 /* As te_tensor_cast, but the copy is kept with the storage until the tensor changes: weights under autocast. */
 te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype);
 te_status  te_tensor_copy_data(te_tensor *dst, te_tensor *src); /* dst = src, broadcasting; bumps dst's version */
 te_status  te_tensor_copy_across(te_tensor *dst, te_tensor *src); /* likewise, where they are on different devices */
-te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is there */
+te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is
+                                                                    there */
 te_status  te_tensor_fill(te_tensor *t, double value);
 
 void te_storage_release(te_storage *storage);

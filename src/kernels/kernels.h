@@ -3,8 +3,9 @@
  * Kernels know nothing of tensors, autograd or Lua. Operands are plain views; memory they need in passing comes from
  * the te_exec; a failure is a te_status with a message in the te_exec that names the offending values. On a device with
  * streams every call is asynchronous and ordered after the calls before it on the same te_exec; pointers in views are
- * device pointers that the host must not touch. On the CPU every call has finished when it returns, and one that takes long
- * is left off with TE_ERROR_INTERRUPTED when the te_exec's flag says so: what it was writing is then neither old nor new.
+ * device pointers that the host must not touch. On the CPU every call has finished when it returns, and one that takes
+ * long is left off with TE_ERROR_INTERRUPTED when the te_exec's flag says so: what it was writing is then neither old
+ * nor new.
  *
  * All functions accept empty views (some extent 0) and any alignment of the element's natural size.
  */
@@ -55,10 +56,12 @@ typedef struct te_view {
 } te_view;
 
 /* Counter-based random numbers: Philox4x32-10 with key `seed`; element i of the iteration space (row-major, logical
- * position, whatever the strides) uses word i % 4 of counter {lo(offset + i / 4), hi(offset + i / 4), lo(stream), hi(stream)}. */
+ * position, whatever the strides) uses word i % 4 of counter {lo(offset + i / 4), hi(offset + i / 4), lo(stream),
+ * hi(stream)}. */
 typedef struct te_rng {
     uint64_t        seed, stream, offset;
-    const uint64_t *base; /* NULL, or on a device with graphs: {seed, what is added to offset}, read when the kernel runs */
+    const uint64_t *base; /* NULL, or on a device with graphs: {seed, what is added to offset}, read when the kernel
+                             runs */
 } te_rng;
 
 /* --- running programs ------------------------------------------------------------------------------------------- */
@@ -70,9 +73,10 @@ typedef struct te_operand {
     int64_t  stride[TE_MAX_DIMS]; /* elements, per dimension of the run's shape */
     int64_t  block;               /* 0, or a divisor of the number of columns: these come in blocks of so many, with as
                                      many others in between. Column j lies at te_operand_place(block, j) strides */
-    /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are the
-     * job's source. data is NULL then; where the job's quantizer looks at the whole tensor first (te_quantizer_measures) one run
-     * measures it and another one converts it (te_quantize_step). Outputs of rows then lie apart from all inputs. */
+    /* Where the backend `emits`, an output of every element may be left quantized: its values rounded to job->dtype are
+     * the job's source. data is NULL then; where the job's quantizer looks at the whole tensor first
+     * (te_quantizer_measures) one run measures it and another one converts it (te_quantize_step). Outputs of rows then
+     * lie apart from all inputs. */
     const te_quantize_job *quantized;
 } te_operand;
 
@@ -103,17 +107,18 @@ typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activati
  * bf16 or f16; accumulation f32 (f64 for f64).
  *
  * Either input may be quantized, beside a plain one of f32, bf16 or f16 or another quantized one of whatever format;
- * c is then f32, bf16 or f16. The products are those of the values that the operands stand for: of the bytes as they are
- * with their factors where the device does that (gemm_decline), else decoded; where the values are exact in bfloat16 up to a
- * factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in float32. A
- * quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
+ * c is then f32, bf16 or f16. The products are those of the values that the operands stand for: of the bytes as they
+ * are with their factors where the device does that (gemm_decline), else decoded; where the values are exact in
+ * bfloat16 up to a factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in
+ * float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
 typedef struct te_gemm {
     te_view       a, b, c;
     te_view       bias;       /* absent or [n], any float dtype */
     te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
     te_activation activation;
     float         alpha, beta; /* beta 0 (c is not read) or 1 */
-    bool          fast_sums;   /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is faster */
+    bool          fast_sums;   /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is
+                                  faster */
     uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
                                    copy may be kept */
 } te_gemm;
@@ -122,27 +127,29 @@ typedef struct te_gemm {
 
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
  * q, out [batch, heads, seq_q, dim]; k [batch, kv_heads, seq_kv, dim]; v [batch, kv_heads, seq_kv, dim_v] with
- * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others any.
- * Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where `longest` is
- * not 0 they are one list that te_backend.pack has made in the device's memory, and no sequence is longer.
- * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is open),
- * delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
+ * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others
+ * any. Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where
+ * `longest` is not 0 they are one list that te_backend.pack has made in the device's memory, and no sequence is longer.
+ * Position j is visible from i when i + delta - window_left <= j <= i + delta + window_right (a negative window is
+ * open), delta = seq_kv - seq_q of the sequence when bottom_right, else 0; causal is window_right = 0.
  *
- * In the forward pass q, k and v may be quantized together: E4M3 with one float32 factor each. Products are those of the
- * values that the bytes stand for, sums are float32, and probabilities are rounded to E4M3, too:
+ * In the forward pass q, k and v may be quantized together: E4M3 with one float32 factor each. Products are those of
+ * the values that the bytes stand for, sums are float32, and probabilities are rounded to E4M3, too:
  *
  *      t = E4M3(448 softmax(scale q k^T + bias))        out = dropout(t) v / 448
  *
- * out then is f32, bf16 or f16, or float8_e4m3: bytes with v's factor. Without dropout out is an average of rows of v, so it
- * cannot leave the range of that factor; with dropout it would be cut off there.
+ * out then is f32, bf16 or f16, or float8_e4m3: bytes with v's factor. Without dropout out is an average of rows of v,
+ * so it cannot leave the range of that factor; with dropout it would be cut off there.
  *
- * A probability lies in [0, 1], so its factor needs neither an amax nor a history: 448 makes of 1 the largest number of the
- * format, which is what delayed scaling finds wherever some row sees one key only. Below 2^-6 / 448 precision is lost, below
- * 2^-10 / 448, two in a million, a probability counts as 0. */
+ * A probability lies in [0, 1], so its factor needs neither an amax nor a history: 448 makes of 1 the largest number of
+ * the format, which is what delayed scaling finds wherever some row sees one key only. Below 2^-6 / 448 precision is
+ * lost, below 2^-10 / 448, two in a million, a probability counts as 0. */
 typedef struct te_attention {
     te_view        q, k, v, out;
-    te_view        lse;  /* f32 (f64 is fine too) [batch, heads, seq_q]: log of the softmax denominator, -inf for a masked row; may be absent */
-    te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled scores */
+    te_view        lse;  /* f32 (f64 is fine too) [batch, heads, seq_q]: log of the softmax denominator, -inf for a
+                            masked row; may be absent */
+    te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled
+                            scores */
     double         scale;
     int64_t        window_left, window_right;
     bool           bottom_right;
@@ -195,7 +202,8 @@ struct te_backend {
     bool        host_memory; /* device pointers may be read and written by the host */
     bool        emits;       /* program_run leaves outputs quantized (te_operand) */
 
-    void      (*describe)(te_exec *exec, char *text, size_t size); /* the device and what its kernels come from; NULL: none */
+    /* the device and what its kernels come from; NULL: none */
+    void      (*describe)(te_exec *exec, char *text, size_t size);
     te_status (*device_open)(te_exec *exec, int index);
     void      (*device_close)(te_exec *exec);
 
@@ -205,9 +213,9 @@ struct te_backend {
     /* Host memory given to it may be reused when it returns; what came from a device can be read then. */
     te_status (*memory_copy)(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
     te_status (*synchronize)(te_exec *exec);
-    /* A few bytes of device memory, at most 4096, as the calls so far leave them, to the host without anybody waiting: what
-     * read_begin gives, read_end takes, once. It copies them to dst (NULL: nobody wants them) and waits only where they have not
-     * arrived. NULL where memory is the host's. */
+    /* A few bytes of device memory, at most 4096, as the calls so far leave them, to the host without anybody waiting:
+     * what read_begin gives, read_end takes, once. It copies them to dst (NULL: nobody wants them) and waits only where
+     * they have not arrived. NULL where memory is the host's. */
     te_status (*read_begin)(te_exec *exec, const void *src, size_t bytes, void **reading);
     te_status (*read_end)(te_exec *exec, void *reading, void *dst);
 
@@ -215,13 +223,15 @@ struct te_backend {
     te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
 
     te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
-    /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no data. The
-     * function is NULL where no device of the backend does. */
+    /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no
+     * data. The function is NULL where no device of the backend does. */
     const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
-    /* Contents in this memory that had a key (te_gemm) come no more: what was kept of them goes. NULL: that goes by itself. */
+    /* Contents in this memory that had a key (te_gemm) come no more: what was kept of them goes. NULL: that goes by
+     * itself. */
     void (*forget)(te_exec *exec, const void *data, size_t bytes);
-    /* offsets[0 … n] of n lengths, one dimension of int32 or int64. Lengths that are negative or do not add up to `tokens` are
-     * an error where the host next waits; the offsets then ascend within tokens all the same. NULL where memory is the host's. */
+    /* offsets[0 … n] of n lengths, one dimension of int32 or int64. Lengths that are negative or do not add up to
+     * `tokens` are an error where the host next waits; the offsets then ascend within tokens all the same. NULL where
+     * memory is the host's. */
     te_status (*pack)(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
@@ -230,38 +240,41 @@ struct te_backend {
     te_status (*quantize)(te_exec *exec, const te_quantize_job *job);
     te_status (*dequantize)(te_exec *exec, const te_quantize_job *job, int side);
 
-    /* Delayed scaling at the end of a step, all tensors in one kernel; *skipped grows by the amaxes that were not finite. All
-     * is in device memory but the list. NULL where memory is the host's. */
+    /* Delayed scaling at the end of a step, all tensors in one kernel; *skipped grows by the amaxes that were not
+     * finite. All is in device memory but the list. NULL where memory is the host's. */
     te_status (*delayed_update)(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 
     /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
     te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);
 
-    /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have another
-     * float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed. */
+    /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have
+     * another float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed. */
     te_status (*embedding)(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids);
     te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids);
 
-    /* Elements that are neither from 0 to classes - 1 nor `ignored` are an error naming the first, where the host next waits;
-     * int64, int32 or uint8. NULL where memory is the host's. */
+    /* Elements that are neither from 0 to classes - 1 nor `ignored` are an error naming the first, where the host next
+     * waits; int64, int32 or uint8. NULL where memory is the host's. */
     te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
 
     /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src. */
     te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
     te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
 
-    /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the extreme. */
+    /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the
+     * extreme. */
     te_status (*arg_reduce)(te_exec *exec, const te_view *index, const te_view *src, bool largest);
     /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */
     te_status (*topk)(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest);
-    te_status (*cumsum)(te_exec *exec, const te_view *dst, const te_view *src, bool reverse); /* along the last dimension */
+    /* along the last dimension */
+    te_status (*cumsum)(te_exec *exec, const te_view *dst, const te_view *src, bool reverse);
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
 
-    /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses they were
-     * given, and nothing runs; a call that the host would have to wait for or to bring memory to fails. capture_end gives the
-     * graph, or NULL where it is not to be kept. graph_launch makes all the calls again, in order with others. */
+    /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses
+     * they were given, and nothing runs; a call that the host would have to wait for or to bring memory to fails.
+     * capture_end gives the graph, or NULL where it is not to be kept. graph_launch makes all the calls again, in order
+     * with others. */
     te_status (*capture_begin)(te_exec *exec);
     te_status (*capture_end)(te_exec *exec, bool keep, void **graph);
     te_status (*graph_launch)(te_exec *exec, void *graph);

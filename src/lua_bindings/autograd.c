@@ -165,7 +165,12 @@ static int compute_dtype(lua_State *L)
 }
 
 const luaL_Reg te_lua_autograd_functions[] = {
-    {"backward", backward},           {"grad", grad}, {"set_grad_enabled", set_grad_enabled}, {"grad_enabled", grad_enabled},
-    {"set_compute_dtype", set_compute_dtype}, {"compute_dtype", compute_dtype}, {"set_recompute_width", set_recompute_width},
+    {"backward", backward},
+    {"grad", grad},
+    {"set_grad_enabled", set_grad_enabled},
+    {"grad_enabled", grad_enabled},
+    {"set_compute_dtype", set_compute_dtype},
+    {"compute_dtype", compute_dtype},
+    {"set_recompute_width", set_recompute_width},
     {NULL, NULL},
 };

@@ -2,18 +2,17 @@
  *
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
- *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or false and why
- *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states)
- *                                                   the value of an operation's result; false in `values`: absent, or the
- *                                                   number at the same place in `numbers`; the state of a linear
- *                                                   operation that recipes quantize, or nil; whether
- *                                                   backward gets the first input in a byte a value; values of
+ *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or
+ * false and why group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states) the
+ * value of an operation's result; false in `values`: absent, or the number at the same place in `numbers`; the state of
+ * a linear operation that recipes quantize, or nil; whether backward gets the first input in a byte a value; values of
  *                                                   weights and biases of a grouped linear operation, and the states
  *                                                   of those products
  *     group_output(g, value)
  *     group_plans(g)                                how many plans there are so far
- *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be planned
- *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the reason
+ *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be
+ * planned group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the
+ * reason
  */
 #include "bindings.h"
 
@@ -259,7 +258,7 @@ static int group_run(lua_State *L)
     return n_out;
 }
 
-const luaL_Reg te_lua_group_functions[] = {{"group_new", group_new},       {"group_input", group_input}, {"group_op", group_op},
-                                           {"group_accepts", group_accepts},
-                                           {"group_explain", group_explain}, {"group_plans", group_plans},
-                                           {"group_output", group_output}, {"group_run", group_run},     {NULL, NULL}};
+const luaL_Reg te_lua_group_functions[] = {
+    {"group_new", group_new},         {"group_input", group_input},     {"group_op", group_op},
+    {"group_accepts", group_accepts}, {"group_explain", group_explain}, {"group_plans", group_plans},
+    {"group_output", group_output},   {"group_run", group_run},         {NULL, NULL}};

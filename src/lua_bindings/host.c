@@ -82,8 +82,12 @@ static int restricted_print(lua_State *L)
 
 static void open_restricted(lua_State *L)
 {
-    static const luaL_Reg libraries[] = {{"", luaopen_base}, {LUA_TABLIBNAME, luaopen_table}, {LUA_STRLIBNAME, luaopen_string},
-                                         {LUA_MATHLIBNAME, luaopen_math}, {LUA_BITLIBNAME, luaopen_bit}, {NULL, NULL}};
+    static const luaL_Reg libraries[] = {{"", luaopen_base},
+                                         {LUA_TABLIBNAME, luaopen_table},
+                                         {LUA_STRLIBNAME, luaopen_string},
+                                         {LUA_MATHLIBNAME, luaopen_math},
+                                         {LUA_BITLIBNAME, luaopen_bit},
+                                         {NULL, NULL}};
     static const char *const removed[] = {"dofile", "loadfile", "module", "newproxy", "collectgarbage", NULL};
     for (const luaL_Reg *library = libraries; library->func; library++) {
         lua_pushcfunction(L, library->func);

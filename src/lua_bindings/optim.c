@@ -245,7 +245,10 @@ static int prepare_group(lua_State *L, prepared *p, te_optim_group *group, int a
         at = take_handles(L, p, at, n, anchors);
     }
     if (grads + group->n > p->n_grads) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile");
-    *group = (te_optim_group){.n = group->n, .params = lists[0], .grads = p->grads + grads, .states = {lists[1], lists[2]},
+    *group = (te_optim_group){.n = group->n,
+                              .params = lists[0],
+                              .grads = p->grads + grads,
+                              .states = {lists[1], lists[2]},
                               .masters = lists[3]};
     return at;
 }
@@ -331,8 +334,8 @@ static int adamw_again(lua_State *L)
  * grad_clip's; unmade: float64 {1} that counts the steps which clip did not allow. */
 static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", read_adamw, run_adamw_on); }
 
-/* adamw_send(tensor, numbers, unmade): coefficients of a step from `numbers`, which are adamw_again's; unmade: how many steps that
- * were not made their counts leave out. */
+/* adamw_send(tensor, numbers, unmade): coefficients of a step from `numbers`, which are adamw_again's; unmade: how many
+ * steps that were not made their counts leave out. */
 static int adamw_send(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);

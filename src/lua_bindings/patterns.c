@@ -452,7 +452,8 @@ static int gsub(lua_State *L)
 
 void tetrain_bound_patterns(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"find", find}, {"match", match}, {"gmatch", gmatch}, {"gsub", gsub}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {
+        {"find", find}, {"match", match}, {"gmatch", gmatch}, {"gsub", gsub}, {NULL, NULL}};
     lua_getglobal(L, LUA_STRLIBNAME);
     luaL_register(L, NULL, functions);
     lua_pushnil(L);

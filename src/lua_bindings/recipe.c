@@ -2,13 +2,10 @@
  *
  *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation, hands_on)
  *                                          quantizers of the three roles, false: high precision; how backward computes;
- *                                          whose sums may be fast: forward, all, none; of an attention: whether its result
- *                                          goes on quantized
- *     recipe_state()                       what one operation remembers
- *     recipe_state_use(state, recipe)      what it runs under from now on
- *     recipe_states_update{state, role, algorithm, margin, state, …}
- *                                          ends a step of delayed scaling for these
- *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
+ *                                          whose sums may be fast: forward, all, none; of an attention: whether its
+ * result goes on quantized recipe_state()                       what one operation remembers recipe_state_use(state,
+ * recipe)      what it runs under from now on recipe_states_update{state, role, algorithm, margin, state, …} ends a
+ * step of delayed scaling for these recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
  *     set_recipe_mode(enabled, calibrating)  returns the two before

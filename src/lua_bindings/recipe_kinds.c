@@ -1,10 +1,9 @@
 /* recipe_kinds.c - the engine's table of recipes, for lua/te/recipe.lua: te._core.*
  *
- *     recipe_kinds()                              by name a table of options by name: { type, default, choices =, min =, max =, help = },
- *                                                 as lua/te/options.lua declares them
- *     check_recipe(name, options)                 raises where options, all of the recipe's, contradict each other
- *     recipe_quantizer(name, options, role, attention)
- *                                                 the fields of an operand's quantizer; nil: it stays in high precision
+ *     recipe_kinds()                              by name a table of options by name: { type, default, choices =, min
+ * =, max =, help = }, as lua/te/options.lua declares them check_recipe(name, options)                 raises where
+ * options, all of the recipe's, contradict each other recipe_quantizer(name, options, role, attention) the fields of an
+ * operand's quantizer; nil: it stays in high precision
  *
  * An option may have a value that is none of its choices, such as a function: what it says is the script's business. */
 #include "bindings.h"
@@ -128,5 +127,7 @@ static int recipe_quantizer(lua_State *L)
     return 1;
 }
 
-const luaL_Reg te_lua_recipe_kind_functions[] = {
-    {"recipe_kinds", recipe_kinds}, {"check_recipe", check_recipe}, {"recipe_quantizer", recipe_quantizer}, {NULL, NULL}};
+const luaL_Reg te_lua_recipe_kind_functions[] = {{"recipe_kinds", recipe_kinds},
+                                                 {"check_recipe", check_recipe},
+                                                 {"recipe_quantizer", recipe_quantizer},
+                                                 {NULL, NULL}};

@@ -321,8 +321,8 @@ static int loader_index(lua_State *L)
 }
 
 static const luaL_Reg loader_methods[] = {
-    {"next", loader_next}, {"seek", loader_seek}, {"position", loader_position}, {"batches", loader_batches}, {"close", loader_close},
-    {NULL, NULL},
+    {"next", loader_next},       {"seek", loader_seek},   {"position", loader_position},
+    {"batches", loader_batches}, {"close", loader_close}, {NULL, NULL},
 };
 
 static token_loader *push_loader(te_lua *rt, lua_State *L)

@@ -118,16 +118,19 @@ static int apply(command_line *line, const option_row *row, const char *value)
     case OPTION_INTERACTIVE: line->interactive = true; return NOT_DONE;
     case OPTION_DEVICE: line->device = value; return NOT_DONE;
     case OPTION_THREADS:
-        if (!parse_number(value, 1024, &number)) return usage_error("--threads: \"%s\" is no whole number up to 1024", value);
+        if (!parse_number(value, 1024, &number))
+            return usage_error("--threads: \"%s\" is no whole number up to 1024", value);
         line->threads = (int)number;
         return NOT_DONE;
     case OPTION_SEED:
-        if (!parse_number(value, 1ull << 53, &number)) return usage_error("--seed: \"%s\" is no whole number up to 2^53", value);
+        if (!parse_number(value, 1ull << 53, &number))
+            return usage_error("--seed: \"%s\" is no whole number up to 2^53", value);
         line->seed = number;
         line->seed_given = true;
         return NOT_DONE;
     case OPTION_MEM_LIMIT:
-        if (!parse_size(value, &line->mem_limit)) return usage_error("--mem-limit: \"%s\" is no size like 512M or 8G", value);
+        if (!parse_size(value, &line->mem_limit))
+            return usage_error("--mem-limit: \"%s\" is no size like 512M or 8G", value);
         return NOT_DONE;
     case OPTION_MAN: manual_print_man(stdout); return 0;
     case OPTION_COMPLETION: manual_print_completion(stdout); return 0;

@@ -34,7 +34,8 @@ static int call_text(lua_State *L)
     return 0;
 }
 
-bool lua_call_text(tetrain *rt, const char *module, const char *function, const char *text, size_t size, lua_texts *results)
+bool lua_call_text(tetrain *rt, const char *module, const char *function, const char *text, size_t size,
+                   lua_texts *results)
 {
     lua_State *L = tetrain_lua_state(rt);
     text_call  call = {module, function, text, size, results};

@@ -11,7 +11,8 @@ typedef struct lua_texts {
 
 /* Calls require(module)[function](text). False when it raised or memory is exhausted; results may be NULL. What runs
  * here is short and must not be interrupted, so it is no call of the host interface. */
-bool lua_call_text(tetrain *rt, const char *module, const char *function, const char *text, size_t size, lua_texts *results);
+bool lua_call_text(tetrain *rt, const char *module, const char *function, const char *text, size_t size,
+                   lua_texts *results);
 void lua_texts_free(lua_texts *texts);
 
 /* Sets the global `arg` to the arguments, with `name` at 0. */

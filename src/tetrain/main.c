@@ -47,14 +47,18 @@ static int report(tetrain_status status)
     /* error() without a value ends a script that has said all there is to say, as with other interpreters of Lua */
     bool silent = !*message || strcmp(message, "(error value of type nil)") == 0;
     if (!silent) fprintf(stderr, "tetrain: %s\n", message);
-    if (status != TETRAIN_ERROR_INTERRUPTED && lua_call_text(running, "te.tools.hint", "text", message, strlen(message), &hint)) {
+    if (status != TETRAIN_ERROR_INTERRUPTED &&
+        lua_call_text(running, "te.tools.hint", "text", message, strlen(message), &hint)) {
         if (hint.first) fprintf(stderr, "hint: %s\n", hint.first);
         lua_texts_free(&hint);
     }
     return status == TETRAIN_ERROR_INTERRUPTED ? EXIT_INTERRUPTED : EXIT_SCRIPT;
 }
 
-static tetrain_status run_text(const char *text, const char *name) { return tetrain_run_string(running, text, strlen(text), name); }
+static tetrain_status run_text(const char *text, const char *name)
+{
+    return tetrain_run_string(running, text, strlen(text), name);
+}
 
 /* Joins folder, middle and name into path; whether that file can be read. */
 static bool readable(char *path, size_t size, const char *folder, const char *middle, const char *name)
@@ -100,7 +104,8 @@ static int run_actions(const command_line *line)
         if (a->kind == ACTION_EXECUTE) {
             code = report(run_text(a->text, "=(command line)"));
         } else {
-            snprintf(quoted, sizeof quoted, "local name = [==[%s]==] _G[name:match('[^.]*$')] = require(name)", a->text);
+            snprintf(quoted, sizeof quoted, "local name = [==[%s]==] _G[name:match('[^.]*$')] = require(name)",
+                     a->text);
             code = report(run_text(quoted, "=(command line)"));
         }
     }

@@ -1,7 +1,7 @@
 /* prompt.c - the prompt: reads lines until they make a chunk, and has te.tools.repl run it.
  *
- * Every chunk is a call of the host interface, so that Ctrl-C ends this chunk and nothing else; what is typed, shown and
- * completed is decided in Lua. Piped input gets no prompt and no echo.
+ * Every chunk is a call of the host interface, so that Ctrl-C ends this chunk and nothing else; what is typed, shown
+ * and completed is decided in Lua. Piped input gets no prompt and no echo.
  */
 #include "prompt.h"
 
@@ -126,7 +126,8 @@ int prompt_run(tetrain *rt, void (*catch_signals)(void))
         fprintf(stderr, "tetrain: out of memory\n");
         return 1;
     }
-    if (line_editor_on_terminal(s.editor)) printf("tetrain %s  ?name explains, :help lists what the prompt can do\n", tetrain_version());
+    if (line_editor_on_terminal(s.editor))
+        printf("tetrain %s  ?name explains, :help lists what the prompt can do\n", tetrain_version());
     int code = loop(&s, catch_signals);
     line_editor_close(s.editor);
     free(s.text);

@@ -1,9 +1,9 @@
 /* backward.c - running a plan backward.
  *
- * state->grads holds the gradient so far of every value; it is complete when the unit that made the value has its turn. A
- * buffer that somebody else can see, such as the gradient that the caller gave, is never written to. Gradients of parameters go
- * where the tape wants them, so that products and column sums add straight into .grad. A weight gradient whose operand is
- * computed anew waits for the unit that made the operand.
+ * state->grads holds the gradient so far of every value; it is complete when the unit that made the value has its turn.
+ * A buffer that somebody else can see, such as the gradient that the caller gave, is never written to. Gradients of
+ * parameters go where the tape wants them, so that products and column sums add straight into .grad. A weight gradient
+ * whose operand is computed anew waits for the unit that made the operand.
  */
 #include "backward.h"
 #include "emit.h"
@@ -53,7 +53,8 @@ static te_status bind_source(te_group_backward *b, const te_unit *unit, int i, c
         break;
     case TE_GRAD_FROM_DOUT:
         t = incoming(b, unit, source->index);
-        if (source->index >= unit->n_results) part = unit->slots[unit->identities[source->index - unit->n_results]].part;
+        if (source->index >= unit->n_results)
+            part = unit->slots[unit->identities[source->index - unit->n_results]].part;
         if (t) break;
         if (!*zero) *zero = te_tensor_scalar(b->ctx, b->state->device, TE_F32, 0);
         if (!*zero) return b->ctx->status;
@@ -132,8 +133,8 @@ static te_status bind_activation(te_group_backward *b, const te_unit *unit, int 
 }
 
 /* Memory for the values that weight gradients wait for; e: what is emitted instead, or NULL. */
-static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_space *s, te_emitting *e, te_operand *outputs,
-                            bool *computes)
+static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_space *s, te_emitting *e,
+                            te_operand *outputs, bool *computes)
 {
     for (int i = 0; i < unit->n_again; i++) {
         int value = unit->again[i];

@@ -27,8 +27,8 @@ static inline int te_wanted_edge(const te_group_backward *b, int value)
     return b->plan->values[value].wanted && te_grad_wanted(b->call, edge) ? edge : -1;
 }
 
-/* A product keeps x, the weight and, while its weight gradient waits for x, the gradient of its result: under no recipe in tensors of
- * the run, else in what it saved. */
+/* A product keeps x, the weight and, while its weight gradient waits for x, the gradient of its result: under no recipe
+ * in tensors of the run, else in what it saved. */
 static inline te_tensor **te_waiting(const te_group_backward *b, const te_unit *product)
 {
     return &b->state->aux[product->first_aux + 2];
@@ -40,8 +40,8 @@ static inline bool te_waits_for(const te_group_backward *b, const te_unit *unit,
     return unit->recipe ? te_factor_is_there(&b->state->products[unit->product].waiting) : *te_waiting(b, unit) != NULL;
 }
 
-/* backward_products.c: adds to the gradient of an activation so far, taking over the tensor; the gradients of a product; those of
- * weights that waited for what a unit has computed again. */
+/* backward_products.c: adds to the gradient of an activation so far, taking over the tensor; the gradients of a
+ * product; those of weights that waited for what a unit has computed again. */
 te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad);
 te_status te_backward_linear(te_group_backward *b, const te_unit *unit);
 te_status te_backward_finish(te_group_backward *b, const te_unit *unit);

@@ -1,8 +1,8 @@
 /* backward_products.c - the gradients of matrix products.
  *
- * The gradient of an activation is added to where others have left theirs, inside the product; a buffer that somebody else can
- * see is copied first. A weight gradient goes straight to where the tape wants it. Where its operand is computed anew it waits,
- * with the gradient of the result, for the unit that made the operand.
+ * The gradient of an activation is added to where others have left theirs, inside the product; a buffer that somebody
+ * else can see is copied first. A weight gradient goes straight to where the tape wants it. Where its operand is
+ * computed anew it waits, with the gradient of the result, for the unit that made the operand.
  */
 #include "backward.h"
 
@@ -95,7 +95,8 @@ static te_status open_product(te_group_backward *b, const te_unit *unit, te_tens
     if (unit->recipe) {
         p->saved = &state->products[unit->product];
         return te_quantized_grad_output(p->saved, grad, &state->emitted[2 * unit->product + 1],
-                                        b->plan->values[unit->x].wanted, te_wanted_edge(b, unit->weight) >= 0, &p->factor);
+                                        b->plan->values[unit->x].wanted, te_wanted_edge(b, unit->weight) >= 0,
+                                        &p->factor);
     }
     p->x = state->aux[unit->first_aux];
     p->weight = state->aux[unit->first_aux + 1];

@@ -1,9 +1,9 @@
 /* cluster.c - which nodes share a unit, and in which order the units run.
  *
- * Every node has a stage: a matrix product or a called operation comes one stage after its inputs, a program op at the stage of
- * its latest input. Two program ops of one stage can therefore never depend on each other through a product, so those
- * that are connected, by a value that one hands to the other or that both read, become one unit when their rows have
- * the same width.
+ * Every node has a stage: a matrix product or a called operation comes one stage after its inputs, a program op at the
+ * stage of its latest input. Two program ops of one stage can therefore never depend on each other through a product,
+ * so those that are connected, by a value that one hands to the other or that both read, become one unit when their
+ * rows have the same width.
  *
  * A program op whose only readers are program ops of a later stage is moved there, as is everything that is computed
  * from parameters alone: it is then recomputed in registers instead of being stored over a matrix product. */
@@ -168,7 +168,8 @@ static te_status add_unit(clustering *c, int u)
         const te_plan_value *out = &plan->values[plan->nodes[unit->nodes[k]].out];
         if (out->cls != TE_VALUE_TOKENS) continue;
         if (unit->width && (unit->width != out->width || unit->space != out->space))
-            return te_plan_refuse(plan, &plan->nodes[unit->nodes[k]], "computed from parameters that rows of another width read too");
+            return te_plan_refuse(plan, &plan->nodes[unit->nodes[k]],
+                                  "computed from parameters that rows of another width read too");
         unit->width = out->width;
         unit->space = out->space;
     }
@@ -184,7 +185,8 @@ static te_status order_units(clustering *c)
     te_status status = TE_OK;
     bool progress = true;
     for (int n = 0; n < plan->n_nodes; n++)
-        if (plan->values[plan->nodes[n].out].wired != TE_NO_VALUE) done[c->unit[n]] = true; /* reads nothing, is read by nothing */
+        /* reads nothing, is read by nothing */
+        if (plan->values[plan->nodes[n].out].wired != TE_NO_VALUE) done[c->unit[n]] = true;
     while (progress && status == TE_OK) {
         progress = false;
         for (int n = 0; n < plan->n_nodes && !progress; n++) {

@@ -1,5 +1,5 @@
-/* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and what
- * backward must find saved. */
+/* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and
+ * what backward must find saved. */
 #include "emit.h"
 #include "handed.h"
 #include "plan.h"
@@ -164,7 +164,8 @@ static void name_program(const te_fuse_plan *plan, const te_unit *unit, char *na
     size_t used = 0;
     name[0] = 0;
     for (int k = 0; k < unit->n_nodes && used < size; k++)
-        used += (size_t)snprintf(name + used, size - used, "%s%s", k ? "+" : "", plan->nodes[unit->nodes[k]].call.op->name);
+        used +=
+            (size_t)snprintf(name + used, size - used, "%s%s", k ? "+" : "", plan->nodes[unit->nodes[k]].call.op->name);
 }
 
 static te_status join_unit(te_fuse_plan *plan, int position)
@@ -358,8 +359,8 @@ static void save_sources(te_fuse_plan *plan, const te_unit *unit)
     }
 }
 
-/* What an operation asks to be saved in a byte a value: where backward of that operation's program alone reads it, and the
- * group alone holds it. */
+/* What an operation asks to be saved in a byte a value: where backward of that operation's program alone reads it, and
+ * the group alone holds it. */
 static void pack_values(te_fuse_plan *plan)
 {
     for (int n = 0; n < plan->n_nodes; n++) {

@@ -246,7 +246,8 @@ static double source_bytes(const te_describing *d, const te_unit *unit, const te
     return te_described_bytes(d, slot->value, slot->part.half);
 }
 
-/* What a program writes of an operand that a weight gradient waits for: its values, or the bytes that are read of it. */
+/* What a program writes of an operand that a weight gradient waits for: its values, or the bytes that are read of
+ * it. */
 static double again_bytes(const te_describing *d, const te_unit *unit, int i, char *detail, size_t size)
 {
     char format[64];
@@ -275,7 +276,8 @@ static void backward_program(const te_describing *d, const te_unit *unit)
         if (grad->alias >= 0) continue;
         computes = true;
         int value = unit->slots[grad->slot].value;
-        te_emit_way way = te_emitted_by(d->plan, unit, false, k) == TE_NO_VALUE ? TE_EMIT_APART : te_described_way(d, value);
+        te_emit_way way =
+            te_emitted_by(d->plan, unit, false, k) == TE_NO_VALUE ? TE_EMIT_APART : te_described_way(d, value);
         if (way != TE_EMIT_APART) {
             twice |= way == TE_EMIT_TWICE;
             if (unit->slots[grad->slot].part.half != 2) written += emitted_bytes(d, value, detail, sizeof detail);

@@ -4,7 +4,9 @@
 
 #include "group.h"
 
-typedef enum te_step_what { TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED, TE_STEP_QUANTIZE, TE_STEP_GATHER } te_step_what;
+typedef enum te_step_what {
+    TE_STEP_ROW_PROGRAM, TE_STEP_PRODUCT, TE_STEP_CALLED, TE_STEP_QUANTIZE, TE_STEP_GATHER
+} te_step_what;
 
 typedef struct te_step_description {
     te_step_what what;
@@ -22,8 +24,8 @@ typedef struct te_split_description {
     const char *reason; /* valid during the call */
 } te_split_description;
 
-/* Calls `step` for every step, forward in order and then backward in order, and `split` for every edge between steps. Nothing
- * runs. TE_ERROR_UNSUPPORTED with the reason when there is no plan for these inputs. */
+/* Calls `step` for every step, forward in order and then backward in order, and `split` for every edge between steps.
+ * Nothing runs. TE_ERROR_UNSUPPORTED with the reason when there is no plan for these inputs. */
 te_status te_group_describe(te_group *group, te_tensor *const *inputs,
                             void (*step)(void *user, const te_step_description *),
                             void (*split)(void *user, const te_split_description *), void *user);

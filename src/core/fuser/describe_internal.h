@@ -27,11 +27,11 @@ const char *te_described_format(const te_quantizer *q, char *text, size_t size);
 te_emit_way te_described_way(const te_describing *d, int value);
 te_described_product te_described_gemm(const te_describing *d, const te_unit *unit);
 
-void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read, double written,
-                      double flops, bool backward);
+void te_describe_step(const te_describing *d, const te_unit *unit, te_step_what what, const char *kernel, double read,
+                      double written, double flops, bool backward);
 /* The step that quantizes an operand; none where a program leaves it quantized (way). */
-void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role role, double n, bool rowwise, bool columnwise,
-                          bool backward, te_emit_way way);
+void te_describe_quantize(const te_describing *d, const te_unit *unit, te_role role, double n, bool rowwise,
+                          bool columnwise, bool backward, te_emit_way way);
 
 /* describe_linear.c */
 void te_describe_linear(const te_describing *d, const te_unit *unit);

@@ -26,14 +26,16 @@ void te_describe_linear(const te_describing *d, const te_unit *unit)
 }
 
 /* One of backward's two products. */
-static void describe_backward(const te_describing *d, const te_unit *unit, te_product_kind kind, const char *name, int other, int target)
+static void describe_backward(const te_describing *d, const te_unit *unit, te_product_kind kind, const char *name,
+                              int other, int target)
 {
     te_role dy_role = te_described_quantized(unit) ? TE_ROLE_GRAD_OUTPUT : TE_ROLE_COUNT;
     te_role role = dy_role == TE_ROLE_COUNT ? dy_role : kind == TE_PRODUCT_WGRAD ? TE_ROLE_INPUT : TE_ROLE_WEIGHT;
     double high = (double)te_dtype_size(unit->compute);
     double x = te_described_elements(d, other), y = te_described_elements(d, unit->result);
-    double read = dy_role == TE_ROLE_COUNT ? high * (x + y)
-                                           : te_described_operand(unit, role, x) + te_described_operand(unit, dy_role, y);
+    double read = dy_role == TE_ROLE_COUNT
+                      ? high * (x + y)
+                      : te_described_operand(unit, role, x) + te_described_operand(unit, dy_role, y);
     te_described_product p = te_described_gemm(d, unit);
     char kernel[160];
     if (kind == TE_PRODUCT_WGRAD) p.result = d->plan->values[unit->weight].dtype;
@@ -51,8 +53,8 @@ void te_describe_linear_backward(const te_describing *d, const te_unit *unit)
     const te_plan_value *values = d->plan->values;
     bool want_dx = values[unit->x].wanted, want_dweight = values[unit->weight].wanted;
     if (te_described_quantized(unit))
-        te_describe_quantize(d, unit, TE_ROLE_GRAD_OUTPUT, te_described_elements(d, unit->result), want_dx, want_dweight, true,
-                             te_described_way(d, unit->result));
+        te_describe_quantize(d, unit, TE_ROLE_GRAD_OUTPUT, te_described_elements(d, unit->result), want_dx,
+                             want_dweight, true, te_described_way(d, unit->result));
     if (want_dx) describe_backward(d, unit, TE_PRODUCT_DGRAD, "dgrad", unit->weight, unit->x);
     if (want_dweight && !values[unit->x].again) describe_wgrad(d, unit);
     if (unit->bias != TE_NO_VALUE && values[unit->bias].wanted && !unit->bias_elsewhere)

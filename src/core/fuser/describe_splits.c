@@ -1,4 +1,5 @@
-/* describe_splits.c - why neighbours are not one step: the edges of the graph that cross steps, each with its reason. */
+/* describe_splits.c - why neighbours are not one step: the edges of the graph that cross steps, each with its
+ * reason. */
 #include "describe_internal.h"
 #include "handed.h"
 

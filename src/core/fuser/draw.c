@@ -1,8 +1,9 @@
 /* draw.c - random numbers of a run.
  *
- * Single operations draw one after the other. Units do not run in that order, since one holds operations from several branches; so a
- * run draws before it starts, node by node, and every unit finds its generators. A called operation draws by itself: its share of
- * the sequence is left out, and the context is put there while it runs. So does stochastic depth, which draws for whole samples. */
+ * Single operations draw one after the other. Units do not run in that order, since one holds operations from several
+ * branches; so a run draws before it starts, node by node, and every unit finds its generators. A called operation
+ * draws by itself: its share of the sequence is left out, and the context is put there while it runs. So does
+ * stochastic depth, which draws for whole samples. */
 #include "plan.h"
 
 static double attribute(const te_group_node *node, const char *name, double otherwise)

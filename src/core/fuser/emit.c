@@ -1,22 +1,24 @@
 /* emit.c - programs that leave a result quantized, where a product alone reads it: which do, and how.
  *
- * Where the factor of a block follows from the block, or is known beforehand, a result need not be whole before it is quantized.
- * The program then runs over one stripe of rows after the other, and each stripe is quantized for both directions while it
- * is in cache; the result itself is never stored. What fits in cache anyway takes the way of other results: a kernel less
- * often costs less than its bytes. Sums over columns go on from stripe to stripe, in an order that depends on the shape alone.
+ * Where the factor of a block follows from the block, or is known beforehand, a result need not be whole before it is
+ * quantized. The program then runs over one stripe of rows after the other, and each stripe is quantized for both
+ * directions while it is in cache; the result itself is never stored. What fits in cache anyway takes the way of other
+ * results: a kernel less often costs less than its bytes. Sums over columns go on from stripe to stripe, in an order
+ * that depends on the shape alone.
  *
- * Where a factor follows from the amax of the whole result (te_quantizer_measures) there are two ways. The program runs twice: first
- * for the amaxes alone, each stripe forgotten as soon as it is measured, then again for the bytes. Or the result is stored, measured
- * stripe by stripe on the way, and quantized when it is whole. The first reads the inputs of the result again and computes it
- * again; the second writes the result, for which memory is read too, and reads it back. What costs less is taken: memory is one for
- * all threads, computing is shared by them, so few threads store and many compute.
+ * Where a factor follows from the amax of the whole result (te_quantizer_measures) there are two ways. The program runs
+ * twice: first for the amaxes alone, each stripe forgotten as soon as it is measured, then again for the bytes. Or the
+ * result is stored, measured stripe by stripe on the way, and quantized when it is whole. The first reads the inputs of
+ * the result again and computes it again; the second writes the result, for which memory is read too, and reads it
+ * back. What costs less is taken: memory is one for all threads, computing is shared by them, so few threads store and
+ * many compute.
  *
- * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel quantizes
- * tile after tile, however many rows there are. To store and measure is one kernel there too, whose program has the amax as an output
- * more; the amax of a transform needs tiles.
+ * A device whose backend emits takes the quantization as part of the output instead (te_operand.quantized): its kernel
+ * quantizes tile after tile, however many rows there are. To store and measure is one kernel there too, whose program
+ * has the amax as an output more; the amax of a transform needs tiles.
  *
- * An operand that backward computes again for a weight gradient (recompute.c) is emitted by the gradient program, with the factor that
- * forward had, where no amax is needed. */
+ * An operand that backward computes again for a weight gradient (recompute.c) is emitted by the gradient program, with
+ * the factor that forward had, where no amax is needed. */
 #include "emit.h"
 
 enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128, TILE = 128 };
@@ -41,7 +43,8 @@ bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product, te_rol
            plan->values[product->weight].wanted && !later;
 }
 
-/* Random bits are drawn when quantizing begins: nothing else may draw between the program and the product, `distance` units on. */
+/* Random bits are drawn when quantizing begins: nothing else may draw between the program and the product, `distance`
+ * units on. */
 static bool emits(const te_unit *product, te_role role, int distance)
 {
     const te_product_recipe *recipe = te_emitted_recipe(product);
@@ -52,8 +55,8 @@ static bool emits(const te_unit *product, te_role role, int distance)
 /* Between one program and one product, and seen by nobody else. */
 static bool between(const te_fuse_plan *plan, const te_plan_value *v, te_unit_kind maker, te_unit_kind reader)
 {
-    return v->cls == TE_VALUE_TOKENS && plan->frames[v->space].ndim > 1 && v->unit >= 0 && v->output < 0 && v->first_reader >= 0 &&
-           v->first_reader == v->last_reader && plan->units[v->unit].kind == maker &&
+    return v->cls == TE_VALUE_TOKENS && plan->frames[v->space].ndim > 1 && v->unit >= 0 && v->output < 0 &&
+           v->first_reader >= 0 && v->first_reader == v->last_reader && plan->units[v->unit].kind == maker &&
            plan->units[v->first_reader].kind == reader;
 }
 
@@ -68,11 +71,13 @@ static void mark(te_fuse_plan *plan)
                          v->dtype == product->compute;
         } else if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_CALL)) {
             const te_unit *call = &plan->units[v->first_reader];
-            v->emitted = emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved && v->dtype == call->compute;
+            v->emitted =
+                emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved && v->dtype == call->compute;
         } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
             const te_unit *product = &plan->units[v->unit];
             bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;
-            bool read = plan->values[product->x].wanted || plan->values[product->weight].wanted; /* not for a bias alone */
+            /* not for a bias alone */
+            bool read = plan->values[product->x].wanted || plan->values[product->weight].wanted;
             v->emitted = v->wanted && read && emits(product, TE_ROLE_GRAD_OUTPUT, v->first_reader - v->unit) && !bias &&
                          v->dtype == product->compute;
         }
@@ -119,8 +124,8 @@ int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, i
     return emitted ? unit->slots[grad->slot].value : TE_NO_VALUE;
 }
 
-/* Rows of a stripe, a multiple of what blocks and random numbers need; all rows when there is nothing to gain. `bytes`: of a row
- * of all that is emitted. */
+/* Rows of a stripe, a multiple of what blocks and random numbers need; all rows when there is nothing to gain. `bytes`:
+ * of a row of all that is emitted. */
 static int64_t stripe_of(int64_t rows, int64_t bytes)
 {
     int64_t stripe = bytes ? STRIPE_BYTES / bytes / STRIPE_ROWS * STRIPE_ROWS : rows;
@@ -154,11 +159,12 @@ static int tiles_of(const te_fuse_plan *plan, int value, bool forward)
     return (int)te_dtype_size(v->dtype) / 2 * (halves ? 2 : 1);
 }
 
-/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes and reads what
- * is quantized, and reads what is measured where that is a kernel of its own, or on the host what is written over. There computing
- * shows as well. On a device bytes alone are counted, which both ways take over one bandwidth: it cancels. That holds up to some 14
- * instructions an element of bfloat16, where an H200 computes as long as it reads (33 T/s beside 4.8 TB/s); what a dearer program,
- * like GELU's, loses by running again has not been timed on one. */
+/* In memory: running again reads the inputs, and on a device once more for values of rows in each run; storing writes
+ * and reads what is quantized, and reads what is measured where that is a kernel of its own, or on the host what is
+ * written over. There computing shows as well. On a device bytes alone are counted, which both ways take over one
+ * bandwidth: it cancels. That holds up to some 14 instructions an element of bfloat16, where an H200 computes as long
+ * as it reads (33 T/s beside 4.8 TB/s); what a dearer program, like GELU's, loses by running again has not been timed
+ * on one. */
 static bool twice_pays(const te_emit_cost *cost, const te_exec *exec)
 {
     bool host = exec->backend->host_memory;
@@ -173,7 +179,8 @@ static te_emit_way way_of(const te_fuse_plan *plan, int value, bool fitting, con
     bool host = exec->backend->host_memory, forward = plan->units[v->unit].kind == TE_UNIT_PROGRAM;
     const te_unit *maker = &plan->units[forward ? v->unit : v->first_reader];
     const te_emit_cost *cost = &maker->emit_cost[!forward];
-    bool measures = te_quantizer_measures(te_emitted_quantizer(plan, value)), stored = measures && (host ? fitting : cost->whole);
+    bool measures = te_quantizer_measures(te_emitted_quantizer(plan, value)),
+         stored = measures && (host ? fitting : cost->whole);
     if (fitting && !measures) return TE_EMIT_AT_ONCE;
     if (fitting && twice_pays(cost, exec)) return TE_EMIT_TWICE;
     return stored ? TE_EMIT_STORED : TE_EMIT_APART;
@@ -214,7 +221,8 @@ static bool fits(const te_fuse_plan *plan, const te_device *device, int value, i
 {
     const te_plan_value *v = &plan->values[value];
     emit_size size = {0};
-    if (plan->units[v->unit].kind != TE_UNIT_PROGRAM) return has_room(device, size_of_gradients(plan, v->first_reader), rows);
+    if (plan->units[v->unit].kind != TE_UNIT_PROGRAM)
+        return has_room(device, size_of_gradients(plan, v->first_reader), rows);
     for (int i = 0; i < plan->n_values; i++)
         if (plan->values[i].emitted && plan->values[i].unit == v->unit) add_size(plan, i, true, &size);
     return has_room(device, size, rows);
@@ -227,7 +235,8 @@ te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int
 }
 
 /* Gradients come first where there is no room for all. */
-te_emit_way te_plan_emits_again(const te_fuse_plan *plan, const te_device *device, const te_unit *unit, int i, int64_t rows)
+te_emit_way te_plan_emits_again(const te_fuse_plan *plan, const te_device *device, const te_unit *unit, int i,
+                                int64_t rows)
 {
     int value = unit->again[i];
     if (!plan->values[value].emitted || te_quantizer_measures(te_emitted_quantizer(plan, value))) return TE_EMIT_APART;
@@ -242,7 +251,8 @@ const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, in
     bool tiles = device->exec.backend->emits, marked = plan->values[value].emitted;
     te_emit_way way = te_plan_emits(plan, device, value, rows);
     if (way == TE_EMIT_AT_ONCE) return "by the program that makes it";
-    if (way == TE_EMIT_TWICE) return "by the program that makes it: to run that once more for the amax costs less than to store";
+    if (way == TE_EMIT_TWICE)
+        return "by the program that makes it: to run that once more for the amax costs less than to store";
     if (!marked) return "by a kernel of its own: it is not between one program and one product alone";
     if (!fits(plan, device, value, rows))
         return tiles ? "by a kernel of its own: the program's has no room for tiles of it"
@@ -260,7 +270,8 @@ static bool is_watched(const te_emitting *e)
     return false;
 }
 
-/* What may be emitted: nothing where it has to be whole, or where the rows of an input are not evenly spaced for stripes. */
+/* What may be emitted: nothing where it has to be whole, or where the rows of an input are not evenly spaced for
+ * stripes. */
 static bool settle(te_emitting *e, const te_space *s, const te_operand *inputs, int n_inputs)
 {
     te_operand flat[TE_GRAD_MAX_SOURCES];
@@ -317,9 +328,9 @@ static void add_again(te_emitting *e, const te_unit *unit)
         te_product_saved *saved = &state->products[product->product];
         if (!te_factor_is_there(&saved->waiting)) continue;
         e->of[e->n++] = (te_emission){
-            .output = unit->n_grads + i, .second = -1, .value = unit->again[i], .role = TE_ROLE_INPUT, .way = TE_EMIT_AT_ONCE,
-            .dtype = v->dtype, .width = v->width, .state = saved->state, .want = {false, true}, .again = saved,
-            .target = &saved->x.quantized};
+            .output = unit->n_grads + i, .second = -1, .value = unit->again[i], .role = TE_ROLE_INPUT,
+            .way = TE_EMIT_AT_ONCE, .dtype = v->dtype, .width = v->width, .state = saved->state,
+            .want = {false, true}, .again = saved, .target = &saved->x.quantized};
     }
 }
 

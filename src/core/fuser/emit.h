@@ -34,7 +34,8 @@ typedef struct te_emission {
     void *stripe; /* STORED: all of it */
     float amaxes[2]; /* on the host */
     te_tensor *measured; /* on devices: the same */
-    const te_product_saved *again; /* of an operand that backward computes once more: what forward kept; NULL otherwise */
+    const te_product_saved *again; /* of an operand that backward computes once more: what forward kept; NULL
+                                      otherwise */
 } te_emission;
 
 /* Those of one run. */
@@ -51,8 +52,9 @@ bool te_quantizer_is_local(const te_quantizer *q);
 
 /* Finds the values between one program and one product, and what measuring them would cost. */
 te_status te_plan_mark_emissions(te_fuse_plan *plan);
-/* The product, or attention, that reads a marked value, or in backward the product that reads its gradient, and as what; what that runs
- * under; and whether a copy for its weight gradient is made at once, of its input or of the gradient of its result. */
+/* The product, or attention, that reads a marked value, or in backward the product that reads its gradient, and as
+ * what; what that runs under; and whether a copy for its weight gradient is made at once, of its input or of the
+ * gradient of its result. */
 const te_unit *te_emitted_product(const te_fuse_plan *plan, int value, te_role *role);
 const te_product_recipe *te_emitted_recipe(const te_unit *product);
 bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product, te_role role);
@@ -63,12 +65,13 @@ int te_emitted_by(const te_fuse_plan *plan, const te_unit *unit, bool forward, i
 /* Fills the unit's emit_cost; emit_cost.c. */
 te_status te_emit_cost_of(te_fuse_plan *plan, te_unit *unit, bool forward);
 
-/* How a value that is marked gets quantized by a run over so many rows: on the cpu in stripes, on other devices by the kernel of the
- * program. */
+/* How a value that is marked gets quantized by a run over so many rows: on the cpu in stripes, on other devices by the
+ * kernel of the program. */
 te_emit_way te_plan_emits(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);
 
 /* The same of operand `i` that the gradient program of a unit gives again: at once or apart. */
-te_emit_way te_plan_emits_again(const te_fuse_plan *plan, const te_device *device, const te_unit *unit, int i, int64_t rows);
+te_emit_way te_plan_emits_again(const te_fuse_plan *plan, const te_device *device, const te_unit *unit, int i,
+                                int64_t rows);
 
 /* Why so: "by the program that makes it". */
 const char *te_emit_reason(const te_fuse_plan *plan, const te_device *device, int value, int64_t rows);

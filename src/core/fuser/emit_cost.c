@@ -1,10 +1,10 @@
-/* emit_cost.c - what a program reads and computes of results that are measured before they are quantized, and the bytes of these: the
- * price of running it twice and of storing them, which emit.c compares. */
+/* emit_cost.c - what a program reads and computes of results that are measured before they are quantized, and the bytes
+ * of these: the price of running it twice and of storing them, which emit.c compares. */
 #include "emit.h"
 
-/* What a thread takes to go over an element, for an instruction and for a dear one, in bytes that memory moves meanwhile. Measured on
- * two cores of Zen 4, a thread: a second run of srelu 0.2 ns an element more than to store bfloat16, of a LayerNorm 0.4, of SiLU 0.7, of
- * GELU 0.9, of dropout 1.2. */
+/* What a thread takes to go over an element, for an instruction and for a dear one, in bytes that memory moves
+ * meanwhile. Measured on two cores of Zen 4, a thread: a second run of srelu 0.2 ns an element more than to store
+ * bfloat16, of a LayerNorm 0.4, of SiLU 0.7, of GELU 0.9, of dropout 1.2. */
 enum { PASS_WORK = 6, CHEAP_WORK = 1, DEAR_WORK = 16 };
 
 /* The value that an input of a unit's program is; TE_NO_VALUE: a number per row. *half: of it. */
@@ -70,7 +70,8 @@ te_status te_emit_cost_of(te_fuse_plan *plan, te_unit *unit, bool forward)
         bool half = !forward && unit->slots[unit->grads[k].slot].part.half;
         cost->stored += v->width / (half ? 2 : 1) * (int64_t)te_dtype_size(v->dtype);
         cost->stochastic |= te_emitted_quantizer(plan, value)->stochastic;
-        cost->whole &= !half && !te_emitted_quantizer(plan, value)->hadamard && !te_emitted_quantizer(plan, value)->row_scaled;
+        cost->whole &=
+            !half && !te_emitted_quantizer(plan, value)->hadamard && !te_emitted_quantizer(plan, value)->row_scaled;
         need[program->outputs[k].value] = true;
     }
     for (int i = program->n_insns - 1; i >= 0; i--)

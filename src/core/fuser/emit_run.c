@@ -63,8 +63,8 @@ static te_status take_stripe(te_emission *m, int64_t row, int64_t n, bool measur
 static bool takes_part(const te_emission *m, bool measuring) { return !measuring || m->way == TE_EMIT_TWICE; }
 
 /* The operands of rows from `row` on. */
-static void bind_stripe(const te_emitting *e, const te_program *program, const te_run *whole, int64_t row, bool measuring,
-                        te_operand *in, te_operand *out, te_rng *rngs)
+static void bind_stripe(const te_emitting *e, const te_program *program, const te_run *whole, int64_t row,
+                        bool measuring, te_operand *in, te_operand *out, te_rng *rngs)
 {
     uint64_t words = (uint64_t)(row * whole->shape[1] / 4);
     for (int i = 0; i < program->n_inputs; i++) {
@@ -116,10 +116,11 @@ static te_status open_emission(te_emitting *e, te_emission *m)
     shape[e->space->ndim - 1] = m->width;
     if (m->again) {
         m->factor = m->again->scale ? te_tensor_retain(m->again->scale) : NULL;
-        return te_quantized_open(e->state->device, &m->again->recipe->quantizers[m->role], m->dtype, e->space->ndim, shape, m->want,
-                                 m->target);
+        return te_quantized_open(e->state->device, &m->again->recipe->quantizers[m->role], m->dtype, e->space->ndim,
+                                 shape, m->want, m->target);
     }
-    return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target, &m->factor);
+    return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target,
+                        &m->factor);
 }
 
 static te_status open_stripe(te_emitting *e, te_emission *m, int64_t stripe)
@@ -171,7 +172,8 @@ static te_program *with_amaxes(te_emitting *e, const te_program *program)
         const te_emission *m = &e->of[i];
         if (m->way != TE_EMIT_STORED) continue;
         int value = p->outputs[m->output].value;
-        if (m->dtype != TE_F32) value = te_program_emit(p, m->dtype == TE_BF16 ? TE_PW_TO_BF16 : TE_PW_TO_F16, value, -1, -1);
+        if (m->dtype != TE_F32)
+            value = te_program_emit(p, m->dtype == TE_BF16 ? TE_PW_TO_BF16 : TE_PW_TO_F16, value, -1, -1);
         ok = value >= 0 && te_program_output(p, TE_OUT_AMAX, value) >= 0;
     }
     if (!ok) te_program_free(p);
@@ -191,8 +193,8 @@ static te_operand dense(const te_emission *m, const te_run *run)
 }
 
 /* One run of a backend that emits; jobs: in the order of the emissions, two for the halves of one matrix. */
-static te_status run_tiles(te_emitting *e, te_program *program, const te_run *whole, int n_outputs, te_quantize_job *jobs,
-                           bool measuring)
+static te_status run_tiles(te_emitting *e, te_program *program, const te_run *whole, int n_outputs,
+                           te_quantize_job *jobs, bool measuring)
 {
     te_exec *exec = &e->state->device->exec;
     te_operand outputs[TE_EMIT_OUTPUTS];
@@ -206,7 +208,8 @@ static te_status run_tiles(te_emitting *e, te_program *program, const te_run *wh
         bool stored = m->way == TE_EMIT_STORED, there = takes_part(m, measuring) && !stored;
         for (int half = 0; half < (m->second < 0 ? 1 : 2); half++, n++) {
             if (m->way == TE_EMIT_TWICE) jobs[n].step = measuring ? TE_QUANTIZE_MEASURE : TE_QUANTIZE_CONVERT;
-            outputs[half ? m->second : m->output] = (te_operand){.dtype = m->dtype, .quantized = there ? &jobs[n] : NULL};
+            outputs[half ? m->second : m->output] =
+                (te_operand){.dtype = m->dtype, .quantized = there ? &jobs[n] : NULL};
         }
         if (!stored || measuring) continue;
         outputs[m->output] = dense(m, whole);
@@ -301,7 +304,8 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     te_status status = TE_OK;
     for (int i = 0; i < e->n && status == TE_OK; i++) status = open_emission(e, &e->of[i]);
     if (status == TE_OK)
-        status = e->state->device->exec.backend->emits ? run_in_tiles(e, program, run) : run_in_stripes(e, program, run);
+        status =
+            e->state->device->exec.backend->emits ? run_in_tiles(e, program, run) : run_in_stripes(e, program, run);
     for (int i = 0; i < e->n; i++) {
         const te_emission *m = &e->of[i];
         bool first = !m->again && m->role == TE_ROLE_INPUT && e->state->plan->values[m->value].again;

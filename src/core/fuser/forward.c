@@ -13,7 +13,8 @@
 te_group_state *te_group_state_new(te_fuse_plan *plan, te_tensor *const *inputs)
 {
     size_t n = 2 * (size_t)plan->n_values + (size_t)plan->n_rows + (size_t)plan->n_aux;
-    size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) + ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
+    size_t bytes = sizeof(te_group_state) + n * sizeof(te_tensor *) +
+                   ((size_t)plan->n_values + (size_t)plan->n_aux) * sizeof(uint64_t) +
                    (size_t)plan->n_rngs * sizeof(te_rng) + (size_t)plan->n_products * sizeof(te_product_saved) +
                    ((size_t)plan->n_packs + 2 * (size_t)plan->n_products) * sizeof(te_quantized) +
                    (size_t)plan->n_frames * sizeof(te_space);
@@ -81,12 +82,16 @@ static te_space space_of(const te_group_state *state, int space, int64_t width)
     return s;
 }
 
-te_space te_state_space(const te_group_state *state, const te_unit *unit) { return space_of(state, unit->space, unit->width); }
+te_space te_state_space(const te_group_state *state, const te_unit *unit)
+{
+    return space_of(state, unit->space, unit->width);
+}
 
 te_tensor *te_state_tensor(te_group_state *state, const te_plan_value *value)
 {
     te_space s = space_of(state, value->space, value->width);
-    return te_tensor_new(state->plan->ctx, state->device, value->dtype, s.ndim - (value->cls == TE_VALUE_ROWS), s.shape);
+    return te_tensor_new(state->plan->ctx, state->device, value->dtype, s.ndim - (value->cls == TE_VALUE_ROWS),
+                         s.shape);
 }
 
 /* --- programs ----------------------------------------------------------------------------------------------------- */
@@ -239,7 +244,8 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     if (status == TE_OK && !handed) {
         te_tensor *stored = te_state_stored(state, result, y);
         if (stored)
-            state->values[unit->result] = te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
+            state->values[unit->result] =
+                te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
         if (!state->values[unit->result]) status = ctx->status;
         te_tensor_release(stored);
     }
@@ -336,7 +342,9 @@ static te_status take_inputs(te_group_state *state, te_tensor *const *inputs)
         if (plan->values[v].input < 0) continue;
         te_tensor *t = inputs[plan->values[v].input];
         bool open = t && te_tensor_is_quantized(t) && read_elsewhere(plan, v), framed = t && plan->values[v].frame > 0;
-        state->values[v] = open ? te_tensor_dequantized(t) : framed ? te_state_stored(state, &plan->values[v], t) : te_tensor_retain(t);
+        state->values[v] = open     ? te_tensor_dequantized(t)
+                           : framed ? te_state_stored(state, &plan->values[v], t)
+                                    : te_tensor_retain(t);
         if (t && !state->values[v]) return plan->ctx->status;
     }
     return TE_OK;

@@ -4,9 +4,10 @@
  *       frame 0             frame 1, wired                     frame 2, a view
  *       space 0             space 0                            space 2, twice the rows
  *
- * A reshape that keeps the width of rows keeps the rows, so it is wiring: what reads it reads its input. One that changes the
- * width is a view, a step that moves nothing, and the rows behind it are another space. Plans hold for any number of rows, so
- * a frame gives its rows as a ratio to x's; what its dimensions are, and whether they fit, a run finds out.
+ * A reshape that keeps the width of rows keeps the rows, so it is wiring: what reads it reads its input. One that
+ * changes the width is a view, a step that moves nothing, and the rows behind it are another space. Plans hold for any
+ * number of rows, so a frame gives its rows as a ratio to x's; what its dimensions are, and whether they fit, a run
+ * finds out.
  */
 #include "plan.h"
 
@@ -41,7 +42,8 @@ int te_group_enter_frame(te_group *group, const te_group_node *node)
 {
     int frame = -1;
     for (int i = 0; i < node->call.op->n_inputs && frame < 0; i++)
-        if (node->in[i] != TE_NO_VALUE && !group->values[node->in[i]].parameter) frame = group->values[node->in[i]].frame;
+        if (node->in[i] != TE_NO_VALUE && !group->values[node->in[i]].parameter)
+            frame = group->values[node->in[i]].frame;
     if (frame < 0) frame = 0;
     for (int i = 0; i < node->call.op->n_inputs; i++) {
         te_group_value *v = node->in[i] == TE_NO_VALUE ? NULL : &group->values[node->in[i]];
@@ -95,7 +97,8 @@ te_status te_plan_infer_reshape(te_fuse_plan *plan, te_group_node *node, te_plan
     frame->rows /= unit;
     frame->per /= unit;
     for (int f = plan->n_frames - 1; f >= 0; f--)
-        if (plan->frames[f].rows == frame->rows && plan->frames[f].per == frame->per) frame->space = plan->frames[f].space;
+        if (plan->frames[f].rows == frame->rows && plan->frames[f].per == frame->per)
+            frame->space = plan->frames[f].space;
     out->cls = TE_VALUE_TOKENS;
     out->dtype = x->dtype;
     out->width = width;
@@ -114,7 +117,8 @@ void te_plan_wire(te_fuse_plan *plan)
             if (wired) node->in[i] = TE_NO_VALUE;
             else if (to != TE_NO_VALUE) node->in[i] = to;
         }
-        if (strcmp(node->call.op->name, "stochastic_depth_mask") == 0) node->in[0] = TE_NO_VALUE; /* its frame says it all */
+        /* its frame says it all */
+        if (strcmp(node->call.op->name, "stochastic_depth_mask") == 0) node->in[0] = TE_NO_VALUE;
     }
     for (int v = 0; v < plan->n_values; v++) plan->values[v].output = -1;
     for (int i = plan->n_outputs - 1; i >= 0; i--) {
@@ -164,8 +168,8 @@ te_status te_state_open_frames(te_group_state *state, te_tensor *const *inputs)
         const te_plan_frame *frame = &plan->frames[f];
         bool fits = place(frame, tokens, &state->frames[f]);
         if (!fits || !same_lead(&state->frames[frame->same], frame->ndim, state->frames[f].shape))
-            return te_fail(plan->ctx, TE_ERROR_UNSUPPORTED, "te.reshape: cannot be planned: %lld rows of x do not fit it",
-                           (long long)tokens);
+            return te_fail(plan->ctx, TE_ERROR_UNSUPPORTED,
+                           "te.reshape: cannot be planned: %lld rows of x do not fit it", (long long)tokens);
     }
     for (int v = 0; v < plan->n_values && plan->n_frames > 1; v++) {
         const te_plan_value *value = &plan->values[v];

@@ -1,4 +1,5 @@
-/* gather.c - a table's rows by id, at the head of a group: x holds the ids, and their dimensions are those of the group's rows. */
+/* gather.c - a table's rows by id, at the head of a group: x holds the ids, and their dimensions are those of the
+ * group's rows. */
 #include "backward.h"
 
 #include "../ops/ops.h"

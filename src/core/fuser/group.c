@@ -43,7 +43,8 @@ void te_group_release(te_group *group)
 static int add_value(te_group *group, te_group_value made)
 {
     void *values = group->values;
-    if (!te_mem_grow(&group->ctx->mem, &values, &group->value_capacity, (size_t)group->n_values + 1, sizeof *group->values)) {
+    if (!te_mem_grow(&group->ctx->mem, &values, &group->value_capacity, (size_t)group->n_values + 1,
+                     sizeof *group->values)) {
         te_fail_memory(group->ctx, "fuser");
         return TE_NO_VALUE;
     }
@@ -97,7 +98,9 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
 te_status te_group_op(te_group *group, const te_group_call *call, int *result)
 {
     te_context *ctx = group->ctx;
-    te_group_node node = {.call = {.ctx = ctx, .op = call->op}, .label = call->label, .recipe_state = call->recipe_state,
+    te_group_node node = {.call = {.ctx = ctx, .op = call->op},
+                          .label = call->label,
+                          .recipe_state = call->recipe_state,
                           .cache_quantized = call->cache_quantized};
     void *nodes = group->nodes;
     te_status status = te_call_attributes(&node.call, call->args, call->n_args);
@@ -107,7 +110,8 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
             status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "no value %d in the group", node.in[i]);
     for (int i = 0; i < call->op->n_params && status == TE_OK; i++) {
         const te_param *p = &call->op->params[i];
-        if (p->type == TE_TYPE_TENSOR && !p->optional && node.in[p->slot] == TE_NO_VALUE && !node.call.is_number[p->slot])
+        if (p->type == TE_TYPE_TENSOR && !p->optional && node.in[p->slot] == TE_NO_VALUE &&
+            !node.call.is_number[p->slot])
             status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "argument %s is missing", p->name);
     }
     if (status == TE_OK && !te_group_accepts(ctx, call->op)) status = ctx->status;
@@ -140,32 +144,35 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
     return TE_OK;
 }
 
-static te_status apply(te_group *group, te_product *product, const te_op *op, const int *values, int n_values, const te_arg *args,
-                       int n_args, int *result)
+static te_status apply(te_group *group, te_product *product, const te_op *op, const int *values, int n_values,
+                       const te_arg *args, int n_args, int *result)
 {
     te_group_call call = {.op = op, .args = args, .n_args = n_args, .recipe_state = product};
     *result = TE_NO_VALUE;
     if (!op) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: there is no operation");
     if (n_values < 0 || n_values > op->n_inputs)
-        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values for %d inputs", op->name, n_values, op->n_inputs);
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values for %d inputs", op->name, n_values,
+                       op->n_inputs);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) call.values[i] = i < n_values ? values[i] : TE_NO_VALUE;
     return te_group_op(group, &call, result);
 }
 
-te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args, int n_args, int *result)
+te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
+                         int n_args, int *result)
 {
     return apply(group, NULL, op, values, n_values, args, n_args, result);
 }
 
 static bool attends(const te_op *op) { return strcmp(op->name, "self_attention") == 0; }
 
-te_status te_product_apply(te_product *product, te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
-                           int n_args, int *result)
+te_status te_product_apply(te_product *product, te_group *group, const te_op *op, const int *values, int n_values,
+                           const te_arg *args, int n_args, int *result)
 {
     if (result) *result = TE_NO_VALUE;
     if (!product || !group || !result) return TE_ERROR_ARGUMENT;
     if (product->ctx != group->ctx)
-        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: the product and the group have different contexts");
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT,
+                       "te_product_apply: the product and the group have different contexts");
     if (!op || (strcmp(op->name, "linear") != 0 && !attends(op)))
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: %s is no linear operation or attention",
                        op ? op->name : "NULL");
@@ -185,7 +192,8 @@ static te_status prepare_products(te_group *group)
 
 te_status te_group_output(te_group *group, int value)
 {
-    if (value < 0 || value >= group->n_values) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "no value %d in the group", value);
+    if (value < 0 || value >= group->n_values)
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "no value %d in the group", value);
     if (group->n_outputs == TE_GROUP_MAX_OUTPUTS)
         return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group has at most %d outputs", TE_GROUP_MAX_OUTPUTS);
     group->outputs[group->n_outputs++] = value;
@@ -210,7 +218,8 @@ static te_status check_inputs(te_group *group, te_tensor *const *inputs, bool *r
     te_context *ctx = group->ctx;
     const te_tensor *x = inputs[0];
     *record = false;
-    if (!x || x->ndim < 1) return te_fail(ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
+    if (!x || x->ndim < 1)
+        return te_fail(ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
     if (te_frame_of_input(x).ndim > TE_MAX_DIMS)
         return te_fail(ctx, TE_ERROR_UNSUPPORTED, "ids of %d dimensions, for which rows would have too many", x->ndim);
     for (int i = 0; i < group->n_inputs; i++) {
@@ -235,7 +244,8 @@ static te_status group_backward(te_call *call)
     return te_plan_backward((te_group_state *)(uintptr_t)call->pointer, call);
 }
 
-static const te_op_def group_def = {.signature = "sequential(x)", .doc = "A group of operations.", .backward = group_backward};
+static const te_op_def group_def = {
+    .signature = "sequential(x)", .doc = "A group of operations.", .backward = group_backward};
 static const te_op group_op = {.def = &group_def, .name = "Sequential", .n_outputs = TE_GROUP_MAX_OUTPUTS};
 
 /* The caller gets tensors of its own: what the state keeps stays outside the graph, so that node and result do not keep
@@ -244,7 +254,8 @@ static te_status make_outputs(te_group_state *state, te_tensor **outputs)
 {
     for (int i = 0; i < state->plan->n_outputs; i++) {
         const te_fuse_plan *plan = state->plan;
-        te_tensor *t = te_state_seen(state, &plan->values[plan->outputs[i]], state->values[plan->outputs[i]], plan->output_frames[i]);
+        te_tensor *t = te_state_seen(state, &plan->values[plan->outputs[i]], state->values[plan->outputs[i]],
+                                     plan->output_frames[i]);
         outputs[i] = t ? te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset) : NULL;
         te_tensor_release(t);
         if (!outputs[i]) return plan->ctx->status;

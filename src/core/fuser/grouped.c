@@ -3,9 +3,9 @@
  *      x      rows 0 .. 2 | 3 | 4 .. 8         sizes {3, 1, 5}, known when it runs
  *      y      x W0^T + b0 | x W1^T + b1 | x W2^T + b2
  *
- * Under a recipe every range is quantized by itself, as the operation called by itself does it: amaxes and blocks down the columns
- * are of its rows alone. An empty range is one too, since the amax of its weight counts. Backward takes the ranges from the last to
- * the first, the order of a tape, in which random bits are drawn.
+ * Under a recipe every range is quantized by itself, as the operation called by itself does it: amaxes and blocks down
+ * the columns are of its rows alone. An empty range is one too, since the amax of its weight counts. Backward takes the
+ * ranges from the last to the first, the order of a tape, in which random bits are drawn.
  */
 #include "ranges.h"
 
@@ -114,7 +114,8 @@ static te_status multiply(te_group_state *state, const te_unit *unit, int i, te_
 static bool keeps_x(const te_fuse_plan *plan, const te_unit *unit)
 {
     bool keeps = false;
-    for (int i = 0; i < te_grouped_count(plan, &plan->nodes[unit->nodes[0]]); i++) keeps |= !te_grouped_recipe(plan, unit, i);
+    for (int i = 0; i < te_grouped_count(plan, &plan->nodes[unit->nodes[0]]); i++)
+        keeps |= !te_grouped_recipe(plan, unit, i);
     return keeps && plan->values[unit->result].wanted;
 }
 

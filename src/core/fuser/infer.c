@@ -157,7 +157,8 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
 static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *table = input_of(plan, node, 0), *ids = input_of(plan, node, 1);
-    bool fits = table && table->cls == TE_VALUE_FIXED && table->input >= 0 && table->ndim == 2 && floating(table->dtype);
+    bool fits =
+        table && table->cls == TE_VALUE_FIXED && table->input >= 0 && table->ndim == 2 && floating(table->dtype);
     if (!fits) return te_plan_refuse(plan, node, "the table does not fit");
     if (!ids || ids->cls != TE_VALUE_LENGTHS || ids->input != 0)
         return te_plan_refuse(plan, node, "its ids are not what the group is given first");
@@ -173,8 +174,10 @@ static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_pla
 static te_status infer_mask(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *x = input_of(plan, node, 0), *lens = input_of(plan, node, 1);
-    if (!x || x->cls != TE_VALUE_TOKENS || plan->frames[x->frame].ndim < 2) return te_plan_refuse(plan, node, "its input has no rows");
-    if (lens && lens->cls != TE_VALUE_LENGTHS) return te_plan_refuse(plan, node, "the lengths of sequences are no integers");
+    if (!x || x->cls != TE_VALUE_TOKENS || plan->frames[x->frame].ndim < 2)
+        return te_plan_refuse(plan, node, "its input has no rows");
+    if (lens && lens->cls != TE_VALUE_LENGTHS)
+        return te_plan_refuse(plan, node, "the lengths of sequences are no integers");
     out->cls = TE_VALUE_ROWS;
     out->width = 1;
     out->dtype = TE_F32;
@@ -188,7 +191,8 @@ te_status te_plan_infer(te_fuse_plan *plan)
         te_plan_value *out = &plan->values[node->out];
         const te_op *op = node->call.op;
         te_status status = TE_OK;
-        if (!common_frame(plan, node, &out->frame)) status = te_plan_refuse(plan, node, "its inputs are seen in different shapes");
+        if (!common_frame(plan, node, &out->frame))
+            status = te_plan_refuse(plan, node, "its inputs are seen in different shapes");
         if (status != TE_OK) return status;
         if (op->def->formula)
             status = infer_program(plan, node, out);

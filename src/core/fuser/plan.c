@@ -3,7 +3,8 @@
 
 #include "../autograd.h"
 
-bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states, int n_states)
+bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states,
+                 int n_states)
 {
     node->list = NULL;
     node->states = NULL;
@@ -82,7 +83,8 @@ static te_fuse_plan *open_plan(te_group *group)
     plan->outputs = te_mem_zalloc(&ctx->mem, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
     plan->output_frames = plan->outputs + plan->n_outputs;
     plan->frames = te_mem_zalloc(&ctx->mem, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
-    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs && plan->frames) return plan;
+    if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs && plan->frames)
+        return plan;
     te_fuse_plan_release(plan);
     return NULL;
 }

@@ -8,15 +8,15 @@
  *             -- emit.c, handed.c  what is stored quantized alone
  *      plan   -- forward.c, backward.c, gather.c, grouped.c, ranges.c; describe*.c reads it
  *
- * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix product, a
- * look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a unit live in
- * registers. Where the unfused graph would store a value in its dtype, the program rounds to that dtype, so that fusing does not
- * change a forward result.
+ * A *unit* is one step of the plan: a row program made of all program ops that may be computed together, a matrix
+ * product, a look-up in a table, a view in rows of another width, or another operation called as it is. Values inside a
+ * unit live in registers. Where the unfused graph would store a value in its dtype, the program rounds to that dtype,
+ * so that fusing does not change a forward result.
  *
- * Backward runs the units in reverse. A program's gradient is derived from the whole of it, hence it is fused as forward is: the
- * gradient of a residual sum, the norm under it and the bias gradients above come out of one pass. A value that is also read by
- * later units, such as the residual stream, enters its program as an *identity* output: its gradient so far is then one more
- * input of the gradient program, not an addition afterwards.
+ * Backward runs the units in reverse. A program's gradient is derived from the whole of it, hence it is fused as
+ * forward is: the gradient of a residual sum, the norm under it and the bias gradients above come out of one pass. A
+ * value that is also read by later units, such as the residual stream, enters its program as an *identity* output: its
+ * gradient so far is then one more input of the gradient program, not an addition afterwards.
  */
 #ifndef TE_CORE_FUSER_PLAN_H
 #define TE_CORE_FUSER_PLAN_H
@@ -47,14 +47,16 @@ typedef enum te_value_class {
     TE_VALUE_LENGTHS /* integers, as lengths of sequences and ids; not read by programs */
 } te_value_class;
 
-/* The leading dimensions in which an activation is seen: those of x, frame 0, until a reshape makes others. A *space* is a number of
- * rows. Values of one space are stored in the dimensions of its first frame, whatever frame they are seen in: row programs and
- * products know rows alone. Only the caller, and what attends along sequences, are given the dimensions of the frame. */
+/* The leading dimensions in which an activation is seen: those of x, frame 0, until a reshape makes others. A *space*
+ * is a number of rows. Values of one space are stored in the dimensions of its first frame, whatever frame they are
+ * seen in: row programs and products know rows alone. Only the caller, and what attends along sequences, are given the
+ * dimensions of the frame. */
 typedef struct te_plan_frame {
     int     ndim; /* with that of the row */
     int64_t shape[TE_MAX_DIMS]; /* as the reshape says; -1: what is left. Of frame 0 unknown */
     int     space; /* its first frame */
-    int     same;  /* an earlier frame that has to have the same dimensions in a run, because an operation reads both; or itself */
+    int     same;  /* an earlier frame that has to have the same dimensions in a run, because an operation reads both;
+                      or itself */
     int64_t rows, per; /* so many rows for `per` of x, in lowest terms */
 } te_plan_frame;
 
@@ -69,7 +71,8 @@ typedef struct te_plan_value {
     int64_t        width;       /* last dimension; FIXED: number of elements */
     bool           wanted;      /* its gradient is */
     bool           saved;       /* backward reads it */
-    bool           emitted;     /* of a program, between it and a product: may be left quantized. Of a product: its gradient */
+    bool           emitted;     /* of a program, between it and a product: may be left quantized. Of a product: its
+                                   gradient */
     bool           handed;      /* of FP8 attention: the product that reads it takes its bytes */
     bool           packed;      /* … as E4M3 with one factor: what is saved is that */
     bool           again;       /* operand of weight gradients that the gradient program of its unit computes anew */
@@ -106,7 +109,8 @@ typedef struct te_unit_grad {
     te_output_kind kind;
     int            alias; /* source of the gradient that it is, unchanged; -1: computed */
     int            same;  /* one before it, of another value, that it is equal to: they share a tensor; -1: none */
-    int            bias;  /* a column sum for this parameter of the matrix product that made the slot's value; TE_NO_VALUE: no */
+    int            bias;  /* a column sum for this parameter of the matrix product that made the slot's value;
+                             TE_NO_VALUE: no */
 } te_unit_grad;
 
 /* Of the results of a program that are measured before they are quantized, per row; see emit.c. */
@@ -133,22 +137,25 @@ typedef struct te_unit {
     te_program  *measuring[2];    /* the programs with amaxes of what is stored, for devices; made when first run */
     int          n_rngs;
     int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
-    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL, TE_UNIT_MASK: where its own numbers begin */
+    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL, TE_UNIT_MASK: where its own numbers
+                                          begin */
     int          space;
     int64_t      width;
     bool         compute_f64;
     /* TE_UNIT_LINEAR; of others x and result, of TE_UNIT_GATHER weight */
-    bool         bias_elsewhere;  /* the bias gradient is an output of the program that makes the gradient of the result */
+    bool         bias_elsewhere;  /* the bias gradient is an output of the program that makes the gradient of
+                                     the result */
     int          x, weight, bias, result; /* values */
     te_dtype     compute;         /* dtype of the product */
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
-    int          product, n_products; /* under a recipe: what backward reads, in the run's arrays; of TE_UNIT_GROUPED for each group */
+    int          product, n_products; /* under a recipe: what backward reads, in the run's arrays; of TE_UNIT_GROUPED
+                                         for each group */
     /* TE_UNIT_CALL */
-    te_product_recipe *attention; /* likewise, of an attention, which has a place among the products: for its operands, where a
-                                     program leaves them quantized */
+    te_product_recipe *attention; /* likewise, of an attention, which has a place among the products: for its operands,
+                                     where a program leaves them quantized */
     /* TE_UNIT_LINEAR and TE_UNIT_CALL */
-    int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe, while its
-                                     weight gradient waits for x, the gradient of the result as well */
+    int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe,
+                                     while its weight gradient waits for x, the gradient of the result as well */
 } te_unit;
 
 /* Random numbers that a run draws. */
@@ -183,7 +190,8 @@ typedef struct te_fuse_plan {
     int           *outputs, *output_frames;
     te_plan_draw  *draws; /* n_rngs, in the order of their nodes */
     int            n_rows, n_rngs, n_aux, n_products, n_packs; /* sizes of a run's arrays */
-    char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is one */
+    char          *refusal; /* why there is no plan for these inputs, as long as the context's message; NULL: there is
+                               one */
     struct te_fuse_plan *next; /* of the same group */
 } te_fuse_plan;
 
@@ -216,7 +224,8 @@ typedef struct te_group_state {
     te_tensor   **values, **rows, **aux, **grads; /* n_values, n_rows, n_aux, n_values */
     uint64_t     *versions; /* of values and aux */
     te_product_saved *products;
-    te_quantized *emitted; /* per product: its input and the gradient of its result, where programs left them quantized */
+    te_quantized *emitted; /* per product: its input and the gradient of its result, where programs left them
+                              quantized */
     te_quantized *packs; /* n_packs; filled once their readers have run */
     te_rng       *rngs;
 } te_group_state;
@@ -224,18 +233,21 @@ typedef struct te_group_state {
 /* --- making plans ------------------------------------------------------------------------------------------------- */
 
 /* Gives a node lists of its own, copies; false: no memory, and te_node_disown lets go of those that are there. */
-bool          te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states, int n_states);
+bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states,
+                 int n_states);
 void          te_node_disown(const te_mem *mem, te_group_node *node);
-te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record); /* found or made; NULL on failure */
+/* found or made; NULL on failure */
+te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record);
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
 void          te_fuse_plan_release(te_fuse_plan *plan);
 te_status     te_plan_infer(te_fuse_plan *plan);
 te_status     te_plan_cluster(te_fuse_plan *plan);
 te_status     te_plan_compile(te_fuse_plan *plan);
-bool          te_plan_may_recompute(const te_fuse_plan *plan, const te_unit *unit, bool *again); /* per result; true: some */
+/* per result; true: some */
+bool          te_plan_may_recompute(const te_fuse_plan *plan, const te_unit *unit, bool *again);
 /* Whether backward keeps fewer bytes with the second gradient, which gives those results again, than with the first. */
-bool          te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again, const te_gradient *keeping,
-                                     const te_gradient *recomputing);
+bool te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again,
+                            const te_gradient *keeping, const te_gradient *recomputing);
 unsigned      te_plan_present(const te_fuse_plan *plan, const te_group_node *node); /* bit i: input i is there */
 te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const char *format, ...) TE_PRINTF(3, 4);
 
@@ -283,7 +295,8 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
 te_status te_grouped_forward(te_group_state *state, const te_unit *unit);
 int       te_grouped_count(const te_fuse_plan *plan, const te_group_node *node); /* of groups */
 void      te_plan_describe_grouped(te_fuse_plan *plan, te_unit *unit);
-te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i); /* of a group; NULL: high precision */
+/* of a group; NULL: high precision */
+te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i);
 te_status te_plan_infer_biases(te_fuse_plan *plan, te_group_node *node, te_plan_value *out);
 te_status te_biases_forward(te_group_state *state, const te_unit *unit);
 

@@ -2,8 +2,8 @@
  *
  *      x      rows 0 .. 2 | 3 | 4 .. 8         sizes {3, 1, 5}
  *
- * Sizes may lie on a device, which the host has to wait for: they are read once in a run, for all units that share them, and backward
- * reads what is on the host already.
+ * Sizes may lie on a device, which the host has to wait for: they are read once in a run, for all units that share
+ * them, and backward reads what is on the host already.
  */
 #include "ranges.h"
 
@@ -24,7 +24,10 @@ static te_status fail_sizes(const te_fuse_plan *plan, te_tensor *sizes, int grou
                    used ? text : "", groups, (long long)rows);
 }
 
-static te_tensor **kept_sizes(const te_group_state *state, const te_unit *unit) { return &state->aux[unit->first_aux + 1]; }
+static te_tensor **kept_sizes(const te_group_state *state, const te_unit *unit)
+{
+    return &state->aux[unit->first_aux + 1];
+}
 
 /* What another unit has read already. NULL: nobody has. */
 static te_tensor *shared_sizes(const te_group_state *state, int value)
@@ -88,8 +91,8 @@ te_tensor *te_range_rows(const te_group_state *state, const te_unit *unit, int v
 
 /* --- biases ------------------------------------------------------------------------------------------------------- */
 
-/* Every row's own bias, that of its range: memory that a program reads, which makes the gradients of what scales them. Never kept for
- * backward, which spreads the biases once more where it reads them. */
+/* Every row's own bias, that of its range: memory that a program reads, which makes the gradients of what scales them.
+ * Never kept for backward, which spreads the biases once more where it reads them. */
 
 te_status te_plan_infer_biases(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {

@@ -9,7 +9,8 @@ typedef struct te_range {
     int64_t first, n;
 } te_range;
 
-/* The ranges of a run; `ranges` has room for one per group. The first unit that asks reads them, and keeps them on the host. */
+/* The ranges of a run; `ranges` has room for one per group. The first unit that asks reads them, and keeps them on the
+ * host. */
 te_status te_ranges_read(te_group_state *state, const te_unit *unit, int groups, te_range *ranges);
 /* Those rows of the memory, or the gradient, of a value that the unit reads or makes. NULL on failure. */
 te_tensor *te_range_rows(const te_group_state *state, const te_unit *unit, int value, te_tensor *t, te_range range);

@@ -3,13 +3,13 @@
  *      forward     h -> [ y = gelu(h) ] -> y W^T           y is released
  *      backward    dy W -> [ dh, and y again ] -> dy^T y
  *
- * The gradient program of y's unit reads what y follows from anyway, and much of y is on the way to its gradient. So y is one
- * more output of it: a tensor less is kept from forward, none more is read, and the product waits until y is there. Where
- * y follows from tensors that backward would not keep, as a sum does, keeping y costs no more and is done; likewise where
- * products are so narrow that computing y again would show beside them (te_context.recompute_width).
+ * The gradient program of y's unit reads what y follows from anyway, and much of y is on the way to its gradient. So y
+ * is one more output of it: a tensor less is kept from forward, none more is read, and the product waits until y is
+ * there. Where y follows from tensors that backward would not keep, as a sum does, keeping y costs no more and is done;
+ * likewise where products are so narrow that computing y again would show beside them (te_context.recompute_width).
  *
- * Under a recipe the product keeps y's column-wise copy alone; then it is that which is made again, from the same values and,
- * under delayed scaling, with the factor that forward had. */
+ * Under a recipe the product keeps y's column-wise copy alone; then it is that which is made again, from the same
+ * values and, under delayed scaling, with the factor that forward had. */
 #include "plan.h"
 
 /* Whether backward of a product can do with x computed again. */
@@ -71,7 +71,8 @@ static int64_t kept_bytes(const te_fuse_plan *plan, const te_unit *unit, const t
     return bytes;
 }
 
-/* Bytes per row that products keep of a value: one tensor for all in high precision, and each its own copy under a recipe. */
+/* Bytes per row that products keep of a value: one tensor for all in high precision, and each its own copy under a
+ * recipe. */
 static int64_t operand_bytes(const te_fuse_plan *plan, int value)
 {
     const te_plan_value *v = &plan->values[value];
@@ -79,15 +80,16 @@ static int64_t operand_bytes(const te_fuse_plan *plan, int value)
     for (int u = 0; u < plan->n_units; u++) {
         const te_unit *unit = &plan->units[u];
         if (unit->kind != TE_UNIT_LINEAR || unit->x != value || !plan->values[unit->weight].wanted) continue;
-        bool bytes = unit->recipe && unit->recipe->quantized[TE_ROLE_INPUT] && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
+        bool bytes =
+            unit->recipe && unit->recipe->quantized[TE_ROLE_INPUT] && unit->recipe->backward == TE_BACKWARD_QUANTIZED;
         if (!bytes) plain = v->width * (int64_t)te_dtype_size(v->dtype);
         else copies += unit->recipe->quantizers[TE_ROLE_INPUT].element == TE_E2M1 ? (v->width + 1) / 2 : v->width;
     }
     return copies + plain;
 }
 
-bool te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again, const te_gradient *keeping,
-                            const te_gradient *recomputing)
+bool te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again,
+                            const te_gradient *keeping, const te_gradient *recomputing)
 {
     int64_t saved = 0;
     for (int k = 0; k < unit->n_results; k++)

@@ -88,7 +88,8 @@ const te_op_def te_ops_activation[] = {
      .doc = "silu(a) b (Shazeer 2020)." BLOCKS,
      .flags = GATED,
      .formula = "y = a * sigmoid(a) * b"},
-    {.signature = "clamped_swiglu(x; limit: number = 7, alpha: number = 1.702, offset: number = 1, interleave: int = 0)",
+    {.signature =
+         "clamped_swiglu(x; limit: number = 7, alpha: number = 1.702, offset: number = 1, interleave: int = 0)",
      .doc = "g sigmoid(alpha g) (clamp(b, -limit, limit) + offset) with g = min(a, limit)." BLOCKS,
      .flags = GATED,
      .formula = CLAMPED_SWIGLU},

@@ -218,7 +218,8 @@ static te_status arg_extreme(te_call *call, bool largest)
     int dim = -1, n = 0;
     if (call->attr[0].set && (dim = dim_of(call, x, &call->attr[0])) < 0) return call->ctx->status;
     if ((dim < 0 ? te_tensor_numel(x) : x->shape[dim]) == 0)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements%s", TE_SHAPE_TEXT(x), dim < 0 ? "" : " along the dimension");
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements%s", TE_SHAPE_TEXT(x),
+                            dim < 0 ? "" : " along the dimension");
     if (dim >= 0) {
         rows = dim_last(x, dim);
     } else { /* position in the flattened tensor */

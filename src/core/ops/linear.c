@@ -218,7 +218,10 @@ static te_status matmul_forward(te_call *call)
     return te_call_result(call, y);
 }
 
-static te_status grouped_forward(te_call *call) { return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no parameters"); }
+static te_status grouped_forward(te_call *call)
+{
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no parameters");
+}
 
 const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
@@ -227,11 +230,13 @@ const te_op_def te_ops_linear[] = {
      .forward = linear_forward,
      .backward = linear_backward},
     {.signature = "grouped_linear(x, sizes)",
-     .doc = "Rows of x in contiguous groups of so many, each times a weight of its own. Stands in plans alone, where it has weights.",
+     .doc = "Rows of x in contiguous groups of so many, each times a weight of its own. Stands in plans alone, where "
+            "it has weights.",
      .flags = TE_OP_HIDDEN,
      .forward = grouped_forward},
     {.signature = "grouped_biases(scale, sizes)",
-     .doc = "For every row the bias of its group, rows in contiguous groups of so many. Stands in plans alone, where it has biases.",
+     .doc = "For every row the bias of its group, rows in contiguous groups of so many. Stands in plans alone, where "
+            "it has biases.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .forward = grouped_forward},
     {.signature = "addcmul_rows(x, scale, bias)",

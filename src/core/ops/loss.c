@@ -23,8 +23,8 @@ static te_status check_targets(te_call *call, te_tensor *target, int64_t classes
     return status;
 }
 
-/* In a graph, whose steps nobody looks at before they are made: a loss whose target is no class is not a number, so that
- * te.optim.grad_clip lets no weight change. Takes over the losses. */
+/* In a graph, whose steps nobody looks at before they are made: a loss whose target is no class is not a number, so
+ * that te.optim.grad_clip lets no weight change. Takes over the losses. */
 static te_tensor *mark_targets(te_call *call, te_tensor *losses, te_tensor *target, int64_t classes)
 {
     te_arg args[] = {TE_A_TENSOR(losses), TE_A_TENSOR(target), TE_A_NUMBER((double)classes),
@@ -54,7 +54,8 @@ static te_status cross_entropy_forward(te_call *call)
     if (status != TE_OK) return status;
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
     bool smooth = smoothing != 0;
-    te_tensor *losses = te_op_call(call->ctx, smooth ? "cross_entropy_smooth" : "cross_entropy_row", smooth ? 4 : 3, rows);
+    te_tensor *losses =
+        te_op_call(call->ctx, smooth ? "cross_entropy_smooth" : "cross_entropy_row", smooth ? 4 : 3, rows);
     if (captured) losses = mark_targets(call, losses, target, classes);
     if (!losses || call->attr[2].number == 2) return te_call_result(call, losses);
     te_arg flat_args[] = {TE_A_TENSOR(losses), TE_A_INTS(((int64_t[]){-1}), 1)};

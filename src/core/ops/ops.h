@@ -11,8 +11,9 @@ typedef struct te_op_group {
 
 extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
-extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[], te_ops_view[],
-    te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[];
+extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[],
+    te_ops_view[], te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[],
+    te_ops_quantized[];
 
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);
@@ -36,20 +37,24 @@ te_program *te_utility_program(te_context *ctx, const te_utility *utility);
 /* One result of op `name`, recorded as any call; NULL on failure. */
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args);
 
-/* Common dtype of two operands: bool < uint8 < int32 < int64 < (bfloat16, float16) < float32 < float64; bfloat16 with float16 gives float32. */
+/* Common dtype of two operands: bool < uint8 < int32 < int64 < (bfloat16, float16) < float32 < float64; bfloat16 with
+ * float16 gives float32. */
 te_dtype te_promote(te_dtype a, te_dtype b);
 
 /* Whether the shapes of a linear layer's x, weight and bias fit. */
 te_status te_linear_check(te_call *call);
 
-/* t in another shape of as many elements, outside the graph: a view, or a copy where it does not lie so. NULL on failure. */
+/* t in another shape of as many elements, outside the graph: a view, or a copy where it does not lie so. NULL on
+ * failure. */
 te_tensor *te_tensor_seen(te_tensor *t, int ndim, const int64_t *shape);
 
-/* Rows of a table by id into y, and their gradient added to that of the table; `call` names the operation in messages. */
+/* Rows of a table by id into y, and their gradient added to that of the table; `call` names the operation in
+ * messages. */
 te_status te_embedding_rows(te_call *call, te_tensor *y, te_tensor *table, te_tensor *ids);
 te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy, te_tensor *ids);
 
-/* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading ones). */
+/* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading
+ * ones). */
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate);
 /* dst += src, equal shapes. */
 te_status te_add_to(te_tensor *dst, te_tensor *src);

@@ -6,12 +6,12 @@
  *      the source is contiguous along another
  *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
  *      anything else                            runs along the last dimension
- * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be read
- * first, and nobody would find them later. Measured, that pays where no less is written than read. Tiles go past the caches
- * where they are converted, thus go through such a block anyway, or where squares can be turned in registers, whose rows are
- * whole lines. Where they can, past the caches or not, tiles are long, eight lines of a destination's row and more one behind
- * the other, and follow the rows of the source.
- * The work is cut into units by shape alone; each element has one writer, so the number of threads changes nothing.
+ * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
+ * read first, and nobody would find them later. Measured, that pays where no less is written than read. Tiles go past
+ * the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
+ * registers, whose rows are whole lines. Where they can, past the caches or not, tiles are long, eight lines of a
+ * destination's row and more one behind the other, and follow the rows of the source. The work is cut into units by
+ * shape alone; each element has one writer, so the number of threads changes nothing.
  */
 #include "copy.h"
 #include "workers.h"
@@ -178,7 +178,8 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
     } else {
         int64_t rows = plan->dst.shape[plan->across];
         plan_tiles(plan, lines, bytes);
-        plan->per_outer = ((rows + plan->tile_rows - 1) / plan->tile_rows) * ((inner + plan->tile_cols - 1) / plan->tile_cols);
+        plan->per_outer =
+            ((rows + plan->tile_rows - 1) / plan->tile_rows) * ((inner + plan->tile_cols - 1) / plan->tile_cols);
         /* the tiled dimension goes next to the last one, so that the outer ones are a prefix */
         for (int i = plan->across; i + 1 < last; i++) {
             int64_t extent = plan->dst.shape[i], ds = plan->dst.stride[i], ss = plan->src.stride[i];

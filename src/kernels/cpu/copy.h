@@ -39,8 +39,8 @@ typedef struct te_copy_blocks {
 
 extern const te_copy_blocks te_copy_blocks_portable, te_copy_blocks_avx2, te_copy_blocks_avx512;
 
-/* isa/transpose_lines.c: tiles of whole squares with the side of a cache line, past the caches, where the destination's lines
- * are those of the squares, and not. By logarithm of the element's size; NULL: there is none. */
+/* isa/transpose_lines.c: tiles of whole squares with the side of a cache line, past the caches, where the destination's
+ * lines are those of the squares, and not. By logarithm of the element's size; NULL: there is none. */
 typedef struct te_transpose_lines {
     te_transpose_fn past[4], near[4];
 } te_transpose_lines;

@@ -1,9 +1,9 @@
 /* cpu.h - what the files of the CPU backend share.
  *
  * Files in isa/ hold the inner loops. The build compiles each of them once per instruction set with TE_ISA defined to
- * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide, and
- * is reached through the device's `isa` at run time. All copies give the same bits. Attention is compiled for `avx512bf16`
- * besides, whose bits are its own, and quantizing for `avx512vbmi`.
+ * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide,
+ * and is reached through the device's `isa` at run time. All copies give the same bits. Attention is compiled for
+ * `avx512bf16` besides, whose bits are its own, and quantizing for `avx512vbmi`.
  */
 #ifndef TE_KERNELS_CPU_H
 #define TE_KERNELS_CPU_H
@@ -18,7 +18,8 @@ typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_IS
 
 /* The state behind te_exec.device on the CPU. */
 typedef struct te_cpu_device {
-    te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers it */
+    te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers
+                          it */
     bool       has_bf16; /* and, beside avx512, pairs of bfloat16: products, rounding; not with TE_CPU_ISA=avx512 */
     bool       has_vbmi; /* likewise permutations of bytes */
     atomic_int stopped; /* a unit of the call that runs was left out */
@@ -29,8 +30,9 @@ typedef struct te_cpu_device {
 
 static inline te_cpu_device *te_cpu(te_exec *exec) { return (te_cpu_device *)exec->device; }
 
-/* Interrupts. Loops ask before each unit of work, some milliseconds long at most, and leave out the rest; their entry ends
- * with te_cpu_finish. That something was left out is kept by the device, so a flag that is taken back changes nothing. */
+/* Interrupts. Loops ask before each unit of work, some milliseconds long at most, and leave out the rest; their entry
+ * ends with te_cpu_finish. That something was left out is kept by the device, so a flag that is taken back changes
+ * nothing. */
 static inline bool te_cpu_stopping(te_exec *exec)
 {
     if (!exec->interrupt || !atomic_load_explicit(exec->interrupt, memory_order_relaxed)) return false;

@@ -101,8 +101,8 @@ void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t
     if (d->times != 1 && d->block_rows) blocks->multiply(values, d->times, n);
 }
 
-bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n, te_dtype dtype,
-                   void *to, bool past)
+bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
+                   te_dtype dtype, void *to, bool past)
 {
     float factors[TE_DECODE_RUN], times = d->block_rows ? d->times : 1;
     if (!blocks->decode_to[d->element] || d->col_stride != 1 || (d->amax && d->amax_col_stride)) return false;

@@ -35,10 +35,10 @@ te_decode te_decode_of(const te_view *view, bool *across);
 void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                    float *values);
 
-/* The same of n <= TE_DECODE_FAR to float32 or bfloat16, rounded once more for that; past: `to` is not read soon, and a fence
- * follows. False, and nothing is written, where there is no short way. */
-bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n, te_dtype dtype,
-                   void *to, bool past);
+/* The same of n <= TE_DECODE_FAR to float32 or bfloat16, rounded once more for that; past: `to` is not read soon, and a
+ * fence follows. False, and nothing is written, where there is no short way. */
+bool te_decode_run(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
+                   te_dtype dtype, void *to, bool past);
 
 /* All values to rows of d->cols elements, bfloat16 or float32. False: bfloat16 does not hold every one as a normal
  * number or 0, and what was written is of no use; nor is it after an interrupt (te_cpu_stopped). */

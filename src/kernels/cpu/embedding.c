@@ -53,9 +53,9 @@ static void copy_rows(void *context, int64_t first, int64_t end, int thread)
     int            last = l->ids->ndim;
     (void)thread;
     for (int64_t i = first; i < end && !te_cpu_stopping(l->exec); i++)
-        te_convert(l->blocks, te_element(out->data, out->dtype, te_offset_of(out, last, i)), out->dtype, out->stride[last],
-                   te_element(table->data, table->dtype, id_at(l->ids, i) * table->stride[0]), table->dtype,
-                   table->stride[1], table->shape[1]);
+        te_convert(l->blocks, te_element(out->data, out->dtype, te_offset_of(out, last, i)), out->dtype,
+                   out->stride[last], te_element(table->data, table->dtype, id_at(l->ids, i) * table->stride[0]),
+                   table->dtype, table->stride[1], table->shape[1]);
 }
 
 te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
@@ -153,7 +153,8 @@ static void add_groups(void *context, int64_t first, int64_t end, int thread)
     (void)thread;
     for (int64_t unit = first; unit < end && !te_cpu_stopping(s->exec); unit++) {
         int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
-        add_rows(s, s->groups[group], s->groups[group + 1], column, width - column < COLUMNS ? width - column : COLUMNS);
+        add_rows(s, s->groups[group], s->groups[group + 1], column,
+                 width - column < COLUMNS ? width - column : COLUMNS);
     }
 }
 

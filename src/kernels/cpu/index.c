@@ -68,7 +68,7 @@ static int64_t whole_offset(const walk *w, int64_t r)
 }
 
 #define GATHER_ROW(type)                                                                                               \
-    for (int64_t i = first; i < end; i++)                                                                               \
+    for (int64_t i = first; i < end; i++)                                                                              \
     ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                          \
         ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
 

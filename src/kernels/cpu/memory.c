@@ -1,7 +1,7 @@
 /* memory.c - host memory: the library's hook on malloc, and the blocks behind tensors.
  *
- * Blocks come from the same hook as everything else, so a host can count or refuse them. Each is aligned by hand, with the
- * address that the hook gave kept just before it:
+ * Blocks come from the same hook as everything else, so a host can count or refuse them. Each is aligned by hand, with
+ * the address that the hook gave kept just before it:
  *
  *     raw ……… | raw | block, 64-byte or huge-page aligned ………
  */

@@ -168,8 +168,8 @@ static void sift_down(candidate *heap, int64_t n, int64_t i)
 }
 
 /* Leaves the k best of a row in heap, best first; false when it was interrupted, with anything there. */
-static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src, int64_t row,
-                     bool largest)
+static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src,
+                     int64_t row, bool largest)
 {
     uint64_t keys[TE_COPY_BLOCK];
     int64_t n = row_length(src);
@@ -241,7 +241,8 @@ te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indic
 /* --- cumsum ----------------------------------------------------------------------------------------------------- */
 
 /* Sums run in float64, or in wrapping int64 for integers, and are rounded to the destination once. */
-static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row, bool reverse)
+static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row,
+                       bool reverse)
 {
     bool integer = te_value_class_of(src->dtype) == TE_CLASS_I64;
     union {
@@ -354,7 +355,8 @@ te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *s
     if (!tree.sums) return TE_ERROR_MEMORY;
     for (int64_t row = 0; row < rows && status == TE_OK && !te_cpu_stopping(exec); row++) {
         const char *fault = tree_load(te_copy_blocks_of(exec), &tree, src, row, replacement ? 1 : draws);
-        if (fault) status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row + 1, fault);
+        if (fault)
+            status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row + 1, fault);
         int64_t *sample = row_at(out, row);
         for (int64_t d = 0; d < draws && !fault && !(d % POLL == 0 && te_cpu_stopping(exec)); d++) {
             int64_t drawn = tree_find(&tree, te_rng_word(rng, (uint64_t)(row * draws + d)) * 0x1p-32);

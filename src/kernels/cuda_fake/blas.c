@@ -130,7 +130,8 @@ TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefer
 {
     (void)p, (void)value;
     ENTER();
-    return size == (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return size == (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4) ? CUBLAS_STATUS_SUCCESS
+                                                                              : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 /* --- what is supported -------------------------------------------------------------------------------------------- */
@@ -276,8 +277,10 @@ static void one_product(const product *p, int64_t batch)
     char *base_c = p->pc + batch * p->c.step * element_size(p->c.type);
     bool tf32 = p->d.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     bool narrow = te_fake_is_narrow(p->a.type);
-    double *a = narrow ? te_fake_unpack_narrow(&p->d, &p->a, 0, p->pa, m, k) : unpack(base_a, &p->a, p->d.op_a, m, k, tf32);
-    double *b = narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
+    double *a =
+        narrow ? te_fake_unpack_narrow(&p->d, &p->a, 0, p->pa, m, k) : unpack(base_a, &p->a, p->d.op_a, m, k, tf32);
+    double *b =
+        narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
         column_sums(sums, a, b, m, n, k, j);

@@ -137,18 +137,23 @@ TE_FAKE cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle)
     descriptor *d = handle;
     ENTER();
     if (d->final) return CUDNN_STATUS_BAD_PARAM;
-    if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && !is_handle(te_fake_attribute(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)))
+    if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
+        !is_handle(te_fake_attribute(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)))
         return CUDNN_STATUS_BAD_PARAM;
-    if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !is_handle(te_fake_attribute(d, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)))
+    if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR &&
+        !is_handle(te_fake_attribute(d, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)))
         return CUDNN_STATUS_BAD_PARAM;
     d->final = true;
     return CUDNN_STATUS_SUCCESS;
 }
 
-static int32_t enumerator(const descriptor *d, int name) { return ((const int32_t *)te_fake_attribute(d, name)->values)[0]; }
+static int32_t enumerator(const descriptor *d, int name)
+{
+    return ((const int32_t *)te_fake_attribute(d, name)->values)[0];
+}
 
-/* Of fp8 operands the real library knows on Hopper: attention with the amaxes of its probabilities and its result, which is
- * fp8 as well, and with lse. */
+/* Of fp8 operands the real library knows on Hopper: attention with the amaxes of its probabilities and its result,
+ * which is fp8 as well, and with lse. */
 static bool is_known(const descriptor *graph)
 {
     const attribute *operations = te_fake_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);

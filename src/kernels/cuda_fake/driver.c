@@ -466,7 +466,8 @@ TE_FAKE CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attr
 {
     function *f = (function *)(void *)handle;
     ENTER();
-    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || (uint32_t)value + variables_of(f) > SHARED_MOST)
+    if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
+        (uint32_t)value + variables_of(f) > SHARED_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     f->dynamic = (uint32_t)value;
     return CUDA_SUCCESS;

@@ -2,13 +2,15 @@
  * the backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
- * queued by every call and runs when somebody waits or asks, so host memory that is reused too early is caught. New device
- * memory holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not measured.
+ * queued by every call and runs when somebody waits or asks, so host memory that is reused too early is caught. New
+ * device memory holds NaNs, and a border around each allocation is checked when it is freed. Time is counted, not
+ * measured.
  *
  * Kernels are compiled and run by the simulator (cuda_sim.h).
  *
- * With TE_FAKE_IDLE in the environment the device has the memory of a large card and does nothing but small copies: what the
- * host does for models of any size can be watched, and the cache of kernels holds the source of all that they need.
+ * With TE_FAKE_IDLE in the environment the device has the memory of a large card and does nothing but small copies:
+ * what the host does for models of any size can be watched, and the cache of kernels holds the source of all that they
+ * need.
  */
 #ifndef TE_KERNELS_CUDA_FAKE_H
 #define TE_KERNELS_CUDA_FAKE_H

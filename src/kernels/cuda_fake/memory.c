@@ -1,5 +1,5 @@
-/* memory.c - memory of the fake devices: one arena, protected while no work runs. Its protection changes twice per wait,
- * which takes a time that grows with the number of pages, so they are large ones where the system has them. */
+/* memory.c - memory of the fake devices: one arena, protected while no work runs. Its protection changes twice per
+ * wait, which takes a time that grows with the number of pages, so they are large ones where the system has them. */
 #include "fake.h"
 
 #include <stdlib.h>
@@ -100,7 +100,8 @@ bool te_fake_release(CUdeviceptr ptr)
         return false;
     }
     te_fake_open_memory(true);
-    for (size_t i = r->bytes; i < r->size && !te_fake_idle(); i++) faults += (unsigned char)arena[r->start + i] != FILL_BORDER;
+    for (size_t i = r->bytes; i < r->size && !te_fake_idle(); i++)
+        faults += (unsigned char)arena[r->start + i] != FILL_BORDER;
     te_fake_open_memory(false);
     used -= r->bytes;
     n_regions--;

@@ -1,9 +1,9 @@
-/* transpose_lines.c - transposes by squares with the side of a cache line, see copy.h: turned in registers and stored line by
- * line. Only where a register holds a line.
+/* transpose_lines.c - transposes by squares with the side of a cache line, see copy.h: turned in registers and stored
+ * line by line. Only where a register holds a line.
  *
  * A square of 32-bit elements takes 16 registers and four rounds of exchanges. One of 16-bit elements is done in two
- * halves: interleaved, two rows are one row of pairs, the lower halves of each 128 bits in one register and the upper halves
- * in another, and a line of the result is a column of 16 pairs.
+ * halves: interleaved, two rows are one row of pairs, the lower halves of each 128 bits in one register and the upper
+ * halves in another, and a line of the result is a column of 16 pairs.
  */
 #include "kernels/cpu/copy.h"
 
@@ -38,7 +38,8 @@ static inline __attribute__((always_inline)) void turn_registers(__m512i *a)
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) { /* a 4 x 4 transpose of the quarters */
-        __m512i even_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0x88), odd_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0xdd);
+        __m512i even_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0x88),
+                odd_low = _mm512_shuffle_i32x4(a[c], a[c + 4], 0xdd);
         __m512i even_high = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0x88),
                 odd_high = _mm512_shuffle_i32x4(a[c + 8], a[c + 12], 0xdd);
         b[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
@@ -75,7 +76,8 @@ static inline __attribute__((always_inline)) void square_16(uint16_t *dst, int64
         __m512i a[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
-            __m512i x = _mm512_loadu_si512(src + 2 * i * src_stride), y = _mm512_loadu_si512(src + (2 * i + 1) * src_stride);
+            __m512i x = _mm512_loadu_si512(src + 2 * i * src_stride),
+                    y = _mm512_loadu_si512(src + (2 * i + 1) * src_stride);
             a[i] = half ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y);
         }
         turn_registers(a);

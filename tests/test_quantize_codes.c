@@ -97,7 +97,7 @@ static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, 
 {
     static const struct {
         int first, n;
-    } parts[] = {{0, N}, {0x3f00, 1000}, {0x3f00, 63}, {0x7f00, 0x80}, {0xbe01, 0x2ff}, {0, 0}};
+    } parts[] = {{0, N}, {0x3c00, 0x800}, {0x3f00, 1000}, {0x3f00, 63}, {0x7f00, 0x80}, {0xbe01, 0x2ff}, {0, 0}};
     size_t size = source == 0 ? sizeof *floats : sizeof *halves;
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         int first = parts[p].first, n = parts[p].n;
@@ -150,6 +150,12 @@ int main(void)
             for (int k = -120; k <= 120; k += 24) check_whole(blocks, (te_element_kind)kind, source, ldexpf(1.1f, k));
             check_factor(blocks, (te_element_kind)kind, source, 0x1p-127f);
             check_factor(blocks, (te_element_kind)kind, source, TE_FLT_MAX);
+        }
+    for (int i = 0x3c00; i < 0x4400; i += 3) halves[i] = i % 2 ? 0x8000 : 0; /* zeros among numbers */
+    for (int kind = 0; kind < TE_ELEMENT_COUNT; kind++)
+        for (int i = 0; i < 24; i++) { /* some with ties */
+            float short_one = ldexpf(1 + (float)(i % 8) * 0.125f, i / 2 - 6), any = (float)exp2(test_uniform(&state, -8, 8));
+            check_whole(blocks, (te_element_kind)kind, 1, i % 2 ? any : short_one);
         }
     check_narrow(blocks, TE_E4M3);
     check_narrow(blocks, TE_E5M2);

@@ -7,6 +7,7 @@
 #define TE_KERNELS_CPU_QUANTIZE_ENCODE_H
 
 #include "quantize_powers.h"
+#include "quantize_products.h"
 #include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
@@ -21,7 +22,7 @@
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
         __m512 one = _mm512_set1_ps(multiplier), m[4] = {one, one, one, one};                                          \
         __m512i most = _mm512_setzero_si512();                                                                         \
-        int64_t i = 0;                                                                                                 \
+        int64_t i = te_product_row_##dtype(codes, x, multiplier, n, past, f, &most);                                   \
         for (; i + 64 <= n; i += 64) te_put_codes(codes + i, te_numbers_64_##dtype(x + i, m, f, &most), past);         \
         uint32_t top = LARGEST(most);                                                                                  \
         *amax = AMAX(top);                                                                                             \

@@ -45,10 +45,6 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   list(APPEND TE_ISA_FLAGS -fno-version-loops-for-strides -fno-unswitch-loops -fno-split-loops
     --param=max-completely-peeled-insns=100)
 endif()
-# A sanitizer's checks make up most of these files: optimizing between them takes longer than it saves.
-if(TE_SANITIZE)
-  list(APPEND TE_ISA_FLAGS -O1)
-endif()
 # For machines without AVX2 size counts more: what -O3 adds to the other sets would double this one.
 set(TE_ISA_FLAGS_portable ${TE_ISA_FLAGS})
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

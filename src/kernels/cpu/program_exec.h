@@ -60,6 +60,9 @@ typedef struct te_job {
     int64_t            elements, bytes; /* of the run, or of all runs of the call: elements, and bytes of their tensors */
 } te_job;
 
+/* Of the run alone. */
+static inline int64_t te_job_elements(const te_job *job) { return job->rows * (job->columns ? job->columns : 1); }
+
 /* Whether outputs with elements of that size leave the caches before anybody reads them. */
 static inline bool te_job_streams(const te_job *job, int64_t size)
 {

@@ -94,7 +94,7 @@ static void measure_tensors(te_job *job)
 {
     const te_program *program = job->program;
     const te_operand *in = job->run->inputs, *out = job->run->outputs;
-    job->elements = job->rows * (job->columns ? job->columns : 1);
+    job->elements = te_job_elements(job);
     job->bytes = 0;
     for (int i = 0; i < program->n_inputs; i++)
         if (program->input_rates[i] == TE_RATE_ELEM && is_whole(job, &in[i]))

@@ -26,8 +26,6 @@ typedef struct call {
     te_job        first;     /* the first run's, and mostly the only one */
 } call;
 
-static int64_t job_elements(const te_job *job) { return job->rows * (job->columns ? job->columns : 1); }
-
 static void tell_job(const call *c, te_job *job)
 {
     job->elements = c->elements;
@@ -43,7 +41,7 @@ static te_status survey(call *c)
         size_t workspace = te_job_workspace(job);
         if (workspace > c->workspace) c->workspace = workspace;
         c->parts += te_job_parts(job);
-        c->elements += job_elements(job);
+        c->elements += te_job_elements(job);
         c->bytes += job->bytes;
         c->chunks += te_job_chunks(job);
     }
@@ -79,7 +77,7 @@ static void run_share(const call *c, int index, int count, void *workspace, char
     for (int r = 0; r < c->n_runs; r++) {
         te_job        other;
         const te_job *job = job_of(c, r, &other);
-        int64_t       elements = job_elements(job), chunks = te_job_chunks(job);
+        int64_t       elements = te_job_elements(job), chunks = te_job_chunks(job);
         if (chunks > 0) {
             int64_t first = first_chunk(begin - before, elements, chunks), last = first_chunk(end - before, elements, chunks);
             if (first < last) te_job_run(job, first, last, workspace, parts);

@@ -297,6 +297,28 @@ static void test_foreign_state(void)
     lua_close(L);
 }
 
+/* Memory where a tensor's handle once lay is no tensor: userdata that the host made and has not written yet. */
+static void test_userdata_of_the_host(void)
+{
+    tetrain   *rt = tetrain_open(NULL);
+    lua_State *L = tetrain_lua_state(rt);
+    CHECK(run(rt, "te = require('te') keep = te.ones(3) check = te._core.adamw_send") == TETRAIN_OK);
+    for (int round = 0; round < 60; round++) {
+        CHECK(run(rt, "local t = {} for i = 1, 300 do t[i] = te.zeros(1) end for i = 1, 300, 2 do t[i] = nil end "
+                      "collectgarbage() collectgarbage()") == TETRAIN_OK);
+        for (int i = 0; i < 100; i++) {
+            lua_getglobal(L, "te");
+            lua_getfield(L, -1, "sum");
+            lua_newuserdata(L, 16 + (size_t)(i % 8) * 8);
+            CHECK(lua_pcall(L, 1, 0, 0) != 0);
+            CHECK_MSG(strstr(lua_tostring(L, -1), "tensor"), "%s", lua_tostring(L, -1));
+            lua_settop(L, 0);
+        }
+        CHECK(run(rt, "local ok, message = pcall(check, keep, {}) assert(message:find 'got nothing', message)") == TETRAIN_OK);
+    }
+    tetrain_close(rt);
+}
+
 int main(int argc, char **argv)
 {
     test_no_copies();
@@ -306,5 +328,6 @@ int main(int argc, char **argv)
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();
     test_foreign_state();
+    test_userdata_of_the_host();
     return TEST_END();
 }

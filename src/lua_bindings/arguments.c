@@ -144,7 +144,7 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
                     te_lua_describe(L, index, text, sizeof text));
     size_t n = lua_objlen(L, index);
     if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many tensors", argument);
-    te_lua_tensors list = {.n = (int)n, .t = lua_newuserdata(L, (n + 1) * sizeof *list.t)};
+    te_lua_tensors list = {.n = (int)n, .t = te_lua_scratch(L, (n + 1) * sizeof *list.t)};
     for (int i = 0; i < list.n; i++) {
         lua_rawgeti(L, index, i + 1);
         te_lua_tensor *u = te_lua_to_tensor(L, -1);

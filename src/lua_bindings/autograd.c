@@ -75,7 +75,7 @@ static int grad(lua_State *L)
     }
     if (!inputs.n) return te_lua_fail(L, "grad", "inputs: the list is empty");
     te_lua_enter(rt, L, "grad");
-    te_tensor **grads = lua_newuserdata(L, (size_t)inputs.n * sizeof *grads);
+    te_tensor **grads = te_lua_scratch(L, (size_t)inputs.n * sizeof *grads);
     memset(grads, 0, (size_t)inputs.n * sizeof *grads);
     lua_createtable(L, inputs.n,
                     0); /* the result: userdata to take the gradients, since making them later could raise */

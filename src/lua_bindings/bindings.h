@@ -54,9 +54,18 @@ typedef struct te_lua_tensor {
     te_tensor  *t;   /* NULL: released */
 } te_lua_tensor;
 
-extern const char te_lua_tensor_tag[];
+extern const char te_lua_tensor_tag[], te_lua_collected_tag[]; /* the second after __gc, which scripts may call */
 
 static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
+
+/* Pushes a block of memory for the length of a call, the collector's. Its first word is not what lay there before: that
+ * may have been the tag of a handle, with which a script's wrong argument would be taken for one. */
+static inline void *te_lua_scratch(lua_State *L, size_t size)
+{
+    void **block = (void **)lua_newuserdata(L, size < sizeof *block ? sizeof *block : size);
+    *block = NULL;
+    return block;
+}
 
 /* --- entries of the table on top ---------------------------------------------------------------------------------- */
 

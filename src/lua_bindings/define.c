@@ -46,7 +46,7 @@ static int release_operation(lua_State *L)
     te_lua_operation *u = lua_touserdata(L, 1);
     if (!te_lua_to_operation(L, 1)) return 0;
     te_op_release(u->op);
-    u->op = NULL;
+    *u = (te_lua_operation){0};
     return 0;
 }
 

@@ -94,7 +94,7 @@ static int unlock(lua_State *L)
 static int lock_folder(lua_State *L)
 {
     const char *path = check_path(L, 1, "lock_folder");
-    int        *fd = lua_newuserdata(L, sizeof *fd);
+    int        *fd = te_lua_scratch(L, sizeof *fd);
     *fd = -1;
     te_lua_set_collector(L, unlock);
     *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -117,7 +117,7 @@ typedef struct saving {
 
 static void *push_array(lua_State *L, size_t n, size_t size)
 {
-    void *p = lua_newuserdata(L, (n ? n : 1) * size);
+    void *p = te_lua_scratch(L, (n ? n : 1) * size);
     memset(p, 0, (n ? n : 1) * size);
     return p;
 }

@@ -39,7 +39,9 @@ static void end(lua_graph *u)
 
 static int collect(lua_State *L)
 {
-    end(lua_touserdata(L, 1));
+    lua_graph *u = lua_touserdata(L, 1);
+    end(u);
+    *u = (lua_graph){0};
     return 0;
 }
 
@@ -103,7 +105,7 @@ static int collect_fetch(lua_State *L)
 {
     lua_fetch *u = lua_touserdata(L, 1);
     if (u->fetch) te_fetch_end(u->fetch, NULL);
-    u->fetch = NULL;
+    *u = (lua_fetch){0};
     return 0;
 }
 

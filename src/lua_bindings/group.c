@@ -36,7 +36,7 @@ static int collect(lua_State *L)
 {
     lua_group *u = lua_touserdata(L, 1);
     te_group_release(u->group);
-    u->group = NULL;
+    *u = (lua_group){0};
     return 0;
 }
 
@@ -117,7 +117,7 @@ static int group_op(lua_State *L)
     }
     if (lua_istable(L, 9)) { /* numbers of values in memory that is the collector's */
         call.n_list = (int)lua_objlen(L, 9);
-        int *list = lua_newuserdata(L, (size_t)(call.n_list + 1) * sizeof *list);
+        int *list = te_lua_scratch(L, (size_t)(call.n_list + 1) * sizeof *list);
         for (int i = 0; i < call.n_list; i++) {
             lua_rawgeti(L, 9, i + 1);
             list[i] = (int)lua_tointeger(L, -1);
@@ -127,7 +127,7 @@ static int group_op(lua_State *L)
     }
     if (lua_istable(L, 10)) {
         call.n_states = (int)lua_objlen(L, 10);
-        te_recipe_state **states = lua_newuserdata(L, (size_t)(call.n_states + 1) * sizeof *states);
+        te_recipe_state **states = te_lua_scratch(L, (size_t)(call.n_states + 1) * sizeof *states);
         for (int i = 0; i < call.n_states; i++) {
             lua_rawgeti(L, 10, i + 1);
             states[i] = te_lua_check_recipe_state(L, -1, "group_op");
@@ -172,7 +172,7 @@ static te_tensor **check_inputs(te_lua *rt, lua_State *L, const lua_group *u, co
     if (lua_gettop(L) > n + 1) te_lua_fail(L, function, "%d tensors for %d inputs", lua_gettop(L) - 1, n);
     lua_settop(L, n + 1);
     luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
-    te_tensor **in = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *in);
+    te_tensor **in = te_lua_scratch(L, (size_t)(n ? n : 1) * sizeof *in);
     for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "Sequential", "x");
     return in;
 }

@@ -40,7 +40,7 @@ static int nearest(lua_State *L)
     const char *name = luaL_checkstring(L, 1);
     luaL_checktype(L, 2, LUA_TTABLE);
     size_t       n = lua_objlen(L, 2);
-    const char **names = lua_newuserdata(L, (n + 1) * sizeof *names);
+    const char **names = te_lua_scratch(L, (n + 1) * sizeof *names);
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, 2, (int)i + 1);
         names[i] = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "";

@@ -129,8 +129,8 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     te_lua *rt = te_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     int             n = (int)lua_objlen(L, 1);
-    step_group     *given = lua_newuserdata(L, ((size_t)n + 1) * sizeof *given);
-    te_optim_group *groups = lua_newuserdata(L, ((size_t)n + 1) * sizeof *groups);
+    step_group     *given = te_lua_scratch(L, ((size_t)n + 1) * sizeof *given);
+    te_optim_group *groups = te_lua_scratch(L, ((size_t)n + 1) * sizeof *groups);
     memset(given, 0, ((size_t)n + 1) * sizeof *given);
     for (int i = 0; i < n; i++) {
         luaL_checkstack(L, MAX_LISTS * 2 + LUA_MINSTACK, "too many parameter groups");
@@ -204,7 +204,7 @@ static prepared *new_prepared(lua_State *L)
     }
     size_t bytes = sizeof(prepared) + (size_t)n * (sizeof(te_optim_group) + sizeof(te_adamw)) +
                    (2 * (size_t)handles + (size_t)n_grads) * sizeof(void *);
-    prepared *p = memset(lua_newuserdata(L, bytes), 0, bytes);
+    prepared *p = memset(te_lua_scratch(L, bytes), 0, bytes);
     *p = (prepared){.n_groups = n, .n_grads = n_grads, .n_handles = handles, .n_idle = idle};
     p->options = (te_adamw *)(p + 1);
     p->groups = (te_optim_group *)(p->options + n);
@@ -341,8 +341,9 @@ static int adamw_send(lua_State *L)
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, "adamw_send", "tensor");
     luaL_checktype(L, 2, LUA_TTABLE);
+    double unmade = te_lua_check_number(L, 3, "adamw_send", "unmade");
     int       n = (int)lua_objlen(L, 2) / ADAMW_NUMBERS;
-    te_adamw *options = lua_newuserdata(L, ((size_t)n + 1) * sizeof *options);
+    te_adamw *options = te_lua_scratch(L, ((size_t)n + 1) * sizeof *options);
     double    values[ADAMW_NUMBERS];
     for (int g = 0; g < n; g++) {
         for (int i = 0; i < ADAMW_NUMBERS; i++) {
@@ -353,14 +354,15 @@ static int adamw_send(lua_State *L)
         options[g] = (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
     }
     te_lua_enter(rt, L, "adamw_send");
-    te_status status = te_adamw_send(rt->ctx, n, options, te_lua_check_number(L, 3, "adamw_send", "unmade"), t);
+    te_status status = te_adamw_send(rt->ctx, n, options, unmade, t);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "adamw_send", status);
 }
 
 /* grad_clip(list, loss or nil, scale, max): float64 {3}: norm, factor, whether the step is allowed. */
 static int grad_clip(lua_State *L)
 {
-    te_lua        *rt = te_lua_runtime(L);
+    te_lua *rt = te_lua_runtime(L);
+    lua_settop(L, 4);
     te_lua_tensors list = te_lua_check_tensors(L, 1, "grad_clip", "tensors");
     te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
     double scale = te_lua_check_number(L, 3, "grad_clip", "scale"), max = te_lua_check_number(L, 4, "grad_clip", "max");
@@ -377,7 +379,7 @@ static int sum_squares(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
     te_lua_tensors list = te_lua_check_tensors(L, 1, "sum_squares", "tensors");
-    double        *squares = lua_newuserdata(L, ((size_t)list.n + 1) * sizeof *squares), total = 0;
+    double        *squares = te_lua_scratch(L, ((size_t)list.n + 1) * sizeof *squares), total = 0;
     te_lua_enter(rt, L, "sum_squares");
     te_lua_retain_tensors(&list);
     te_status status = te_sum_squares(rt->ctx, list.n, list.t, squares);

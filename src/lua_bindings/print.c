@@ -138,7 +138,7 @@ int te_lua_tensor_tostring(lua_State *L)
     printer p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
     int64_t    shown = 1;
     for (int i = 0; i < t->ndim; i++) shown *= dim_shown(&p, i);
-    p.values = lua_newuserdata(L, (size_t)(shown ? shown : 1) * sizeof *p.values);
+    p.values = te_lua_scratch(L, (size_t)(shown ? shown : 1) * sizeof *p.values);
     te_lua_enter(rt, L, "tostring");
     te_tensor_retain(t);
     te_status status = shown ? collect(&p, t, 0, t->offset) : TE_OK;

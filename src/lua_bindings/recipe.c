@@ -53,7 +53,7 @@ static int collect(lua_State *L)
     holder *h = lua_touserdata(L, 1);
     if (h->tag == recipe_tag) te_product_recipe_release(h->value);
     if (h->tag == state_tag) te_recipe_state_release(h->value);
-    h->value = NULL;
+    *h = (holder){0};
     return 0;
 }
 
@@ -118,7 +118,7 @@ static int recipe_states_update(lua_State *L)
     lua_settop(L, 1);
     size_t n = lua_objlen(L, 1) / 4;
     te_lua_enter(rt, L, "recipe");
-    te_recipe_update *updates = lua_newuserdata(L, (n + 1) * sizeof *updates);
+    te_recipe_update *updates = te_lua_scratch(L, (n + 1) * sizeof *updates);
     for (size_t i = 0; i < n; i++) {
         for (int field = 1; field <= 4; field++) lua_rawgeti(L, 1, (int)(4 * i) + field);
         updates[i] =

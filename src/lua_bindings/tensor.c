@@ -14,7 +14,7 @@
 #include <math.h>
 #include <stdio.h>
 
-const char te_lua_tensor_tag[] = "te.Tensor";
+const char te_lua_tensor_tag[] = "te.Tensor", te_lua_collected_tag[] = "te.Tensor, collected";
 
 static const char *const field_names[] = {"dtype", "device", "shape", "grad", "requires_grad", "is_leaf", NULL};
 
@@ -112,14 +112,19 @@ void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *
             "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them");
 }
 
+static int release_handle(te_lua_tensor *u, const void *tag)
+{
+    te_tensor *t = u->t;
+    *u = (te_lua_tensor){.tag = tag};
+    te_tensor_release(t);
+    return 0;
+}
+
+/* The tag goes with the handle: whatever lies in this memory next is no tensor. */
 static int tensor_gc(lua_State *L)
 {
     te_lua_tensor *u = te_lua_to_tensor(L, 1);
-    if (!u) return 0;
-    te_tensor *t = u->t;
-    u->t = NULL;
-    te_tensor_release(t);
-    return 0;
+    return u ? release_handle(u, te_lua_collected_tag) : 0;
 }
 
 /* --- fields ------------------------------------------------------------------------------------------------------- */
@@ -333,7 +338,7 @@ static int tensor_totable(lua_State *L)
     te_lua_check_count(L, 1, "totable");
     int64_t    n = te_tensor_numel(t);
     if (n > 1 << 27) return te_lua_fail(L, "totable", "%lld elements are too many for a table", (long long)n);
-    double *values = lua_newuserdata(L, (size_t)(n ? n : 1) * sizeof *values);
+    double *values = te_lua_scratch(L, (size_t)(n ? n : 1) * sizeof *values);
     te_lua_enter(rt, L, "totable");
     te_status status = te_tensor_read(t, TE_F64, values);
     if (status != TE_OK) return te_lua_raise(rt, L, "totable", status);
@@ -345,7 +350,7 @@ static int tensor_release(lua_State *L)
 {
     te_lua_tensor *u = te_lua_to_tensor(L, 1);
     if (!u) te_lua_check_tensor(L, 1, "release", "self");
-    return tensor_gc(L);
+    return release_handle(u, te_lua_tensor_tag);
 }
 
 static int tensor_storage_id(lua_State *L)

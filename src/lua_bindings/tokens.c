@@ -44,8 +44,7 @@ static int stream_gc(lua_State *L)
     if (!s || !s->ctx) return 0;
     te_token_stream_close(s->stream);
     te_context_unref(s->ctx);
-    s->stream = NULL;
-    s->ctx = NULL;
+    *s = (token_stream){0};
     return 0;
 }
 
@@ -132,7 +131,7 @@ static int encode_text(lua_State *L)
     if (!lua_isnoneornil(L, 2)) {
         luaL_checktype(L, 2, LUA_TTABLE);
         n_points = lua_objlen(L, 2);
-        points = lua_newuserdata(L, (n_points + 1) * sizeof *points);
+        points = te_lua_scratch(L, (n_points + 1) * sizeof *points);
         for (size_t i = 0; i < n_points; i++) {
             lua_rawgeti(L, 2, (int)i + 1);
             points[i] = (uint32_t)(te_lua_check_int(L, -1, "encode_text", "points") & 0xffffffff);
@@ -166,7 +165,7 @@ static int text_points(lua_State *L)
     const char *text = luaL_checklstring(L, 1, &size);
     te_lua_enter(rt, L, "text_points");
     enum { MOST_POINTS = 0x110000 + 256 };
-    uint32_t *copy = lua_newuserdata(L, (size < MOST_POINTS ? size + 1 : MOST_POINTS) * sizeof *copy);
+    uint32_t *copy = te_lua_scratch(L, (size < MOST_POINTS ? size + 1 : MOST_POINTS) * sizeof *copy);
     if (te_text_points(&rt->ctx->mem, (const unsigned char *)text, size, &points, &count, &error) != TE_OK)
         return te_lua_fail(L, "text_points", "%s", error.message);
     memcpy(copy, points, count * sizeof *copy);
@@ -191,7 +190,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     if (lua_istable(L, -1)) {
         int           list = lua_gettop(L);
         size_t        n = lua_objlen(L, list);
-        int32_t      *staged = lua_newuserdata(L, (n + 1) * sizeof *staged);
+        int32_t      *staged = te_lua_scratch(L, (n + 1) * sizeof *staged);
         token_stream *s = push_stream(rt, L);
         for (size_t i = 0; i < n; i++) {
             lua_rawgeti(L, list, (int)i + 1);
@@ -209,7 +208,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
         te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
     int          list = lua_gettop(L);
     size_t       n = lua_objlen(L, list);
-    const char **paths = lua_newuserdata(L, (n + 1) * sizeof *paths);
+    const char **paths = te_lua_scratch(L, (n + 1) * sizeof *paths);
     for (size_t i = 0; i < n; i++) {
         lua_rawgeti(L, list, (int)i + 1);
         paths[i] = te_lua_check_text(L, -1, "tokens_open", "paths");

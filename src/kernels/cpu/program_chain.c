@@ -193,8 +193,9 @@ static void find_halves(te_maker *m, const te_pass *pass)
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
-            int uses = 0;
-            for (int later = s + 1; later < pass->end; later++)
+            int uses = 0, later = s + 1;
+            while (later < linked && plan->steps[later].kind == TE_STEP_COLSUM) later++; /* they take acc */
+            for (; later < pass->end; later++)
                 if (plan->steps[later].kind != TE_STEP_STORE) uses += uses_of(&plan->steps[later], step->dst);
             direct->half_ok = uses == 0;
         }

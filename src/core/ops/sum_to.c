@@ -97,6 +97,24 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
     return status;
 }
 
+/* Puts the dimensions from `first` on into one, the columns, where none of them is added up and both tensors have their
+ * elements one behind the other. */
+static bool merge_columns(const te_tensor *dst, const te_tensor *src, const bool *reduced, int first, int64_t *shape,
+                          te_operand *in, te_operand *out)
+{
+    int lead = src->ndim - dst->ndim;
+    int64_t columns = 1;
+    for (int i = src->ndim - 1; i >= first; i--) {
+        if (src->shape[i] == 1) continue;
+        if (reduced[i] || src->stride[i] != columns || dst->stride[i - lead] != columns) return false;
+        columns *= src->shape[i];
+    }
+    memcpy(shape, src->shape, (size_t)first * sizeof *shape);
+    shape[first] = columns;
+    in->stride[first] = out->stride[first] = 1;
+    return true;
+}
+
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate)
 {
     bool reduced[TE_MAX_DIMS];
@@ -115,5 +133,8 @@ te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulat
         out.stride[src->ndim - 1] = dst->stride[dst->ndim - 1];
         return run(dst, &sum_columns, src->ndim, src->shape, in, out, scale);
     }
+    int64_t shape[TE_MAX_DIMS];
+    if (first_kept > 0 && merge_columns(dst, src, reduced, first_kept, shape, &in, &out))
+        return run(dst, &sum_columns, first_kept + 1, shape, in, out, scale);
     return sum_permuted(dst, src, reduced, scale, accumulate);
 }

@@ -256,8 +256,12 @@ static bool knows_rows(const te_maker *m, const te_step *step)
 static void find_bands(te_maker *m, const te_pass *pass)
 {
     te_plan *plan = m->plan;
-    plan->bands = true;
-    for (int s = pass->body; s < pass->end; s++) plan->bands &= knows_rows(m, &plan->steps[s]);
+    plan->bands = plan->adds = true;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        plan->bands &= knows_rows(m, step);
+        plan->adds &= step->kind == TE_STEP_LOAD || (step->kind == TE_STEP_COLSUM && step->apart);
+    }
     if (plan->bands) find_brief(plan, pass);
 }
 

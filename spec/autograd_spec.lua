@@ -32,6 +32,27 @@ describe("backward", function()
         close({ 3 * 4 + 2 * 2 }, x.grad)
     end)
 
+    it("sums a sum's own gradient for what was broadcast over leading dimensions", function()
+        for _, dtype in ipairs { "bfloat16", "float32", "float64" } do
+            for _, shape in ipairs { { 7, 3, 5 }, { 2, 3, 1, 5 }, { 1, 4, 3, 5 } } do
+                local x = te.zeros(shape, { dtype = dtype, requires_grad = true })
+                local p = te.zeros(shape[3] == 1 and { 3, 1, 5 } or { 3, 5 }, { dtype = dtype, requires_grad = true })
+                local dy = te.randint(-8, 8, shape, { dtype = "int32" }):to(dtype)
+                local ran = {}
+                for _, event in ipairs(te.profile(function() te.add(x, p):backward(dy) end).events) do
+                    ran[event.name] = true
+                end
+                assert.is_nil(ran["add.backward"])
+                local want = {}
+                for i, v in ipairs(dy:reshape(-1):totable()) do
+                    want[(i - 1) % 15 + 1] = (want[(i - 1) % 15 + 1] or 0) + v
+                end
+                close(want, p.grad:reshape(-1))
+                close(dy:reshape(-1):totable(), x.grad:reshape(-1))
+            end
+        end
+    end)
+
     it("refuses a second pass unless the graph is kept", function()
         local x = leaf { 2 }
         local y = te.sum(te.exp(x) * x)

@@ -172,10 +172,76 @@ static void check_rounding(te_exec *exec)
     release(&b);
 }
 
+/* y = (x + 1) x, with the sums of its columns and of those of y x: they add y as it was before it was rounded. */
+static void build_beside(built *b)
+{
+    begin(b, "beside");
+    int x = input(b, TE_RATE_ELEM), y = emit(b, TE_PW_MUL, emit(b, TE_PW_ADD, x, number(b, 1), -1), x, -1);
+    output(b, TE_OUT_ELEM, y);
+    output(b, TE_OUT_COLSUM, y);
+    output(b, TE_OUT_COLSUM, emit(b, TE_PW_MUL, y, x, -1));
+}
+
+static bool beside_is_right(const te_operand *x, const te_operand *y, const float *sums, int64_t rows, int64_t columns)
+{
+    bool right = true, half = y->dtype == TE_BF16;
+    for (int64_t j = 0; j < columns; j++) {
+        float sum = 0, dot = 0;
+        for (int64_t i = j; i < rows * columns; i += columns) {
+            float v = (float)te_load_f64(x->data, x->dtype, i), z = (v + 1) * v;
+            right &= half ? ((const uint16_t *)y->data)[i] == te_f32_to_bf16(z) : ((const float *)y->data)[i] == z;
+            sum += z, dot += z * v;
+        }
+        right &= sums[j] == sum && sums[columns + j] == dot;
+    }
+    return right;
+}
+
+/* Few enough rows that there is one part of the sums. */
+static void check_beside(int64_t rows, int64_t columns, te_dtype from, te_dtype to)
+{
+    size_t     n = (size_t)(rows * columns);
+    float     *x = calloc(n, sizeof *x), *y = aligned_alloc(64, (n * sizeof *y + 63) / 64 * 64);
+    float     *sums = calloc(2 * (size_t)columns, sizeof *sums);
+    te_operand in = {.data = x, .dtype = from, .stride = {columns, 1}};
+    te_operand out[3] = {{.data = y, .dtype = to, .stride = {columns, 1}},
+                         {.data = sums, .dtype = TE_F32, .stride = {0, 1}},
+                         {.data = sums + columns, .dtype = TE_F32, .stride = {0, 1}}};
+    te_run     run = {.ndim = 2, .shape = {rows, columns}, .inputs = &in, .outputs = out};
+    uint64_t   state = 5;
+    built      b;
+    build_beside(&b);
+    for (size_t i = 0; i < n; i++) te_store_f64(x, from, (int64_t)i, test_uniform(&state, -2, 2));
+    for (int d = 0; d < n_devices; d++) {
+        memset(y, 0, n * sizeof *y), memset(sums, 0, 2 * (size_t)columns * sizeof *sums);
+        bool right = te_cpu_program_run(&devices[d], &b.program, &run, 1) == TE_OK &&
+                     beside_is_right(&in, out, sums, rows, columns);
+        CHECK_MSG(right, "sums beside an output: %lld x %lld, types %d %d, %s, %d threads", (long long)rows,
+                  (long long)columns, (int)from, (int)to, te_cpu_isa_name(te_cpu(&devices[d])->isa),
+                  devices[d].threads);
+    }
+    release(&b);
+    free(x), free(y), free(sums);
+}
+
+static void check_all_beside(void)
+{
+    static const int64_t shapes[][2] = {{1, 768},  {3, 64},   {32, 128}, {21, 768}, {6, 2560},
+                                        {13, 100}, {5, 3000}, {9, 17},   {31, 5003}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        check_beside(shapes[i][0], shapes[i][1], TE_F32, TE_F32);
+        check_beside(shapes[i][0], shapes[i][1], TE_BF16, TE_BF16);
+        check_beside(shapes[i][0], shapes[i][1], TE_F16, TE_BF16);
+    }
+    check_beside(32, 3 << 16, TE_F32, TE_F32); /* outputs leave the caches */
+    check_beside(32, (3 << 16) + 8, TE_BF16, TE_BF16);
+}
+
 int main(void)
 {
     open_devices();
     for (int d = 0; d < n_devices; d++) check_rounding(&devices[d]);
+    check_all_beside();
     check_sums(1, 768);
     check_sums(3, 64);
     check_sums(32, 128);

@@ -87,6 +87,45 @@ WIDEST static void hand_gelu_backward_bf16(void *const *out, void *const *in, in
         te_f32_to_bf16(gelu_gradient(te_bf16_to_f32(x[i]), te_bf16_to_f32(dy[i])));
 }
 
+static inline float gelu_erf_gradient(float x, float dy)
+{
+    float v = 0.70710678f * x;
+    return 0.5f * dy * (1.0f + te_erf(v)) + dy * (0.5f * x) * (1.1283792f * te_exp(-v * v)) * 0.70710678f;
+}
+
+/* With the sums of its columns, which a bias takes. */
+WIDEST static void hand_gelu_erf_backward(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+{
+    float *sums = calloc((size_t)columns, sizeof *sums);
+    for (int64_t r = begin; sums && r < end; r++) {
+        const float *x = (const float *)in[0] + r * columns, *dy = (const float *)in[1] + r * columns;
+        float       *dx = (float *)out[0] + r * columns;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++) sums[i] += dx[i] = gelu_erf_gradient(x[i], dy[i]);
+    }
+#pragma omp critical
+    for (int64_t i = 0; sums && i < columns; i++) ((float *)out[1])[i] += sums[i];
+    free(sums);
+}
+
+WIDEST static void hand_gelu_erf_backward_bf16(void *const *out, void *const *in, int64_t begin, int64_t end,
+                                               int64_t columns)
+{
+    float *sums = calloc((size_t)columns, sizeof *sums);
+    for (int64_t r = begin; sums && r < end; r++) {
+        const uint16_t *x = (const uint16_t *)in[0] + r * columns, *dy = (const uint16_t *)in[1] + r * columns;
+        uint16_t       *dx = (uint16_t *)out[0] + r * columns;
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++)
+        {
+            float d = gelu_erf_gradient(te_bf16_to_f32(x[i]), te_bf16_to_f32(dy[i]));
+            dx[i] = te_f32_to_bf16(d);
+            sums[i] += d;
+        }
+    }
+#pragma omp critical
+    for (int64_t i = 0; sums && i < columns; i++) ((float *)out[1])[i] += sums[i];
+    free(sums);
+}
+
 WIDEST static void hand_silu(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
 {
     const float *x = in[0];
@@ -137,6 +176,10 @@ HAND(hand_cross_entropy);
     "a = 0.03567741 * x; u = 0.79788456 + a * x; t = tanh(x * u); w = dy * x * 0.5 * (1 - t * t); " \
     "dx = dy * (0.5 + 0.5 * t) + w * u + w * x * a + w * x * x * 0.03567741"
 
+#define GELU_ERF_BACKWARD \
+    "v = 0.70710678 * x; dx = 0.5 * dy * (1 + erf(v)) + dy * (0.5 * x) * (1.1283791671 * exp(-(v * v))) * 0.70710678; " \
+    "db = dx"
+
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
     {"add bf16", "y = a + b", {"a:b", "b:b"}, {"y:b"}, {NULL}, {0}, hand_add_bf16},
@@ -145,6 +188,9 @@ static const bench cases[] = {
     {"gelu erf bf16", "y = 0.5 * x * (1 + erf(x * 0.70710678))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu_erf},
     {"gelu back f32", GELU_BACKWARD, {"x", "dy"}, {"dx"}, {NULL}, {0}, hand_gelu_backward},
     {"gelu back bf16", GELU_BACKWARD, {"x:b", "dy:b"}, {"dx:b"}, {NULL}, {0}, hand_gelu_backward_bf16},
+    {"gelu erf back f32", GELU_ERF_BACKWARD, {"x", "dy"}, {"dx", "db:s"}, {NULL}, {0}, hand_gelu_erf_backward},
+    {"gelu erf back bf16", GELU_ERF_BACKWARD, {"x:b", "dy:b"}, {"dx:b", "db:s"}, {NULL}, {0},
+     hand_gelu_erf_backward_bf16},
     {"silu f32", "y = x * sigmoid(x)", {"x"}, {"y"}, {NULL}, {0}, hand_silu},
     {"adamw f32",
      "m1 = m * b1 + g * (1 - b1); v1 = v * b2 + g * g * (1 - b2); "

@@ -1,7 +1,8 @@
 /* op_gradient.c - running program ops backward.
  *
  * The gradient of an input that was broadcast along rows is a column sum, along the row a row sum, to a scalar a total
- * sum, all outputs of the one gradient program; any other broadcast is written out and summed after.
+ * sum, all outputs of the one gradient program; any other broadcast is written out and summed after, unless it is the
+ * result's own gradient that is summed.
  */
 #include "op_program.h"
 
@@ -59,6 +60,17 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     return TE_OK;
 }
 
+/* A gradient of the whole space, added up for an input that was broadcast. */
+static te_status give_sum(te_call *call, const te_layout *l, int i, te_tensor *grad)
+{
+    const te_grad_meta *meta = te_grad_input(call, l->input[i]);
+    te_tensor *sum = te_tensor_new(call->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+    te_status status = sum ? te_sum_to(sum, grad, 1.0, false) : call->ctx->status;
+    if (status == TE_OK) return te_grad_give(call, l->input[i], sum);
+    te_tensor_release(sum);
+    return status;
+}
+
 static te_status close_output(te_call *call, const te_layout *l, grad_output *out)
 {
     const te_grad_meta *meta = te_grad_input(call, l->input[out->slot]);
@@ -66,17 +78,10 @@ static te_status close_output(te_call *call, const te_layout *l, grad_output *ou
     out->own = NULL;
     int64_t n = 1;
     for (int i = 0; i < meta->ndim; i++) n *= meta->shape[i];
-    if (te_tensor_numel(grad) != n) {
-        te_tensor *sum = te_tensor_new(call->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
-        te_status status = sum ? te_sum_to(sum, grad, 1.0, false) : call->ctx->status;
-        te_tensor_release(grad);
-        if (status != TE_OK) {
-            te_tensor_release(sum);
-            return status;
-        }
-        grad = sum;
-    }
-    return te_grad_give(call, l->input[out->slot], grad);
+    if (te_tensor_numel(grad) == n) return te_grad_give(call, l->input[out->slot], grad);
+    te_status status = give_sum(call, l, out->slot, grad);
+    te_tensor_release(grad);
+    return status;
 }
 
 /* The space that forward ran over, from what the graph remembers of the inputs. */
@@ -104,20 +109,20 @@ static bool source_rate_is_row(const te_gradient *g, const te_layout *l, int i)
     }
 }
 
-/* An input whose gradient is the result's own, as in a sum, receives that tensor itself: nothing is computed or copied.
- * NULL when it has to be. */
-static te_tensor *passed_through(te_call *call, const te_variant *v, const te_layout *l, int i,
+/* The gradient of a result that as it is is the one of an input, as in a sum; NULL where it has to be computed. */
+static te_tensor *passed_through(const te_call *call, const te_variant *v, const te_layout *l, int i,
                                  const struct te_program_output *out)
 {
     const te_program *program = v->gradient.backward;
     const te_insn *insn = &program->insns[out->value];
-    const te_grad_meta *meta = te_grad_input(call, l->input[i]);
     if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->part[i].half) return NULL;
     const te_grad_source *source = &v->gradient.sources[insn->slot];
-    te_tensor *dout = source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
-    bool same = dout && dout->dtype == meta->dtype && dout->ndim == meta->ndim &&
-                memcmp(dout->shape, meta->shape, (size_t)meta->ndim * sizeof *meta->shape) == 0;
-    return same ? dout : NULL;
+    return source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
+}
+
+static bool has_shape(const te_tensor *t, int ndim, const int64_t *shape)
+{
+    return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
 /* One backward run, as it is bound. */
@@ -153,6 +158,16 @@ static te_status bind_sources(backward_run *b)
     return TE_OK;
 }
 
+/* Whether an input was broadcast in a way that the program has no sums for. */
+static bool is_summed(const backward_run *b, int i)
+{
+    const te_grad_meta *meta = te_grad_input(b->call, b->l.input[i]);
+    te_space own = te_layout_space(&b->l, i, meta->ndim, meta->shape);
+    te_output_kind kind;
+    return !te_space_reduce(&b->s, &own, &kind);
+}
+
+/* A result's own gradient is handed on, added up where that is needed: nothing else is computed or copied. */
 static te_status bind_outputs(backward_run *b)
 {
     te_call *call = b->call;
@@ -160,13 +175,18 @@ static te_status bind_outputs(backward_run *b)
     for (int i = 0, k = 0; i < b->l.n && status == TE_OK; i++) {
         if (!te_variant_wants(b->v, i)) continue;
         const struct te_program_output *out = &b->v->gradient.backward->outputs[k++];
-        te_tensor *same = passed_through(call, b->v, &b->l, i, out);
+        te_tensor *dout = passed_through(call, b->v, &b->l, i, out);
+        const te_grad_meta *meta = te_grad_input(call, b->l.input[i]);
         int n = b->n;
         b->outs[n].slot = i;
         b->outputs[n] = (te_operand){.data = NULL};
-        if (same) {
-            status = te_grad_give(call, b->l.input[i], te_tensor_retain(same));
-        } else if (te_grad_wanted(call, b->l.input[i])) {
+        if (dout && dout->dtype == meta->dtype && has_shape(dout, meta->ndim, meta->shape)) {
+            status = te_grad_give(call, b->l.input[i], te_tensor_retain(dout));
+        } else if (!te_grad_wanted(call, b->l.input[i])) {
+            /* nothing is computed, nor summed */
+        } else if (dout && has_shape(dout, b->s.ndim, b->s.shape) && is_summed(b, i)) {
+            status = give_sum(call, &b->l, i, dout);
+        } else {
             te_output_kind kind = (te_output_kind)out->kind;
             status = open_output(call, &b->l, i, &b->s, kind, &b->outs[n], n, b->outs, &b->outputs[n]);
             b->to_compute++;

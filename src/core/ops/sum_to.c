@@ -8,6 +8,8 @@ static const te_utility sum_columns = {.name = "sum_columns",
                                        .outputs = "y",
                                        .formula = "y = x * scale",
                                        .kind = TE_OUT_COLSUM};
+static const te_utility add_columns = {
+    .name = "sum_columns", .inputs = "x", .outputs = "y", .formula = "y = x", .kind = TE_OUT_COLSUM};
 static const te_utility scale_elements = {
     .name = "scale_elements", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale"};
 static const te_utility sum_rows = {.name = "sum_rows",
@@ -97,6 +99,24 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
     return status;
 }
 
+/* Puts the dimensions from `first` on into one, the columns, where none of them is added up and both tensors have their
+ * elements one behind the other. */
+static bool merge_columns(const te_tensor *dst, const te_tensor *src, const bool *reduced, int first, int64_t *shape,
+                          te_operand *in, te_operand *out)
+{
+    int lead = src->ndim - dst->ndim;
+    int64_t columns = 1;
+    for (int i = src->ndim - 1; i >= first; i--) {
+        if (src->shape[i] == 1) continue;
+        if (reduced[i] || src->stride[i] != columns || dst->stride[i - lead] != columns) return false;
+        columns *= src->shape[i];
+    }
+    memcpy(shape, src->shape, (size_t)first * sizeof *shape);
+    shape[first] = columns;
+    in->stride[first] = out->stride[first] = 1;
+    return true;
+}
+
 te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulate)
 {
     bool reduced[TE_MAX_DIMS];
@@ -109,11 +129,15 @@ te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulat
     }
     te_operand in = operand(src), out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
     if (last_kept < 0) return run(dst, &sum_all, src->ndim, src->shape, in, out, scale);
+    const te_utility *columns = scale == 1 ? &add_columns : &sum_columns;
     bool only_last = first_kept == src->ndim - 1;
     for (int i = 0; i < src->ndim - 1; i++) only_last &= reduced[i] || src->shape[i] == 1;
     if (only_last) {
         out.stride[src->ndim - 1] = dst->stride[dst->ndim - 1];
-        return run(dst, &sum_columns, src->ndim, src->shape, in, out, scale);
+        return run(dst, columns, src->ndim, src->shape, in, out, scale);
     }
+    int64_t shape[TE_MAX_DIMS];
+    if (first_kept > 0 && merge_columns(dst, src, reduced, first_kept, shape, &in, &out))
+        return run(dst, columns, first_kept + 1, shape, in, out, scale);
     return sum_permuted(dst, src, reduced, scale, accumulate);
 }

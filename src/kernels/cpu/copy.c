@@ -7,7 +7,7 @@
  *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
  *      anything else                            runs along the last dimension
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
- * read first, and nobody would find them later. Measured, that pays where no less is written than read. Tiles go past
+ * read first, and nobody would find them later. Measured, that pays where half of what is read is written. Tiles go past
  * the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
  * registers, whose rows are whole lines. Where they can, past the caches or not, tiles are long, eight lines of a
  * destination's row and more one behind the other, and follow the rows of the source. The work is cut into units by
@@ -74,13 +74,23 @@ void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int
         blocks->move[te_dtype_log2_size(dst_dtype)](dst, dst_stride, src, src_stride, n);
         return;
     }
+    static const te_dtype value_dtype[TE_CLASS_COUNT] = {TE_F32, TE_F64, TE_I64};
+    te_value_class class = te_value_class_of(src_dtype);
+    te_load_fn load = blocks->load[src_dtype];
+    te_store_fn store = blocks->store[class][dst_dtype];
+    if (src_dtype == value_dtype[class]) {
+        store(dst, dst_stride, src, src_stride, n);
+        return;
+    }
+    if (dst_dtype == value_dtype[class] && dst_stride == 1) {
+        load(dst, src, src_stride, n);
+        return;
+    }
     union {
         float   f[TE_COPY_BLOCK];
         double  d[TE_COPY_BLOCK];
         int64_t i[TE_COPY_BLOCK];
     } values;
-    te_load_fn load = blocks->load[src_dtype];
-    te_store_fn store = blocks->store[te_value_class_of(src_dtype)][dst_dtype];
     for (int64_t i = 0; i < n; i += TE_COPY_BLOCK) {
         int64_t count = n - i < TE_COPY_BLOCK ? n - i : TE_COPY_BLOCK;
         load(&values, te_element(src, src_dtype, i * src_stride), src_stride, count);
@@ -196,7 +206,7 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
     for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
     plan->at_once = plan->across < 0 && inner < UNIT ? (UNIT + inner - 1) / inner : 1;
     int  wider = te_dtype_log2_size(dst->dtype) - te_dtype_log2_size(src->dtype);
-    bool pays = plan->across < 0 ? wider >= 0 : dst->dtype != src->dtype;
+    bool pays = plan->across < 0 ? wider >= -1 : dst->dtype != src->dtype;
     plan->streams = pays && bytes >= STREAM_FROM && plan->dst.stride[last] == 1;
 }
 

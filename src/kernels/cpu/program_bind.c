@@ -253,19 +253,21 @@ static void take_share(const te_walker *w, te_share *share, const int *fetched, 
 }
 
 /* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next ones by
- * itself, unless it is one short row after the other. So each step that goes over rows fetches its share of the next tile's,
- * as long as both stay in the second-level cache: the first steps those of the first operands, the last ones those of the last.
- * Lines all at once would hold up what is at hand. */
+ * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at a
+ * time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's, as long
+ * as both stay in the second-level cache: the first steps those of the first operands, the last ones those of the last. Lines
+ * all at once would hold up what is at hand. */
 static void settle_shares(te_walker *w)
 {
-    enum { ALONE = 4 << 10, MOST = 384 << 10 };
+    enum { ALONE = 4 << 10, MOST = 384 << 10, FAR = 4 << 20 };
     const te_job *job = w->job;
     int64_t       bytes = 0, rows = job->tile_rows;
     size_t        lines = 0, turns = (size_t)w->plan->n_turns;
     int           fetched[TE_FETCHED_MAX];
     w->fetches = false;
     memset(w->shares, 0, turns * sizeof *w->shares);
-    if (!job->compiled->reduces_rows || job->kind == TE_PLAN_ROWS || job->rows <= rows) return;
+    bool waits = job->compiled->reduces_rows || (job->band && job->plan->adds && job->bytes >= FAR);
+    if (!waits || job->kind == TE_PLAN_ROWS || job->rows <= rows) return;
     int n = find_fetched(w, fetched);
     for (int i = 0; i < n; i++) {
         bytes += rows * job->columns * w->operands[fetched[i]].size;

@@ -193,8 +193,9 @@ static void find_halves(te_maker *m, const te_pass *pass)
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
-            int uses = 0;
-            for (int later = s + 1; later < pass->end; later++)
+            int uses = 0, later = s + 1;
+            while (later < linked && plan->steps[later].kind == TE_STEP_COLSUM) later++; /* they take acc */
+            for (; later < pass->end; later++)
                 if (plan->steps[later].kind != TE_STEP_STORE) uses += uses_of(&plan->steps[later], step->dst);
             direct->half_ok = uses == 0;
         }
@@ -255,8 +256,12 @@ static bool knows_rows(const te_maker *m, const te_step *step)
 static void find_bands(te_maker *m, const te_pass *pass)
 {
     te_plan *plan = m->plan;
-    plan->bands = true;
-    for (int s = pass->body; s < pass->end; s++) plan->bands &= knows_rows(m, &plan->steps[s]);
+    plan->bands = plan->adds = true;
+    for (int s = pass->body; s < pass->end; s++) {
+        const te_step *step = &plan->steps[s];
+        plan->bands &= knows_rows(m, step);
+        plan->adds &= step->kind == TE_STEP_LOAD || (step->kind == TE_STEP_COLSUM && step->apart);
+    }
     if (plan->bands) find_brief(plan, pass);
 }
 

@@ -8,7 +8,7 @@ enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
 /* A band is long enough for its steps to begin rarely. */
-enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 32, BAND_VALUES = 64 << 10 };
+enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 32, BAND_VALUES = 64 << 10, ADDED_WIDEST = 4 << 10 };
 
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 
@@ -133,9 +133,10 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
     if (!job->compiled->structured || !job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES ||
-        job->columns % TE_FOLD_LANES || job->columns > BAND_WIDEST)
+        job->columns % TE_FOLD_LANES || job->columns > ADDED_WIDEST)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
+    if (job->columns > BAND_WIDEST && !job->plan->adds) return true;
     int64_t rows = band_rows(job);
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;

@@ -103,6 +103,7 @@ typedef struct te_plan {
     int        n_steps, n_slots, n_passes, n_links;
     int        n_registers, n_kept, n_row_folds, n_turns;
     bool       bands; /* its tiles may be bands: element work is done by chains alone */
+    bool       adds;  /* and adding up columns of inputs is all that is done */
     int        n_long; /* of bands: slots in registers that are not brief */
 } te_plan;
 

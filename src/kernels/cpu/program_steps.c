@@ -316,7 +316,16 @@ static inline void run_op(te_walker *w, const te_step *step, size_t n)
     w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
 }
 
-/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register. */
+/* Whether a step writes the slot as an output's elements. */
+static bool is_output(const te_walker *w, int32_t slot)
+{
+    bool is = false;
+    for (int o = 0; o < w->job->program->n_outputs; o++) is |= w->direct[o] == slot;
+    return is;
+}
+
+/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register, where
+ * the values of an output are before they are rounded. */
 static const char *rest_of(const te_walker *w, const te_step *step, int k, size_t skip, size_t n)
 {
     int32_t slot = step->arg[k];
@@ -324,7 +333,7 @@ static const char *rest_of(const te_walker *w, const te_step *step, int k, size_
     if (step->scalars >> k & 1) return w->slot[slot];
     if (!(w->form[slot] & TE_FORM_HALF)) return w->slot[slot] + skip * w->blocks->size;
     char *values = te_walker_register(w, slot) + skip * w->blocks->size;
-    w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
+    if (!is_output(w, slot)) w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
     return values;
 }
 

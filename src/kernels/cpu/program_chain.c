@@ -165,15 +165,15 @@ static int uses_of(const te_step *step, int32_t slot)
     return uses;
 }
 
-/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums of rows where these do. */
-static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
+/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as sums of rows where these
+ * do. `last`: the end of the chain at hand. */
+static bool only_links_read(const te_plan *plan, int32_t slot, int from, int last, int end, bool folds)
 {
-    int last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) last = step->chain_end;
         bool sums = folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM;
-        if (!uses_of(step, slot) || step->apart || sums) continue;
+        if (!uses_of(step, slot) || step->apart || sums || step->kind == TE_STEP_STORE) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         if (!te_link_takes_halves(step->op)) return false;
@@ -181,22 +181,33 @@ static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end
     return plan->slots[slot].kind == TE_SLOT_REGISTER;
 }
 
+/* Of what step s makes, by stores or by the other steps behind it. */
+static int uses_behind(const te_plan *plan, int s, int end, bool stores)
+{
+    int uses = 0;
+    for (int later = s + 1; later < end; later++)
+        if ((plan->steps[later].kind == TE_STEP_STORE) == stores)
+            uses += uses_of(&plan->steps[later], plan->steps[s].dst);
+    return uses;
+}
+
 static void find_halves(te_maker *m, const te_pass *pass)
 {
     te_plan *plan = m->plan;
     int      linked = pass->body;
+    bool     folds = m->kind == TE_PLAN_ROW;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
         if (step->chain_end) linked = step->chain_end;
         if (step->kind == TE_STEP_LOAD)
-            step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
+            step->half_ok = only_links_read(plan, step->dst, s + 1, s + 1, pass->end, folds) &&
+                            uses_behind(plan, s, pass->end, true) == 0;
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
-            int uses = 0;
-            for (int later = s + 1; later < pass->end; later++)
-                if (plan->steps[later].kind != TE_STEP_STORE) uses += uses_of(&plan->steps[later], step->dst);
-            direct->half_ok = uses == 0;
+            direct->unread = uses_behind(plan, s, pass->end, false) == 0;
+            direct->half_ok = direct->unread || (step->op == TE_PW_TO_BF16 && step->kind == TE_STEP_OP &&
+                                                 only_links_read(plan, step->dst, s + 1, linked, pass->end, folds));
         }
     }
 }

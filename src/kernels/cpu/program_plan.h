@@ -90,7 +90,8 @@ typedef struct te_pass {
  * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
-    bool    half_ok;    /* a link makes the value, only outputs take it: where that is one, te_slot_form may apply */
+    bool    half_ok;    /* a link makes the value, and as bfloat16 it serves all that read it: te_slot_form may apply */
+    bool    unread;     /* only outputs take it */
 } te_direct;
 
 typedef struct te_plan {

@@ -84,10 +84,20 @@ bool te_walker_stored(const te_walker *w, const te_step *step)
     return !out->present || (direct && (out->in_place || w->form[step->arg[0]] & TE_FORM_HALF));
 }
 
+/* What is bfloat16 already needs no rounding. */
 static void store_value(te_walker *w, const te_step *step, const char *value)
 {
     const te_bound_operand *out = &w->operands[step->operand];
     size_t                  n = w->tile_rows * w->tile_columns;
+    if (w->form[step->arg[0]] & TE_FORM_HALF) {
+        if (out->straight && out->dtype == TE_BF16 && !out->accumulate) {
+            memcpy(te_walker_tile(w, out, step->operand), value, n * sizeof(uint16_t));
+            return;
+        }
+        char *values = te_walker_register(w, step->arg[0]);
+        w->blocks->load[TE_BF16](values, value, 1, n);
+        value = values;
+    }
     if (out->accumulate && out->in_place) {
         char *dst = te_walker_tile(w, out, step->operand);
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -134,6 +144,10 @@ static void step_store_row(te_walker *w, const te_step *step)
     if (!out->present || w->column > 0) return;
     char   *dst = w->row[step->operand], *value = w->slot[step->arg[0]];
     int64_t stride = te_walker_row_stride(w, out);
+    if (!out->accumulate && !step->scalars) {
+        w->blocks->store[out->dtype](dst, w->tile_rows == 1 ? 1 : stride / out->size, value, w->tile_rows);
+        return;
+    }
     for (size_t r = 0; r < w->tile_rows; r++, dst += stride) {
         char *one = step->scalars ? value : value + r * w->blocks->size;
         if (out->accumulate) {

@@ -165,8 +165,8 @@ static int uses_of(const te_step *step, int32_t slot)
     return uses;
 }
 
-/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as sums of rows where these
- * do. `last`: the end of the chain at hand. */
+/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as sums of rows where
+ * these do. `last`: the end of the chain at hand. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int last, int end, bool folds)
 {
     for (int s = from; s < end; s++) {
@@ -212,6 +212,26 @@ static void find_halves(te_maker *m, const te_pass *pass)
     }
 }
 
+/* Whether a row sum adds products with the products that a column sum adds. */
+static bool goes_beside(const te_step *fold, const te_step *sum)
+{
+    return fold->kind == TE_STEP_FOLD && fold->op == TE_FOLD_SUM && fold->arg[3] >= 0 && fold->arg[0] == sum->arg[0] &&
+           fold->arg[1] == sum->arg[1] && fold->arg[2] == sum->arg[3];
+}
+
+/* Column sums are left to such a row sum behind them. */
+static void find_beside(te_plan *plan, const te_pass *pass)
+{
+    for (int s = pass->body; s < pass->end; s++) {
+        te_step *sum = &plan->steps[s];
+        for (int f = s + 1; f < pass->end && sum->kind == TE_STEP_COLSUM && sum->apart && !sum->beside; f++)
+            if (!plan->steps[f].beside && goes_beside(&plan->steps[f], sum)) {
+                sum->beside = f;
+                plan->steps[f].beside = s;
+            }
+    }
+}
+
 /* Folds and chains go over whole rows with time to spare for memory. */
 static void count_turns(te_maker *m, const te_pass *pass)
 {
@@ -219,7 +239,8 @@ static void count_turns(te_maker *m, const te_pass *pass)
     int      linked = pass->body;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
-        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->apart || step->chain_end);
+        bool     sums = step->kind == TE_STEP_FOLD || (step->apart && !step->beside);
+        bool     takes = s >= linked && (sums || step->chain_end);
         if (step->chain_end) linked = step->chain_end;
         step->turn = takes ? plan->n_turns++ : -1;
     }
@@ -281,6 +302,7 @@ void te_maker_link_steps(te_maker *m, const te_pass *pass)
         s = end > s ? end : s + 1;
     }
     find_halves(m, pass);
+    if (m->kind == TE_PLAN_ROW) find_beside(m->plan, pass);
     count_turns(m, pass);
     if (m->kind == TE_PLAN_ROW) find_bands(m, pass);
 }

@@ -146,8 +146,8 @@ static bool is_kept_for(const te_maker *m, int v, int level)
     return m->kind == TE_PLAN_ROW && m->values[v].level < level && tensors_of(m, v) == 0;
 }
 
-/* What an operation is made of besides numbers: two tensors, or one, or a value kept from an earlier level; 0 where it is
- * made of anything else, or dear. */
+/* What an operation is made of besides numbers: two tensors, or one, or a value kept from an earlier level; 0 where it
+ * is made of anything else, or dear. */
 static int tensors_of(const te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v], *insns = m->program->insns;

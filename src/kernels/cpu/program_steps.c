@@ -267,24 +267,6 @@ static int64_t fold_step(const te_walker *w, const te_step *step, int k, bool *h
     return row_step(w, step->arg[k]) / (*half ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
 }
 
-static void step_fold(te_walker *w, const te_step *step, size_t n)
-{
-    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
-    te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
-    if (w->job->kind > TE_PLAN_ROWS) {
-        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
-        return;
-    }
-    te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
-    rows.times = argument(w, step, 3);
-    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
-    rows.src_step = fold_step(w, step, 0, &rows.src_half);
-    rows.by_step = fold_step(w, step, 1, &rows.by_half);
-    rows.times_step = fold_step(w, step, 3, &rows.times_half);
-    rows.about_step = w->job->band;
-    w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
-}
-
 /* Of several rows one by one where each fills the lanes: so the sum is that of rows, whatever a tile has of them. */
 static void step_sum(te_walker *w, const te_step *step)
 {
@@ -305,10 +287,10 @@ static char *column_sums(const te_walker *w, int operand)
     return te_job_column_part(w->job, w->parts, output, w->row_chunk) + (size_t)w->column * w->blocks->size;
 }
 
-static void step_column_sum(te_walker *w, const te_step *step)
+static void add_columns(te_walker *w, const te_step *step)
 {
     bool            here = w->operands[step->operand].present, also = step->also > 0 && w->operands[step->also].present;
-    size_t          strips = step->apart ? w->tile_rows * w->tile_columns / TE_FOLD_LANES : 0;
+    size_t          strips = step->turn >= 0 ? w->tile_rows * w->tile_columns / TE_FOLD_LANES : 0;
     te_fold_columns fold = {.rows = w->tile_rows, .columns = w->tile_columns};
     if (!here && !also) return;
     fold.src = argument(w, step, here ? 0 : 1);
@@ -320,6 +302,49 @@ static void step_column_sum(te_walker *w, const te_step *step)
         fold.also = also ? column_sums(w, step->also) : NULL;
     }
     w->blocks->fold_columns(&fold, ahead_of(w, step, strips));
+}
+
+/* Whether a row sum can do these column sums on the way. In single rows they would go through memory for each. */
+static bool is_beside(const te_walker *w, const te_fold_rows *rows, const te_step *sum)
+{
+    return w->job->band && w->operands[sum->operand].present && rows->src_half == rows->by_half && !rows->times_half;
+}
+
+static te_fold_columns columns_beside(const te_walker *w, const te_fold_rows *rows, const te_step *sum)
+{
+    bool also = sum->also > 0 && w->operands[sum->also].present;
+    return (te_fold_columns){.sums = column_sums(w, sum->operand), .also = also ? column_sums(w, sum->also) : NULL,
+                             .src = rows->src, .by = rows->by, .about = rows->about, .times = argument(w, sum, 4),
+                             .src_step = rows->src_step, .by_step = rows->by_step, .rows = rows->rows,
+                             .columns = rows->columns, .src_half = rows->src_half, .by_half = rows->by_half};
+}
+
+static void step_fold(te_walker *w, const te_step *step, size_t n)
+{
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
+    te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
+    if (w->job->kind > TE_PLAN_ROWS) {
+        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
+        return;
+    }
+    te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
+    rows.times = argument(w, step, 3);
+    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
+    rows.src_step = fold_step(w, step, 0, &rows.src_half);
+    rows.by_step = fold_step(w, step, 1, &rows.by_half);
+    rows.times_step = fold_step(w, step, 3, &rows.times_half);
+    rows.about_step = w->job->band;
+    te_fold_columns beside;
+    if (step->beside) {
+        const te_step *sum = &w->plan->steps[step->beside];
+        if (is_beside(w, &rows, sum)) {
+            beside = columns_beside(w, &rows, sum);
+            rows.beside = &beside;
+        } else {
+            add_columns(w, sum);
+        }
+    }
+    w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
 }
 
 static inline void run_op(te_walker *w, const te_step *step, size_t n)
@@ -399,7 +424,9 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_FOLD: step_fold(w, step, n); break;
     case TE_STEP_STORE: step_store(w, step); break;
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
-    case TE_STEP_COLSUM: step_column_sum(w, step); break;
+    case TE_STEP_COLSUM:
+        if (!step->beside) add_columns(w, step); /* else the row sum sees to it */
+        break;
     case TE_STEP_SUM: step_sum(w, step); break;
     }
 }

@@ -117,12 +117,19 @@ static int64_t row_step(const te_walker *w, int32_t slot)
     return w->job->band ? w->step[slot] : (int64_t)(w->tile_columns * w->blocks->size);
 }
 
-/* Of a band row by row, as the value may be a tensor whose rows are not next to each other. */
+/* Whether the rows of the output, and those of the value, follow one another. */
+static bool is_dense(const te_walker *w, const te_step *step)
+{
+    size_t size = w->form[step->arg[0]] & TE_FORM_HALF ? sizeof(uint16_t) : w->blocks->size;
+    return w->operands[step->operand].flat && row_step(w, step->arg[0]) == (int64_t)(w->tile_columns * size);
+}
+
+/* Of a band row by row where either's are apart. */
 static void step_store(te_walker *w, const te_step *step)
 {
     if (te_walker_stored(w, step)) return;
     const char *value = w->slot[step->arg[0]];
-    if (!w->job->band) {
+    if (!w->job->band || is_dense(w, step)) {
         store_value(w, step, value);
         return;
     }

@@ -165,6 +165,7 @@ WIDEST static void hand_adamw(void *const *out, void *const *in, int64_t begin, 
 HAND(hand_layer_norm);
 HAND(hand_layer_norm_f32);
 HAND(hand_layer_norm_backward);
+HAND(hand_add_layer_norm);
 HAND(hand_rms_norm);
 HAND(hand_softmax);
 HAND(hand_softmax_bf16);
@@ -203,6 +204,10 @@ static const bench cases[] = {
     {"layer_norm f32",
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); y = d * rstd * gamma + beta",
      {"x", "gamma:w", "beta:w"}, {"y"}, {NULL}, {0}, hand_layer_norm_f32},
+    {"add+norm bf16",
+     "s = to_bf16(res + x); mean = rowmean(s); d = s - mean; rstd = rsqrt(rowmean(d * d) + 1e-5); "
+     "y = d * rstd * gamma + beta",
+     {"res:b", "x:b", "gamma:c", "beta:c"}, {"s:b", "y:b", "mean:r", "rstd:r"}, {NULL}, {0}, hand_add_layer_norm},
     {"layer_norm back f32",
      "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
@@ -289,6 +294,35 @@ WIDEST HAND(hand_layer_norm_backward)
         ((float *)out[2])[i] += dbeta[i];
     }
     free(dgamma), free(dbeta);
+}
+
+/* A row is rounded before it is summed, and read again as it was stored. */
+WIDEST HAND(hand_add_layer_norm)
+{
+    const uint16_t *gamma = in[2], *beta = in[3];
+    for (int64_t r = begin; r < end; r++) {
+        const uint16_t *a = (const uint16_t *)in[0] + r * columns, *b = (const uint16_t *)in[1] + r * columns;
+        uint16_t       *s = (uint16_t *)out[0] + r * columns, *y = (uint16_t *)out[1] + r * columns;
+        float           sum = 0, squares = 0;
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < columns; i++)
+        {
+            s[i] = te_f32_to_bf16(te_bf16_to_f32(a[i]) + te_bf16_to_f32(b[i]));
+            sum += te_bf16_to_f32(s[i]);
+        }
+        float mean = sum / (float)columns;
+        _Pragma("omp simd reduction(+ : squares)") for (int64_t i = 0; i < columns; i++)
+        {
+            float d = te_bf16_to_f32(s[i]) - mean;
+            squares += d * d;
+        }
+        float rstd = 1.0f / __builtin_sqrtf(squares / (float)columns + 1e-5f);
+        _Pragma("omp simd") for (int64_t i = 0; i < columns; i++)
+        {
+            float h = (te_bf16_to_f32(s[i]) - mean) * rstd;
+            y[i] = te_f32_to_bf16(h * te_bf16_to_f32(gamma[i]) + te_bf16_to_f32(beta[i]));
+        }
+        ((float *)out[2])[r] = mean, ((float *)out[3])[r] = rstd;
+    }
 }
 
 WIDEST HAND(hand_rms_norm)
@@ -494,9 +528,9 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
-    static const int64_t shapes[][2] = {{1, 16},    {64, 16},    {1024, 16},  {100, 64},    {256, 128},   {84, 384}, {8, 768},
-                                        {32, 768},  {512, 768},  {256, 3072}, {4096, 768},  {64, 50257},  {16384, 768},
-                                        {8192, 3072}};
+    static const int64_t shapes[][2] = {{1, 16},    {64, 16},   {1024, 16},  {100, 64},   {256, 128},  {768, 128}, {84, 384},
+                                        {8, 768},   {32, 768},  {512, 768},  {256, 3072}, {4096, 768}, {64, 50257},
+                                        {16384, 768}, {8192, 3072}};
     if (argc > 5) {
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
             if (strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], atoll(argv[4]), atoll(argv[5]), bandwidth);

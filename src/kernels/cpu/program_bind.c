@@ -137,19 +137,19 @@ static void settle_inputs(te_walker *w)
     }
 }
 
-/* Whether te_slot_form may apply to an output: no other one takes the value. */
-static bool has_form(const te_walker *w, int output)
+/* Whether an output of the value besides `output` is wanted, one that wants other elements where `bf16`. */
+static bool has_other(const te_walker *w, int output, bool bf16)
 {
     const te_plan *plan = w->plan;
     int            operand = w->job->program->n_inputs + output;
-    if (!plan->direct[output].half_ok) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *store = &plan->steps[s];
-        if (store->kind == TE_STEP_STORE && store->arg[0] == plan->direct[output].slot && store->operand != operand &&
-            w->operands[store->operand].present)
-            return false;
+        if (store->kind != TE_STEP_STORE || store->arg[0] != plan->direct[output].slot || store->operand == operand)
+            continue;
+        const te_bound_operand *other = &w->operands[store->operand];
+        if (other->present && !(bf16 && other->dtype == TE_BF16 && !other->accumulate)) return true;
     }
-    return true;
+    return false;
 }
 
 /* An output may be written by the step that makes its value unless the same memory, read in place, is needed later. */
@@ -158,8 +158,8 @@ static bool direct_allowed(const te_walker *w, int output)
     const te_plan          *plan = w->plan;
     const te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     int                     made = plan->direct[output].step;
-    bool half = has_form(w, output) && out->straight && out->dtype == TE_BF16 && w->blocks->strip > 0 &&
-                w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
+    bool half = plan->direct[output].half_ok && !has_other(w, output, true) && out->straight && out->dtype == TE_BF16 &&
+                w->blocks->strip > 0 && w->job->tile_rows * w->job->tile_columns >= (int64_t)w->blocks->strip;
     if (made < 0 || !out->present || out->accumulate || !(out->in_place || half)) return false;
     for (int s = 0; s < plan->n_steps; s++) {
         const te_step *step = &plan->steps[s];
@@ -175,7 +175,7 @@ static void settle_streams(te_walker *w, int output)
 {
     te_bound_operand *out = &w->operands[w->job->program->n_inputs + output];
     if (!te_job_streams(w->job, out->size)) return;
-    out->streamed = w->direct[output] >= 0 && has_form(w, output);
+    out->streamed = w->direct[output] >= 0 && w->plan->direct[output].unread && !has_other(w, output, false);
     for (int i = 0; i < w->job->program->n_inputs; i++) out->streamed &= w->operands[i].base != out->base;
 }
 
@@ -217,7 +217,7 @@ static bool goes_on(const te_walker *w, int operand)
     enum { LEAST = 512 };
     const te_bound_operand *bound = &w->operands[operand];
     return bound->present && bound->flat && !bound->constant && !bound->streamed && te_walker_row_stride(w, bound) != 0 &&
-           w->job->columns * bound->size >= LEAST;
+           w->job->tile_rows * w->job->columns * bound->size >= LEAST;
 }
 
 /* Inputs, and outputs with memory of their own that is too much for the second-level cache: stores would wait for their

@@ -76,26 +76,30 @@ enum { TE_LINE = 64 };
 
 struct te_link;
 
+typedef struct te_fold_columns te_fold_columns;
+
 /* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the
  * place of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for
- * both. */
+ * both. So for the column sums `beside`, if any: these are of the same src, by and about. Then src_half is by_half, there
+ * are `times` in values, and the columns fill all lanes. */
 typedef struct te_fold_rows {
     const void *src, *by, *about, *times; /* by, about: as in fold_add; about one number per row, its step may be 0 */
     void       *also;
     int64_t     src_step, by_step, about_step, times_step;
     size_t      rows, columns;
     bool        src_half, by_half, times_half; /* are bfloat16, of sums */
+    const te_fold_columns *beside;
 } te_fold_rows;
 
 /* Rows that are added up, one after the other: sums[j] += src[j], or with `by` += by[j] * ((src[j] - about) * times)
  * and also[j] += by[j]. `about` and `times` are one number per row, 0 and 1 where NULL; steps are in elements. */
-typedef struct te_fold_columns {
+struct te_fold_columns {
     void       *sums, *also;
     const void *src, *by, *about, *times;
     int64_t     src_step, by_step;
     size_t      rows, columns;
     bool        src_half, by_half; /* are bfloat16 */
-} te_fold_columns;
+};
 
 /* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in the
  * next one, where tensors go on. With `step` windows are rows: what is in slot i goes on by step[i] bytes, and numbers are

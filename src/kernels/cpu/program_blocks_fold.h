@@ -269,6 +269,103 @@ static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
     else rows_of_two(d, fold, half, by_half, times, times_half, ahead);
 }
 
+/* --- sums of rows and columns at once ----------------------------------------------------------------------------- */
+
+static void fold_columns(const te_fold_columns *fold, te_ahead ahead);
+
+#if TE_REAL_IS_F32 && defined(TE_ISA_avx512) /* others have not as many registers */
+/* Vector k of row q, see te_fold_rows; z: what stands for `by`. */
+#define TE_BOTH_ROW(q, k)                                                                              \
+    {                                                                                                  \
+        te_vec x = TE_AT(s##q, half, k) - about##q, y = TE_AT(by##q, half, k);                         \
+        te_vec z = y * TE_AT(times##q, false, k);                                                      \
+        beside##q##k = beside##q##k + z;                                                               \
+        of##q##k = of##q##k + x * z;                                                                   \
+        sums = sums + y * (x * factor##q);                                                             \
+        also = also + y;                                                                               \
+    }
+
+/* The sums of columns wait in memory, for two rows at a time. */
+#define TE_BOTH_PART(k)                                                                                \
+    {                                                                                                  \
+        te_vec *to = (te_vec *)(columns + i) + k, sums = *to;                                          \
+        te_vec *too = (te_vec *)(also_columns + i) + k, also = *too;                                   \
+        TE_BOTH_ROW(0, k)                                                                              \
+        TE_BOTH_ROW(1, k)                                                                              \
+        *to = sums;                                                                                    \
+        if (has_also) *too = also;                                                                     \
+    }
+
+#define TE_BOTH_OF(q, r)                                                                               \
+    const char *s##q = (const char *)fold->src + (r) * fold->src_step * bytes_of(half);                \
+    const char *by##q = (const char *)fold->by + (r) * fold->by_step * bytes_of(half);                 \
+    const char *times##q = (const char *)fold->times + (r) * fold->times_step * bytes_of(false);       \
+    te_real     about##q = fold->about ? ((const te_real *)fold->about)[(r) * fold->about_step] : 0;   \
+    te_real     factor##q = fold->beside->times ? ((const te_real *)fold->beside->times)[r] : 1;       \
+    te_vec      of##q##0 = {0}, of##q##1 = of##q##0, of##q##2 = of##q##0, of##q##3 = of##q##0;         \
+    te_vec      beside##q##0 = of##q##0, beside##q##1 = of##q##0, beside##q##2 = of##q##0, beside##q##3 = of##q##0;
+
+#define TE_BOTH_DONE(q, r)                                                                             \
+    {                                                                                                  \
+        te_vec of = (of##q##0 + of##q##2) + (of##q##1 + of##q##3);                                     \
+        te_vec beside = (beside##q##0 + beside##q##2) + (beside##q##1 + beside##q##3);                 \
+        d[r] = tree_sum(&of);                                                                          \
+        if (fold->also) ((te_real *)fold->also)[r] = tree_sum(&beside);                                \
+    }
+
+/* Of rows r and r + 1. */
+TE_ALWAYS void both_of(te_real *d, const te_fold_rows *fold, int64_t r, bool half, bool has_also, te_ahead *ahead)
+{
+    te_real     *columns = fold->beside->sums, *also_columns = has_also ? fold->beside->also : columns;
+    const size_t n = fold->columns;
+    TE_BOTH_OF(0, r)
+    TE_BOTH_OF(1, r + 1)
+    for (size_t i = 0; i < n; i += TE_FOLD_LANES) {
+        fetch_ahead(ahead);
+        fetch_ahead(ahead);
+        TE_BOTH_PART(0) TE_BOTH_PART(1) TE_BOTH_PART(2) TE_BOTH_PART(3)
+    }
+    TE_BOTH_DONE(0, r)
+    TE_BOTH_DONE(1, r + 1)
+}
+
+/* The last row by itself. */
+static void last_of_both(te_real *d, const te_fold_rows *fold, int64_t r, te_ahead ahead)
+{
+    te_fold_rows    row = *fold;
+    te_fold_columns columns = *fold->beside;
+    int64_t         size = bytes_of(fold->src_half);
+    row.rows = columns.rows = 1;
+    row.src = columns.src = (const char *)fold->src + r * fold->src_step * size;
+    row.by = columns.by = (const char *)fold->by + r * fold->by_step * size;
+    row.times = (const te_real *)fold->times + r * fold->times_step;
+    if (fold->about) row.about = columns.about = (const te_real *)fold->about + r * fold->about_step;
+    if (fold->also) row.also = (te_real *)fold->also + r;
+    if (columns.times) columns.times = (const te_real *)columns.times + r;
+    fold_columns(&columns, (te_ahead){0});
+    rows_two(d + r, &row, ahead);
+}
+
+static void rows_both(te_real *d, const te_fold_rows *fold, te_ahead ahead)
+{
+    bool    half = fold->src_half, also = fold->beside->also != NULL;
+    int64_t rows = (int64_t)fold->rows, r = 0;
+    for (; r + 2 <= rows; r += 2) {
+        if (half && also) both_of(d, fold, r, true, true, &ahead);
+        else if (half) both_of(d, fold, r, true, false, &ahead);
+        else if (also) both_of(d, fold, r, false, true, &ahead);
+        else both_of(d, fold, r, false, false, &ahead);
+    }
+    if (r < rows) last_of_both(d, fold, r, ahead);
+}
+#else
+static void rows_both(te_real *d, const te_fold_rows *fold, te_ahead ahead)
+{
+    fold_columns(fold->beside, (te_ahead){0});
+    rows_two(d, fold, ahead);
+}
+#endif
+
 /* --- the table's functions ---------------------------------------------------------------------------------------- */
 
 static te_real neutral_of(te_fold_kind kind)
@@ -331,7 +428,8 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
     te_real neutral = neutral_of(kind);
     switch (kind) {
     case TE_FOLD_SUM:
-        if (fold->times || fold->also) rows_two(dst, fold, ahead);
+        if (fold->beside) rows_both(dst, fold, ahead);
+        else if (fold->times || fold->also) rows_two(dst, fold, ahead);
         else if (fold->by && fold->about) rows_distance(dst, fold, neutral, ahead);
         else if (fold->about) rows_square(dst, fold, neutral, ahead);
         else if (fold->by) rows_dot(dst, fold, neutral, ahead);

@@ -165,15 +165,15 @@ static int uses_of(const te_step *step, int32_t slot)
     return uses;
 }
 
-/* Whether steps of [from, end) read the slot only as links that take bfloat16, or as sums of rows where these do. */
-static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end, bool folds)
+/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as sums of rows where
+ * these do. `last`: the end of the chain at hand. */
+static bool only_links_read(const te_plan *plan, int32_t slot, int from, int last, int end, bool folds)
 {
-    int last = from; /* of the chain at hand */
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) last = step->chain_end;
         bool sums = folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM;
-        if (!uses_of(step, slot) || step->apart || sums) continue;
+        if (!uses_of(step, slot) || step->apart || sums || step->kind == TE_STEP_STORE) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;
         if (!te_link_takes_halves(step->op)) return false;
@@ -181,24 +181,55 @@ static bool only_links_read(const te_plan *plan, int32_t slot, int from, int end
     return plan->slots[slot].kind == TE_SLOT_REGISTER;
 }
 
+/* Of the slot by steps of [from, end) that are stores, or by the others. */
+static int uses_behind(const te_plan *plan, int32_t slot, int from, int end, bool stores)
+{
+    int uses = 0;
+    for (int s = from; s < end; s++)
+        if ((plan->steps[s].kind == TE_STEP_STORE) == stores) uses += uses_of(&plan->steps[s], slot);
+    return uses;
+}
+
 static void find_halves(te_maker *m, const te_pass *pass)
 {
     te_plan *plan = m->plan;
     int      linked = pass->body;
+    bool     folds = m->kind == TE_PLAN_ROW;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
         if (step->chain_end) linked = step->chain_end;
         if (step->kind == TE_STEP_LOAD)
-            step->half_ok = only_links_read(plan, step->dst, s + 1, pass->end, m->kind == TE_PLAN_ROW);
+            step->half_ok = only_links_read(plan, step->dst, s + 1, s + 1, pass->end, folds) &&
+                            uses_behind(plan, step->dst, s + 1, pass->end, true) == 0;
         for (int o = 0; s < linked && o < m->program->n_outputs; o++) {
             te_direct *direct = &plan->direct[o];
             if (direct->step != s) continue;
-            int uses = 0, later = s + 1;
-            while (later < linked && plan->steps[later].kind == TE_STEP_COLSUM) later++; /* they take acc */
-            for (; later < pass->end; later++)
-                if (plan->steps[later].kind != TE_STEP_STORE) uses += uses_of(&plan->steps[later], step->dst);
-            direct->half_ok = uses == 0;
+            int behind = s + 1;
+            while (behind < linked && plan->steps[behind].kind == TE_STEP_COLSUM) behind++; /* they take acc */
+            direct->unread = uses_behind(plan, step->dst, behind, pass->end, false) == 0;
+            direct->half_ok = direct->unread || (step->op == TE_PW_TO_BF16 && step->kind == TE_STEP_OP &&
+                                                 only_links_read(plan, step->dst, s + 1, linked, pass->end, folds));
         }
+    }
+}
+
+/* Whether a row sum adds products with the products that a column sum adds. */
+static bool goes_beside(const te_step *fold, const te_step *sum)
+{
+    return fold->kind == TE_STEP_FOLD && fold->op == TE_FOLD_SUM && fold->arg[3] >= 0 && fold->arg[0] == sum->arg[0] &&
+           fold->arg[1] == sum->arg[1] && fold->arg[2] == sum->arg[3];
+}
+
+/* Column sums are left to such a row sum behind them. */
+static void find_beside(te_plan *plan, const te_pass *pass)
+{
+    for (int s = pass->body; s < pass->end; s++) {
+        te_step *sum = &plan->steps[s];
+        for (int f = s + 1; f < pass->end && sum->kind == TE_STEP_COLSUM && sum->apart && !sum->beside; f++)
+            if (!plan->steps[f].beside && goes_beside(&plan->steps[f], sum)) {
+                sum->beside = f;
+                plan->steps[f].beside = s;
+            }
     }
 }
 
@@ -209,7 +240,8 @@ static void count_turns(te_maker *m, const te_pass *pass)
     int      linked = pass->body;
     for (int s = pass->body; s < pass->end; s++) {
         te_step *step = &plan->steps[s];
-        bool     takes = s >= linked && (step->kind == TE_STEP_FOLD || step->apart || step->chain_end);
+        bool     sums = step->kind == TE_STEP_FOLD || (step->apart && !step->beside);
+        bool     takes = s >= linked && (sums || step->chain_end);
         if (step->chain_end) linked = step->chain_end;
         step->turn = takes ? plan->n_turns++ : -1;
     }
@@ -275,6 +307,7 @@ void te_maker_link_steps(te_maker *m, const te_pass *pass)
         s = end > s ? end : s + 1;
     }
     find_halves(m, pass);
+    if (m->kind == TE_PLAN_ROW) find_beside(m->plan, pass);
     count_turns(m, pass);
     if (m->kind == TE_PLAN_ROW) find_bands(m, pass);
 }

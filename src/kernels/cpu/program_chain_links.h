@@ -526,6 +526,13 @@ static void bind_links(te_bound_chain *chain, const te_link *link, const te_chai
     bind_link(chain, &two, run);
 }
 
+/* Whether the link only rounds what the one behind it rounds when it writes it, as the last one. */
+static bool rounds_for_keep(const te_link *link, const te_chain_run *run)
+{
+    return link->op == TE_PW_TO_BF16 && link->arg[0] < 0 && link[1].op == TE_LINK_KEEP &&
+           (run->form[link[1].arg[0]] & TE_FORM_HALF) && link[2].op == TE_LINK_END;
+}
+
 static inline void run_strips(const te_bound_link *first, size_t n, te_ahead *ahead)
 {
     const te_strip_part none = {0};
@@ -549,7 +556,7 @@ static inline __attribute__((always_inline)) void run_chain_with(const te_chain_
     chain.n_links = chain.n_blocks = chain.n_numbers = 0;
     for (const te_link *link = run->links; link->op != TE_LINK_END; link++) {
         if (link->op == TE_LINK_KEEP) bind_keep(&chain, link, run, pairs);
-        else bind_links(&chain, link, run);
+        else if (!rounds_for_keep(link, run)) bind_links(&chain, link, run);
     }
     chain.link[chain.n_links].run = link_end;
     for (size_t left = run->n, window = run->window, index = 1;; left -= window, go_on(&chain, index++)) {

@@ -8,7 +8,7 @@ enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
 /* A band is long enough for its steps to begin rarely. */
-enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 32, BAND_VALUES = 64 << 10, ADDED_WIDEST = 4 << 10 };
+enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES = 64 << 10, ADDED_WIDEST = 4 << 10 };
 
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 

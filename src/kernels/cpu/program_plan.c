@@ -138,18 +138,29 @@ static void mark_pass(te_maker *m, int pass)
     }
 }
 
-/* The tensors that an operation is made of besides numbers; 0 where it is made of anything else, or dear. */
+static int tensors_of(const te_maker *m, int v);
+
+/* Whether a whole row's value is in a register for the levels behind its own. */
+static bool is_kept_for(const te_maker *m, int v, int level)
+{
+    return m->kind == TE_PLAN_ROW && m->values[v].level < level && tensors_of(m, v) == 0;
+}
+
+/* What an operation is made of besides numbers: two tensors, or one, or a value kept from an earlier level; 0 where it
+ * is made of anything else, or dear. */
 static int tensors_of(const te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v], *insns = m->program->insns;
-    int            n = 0;
+    int            n = 0, kept = 0;
     if (insn->rate != TE_RATE_ELEM || te_op_is_random(insn->op) || te_op_cost(insn->op) >= TE_COST_DIVISION) return 0;
     for (int k = 0; k < te_opcode_args(insn->op); k++) {
-        const te_insn *arg = &insns[insn->arg[k]];
-        if (arg->rate == TE_RATE_ELEM && arg->op != TE_PW_LOAD) return 0;
-        n += arg->rate == TE_RATE_ELEM;
+        int a = insn->arg[k];
+        if (insns[a].rate != TE_RATE_ELEM) continue;
+        if (insns[a].op != TE_PW_LOAD && !is_kept_for(m, a, m->values[v].level)) return 0;
+        kept += insns[a].op != TE_PW_LOAD;
+        n++;
     }
-    return n <= 2 ? n : 0;
+    return n <= (kept ? 1 : 2) ? n : 0;
 }
 
 /* A value of a whole row that is made anew for each use. */

@@ -58,6 +58,7 @@ typedef struct te_step {
     int32_t also;        /* where the sums of the second argument itself go: a slot, of TE_STEP_COLSUM an output as in
                           * `operand`; 0: nowhere */
     bool    apart;       /* TE_STEP_COLSUM: no operation makes what it adds, so that it is no link */
+    int32_t beside;      /* of TE_STEP_COLSUM and a later TE_STEP_FOLD that go over the same: the other one; 0: none */
     int32_t last_use;    /* the last step of the pass that reads dst */
     bool    half_ok;     /* TE_STEP_LOAD: all that read dst takes bfloat16: links, and sums of whole rows */
     int32_t turn;        /* among the steps of the plan that go over a row, see te_share; -1: it does not */
@@ -90,7 +91,8 @@ typedef struct te_pass {
  * in place and used later is the same memory. */
 typedef struct te_direct {
     int32_t slot, step; /* step -1: never */
-    bool    half_ok;    /* a link makes the value, only outputs take it: where that is one, te_slot_form may apply */
+    bool    half_ok;    /* a link makes the value, and as bfloat16 it serves all that read it: te_slot_form may apply */
+    bool    unread;     /* only outputs take it */
 } te_direct;
 
 typedef struct te_plan {

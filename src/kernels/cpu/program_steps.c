@@ -84,10 +84,20 @@ bool te_walker_stored(const te_walker *w, const te_step *step)
     return !out->present || (direct && (out->in_place || w->form[step->arg[0]] & TE_FORM_HALF));
 }
 
+/* What is bfloat16 already needs no rounding. */
 static void store_value(te_walker *w, const te_step *step, const char *value)
 {
     const te_bound_operand *out = &w->operands[step->operand];
     size_t                  n = w->tile_rows * w->tile_columns;
+    if (w->form[step->arg[0]] & TE_FORM_HALF) {
+        if (out->straight && out->dtype == TE_BF16 && !out->accumulate) {
+            memcpy(te_walker_tile(w, out, step->operand), value, n * sizeof(uint16_t));
+            return;
+        }
+        char *values = te_walker_register(w, step->arg[0]);
+        w->blocks->load[TE_BF16](values, value, 1, n);
+        value = values;
+    }
     if (out->accumulate && out->in_place) {
         char *dst = te_walker_tile(w, out, step->operand);
         w->blocks->op[TE_PW_ADD][0](dst, dst, value, NULL, n);
@@ -107,12 +117,19 @@ static int64_t row_step(const te_walker *w, int32_t slot)
     return w->job->band ? w->step[slot] : (int64_t)(w->tile_columns * w->blocks->size);
 }
 
-/* Of a band row by row, as the value may be a tensor whose rows are not next to each other. */
+/* Whether the rows of the output, and those of the value, follow one another. */
+static bool is_dense(const te_walker *w, const te_step *step)
+{
+    size_t size = w->form[step->arg[0]] & TE_FORM_HALF ? sizeof(uint16_t) : w->blocks->size;
+    return w->operands[step->operand].flat && row_step(w, step->arg[0]) == (int64_t)(w->tile_columns * size);
+}
+
+/* Of a band row by row where either's are apart. */
 static void step_store(te_walker *w, const te_step *step)
 {
     if (te_walker_stored(w, step)) return;
     const char *value = w->slot[step->arg[0]];
-    if (!w->job->band) {
+    if (!w->job->band || is_dense(w, step)) {
         store_value(w, step, value);
         return;
     }
@@ -134,6 +151,10 @@ static void step_store_row(te_walker *w, const te_step *step)
     if (!out->present || w->column > 0) return;
     char   *dst = w->row[step->operand], *value = w->slot[step->arg[0]];
     int64_t stride = te_walker_row_stride(w, out);
+    if (!out->accumulate && !step->scalars) {
+        w->blocks->store[out->dtype](dst, w->tile_rows == 1 ? 1 : stride / out->size, value, w->tile_rows);
+        return;
+    }
     for (size_t r = 0; r < w->tile_rows; r++, dst += stride) {
         char *one = step->scalars ? value : value + r * w->blocks->size;
         if (out->accumulate) {
@@ -253,24 +274,6 @@ static int64_t fold_step(const te_walker *w, const te_step *step, int k, bool *h
     return row_step(w, step->arg[k]) / (*half ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
 }
 
-static void step_fold(te_walker *w, const te_step *step, size_t n)
-{
-    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
-    te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
-    if (w->job->kind > TE_PLAN_ROWS) {
-        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
-        return;
-    }
-    te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
-    rows.times = argument(w, step, 3);
-    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
-    rows.src_step = fold_step(w, step, 0, &rows.src_half);
-    rows.by_step = fold_step(w, step, 1, &rows.by_half);
-    rows.times_step = fold_step(w, step, 3, &rows.times_half);
-    rows.about_step = w->job->band;
-    w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
-}
-
 /* Of several rows one by one where each fills the lanes: so the sum is that of rows, whatever a tile has of them. */
 static void step_sum(te_walker *w, const te_step *step)
 {
@@ -291,10 +294,10 @@ static char *column_sums(const te_walker *w, int operand)
     return te_job_column_part(w->job, w->parts, output, w->row_chunk) + (size_t)w->column * w->blocks->size;
 }
 
-static void step_column_sum(te_walker *w, const te_step *step)
+static void add_columns(te_walker *w, const te_step *step)
 {
     bool            here = w->operands[step->operand].present, also = step->also > 0 && w->operands[step->also].present;
-    size_t          strips = step->apart ? w->tile_rows * w->tile_columns / TE_FOLD_LANES : 0;
+    size_t          strips = step->turn >= 0 ? w->tile_rows * w->tile_columns / TE_FOLD_LANES : 0;
     te_fold_columns fold = {.rows = w->tile_rows, .columns = w->tile_columns};
     if (!here && !also) return;
     fold.src = argument(w, step, here ? 0 : 1);
@@ -308,6 +311,49 @@ static void step_column_sum(te_walker *w, const te_step *step)
     w->blocks->fold_columns(&fold, ahead_of(w, step, strips));
 }
 
+/* Whether a row sum can do these column sums on the way. In single rows they would go through memory for each. */
+static bool is_beside(const te_walker *w, const te_fold_rows *rows, const te_step *sum)
+{
+    return w->job->band && w->operands[sum->operand].present && rows->src_half == rows->by_half && !rows->times_half;
+}
+
+static te_fold_columns columns_beside(const te_walker *w, const te_fold_rows *rows, const te_step *sum)
+{
+    bool also = sum->also > 0 && w->operands[sum->also].present;
+    return (te_fold_columns){.sums = column_sums(w, sum->operand), .also = also ? column_sums(w, sum->also) : NULL,
+                             .src = rows->src, .by = rows->by, .about = rows->about, .times = argument(w, sum, 4),
+                             .src_step = rows->src_step, .by_step = rows->by_step, .rows = rows->rows,
+                             .columns = rows->columns, .src_half = rows->src_half, .by_half = rows->by_half};
+}
+
+static void step_fold(te_walker *w, const te_step *step, size_t n)
+{
+    const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
+    te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
+    if (w->job->kind > TE_PLAN_ROWS) {
+        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
+        return;
+    }
+    te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};
+    rows.times = argument(w, step, 3);
+    rows.also = step->also > 0 ? w->slot[step->also] : NULL;
+    rows.src_step = fold_step(w, step, 0, &rows.src_half);
+    rows.by_step = fold_step(w, step, 1, &rows.by_half);
+    rows.times_step = fold_step(w, step, 3, &rows.times_half);
+    rows.about_step = w->job->band;
+    te_fold_columns beside;
+    if (step->beside) {
+        const te_step *sum = &w->plan->steps[step->beside];
+        if (is_beside(w, &rows, sum)) {
+            beside = columns_beside(w, &rows, sum);
+            rows.beside = &beside;
+        } else {
+            add_columns(w, sum);
+        }
+    }
+    w->blocks->fold_rows((te_fold_kind)step->op, w->slot[step->dst], &rows, ahead);
+}
+
 static inline void run_op(te_walker *w, const te_step *step, size_t n)
 {
     char *const *slot = w->slot;
@@ -316,11 +362,12 @@ static inline void run_op(te_walker *w, const te_step *step, size_t n)
     w->blocks->op[step->op][step->scalars](slot[step->dst], a, b, c, n);
 }
 
-/* Whether a step writes the slot as an output's elements. */
-static bool is_output(const te_walker *w, int32_t slot)
+/* Whether a step writes the slot as an output's elements, which its own values are not. */
+static bool is_rounded_output(const te_walker *w, int32_t slot)
 {
     bool is = false;
-    for (int o = 0; o < w->job->program->n_outputs; o++) is |= w->direct[o] == slot;
+    for (int o = 0; o < w->job->program->n_outputs; o++)
+        is |= w->direct[o] == slot && w->plan->steps[w->plan->direct[o].step].op != TE_PW_TO_BF16;
     return is;
 }
 
@@ -333,7 +380,7 @@ static const char *rest_of(const te_walker *w, const te_step *step, int k, size_
     if (step->scalars >> k & 1) return w->slot[slot];
     if (!(w->form[slot] & TE_FORM_HALF)) return w->slot[slot] + skip * w->blocks->size;
     char *values = te_walker_register(w, slot) + skip * w->blocks->size;
-    if (!is_output(w, slot)) w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
+    if (!is_rounded_output(w, slot)) w->blocks->load[TE_BF16](values, w->slot[slot] + 2 * skip, 1, n);
     return values;
 }
 
@@ -394,7 +441,9 @@ void te_walker_step(te_walker *w, const te_step *step)
     case TE_STEP_FOLD: step_fold(w, step, n); break;
     case TE_STEP_STORE: step_store(w, step); break;
     case TE_STEP_STORE_ROW: step_store_row(w, step); break;
-    case TE_STEP_COLSUM: step_column_sum(w, step); break;
+    case TE_STEP_COLSUM:
+        if (!step->beside) add_columns(w, step); /* else the row sum sees to it */
+        break;
     case TE_STEP_SUM: step_sum(w, step); break;
     }
 }

@@ -80,7 +80,7 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     const te_quantizer *q = p->job.quantizer;
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
     if (te_panel_shares_amaxes(p)) {
-        memcpy(l->amaxes, l->squares[i / wide], (size_t)n * sizeof *l->amaxes);
+        memcpy(l->amaxes, l->squares + i / wide * n, (size_t)n * sizeof *l->amaxes);
     } else {
         r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
         if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
@@ -91,7 +91,7 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
     else
         p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
-    for (int b = 0; b < n && wide > 1; b++)
+    for (int b = 0; b < n && wide > 1 && !te_panel_shares_codes(p); b++)
         for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
     put_factors(p, l, x, i);
 }
@@ -154,6 +154,14 @@ bool te_panel_shares_amaxes(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     return p->job.side[0].data && q->block_rows == q->block_cols && q->block_rows >= TE_GROUP && !q->hadamard;
+}
+
+bool te_panel_in_bands(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    bool shared = p->job.side[0].data && (!p->job.side[1].data || te_panel_shares_codes(p));
+    bool squares = q->block_rows == TE_PANEL_ROWS && q->element != TE_E2M1 && !q->replicated;
+    return shared && squares && p->loops->amax_squares && p->job.cols <= TE_BAND_COLUMNS;
 }
 
 bool te_panel_rounds_once(const te_panel_job *p)

@@ -33,7 +33,7 @@ typedef struct te_panel_lane {
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
     float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
     uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_DOWN_COLUMNS]; /* factors on their way to columns */
-    float   squares[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* amaxes of square blocks, for both sides */
+    float   squares[TE_PANEL_ROWS / TE_GROUP * (TE_PANEL_COLS / TE_GROUP)]; /* amaxes of square blocks, for both sides */
     int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* candidates of squares (quantize_four.c) */
 } te_panel_lane;
 
@@ -84,6 +84,9 @@ bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, in
 
 /* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
 bool te_panel_shares_codes(const te_panel_job *p);
+
+/* Whether panels are as high as a block and as wide as the source where that is possible: both visits follow memory. */
+bool te_panel_in_bands(const te_panel_job *p);
 
 /* Whether blocks of both sides are the same squares, and side 0 has had their amaxes. */
 bool te_panel_shares_amaxes(const te_panel_job *p);

@@ -14,8 +14,7 @@
 enum {
     TE_GROUP = 16,          /* elements of a group */
     TE_SOURCES = 3,         /* dtypes of a source */
-    TE_MOST_COLUMNS = 4096, /* of rows on their way to both directions */
-    TE_BAND_COLUMNS = 1 << 14, /* of rows as high as a block that are read one after the other */
+    TE_MOST_COLUMNS = 1 << 14, /* of rows on their way to both directions, or read one after the other */
     TE_DOWN_COLUMNS = 1024, /* of factors on their way to columns */
 };
 

@@ -25,9 +25,10 @@ enum {
 /* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
  * TE_APART longer than what they hold, a column or a block each, so that they do not throw each other out of the first cache. */
 typedef struct te_panel_lane {
+    uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart; NULL: there is none */
     float   amax[2];
-    float   amaxes[TE_WIDE_COLS + TE_APART], blocks[TE_WIDE_COLS + TE_APART], multipliers[TE_WIDE_COLS + TE_APART];
-    float   factors[TE_WIDE_COLS + TE_APART]; /* or bytes */
+    float   amaxes[TE_MOST_COLUMNS + TE_APART], blocks[TE_MOST_COLUMNS + TE_APART];
+    float   multipliers[TE_MOST_COLUMNS + TE_APART], factors[TE_MOST_COLUMNS + TE_APART]; /* or bytes */
     uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
@@ -87,6 +88,8 @@ bool te_panel_shares_codes(const te_panel_job *p);
 
 /* Whether panels are as high as a block and as wide as the source where that is possible: both visits follow memory. */
 bool te_panel_in_bands(const te_panel_job *p);
+
+static inline int64_t te_panel_band_stride(const te_panel_job *p) { return (p->job.cols + 63) / 64 * 64 + TE_APART; }
 
 /* Whether blocks of both sides are the same squares, and side 0 has had their amaxes. */
 bool te_panel_shares_amaxes(const te_panel_job *p);

@@ -214,6 +214,8 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
                 __m512i v[16];                                                                                         \
                 for (int r = 0; r < 4; r++) {                                                                          \
                     const type *x = (const type *)w->x + (i + r) * w->stride + j;                                      \
+                    for (int k = 0; k < 512; k += 64 / (int)sizeof(type))                                              \
+                        __builtin_prefetch(x + 4 * w->stride + k, 0, 2);                                               \
                     _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                                \
                         v[4 * r + b] = b >= there ? _mm512_setzero_si512()                                             \
                                                   : te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type), \
@@ -246,7 +248,7 @@ TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
     static int64_t amax_squares_##dtype(float *amax, const void *data, int64_t stride, int rows, int64_t n,            \
                                         int64_t block)                                                                 \
     {                                                                                                                  \
-        enum { WIDE = 128, VECTOR = 64 / sizeof(type), MOST = TE_BAND_COLUMNS / WIDE };                                \
+        enum { WIDE = 128, VECTOR = 64 / sizeof(type), MOST = TE_MOST_COLUMNS / WIDE };                                \
         __m512i kept[MOST], top = _mm512_setzero_si512();                                                              \
         const int64_t blocks = n / WIDE;                                                                               \
         if (block != WIDE || blocks > MOST) return 0;                                                                  \

@@ -110,7 +110,7 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
     if (enough && te_panel_in_bands(p)) return TE_MOST_COLUMNS;
     if (q->block_rows || q->element == TE_E2M1) return few;
     if (!both) return TE_FLAT_COLS;
-    return enough && te_panel_shares_codes(p) ? TE_WIDE_COLS : few;
+    return enough && te_panel_shares_codes(p) ? TE_MOST_COLUMNS : few;
 }
 
 static int rows_of_panels(const te_panel_job *p)

@@ -1,9 +1,10 @@
 /* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
  *
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
- * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Panels
- * have nothing in common but maxima, so no result depends on the order or on the number of threads in which they are
- * visited.
+ * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Blocks of
+ * 128 go by bands as wide as the source: short runs from memory cost more than a second visit to what is in the last
+ * cache. Panels have nothing in common but maxima, so no result depends on the order or on the number of threads in
+ * which they are visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
 #define TE_KERNELS_QUANTIZE_PANEL_H
@@ -17,7 +18,7 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096, /* of a panel that is low, or of which only codes are read again */
+    TE_WIDE_COLS = 4096, /* of a panel that is low */
     TE_APART = 64,
     TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };

@@ -273,6 +273,20 @@ static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int 
     }
 }
 
+/* Maxima of squares against those of columns, of which they are maxima. */
+static void check_squares(const te_quantize_blocks *both[2], int dtype, int any)
+{
+    static float amax[2][COLUMNS], columns[COLUMNS];
+    const te_quantize_loops *fast = &both[0]->of[dtype], *slow = &both[1]->of[dtype];
+    for (int64_t n = 100; n <= COLUMNS && fast->amax_squares; n += 337) {
+        slow->amax_down(columns, source(dtype), COLUMNS, ROWS, (int)n);
+        both[1]->of[0].amax_along(amax[1], columns, n, 128);
+        int64_t done = fast->amax_squares(amax[0], source(dtype), COLUMNS, ROWS, n, 128);
+        CHECK(done == n / 128 * 128 || (done == 0 && any));
+        same("amax_squares", dtype, any, 128, amax[0], amax[1], (size_t)(done / 128) * sizeof(float));
+    }
+}
+
 /* Values of stored bytes by the short way, where it is taken, against codes one by one. `any`: of a hundred bytes, how many may be
  * no numbers; of a hundred factors, how many are no powers of two, or are any number. */
 static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind element, int any)
@@ -318,6 +332,7 @@ static void check_loops(const te_quantize_blocks *both[2])
             fill(dtype, any);
             check_maxima(both, dtype, any);
             check_maxima_both(both, dtype, any);
+            check_squares(both, dtype, any);
             for (int element = 0; element < TE_ELEMENT_COUNT; element++)
                 check_codes(both, dtype, (te_element_kind)element, any);
             check_stochastic(both, dtype, any);

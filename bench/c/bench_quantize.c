@@ -56,6 +56,25 @@ typedef struct bench {
     float amax[2];
 } bench;
 
+static size_t scale_bytes(const te_quantized_layout *l)
+{
+    size_t bytes = te_dtype_size(l->scale_dtype);
+    for (int i = 0; i < l->scale_ndim; i++) bytes *= (size_t)l->scale_shape[i];
+    return bytes;
+}
+
+/* What the codes or the factors of either side take at most. */
+static size_t largest_part(int64_t rows, int64_t cols)
+{
+    size_t most = 0;
+    for (int k = 0; k < 2 * KINDS; k++) {
+        te_quantized_layout l = te_quantizer_layout(&kinds[k / 2].q, k % 2, rows, cols);
+        size_t data = (size_t)(l.data_rows * l.data_bytes), scales = scale_bytes(&l), part = data > scales ? data : scales;
+        most = part > most ? part : most;
+    }
+    return most;
+}
+
 static void bind_side(bench *b, int s, uint8_t *data, void *scales)
 {
     const te_quantizer *q = b->job.quantizer;
@@ -64,8 +83,7 @@ static void bind_side(bench *b, int s, uint8_t *data, void *scales)
                               .scale_inv = scales, .scale_row_stride = l.scale_row_stride, .scale_col_stride = l.scale_col_stride,
                               .amax = l.amaxes < 0 ? NULL : &b->amax[s], .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
     b->data_bytes[s] = (size_t)(l.data_rows * l.data_bytes);
-    b->scale_bytes[s] = te_dtype_size(l.scale_dtype);
-    for (int i = 0; i < l.scale_ndim; i++) b->scale_bytes[s] *= (size_t)l.scale_shape[i];
+    b->scale_bytes[s] = scale_bytes(&l);
     b->job.side[s] = side;
 }
 
@@ -128,7 +146,7 @@ int main(int argc, char **argv)
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
-    size_t size = (size_t)n, room = size + size / 8 + 4096;
+    size_t size = (size_t)n, room = largest_part(rows, cols);
     float *x = allocate(&exec, 4 * size), *y = allocate(&exec, 4 * size);
     uint8_t *codes[2] = {allocate(&exec, room), allocate(&exec, room)};
     void *scales[2] = {allocate(&exec, room), allocate(&exec, room)};

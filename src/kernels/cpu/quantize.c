@@ -103,12 +103,14 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
     int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
     bool narrow = te_dtype_size(p->job.dtype) == 2, both = p->job.side[1].data != NULL;
     int few = narrow && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
-    bool short_rows = q->block_rows == 1 && q->block_cols >= 8 && narrow; /* those of float32 leave the first cache too soon */
-    if (te_panel_follows_rows(p) || (short_rows && !both)) return TE_WIDE_COLS;
+    bool rows = q->block_rows == 1 && q->block_cols >= (narrow ? 8 : 128); /* float32 leaves the first cache soon */
+    if (rows && !both) return TE_MOST_COLUMNS;
+    if (te_panel_follows_rows(p)) return TE_WIDE_COLS;
+    bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
+    if (enough && te_panel_in_bands(p)) return TE_MOST_COLUMNS;
     if (q->block_rows || q->element == TE_E2M1) return few;
     if (!both) return TE_FLAT_COLS;
-    bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
-    return enough && te_panel_shares_codes(p) ? TE_WIDE_COLS : few;
+    return enough && te_panel_shares_codes(p) ? TE_MOST_COLUMNS : few;
 }
 
 static int rows_of_panels(const te_panel_job *p)

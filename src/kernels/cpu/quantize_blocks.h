@@ -14,7 +14,7 @@
 enum {
     TE_GROUP = 16,          /* elements of a group */
     TE_SOURCES = 3,         /* dtypes of a source */
-    TE_MOST_COLUMNS = 4096, /* of rows on their way to both directions */
+    TE_MOST_COLUMNS = 1 << 14, /* of rows on their way to both directions, or read one after the other */
     TE_DOWN_COLUMNS = 1024, /* of factors on their way to columns */
 };
 
@@ -58,6 +58,9 @@ typedef struct te_quantize_loops {
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
     /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not easy. NULL: never. */
     bool (*amax_both)(float *along, float *down, const te_two_ways *ways);
+    /* amax[b] = the largest magnitude of columns b * block … over all rows, row after row; the number of columns done,
+     * from the first on. NULL: none ever. */
+    int64_t (*amax_squares)(float *amax, const void *x, int64_t stride, int rows, int64_t n, int64_t block);
     /* past: lines of 64 codes are whole, and are not read soon. */
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block, bool past);

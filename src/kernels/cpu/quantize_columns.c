@@ -80,7 +80,7 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     const te_quantizer *q = p->job.quantizer;
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
     if (te_panel_shares_amaxes(p)) {
-        memcpy(l->amaxes, l->squares[i / wide], (size_t)n * sizeof *l->amaxes);
+        memcpy(l->amaxes, l->squares + i / wide * n, (size_t)n * sizeof *l->amaxes);
     } else {
         r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
         if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
@@ -91,7 +91,7 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         te_four_over_six_factors(p, l, part, 1, &rule, wide == 1 ? l->multipliers : l->blocks);
     else
         p->blocks->factors(&rule, l->amaxes, n, l->factors, wide == 1 ? l->multipliers : l->blocks);
-    for (int b = 0; b < n && wide > 1; b++)
+    for (int b = 0; b < n && wide > 1 && !te_panel_shares_codes(p); b++)
         for (int j = b * wide; j < (b + 1) * wide && j < x.cols; j++) l->multipliers[j] = l->blocks[b];
     put_factors(p, l, x, i);
 }
@@ -168,6 +168,15 @@ bool te_panel_follows_rows(const te_panel_job *p)
     return te_panel_rounds_once(p) && !p->job.quantizer->transposed && p->job.quantizer->block_cols == 32;
 }
 
+bool te_panel_in_bands(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    bool shared = p->job.side[0].data && (!p->job.side[1].data || te_panel_shares_codes(p));
+    bool squares = q->block_rows == TE_PANEL_ROWS && q->element != TE_E2M1 && !q->replicated;
+    bool lines = te_panel_rounds_once(p) && q->block_cols == TE_PANEL_ROWS && q->transposed && q->scale == TE_SCALE_F32;
+    return ((shared && squares && p->loops->amax_squares) || lines) && p->job.cols <= TE_MOST_COLUMNS;
+}
+
 /* What lies between column j and the right edge of `w`, each way by itself. */
 static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
 {
@@ -206,6 +215,8 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = p->job.side;
     const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype), x.rows};
+    uint8_t *turned = l->band ? l->band : l->codes[0];
+    int64_t stride = l->band ? te_panel_band_stride(p) : TE_PANEL_COLS;
     for (int i = 0; i < x.rows; i += q->block_cols) {
         int64_t row, col;
         te_two_ways w = {.x = row_at(&r, i), .stride = r.stride, .n = x.cols, .block = q->block_cols, .along = l->blocks,
@@ -215,13 +226,13 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
         if (te_panel_next(p, x, i, &row, &col)) w.next = te_panel_source(p, row, col);
         w.codes[0] = side[0].data + (x.row + i) * side[0].row_stride + x.col;
         w.codes_stride[0] = side[0].row_stride;
-        w.codes[1] = q->transposed ? l->codes[i] : side[1].data + (x.row + i) * side[1].col_stride + x.col;
-        w.codes_stride[1] = q->transposed ? TE_PANEL_COLS : side[1].col_stride;
+        w.codes[1] = q->transposed ? turned + i * stride : side[1].data + (x.row + i) * side[1].col_stride + x.col;
+        w.codes_stride[1] = q->transposed ? stride : side[1].col_stride;
         float most = make_both_factors(p, l, x, &r, &w, i);
         encode_rest(p, &w, most <= TE_FLT_MAX ? p->loops->encode_both[q->element](&w) : 0);
     }
     put_gathered(p, l, x);
-    if (q->transposed) turn(p, l, x, l->codes[0], TE_PANEL_COLS, x.rows);
+    if (q->transposed) turn(p, l, x, turned, stride, x.rows);
 }
 
 static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)

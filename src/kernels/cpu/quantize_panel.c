@@ -55,18 +55,30 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
     if (all->p->streams || all->p->past || all->p->rows_past) te_copy_blocks_of(all->exec)->settle();
 }
 
+/* Bytes of codes that a thread has on their way to columns, where panels are too wide for its own. */
+static size_t band_bytes(const te_panel_job *p, int rows, int cols)
+{
+    bool bands = te_panel_rounds_once(p) && te_panel_in_bands(p) && cols > TE_PANEL_COLS;
+    return bands ? (size_t)(rows * te_panel_band_stride(p)) : 0;
+}
+
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])
 {
     const te_quantize_job *job = &p->job;
     int64_t across = (job->cols + cols - 1) / cols,
             panels = (job->rows + rows - 1) / rows * across;
     int threads = panels < exec->threads ? (int)panels : exec->threads;
+    size_t band = band_bytes(p, rows, cols);
     amax[0] = amax[1] = 0;
     if (job->rows == 0 || job->cols == 0) return TE_OK;
     if (threads < 1) threads = 1;
-    te_panel_lane *lanes = exec->scratch(exec, (size_t)threads * sizeof *lanes);
+    size_t own = ((size_t)threads * sizeof(te_panel_lane) + 63) / 64 * 64;
+    te_panel_lane *lanes = exec->scratch(exec, own + (size_t)threads * band);
     if (!lanes) return TE_ERROR_MEMORY;
-    for (int i = 0; i < threads; i++) lanes[i].amax[0] = lanes[i].amax[1] = 0;
+    for (int i = 0; i < threads; i++) {
+        lanes[i].amax[0] = lanes[i].amax[1] = 0;
+        lanes[i].band = band ? (uint8_t *)lanes + own + (size_t)i * band : NULL;
+    }
     panels_job all = {exec, p, rows, cols, visit, lanes};
     te_cpu_loop(exec, threads, panels, te_cpu_even_grain(panels, threads), visit_panels, &all);
     for (int i = 0; i < threads; i++)

@@ -1,9 +1,10 @@
 /* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
  *
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
- * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Panels
- * have nothing in common but maxima, so no result depends on the order or on the number of threads in which they are
- * visited.
+ * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Blocks of
+ * 128 go by bands as wide as the source: short runs from memory cost more than a second visit to what is in the last
+ * cache. Panels have nothing in common but maxima, so no result depends on the order or on the number of threads in
+ * which they are visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
 #define TE_KERNELS_QUANTIZE_PANEL_H
@@ -17,7 +18,7 @@ enum {
     TE_STRIP_COLS = 128,
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
-    TE_WIDE_COLS = 4096, /* of a panel that is low, or of which only codes are read again */
+    TE_WIDE_COLS = 4096, /* of a panel that is low */
     TE_APART = 64,
     TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };
@@ -25,15 +26,16 @@ enum {
 /* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
  * TE_APART longer than what they hold, a column or a block each, so that they do not throw each other out of the first cache. */
 typedef struct te_panel_lane {
+    uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart; NULL: there is none */
     float   amax[2];
-    float   amaxes[TE_WIDE_COLS + TE_APART], blocks[TE_WIDE_COLS + TE_APART], multipliers[TE_WIDE_COLS + TE_APART];
-    float   factors[TE_WIDE_COLS + TE_APART]; /* or bytes */
+    float   amaxes[TE_MOST_COLUMNS + TE_APART], blocks[TE_MOST_COLUMNS + TE_APART];
+    float   multipliers[TE_MOST_COLUMNS + TE_APART], factors[TE_MOST_COLUMNS + TE_APART]; /* or bytes */
     uint8_t codes[TE_PANEL_ROWS][TE_PANEL_COLS], pairs[TE_PANEL_ROWS / 2][TE_PANEL_COLS];
     uint8_t random[TE_GROUP][TE_PANEL_COLS];
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
     float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
     uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_DOWN_COLUMNS]; /* factors on their way to columns */
-    float   squares[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* amaxes of square blocks, for both sides */
+    float   squares[TE_PANEL_ROWS / TE_GROUP * (TE_PANEL_COLS / TE_GROUP)]; /* amaxes of square blocks, for both sides */
     int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* candidates of squares (quantize_four.c) */
 } te_panel_lane;
 
@@ -84,6 +86,11 @@ bool te_panel_foresee(const te_panel_job *p, te_panel x, int i, int64_t *row, in
 
 /* Whether the codes of side 0 are those of side 1 too, and lie as bytes. */
 bool te_panel_shares_codes(const te_panel_job *p);
+
+/* Whether panels are as high as a block and as wide as the source where that is possible: both visits follow memory. */
+bool te_panel_in_bands(const te_panel_job *p);
+
+static inline int64_t te_panel_band_stride(const te_panel_job *p) { return (p->job.cols + 63) / 64 * 64 + TE_APART; }
 
 /* Whether blocks of both sides are the same squares, and side 0 has had their amaxes. */
 bool te_panel_shares_amaxes(const te_panel_job *p);

@@ -30,7 +30,7 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     int64_t row, col;
     if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
     if (x.next > TE_PANEL_COLS) {
-        if (p->job.quantizer->block_rows && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
+        if (p->job.quantizer->block_rows == 1 && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
         return;
     }
     if (!te_panel_foresee(p, x, i, &row, &col)) return;
@@ -111,6 +111,23 @@ void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel 
     }
 }
 
+/* Amaxes of blocks as high as x. */
+static void measure_squares(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const void *source = te_panel_source(p, x.row, x.col);
+    int64_t stride = p->job.source_stride;
+    int j = 0;
+    if (p->loops->amax_squares)
+        j = (int)p->loops->amax_squares(l->amaxes, source, stride, x.rows, x.cols, q->block_cols);
+    while (j < x.cols) {
+        int n = x.cols - j < TE_WIDE_COLS ? x.cols - j : TE_WIDE_COLS;
+        p->loops->amax_down(l->multipliers, te_panel_source(p, x.row, x.col + j), stride, x.rows, n);
+        p->blocks->of[0].amax_along(l->amaxes + j / q->block_cols, l->multipliers, n, q->block_cols);
+        j += n;
+    }
+}
+
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -120,9 +137,9 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
         for (int k = 0; k < count; k++)
             p->loops->amax_along(l->amaxes + k * n, te_panel_source(p, x.row + i + k, x.col), x.cols, q->block_cols);
     } else {
-        p->loops->amax_down(l->multipliers, te_panel_source(p, x.row + i, x.col), p->job.source_stride, rows, x.cols);
-        p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, q->block_cols);
-        if (te_panel_shares_amaxes(p)) memcpy(l->squares[i / q->block_rows], l->amaxes, (size_t)n * sizeof *l->amaxes);
+        te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
+        measure_squares(p, l, part);
+        if (te_panel_shares_amaxes(p)) memcpy(l->squares + i / q->block_rows * n, l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     te_panel part = {x.row + i, x.col, rows, x.cols, x.next};

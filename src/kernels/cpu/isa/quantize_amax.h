@@ -214,6 +214,8 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
                 __m512i v[16];                                                                                         \
                 for (int r = 0; r < 4; r++) {                                                                          \
                     const type *x = (const type *)w->x + (i + r) * w->stride + j;                                      \
+                    for (int k = 0; k < 512; k += 64 / (int)sizeof(type))                                              \
+                        __builtin_prefetch(x + 4 * w->stride + k, 0, 2);                                               \
                     _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                                \
                         v[4 * r + b] = b >= there ? _mm512_setzero_si512()                                             \
                                                   : te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type), \
@@ -240,6 +242,34 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
 
 TE_DEFINE_AMAX_BOTH(f32, float, 2, _mm512_max_epu32)
 TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
+
+/* Squares of 128 side by side, row after row as they lie in memory. */
+#define TE_DEFINE_AMAX_SQUARES(dtype, type, MAX)                                                                       \
+    static int64_t amax_squares_##dtype(float *amax, const void *data, int64_t stride, int rows, int64_t n,            \
+                                        int64_t block)                                                                 \
+    {                                                                                                                  \
+        enum { WIDE = 128, VECTOR = 64 / sizeof(type), MOST = TE_MOST_COLUMNS / WIDE };                                \
+        __m512i kept[MOST], top = _mm512_setzero_si512();                                                              \
+        const int64_t blocks = n / WIDE;                                                                               \
+        if (block != WIDE || blocks > MOST) return 0;                                                                  \
+        for (int64_t b = 0; b < blocks || b % 16; b++) kept[b] = top;                                                  \
+        for (int i = 0; i < rows; i++) {                                                                               \
+            const type *x = (const type *)data + i * stride;                                                           \
+            for (int64_t b = 0; b < blocks; b++, x += WIDE)                                                            \
+                _Pragma("GCC unroll 8") for (int k = 0; k < WIDE; k += VECTOR)                                         \
+                    kept[b] = MAX(kept[b], te_size_##dtype(x + k));                                                    \
+        }                                                                                                              \
+        for (int64_t b = 0; b < blocks; b += 16) {                                                                     \
+            __m512i sizes = te_largest_##dtype(kept + b);                                                              \
+            top = _mm512_max_epu32(top, sizes);                                                                        \
+            __mmask16 there = (__mmask16)(blocks - b < 16 ? (1u << (blocks - b)) - 1 : 0xffff);                        \
+            _mm512_mask_storeu_epi32(amax + b, there, sizes);                                                          \
+        }                                                                                                              \
+        return _mm512_cmpgt_epu32_mask(top, _mm512_set1_epi32(0x7f800000)) ? 0 : blocks * WIDE;                        \
+    }
+
+TE_DEFINE_AMAX_SQUARES(f32, float, _mm512_max_epu32)
+TE_DEFINE_AMAX_SQUARES(bf16, uint16_t, _mm512_max_epu16)
 #else
 #define te_amaxes_bf16(amax, x, n, block) 0
 #define te_amaxes_f32(amax, x, n, block)  0
@@ -247,10 +277,13 @@ TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
 #define te_amaxes_down_f32(amax, x, stride, rows, n)  0
 #define amax_both_f32  NULL
 #define amax_both_bf16 NULL
+#define amax_squares_f32  NULL
+#define amax_squares_bf16 NULL
 #endif
 
 #define te_amaxes_f16(amax, x, n, block) 0
 #define te_amaxes_down_f16(amax, x, stride, rows, n) 0
 #define amax_both_f16 NULL
+#define amax_squares_f16 NULL
 
 #endif

@@ -356,6 +356,7 @@ static bool narrow(uint16_t *restrict to, const float *restrict values, int64_t 
 #define LOOPS(dtype)                                                                                                   \
     {                                                                                                                  \
         .amax_along = amax_along_##dtype, .amax_down = amax_down_##dtype, .amax_both = amax_both_##dtype,              \
+        .amax_squares = amax_squares_##dtype,                                                                          \
         .encode_along = FORMATS(along_##dtype), .encode_down = FORMATS(down_##dtype),                                  \
         .encode_both = {[TE_E4M3] = both_##dtype##_e4m3, [TE_E5M2] = both_##dtype##_e5m2},                             \
         .encode_whole = FORMATS(whole_##dtype),                                                                        \

@@ -216,6 +216,13 @@ describe("hostile scripts", function()
         assert.equal(7, core.with_product(core.recipe_state(), function(x) return x end, 7))
     end)
 
+    it("cannot lock what is no folder", function()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        assert.error_matches(function() core.lock_folder(path) end, path .. ": Not a directory", 1, true)
+        assert.error_matches(function() core.lock_folder(path .. ".none") end, "No such file or directory", 1, true)
+    end)
+
     it("may make groups that have no input", function()
         local group = core.group_new()
         assert.is_nil((core.group_explain(group)))

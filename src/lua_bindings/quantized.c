@@ -148,7 +148,7 @@ static int quantize(lua_State *L)
     te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
-    te_tensor *source = te_tensor_dequantized(te_lua_check_tensor(L, 1, "quantize", "t")); /* of a parameter its values */
+    te_tensor *source = te_tensor_dequantized(te_lua_check_tensor(L, 1, "quantize", "t"));
     if (!source) return te_lua_raise(rt, L, "quantize", rt->ctx->status);
     te_status status = te_quantize(source, &q, &options, &result);
     te_tensor_release(source);

@@ -3,8 +3,9 @@
 
 local te = require "te"
 
-math.randomseed(12345)
+math.randomseed(tonumber(os.getenv("TE_FUZZ_SEED")) or 12345)
 local random = math.random
+local core = te._core
 local function nothing() end
 
 local released = te.ones(3)
@@ -23,8 +24,49 @@ local function any_tensor()
     return x
 end
 
+local function new_state()
+    local state, quantizer = core.recipe_state(), core.recipe_quantizer("Float8CurrentScaling", {}, "weight", false)
+    core.recipe_state_use(state, core.product_recipe(quantizer, quantizer, false))
+    return state
+end
+
+-- What the inside of the library hands out, dropped as soon as it was used: the next blocks are made of their memory.
+local handles = {
+    core.group_new,
+    function()
+        local group = core.group_new()
+        local x = core.group_input(group, false)
+        core.group_output(group, core.group_op(group, 1, "relu", { x }))
+        return group
+    end,
+    core.recipe_state, new_state,
+    function() return core.product_recipe(false, false, false) end,
+    function() return core.quantized_parameter(new_state(), te.rand(32, 32), true) end,
+    function() return core.operation("softmax") end,
+    function() return core.define("twice(x)", "y = 2 * x") end,
+    function() return core.fetch(te.ones({ 2 }, { dtype = "float64" })) end,
+    function() return core.graph_numbers("cpu", 2, 2) end,
+    function()
+        local function list() return { te.ones(3) } end
+        return core.adamw_prepare({ { params = list(), exp_avg = list(), exp_avg_sq = list() } }, {})
+    end,
+    function() return core.encode_text("some text, some more") end,
+    function() return core.tokens_open { tokens = { 1, 2, 3, 4, 5, 6, 7, 8, 9 }, batch = 2, block = 3 } end,
+    function() return core.lock_folder(".") end,
+}
+
+-- A table whose fields run a script, which releases a tensor that was given as well.
+local given
+local function treacherous(t)
+    return setmetatable(t, { __index = function()
+        local x = given and given[random(6)]
+        if core.tensor_methods and te.is_tensor(x) then x:release() end
+    end })
+end
+
 local function any_value(depth)
-    local kind = random(12)
+    local kind = random(14)
+    if kind == 13 then return handles[random(#handles)]() end
     if kind <= 4 then
         local ok, x = pcall(any_tensor)
         return ok and x or 1
@@ -39,7 +81,7 @@ local function any_value(depth)
         for i = 1, random(4) - 1 do t[i] = any_value(depth + 1) end
         if random(3) == 1 then t[({ "dim", "dtype", "p", "keepdim", "shape", "reduction", "device" })[random(7)]] = any_value(depth + 1) end
     end
-    return t
+    return kind == 14 and treacherous(t) or t
 end
 
 -- Functions that change what other specs rely on, or whose effect lies outside.
@@ -56,10 +98,14 @@ local function names_of(t, accept)
     return names
 end
 
+-- Now and then a handle comes first, as most of what the library keeps inside takes it.
 local function call(fn)
     local args = {}
     for i = 1, 6 do args[i] = any_value(0) end
-    local ok, problem = pcall(fn, unpack(args, 1, random(6)))
+    if random(3) == 1 then args[1] = handles[random(#handles)]() end
+    given = args
+    local ok, problem = pcall(fn, unpack(args, 1, random(0, 6)))
+    given = nil
     assert.is_true(ok or problem ~= nil)
 end
 
@@ -117,6 +163,19 @@ describe("the largest number of dimensions", function()
     end)
 end)
 
+-- Calls fn(…) with the collector at work at each value that is made, so that `finalizer` runs in the middle.
+local function while_collecting(finalizer, fn, ...)
+    local pause, step = collectgarbage("setpause", 1), collectgarbage("setstepmul", 1e6)
+    local function arm() getmetatable(newproxy(true)).__gc = finalizer end
+    collectgarbage()
+    arm()
+    local ok, problem
+    for _ = 1, 5 do ok, problem = pcall(fn, ...) end
+    collectgarbage("setpause", pause)
+    collectgarbage("setstepmul", step)
+    return ok, problem
+end
+
 describe("hostile scripts", function()
     it("cannot forge tensors", function()
         local meta = debug.getmetatable(te.ones(1))
@@ -134,6 +193,115 @@ describe("hostile scripts", function()
         gc(3)
         gc()
         assert.error_matches(function() return x + 1 end, "released")
+    end)
+
+    it("may call finalizers of what the library keeps inside by hand", function()
+        for _, make in ipairs(handles) do
+            local handle = make()
+            local gc = (debug.getmetatable(handle) or {}).__gc
+            if gc then
+                for _, other in ipairs { "x", 3, io.stdout, newproxy(), te.ones(1), core.group_new() } do gc(other) end
+                gc()
+                gc(handle)
+                gc(handle)
+            end
+        end
+    end)
+
+    it("may leave out what the inside of the library is to call", function()
+        for _, name in ipairs { "within", "profile" } do
+            assert.is_false(pcall(core[name]))
+        end
+        assert.is_false(pcall(core.with_product, core.recipe_state()))
+        assert.equal(7, core.with_product(core.recipe_state(), function(x) return x end, 7))
+    end)
+
+    it("cannot lock what is no folder", function()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        assert.error_matches(function() core.lock_folder(path) end, path .. ": Not a directory", 1, true)
+        assert.error_matches(function() core.lock_folder(path .. ".none") end, "No such file or directory", 1, true)
+    end)
+
+    it("may make groups that have no input", function()
+        local group = core.group_new()
+        assert.is_nil((core.group_explain(group)))
+        assert.is_nil((core.group_run(group)))
+    end)
+
+    -- Each call gets x, which is released while the call reads its other arguments.
+    describe("may release a tensor that a call has read", function()
+        local function list(...) return { (...) or te.ones(3) } end
+        local function adamw(x, fields)
+            fields.params, fields.grads, fields.exp_avg, fields.exp_avg_sq = list(x), list(), list(), list()
+            return fields
+        end
+        local leaf = te.ones({ 3 }, { requires_grad = true })
+        local quantizer = core.recipe_quantizer("Float8CurrentScaling", {}, "weight", false)
+
+        local behind_fields = {
+            backward = function(x, fields) (leaf * x):backward(x, fields) end,
+            backward_self = function(x, fields) x.requires_grad = true x:backward(x, fields) end,
+            grad = function(x, fields) te.grad({ te.sum(leaf * 2) }, { leaf, x }, fields) end,
+            tensor = function(x, fields) te.tensor(x, fields) end,
+            adamw_step = function(x, fields) core.adamw_step { adamw(x, fields) } end,
+            adamw_step_2 = function(x, fields) core.adamw_step { adamw(x, {}), adamw(te.ones(3), fields) } end,
+            sgd_step = function(x, fields) core.sgd_step { adamw(x, fields) } end,
+            quantize = function(x, fields)
+                for k, v in pairs(quantizer) do if k ~= "hadamard" then fields[k] = v end end
+                core.quantize(x, fields)
+            end,
+        }
+        for name, call_it in pairs(behind_fields) do
+            it("behind a field: " .. name, function()
+                local x = te.rand(3)
+                pcall(call_it, x, setmetatable({}, { __index = function() x:release() end }))
+                collectgarbage()
+                te.rand(3)
+            end)
+        end
+
+        local in_finalizers = {
+            neg = function(x) return te.neg(x) end, add = function(x) return x + x end,
+            cat = function(x, args) return te.cat(args) end, sum = function(x) return te.sum(x, 1) end,
+            row = function(x) return x[1] end, set_row = function(x) x[1] = x[2] end,
+            shape = function(x) return x.shape end,
+            grad = function(x) return x.grad end, totable = function(x) return x:totable() end,
+            tostring = function(x) return tostring(x) and x:sum() end,
+            tensor = te.tensor, item = function(x) return x:item() end, tensor_bytes = core.tensor_bytes,
+            record = function(x) return core.record(print, 0, 1, x, x, leaf) end,
+            fetch = core.fetch, autograd = function(x, args) return core.grad(args, args) end,
+            sum_squares = function(x, args) return core.sum_squares(args) end,
+            grad_clip = function(x, args) return core.grad_clip(args, x, 1, 1) end,
+            quantize = function(x) return core.quantize(x, quantizer) end,
+            dequantize = function(x, args) return core.dequantize(quantizer, "float32", args, "rowwise", x, x, x) end,
+            quantized_linear = function(x) return core.quantized_linear(new_state(), x, x, x) end,
+            quantized_parameter = function(x) return core.quantized_parameter(new_state(), x, true) end,
+            group_run = function(x, args) return core.group_run(args.group, x) end,
+            group_explain = function(x, args) return core.group_explain(args.group, x) end,
+        }
+        for name, call_it in pairs(in_finalizers) do
+            it("in a finalizer: " .. name, function()
+                for round = 1, 2 do
+                    local x = te.rand(4, 4)
+                    if round == 2 then
+                        x = te.rand({ 4, 4 }, { dtype = "float64", requires_grad = true })
+                        te.sum(x):backward()
+                    end
+                    local args = { x, x, group = handles[2]() }
+                    local ok, problem = while_collecting(function() x:release() end, call_it, x, args)
+                    assert.is_false(ok)
+                    assert.is_truthy(tostring(problem):find("released") or tostring(problem):find("expected"), problem)
+                end
+            end)
+        end
+    end)
+
+    it("may close a token loader while it makes a batch", function()
+        local loader = core.tokens_open { tokens = { 1, 2, 3, 4, 5, 6, 7, 8, 9 }, batch = 2, block = 3 }
+        local ok, problem = while_collecting(function() loader:close() end, loader.next, loader)
+        assert.is_false(ok)
+        assert.is_truthy(problem:find("closed", 1, true))
     end)
 
     it("may release and collect in the middle of an operation", function()

@@ -25,9 +25,10 @@ typedef struct nvrtc_functions {
     int (*log_size)(void *program, size_t *size);
     int (*log)(void *program, char *text);
     int (*destroy)(void **program);
-    bool     translates; /* to PTX, which takes a third of the time; else to sm_90a's binary */
     int      compiled; /* different sources so far */
     uint64_t seen[2048];
+    int      n_names;
+    uint64_t names[256]; /* of the kernels that were compiled */
 } nvrtc_functions;
 
 static inline bool nvrtc_open(nvrtc_functions *nvrtc)
@@ -51,28 +52,29 @@ static inline bool nvrtc_open(nvrtc_functions *nvrtc)
     return nvrtc->create && nvrtc->compile && nvrtc->log_size && nvrtc->log && nvrtc->destroy;
 }
 
-/* Whether a source was compiled before; notes that it is now. */
-static inline bool nvrtc_saw(nvrtc_functions *nvrtc, const char *source)
+/* Whether a text is among n of at most `limit`; it is from now on. */
+static inline bool nvrtc_saw(uint64_t *seen, int *n, int limit, const char *text)
 {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (; *source; source++) hash = (hash ^ (unsigned char)*source) * 0x100000001b3u;
-    for (int i = 0; i < nvrtc->compiled; i++)
-        if (nvrtc->seen[i] == hash) return true;
-    if (nvrtc->compiled < 2048) nvrtc->seen[nvrtc->compiled++] = hash;
+    for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
+    for (int i = 0; i < *n; i++)
+        if (seen[i] == hash) return true;
+    if (*n < limit) seen[(*n)++] = hash;
     return false;
 }
 
-/* True when the source compiles, or when there is no NVRTC. */
+/* True when the source compiles, or when there is no NVRTC. The first source of each kernel is compiled as for use; the
+ * others, which differ in dtypes and constants, without optimizing, which takes a third of the time or less. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
-    const char *options[] = {nvrtc->translates ? "--gpu-architecture=compute_90a" : "--gpu-architecture=sm_90a",
-                             "--fmad=false", "--std=c++17"};
+    const char *options[] = {"--gpu-architecture=sm_90a", "--fmad=false", "--std=c++17", "--device-debug"};
     void  *program = NULL;
     static char log[1 << 18];
     size_t size = 0;
-    if (!nvrtc->create || nvrtc_saw(nvrtc, source)) return true;
+    if (!nvrtc->create || nvrtc_saw(nvrtc->seen, &nvrtc->compiled, 2048, source)) return true;
+    bool first = !nvrtc_saw(nvrtc->names, &nvrtc->n_names, 256, name);
     if (nvrtc->create(&program, source, name, 0, NULL, NULL) != 0) return false;
-    int result = nvrtc->compile(program, 3, options);
+    int result = nvrtc->compile(program, first ? 3 : 4, options);
     nvrtc->log_size(program, &size);
     if (result != 0 && size <= sizeof log) nvrtc->log(program, log);
     if (result != 0) fprintf(stderr, "NVRTC on %s: %.1500s\n", name, log);

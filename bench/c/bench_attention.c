@@ -1,6 +1,6 @@
 /* bench_attention.c - attention forward and backward on training shapes, causal, q, k and v as views of one projection.
  *
- *      bench_attention [threads [seconds per case [number of the only shape, from 1 [dtype]]]]
+ *      bench_attention [threads [seconds per case [number of the only shape, from 1 [float32 | bfloat16]]]]
  *
  * Prints the best and the median time, the arithmetic rate (masked entries not counted) and its share of the rate at
  * which this machine multiplies and adds float32 vectors.
@@ -136,17 +136,21 @@ int main(int argc, char **argv)
     static const shape shapes[] = {{12, 4, 64, 32},  {16, 6, 256, 64},  {4, 12, 64, 64},
                                    {4, 12, 256, 64}, {1, 12, 1024, 64}, {1, 8, 2048, 128}};
     static const te_dtype dtypes[] = {TE_F32, TE_BF16};
-    int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads();
-    double seconds = argc > 2 ? atof(argv[2]) : 0.5;
+    static const char *const names[] = {"float32", "bfloat16", NULL};
+    arguments a = {argc, argv};
+    int threads = threads_argument(&a, omp_get_max_threads());
+    double seconds = number_argument(&a, 2, "seconds", 0.5, 0);
+    size_t only = (size_t)whole_argument(&a, 3, "shape", 0, 0, sizeof shapes / sizeof *shapes);
+    int dtype = choice_argument(&a, 4, "dtype", names);
+    at_most(&a, 4);
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double peak = measure_peak(te_cpu(&exec)->isa, threads);
     printf("%s, %d threads, float32 peak %.1f GFLOP/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), threads, peak * 1e-9);
-    size_t only = argc > 3 ? (size_t)atoi(argv[3]) : 0;
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            if ((only == 0 || only == i + 1) && (argc < 5 || strcmp(argv[4], te_dtype_name(dtypes[d])) == 0))
+            if ((only == 0 || only == i + 1) && (dtype < 0 || (size_t)dtype == d))
                 run_case(&exec, dtypes[d], shapes[i], seconds, peak);
     te_backend_cpu.device_close(&exec);
     return 0;

@@ -253,11 +253,15 @@ int main(int argc, char **argv)
                                         {256, 768, 3072},  {256, 3072, 768},  {256, 768, 50304}, {1024, 768, 2304},
                                         {1024, 768, 768},  {1024, 768, 3072}, {1024, 3072, 768}, {1024, 768, 50304},
                                         {64, 768, 2304},   {64, 768, 768}};
-    int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
+    static const char *const dtypes[] = {"f32", "bf16", NULL}, *const weights[] = {"warm", "cold", NULL};
+    arguments a = {argc, argv};
+    int threads = threads_argument(&a, omp_get_num_procs());
     if (threads == 1) clock_used = CLOCK_THREAD_CPUTIME_ID;
-    double limit = argc > 2 ? atof(argv[2]) : 0.1;
-    cold = argc > 4 && strcmp(argv[4], "cold") == 0;
-    int64_t tokens = argc > 5 ? atoll(argv[5]) : 0;
+    double limit = number_argument(&a, 2, "seconds", 0.1, 0);
+    int only = choice_argument(&a, 3, "dtype", dtypes);
+    cold = choice_argument(&a, 4, "weights", weights) == 1;
+    int64_t tokens = whole_argument(&a, 5, "tokens", 0, 0, MOST_EXTENT);
+    at_most(&a, 5);
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
@@ -269,7 +273,7 @@ int main(int argc, char **argv)
                    allocate(&exec, TENSOR_BYTES)};
     for (int d = 0; d < 2; d++) {
         te_dtype dtype = d ? TE_BF16 : TE_F32;
-        if (argc > 3 && strcmp(argv[3], d ? "bf16" : "f32") != 0) continue;
+        if (only >= 0 && only != d) continue;
         double top = peak(&exec, dtype), share[2] = {0};
         printf("peak of %s on %d threads: %.1f GFLOP/s\n", te_dtype_name(dtype), threads, top);
         fill(mem.a, dtype);

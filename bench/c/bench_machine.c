@@ -187,10 +187,12 @@ static double stream_peak(te_exec *exec, stream_fn *fn, float *data[3], int arra
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
-    double limit = argc > 2 ? atof(argv[2]) : 0.3;
-    bool streams = argc > 3 && strcmp(argv[3], "--streams") == 0;
-    bool json = streams || (argc > 3 && strcmp(argv[3], "--json") == 0);
+    static const char *const outputs[] = {"--json", "--streams", NULL};
+    arguments a = {argc, argv};
+    int threads = threads_argument(&a, omp_get_num_procs()), output = choice_argument(&a, 3, "output", outputs);
+    double limit = number_argument(&a, 2, "seconds", 0.3, 0);
+    bool json = output >= 0, streams = output == 1;
+    at_most(&a, 3);
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;

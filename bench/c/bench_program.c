@@ -523,17 +523,25 @@ static double measure_stream(te_exec *exec)
 int main(int argc, char **argv)
 {
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .scratch = scratch, .scratch_free = scratch_free};
-    exec.threads = argc > 1 ? atoi(argv[1]) : omp_get_num_procs();
-    if (argc > 2) seconds_each = atof(argv[2]);
+    arguments a = {argc, argv};
+    exec.threads = threads_argument(&a, omp_get_num_procs());
+    seconds_each = number_argument(&a, 2, "seconds", seconds_each, 0);
+    int64_t rows = whole_argument(&a, 4, "rows", 0, 1, MOST_EXTENT);
+    int64_t cols = whole_argument(&a, 5, "columns", 0, 1, MOST_EXTENT);
+    at_most(&a, 5);
+    if (rows && !cols) refuse(&a, "columns", "", "a number where rows are given");
+    size_t named = 0;
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) named += argc < 4 || strstr(cases[c].name, argv[3]);
+    if (!named) refuse(&a, "case", argv[3], "part of a case's name");
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
     static const int64_t shapes[][2] = {{1, 16},    {64, 16},   {1024, 16},  {100, 64},   {256, 128},  {768, 128}, {84, 384},
                                         {8, 768},   {32, 768},  {512, 768},  {256, 3072}, {4096, 768}, {64, 50257},
                                         {16384, 768}, {8192, 3072}};
-    if (argc > 5) {
+    if (rows) {
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
-            if (strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], atoll(argv[4]), atoll(argv[5]), bandwidth);
+            if (strstr(cases[c].name, argv[3])) measure(&exec, &cases[c], rows, cols, bandwidth);
         te_backend_cpu.device_close(&exec);
         return 0;
     }

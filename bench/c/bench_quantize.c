@@ -139,10 +139,14 @@ static double copy_rate(te_exec *exec, void *to, const void *from, size_t bytes,
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 1;
-    double limit = argc > 2 ? atof(argv[2]) : 0.3;
+    arguments a = {argc, argv};
+    int threads = threads_argument(&a, 1);
+    double limit = number_argument(&a, 2, "seconds", 0.3, 0);
     const char *only = argc > 3 ? argv[3] : "";
-    int64_t rows = argc > 5 ? atoll(argv[4]) : 8192, cols = argc > 5 ? atoll(argv[5]) : 3072, n = rows * cols;
+    int64_t rows = whole_argument(&a, 4, "rows", 8192, 1, MOST_EXTENT);
+    int64_t cols = whole_argument(&a, 5, "columns", 3072, 1, MOST_EXTENT), n = rows * cols;
+    at_most(&a, 5);
+    if (argc == 5) refuse(&a, "columns", "", "a number where rows are given");
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;

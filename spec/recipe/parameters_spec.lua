@@ -38,6 +38,9 @@ describe("te.quantized_model_init", function()
             assert.equal(4, #model:parameters())
             local expected = te.quantize(high[1].weight:detach(), recipe, "weight"):dequantize()
             assert.is_true(same(weight:detach(), expected))
+            assert.equal(tostring(expected), tostring(weight))
+            assert.is_true(same(te.quantize(expected, recipe, "weight"):dequantize(),
+                te.quantize(weight, recipe, "weight"):dequantize()))
             assert.equal(expected:sum():item(), weight:sum():item())
         end)
 

@@ -3,6 +3,7 @@
 #include "bindings.h"
 
 #include <math.h>
+#include <stddef.h>
 
 double te_lua_check_number(lua_State *L, int index, const char *function, const char *argument)
 {
@@ -136,6 +137,47 @@ void te_lua_check_count(lua_State *L, int n, const char *function)
         te_lua_fail(L, function, "argument %d, %s, is too much", n + 1, te_lua_describe(L, n + 1, text, sizeof text));
 }
 
+/* Also the key of its metatable. */
+static const char held_tag[] = "te.tensors";
+
+typedef struct held_tensors {
+    const void *tag;
+    int         n;
+    te_tensor  *t[];
+} held_tensors;
+
+static void drop(held_tensors *held)
+{
+    for (int i = 0; i < held->n; i++) {
+        te_tensor *t = held->t[i];
+        held->t[i] = NULL;
+        te_tensor_release(t);
+    }
+}
+
+static int collect(lua_State *L)
+{
+    held_tensors *held = te_lua_to_object(L, 1, held_tag, sizeof *held);
+    if (held) drop(held);
+    return 0;
+}
+
+te_lua_tensors te_lua_new_tensors(lua_State *L, int n)
+{
+    size_t        size = sizeof(held_tensors) + (size_t)n * sizeof(te_tensor *);
+    held_tensors *held = memset(te_lua_scratch(L, size), 0, size);
+    *held = (held_tensors){.tag = held_tag, .n = n};
+    if (te_lua_push_metatable(L, held_tag)) {
+        lua_pushcfunction(L, collect);
+        lua_setfield(L, -2, "__gc");
+        lua_pushboolean(L, 0);
+        lua_setfield(L, -2, "__metatable");
+        te_lua_keep_copy(L, held_tag);
+    }
+    lua_setmetatable(L, -2);
+    return (te_lua_tensors){.n = n, .t = held->t};
+}
+
 te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *function, const char *argument)
 {
     char text[256], entry[64];
@@ -144,7 +186,7 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
                     te_lua_describe(L, index, text, sizeof text));
     size_t n = lua_objlen(L, index);
     if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many tensors", argument);
-    te_lua_tensors list = {.n = (int)n, .t = te_lua_scratch(L, (n + 1) * sizeof *list.t)};
+    te_lua_tensors list = te_lua_new_tensors(L, (int)n);
     for (int i = 0; i < list.n; i++) {
         lua_rawgeti(L, index, i + 1);
         te_lua_tensor *u = te_lua_to_tensor(L, -1);
@@ -152,20 +194,16 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
             lua_pushfstring(L, "%s[%d]", argument, i + 1);
             strncpy(entry, lua_tostring(L, -1), sizeof entry - 1);
             entry[sizeof entry - 1] = 0;
+            te_lua_drop_tensors(&list);
             te_lua_check_tensor(L, -2, function, entry);
         }
-        list.t[i] = u->t;
+        list.t[i] = te_tensor_retain(u->t);
         lua_pop(L, 1);
     }
     return list;
 }
 
-void te_lua_retain_tensors(const te_lua_tensors *list)
-{
-    for (int i = 0; i < list->n; i++) te_tensor_retain(list->t[i]);
-}
-
 void te_lua_drop_tensors(const te_lua_tensors *list)
 {
-    for (int i = 0; i < list->n; i++) te_tensor_release(list->t[i]);
+    if (list->t) drop((held_tensors *)(void *)((char *)list->t - offsetof(held_tensors, t)));
 }

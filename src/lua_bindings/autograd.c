@@ -21,17 +21,16 @@ static bool read_flag(lua_State *L, int options, const char *function, const cha
 /* loss:backward([grad], {retain_graph = false}) */
 static int backward(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *loss = te_lua_check_tensor(L, 1, "backward", "self"), *grad = NULL;
-    int        options = 2;
-    if (lua_isnoneornil(L, 2) || te_lua_to_tensor(L, 2)) {
-        if (!lua_isnoneornil(L, 2)) grad = te_lua_check_tensor(L, 2, "backward", "grad");
-        options = 3;
-    }
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_check_tensor(L, 1, "backward", "self");
+    bool given = te_lua_to_tensor(L, 2) != NULL;
+    int  options = given || lua_isnoneornil(L, 2) ? 3 : 2;
     te_lua_check_count(L, options, "backward");
     te_lua_check_options(L, options, "backward", backward_options);
     bool retain = read_flag(L, options, "backward", "retain_graph");
     te_lua_enter(rt, L, "backward");
+    te_tensor *loss = te_lua_check_tensor(L, 1, "backward", "self");
+    te_tensor *grad = given ? te_lua_check_tensor(L, 2, "backward", "grad") : NULL;
     te_tensor_retain(loss);
     te_tensor_retain(grad);
     te_status status = te_backward(loss, grad, retain);
@@ -83,9 +82,6 @@ static int grad(lua_State *L)
         te_lua_new_tensor(L);
         lua_rawseti(L, -2, i + 1);
     }
-    te_lua_retain_tensors(&outputs);
-    te_lua_retain_tensors(&inputs);
-    te_lua_retain_tensors(&seeds);
     te_status status = te_autograd_grad(rt->ctx, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n, retain);
     te_lua_drop_tensors(&outputs);
     te_lua_drop_tensors(&inputs);

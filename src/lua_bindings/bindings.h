@@ -6,7 +6,9 @@
  *   - lua_error jumps. Whatever C holds (tensor references, files) is held by a userdata or released before raising;
  *     userdata for results are made before the engine runs, and only filled afterwards.
  *   - Tensors given to the engine are retained for the duration of the call: a finalizer that runs inside (memory
- *     pressure) may drop the Lua side.
+ *     pressure) may drop the Lua side. So may one that runs where Lua makes a value, and a metamethod behind a field of
+ *     the script's table: hence results are made and options read first, then tensors, and nothing between them and
+ *     their retaining runs Lua. Lists of tensors are retained as they are read (te_lua_tensors).
  *   - Every C function of the library has the runtime as its first upvalue: a full userdata, so it lives as long as the
  *     last function that uses it.
  */
@@ -67,6 +69,14 @@ static inline void *te_lua_scratch(lua_State *L, size_t size)
     return block;
 }
 
+/* What the userdata at `index` begins with is checked as for tensors; NULL: it is something else. */
+static inline void *te_lua_to_object(lua_State *L, int index, const void *tag, size_t size)
+{
+    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < size) return NULL;
+    const void **object = (const void **)lua_touserdata(L, index);
+    return *object == tag ? object : NULL;
+}
+
 /* --- entries of the table on top ---------------------------------------------------------------------------------- */
 
 static inline void te_lua_flag_entry(lua_State *L, const char *name, bool value)
@@ -120,8 +130,8 @@ static inline te_lua_tensor *te_lua_to_tensor(lua_State *L, int index)
 te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, const char *argument);
 /* Pushes a tensor userdata that holds nothing yet. */
 te_lua_tensor *te_lua_new_tensor(lua_State *L);
-/* Pushes a further reference; NULL pushes nil. */
-void te_lua_push_tensor(lua_State *L, te_tensor *t);
+/* Pushes a further reference of *t, nil for NULL; *t is read when the userdata is there. */
+void te_lua_push_tensor(lua_State *L, te_tensor *const *t);
 /* Collects when much tensor memory became garbage since the last time. Called outside the engine, holding nothing. */
 void te_lua_charge(te_lua *rt, lua_State *L);
 /* Raises unless the engine may be entered. */
@@ -157,13 +167,15 @@ bool te_lua_is_options(lua_State *L, int index, bool empty);
 void te_lua_check_options(lua_State *L, int index, const char *function, const char *const *known);
 /* Raises when there are more than n arguments, nil aside. */
 void te_lua_check_count(lua_State *L, int n, const char *function);
-/* The list of tensors at `index` as an array that a pushed userdata owns, each retained until te_lua_drop_tensors. */
+/* References that a pushed userdata owns until te_lua_drop_tensors, or until it is collected where an error comes
+ * first. */
 typedef struct te_lua_tensors {
     int         n;
-    te_tensor **t;
+    te_tensor **t; /* NULL: no list */
 } te_lua_tensors;
+te_lua_tensors te_lua_new_tensors(lua_State *L, int n); /* all NULL, to be filled */
+/* The list of tensors at `index`. */
 te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *function, const char *argument);
-void           te_lua_retain_tensors(const te_lua_tensors *list);
 void           te_lua_drop_tensors(const te_lua_tensors *list);
 
 /* --- operations (operations.c) ------------------------------------------------------------------------------------ */

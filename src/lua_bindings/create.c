@@ -236,21 +236,22 @@ static void fill_nested(nested *v, int depth)
 }
 
 /* A copy of another tensor, without history. */
-static int copy_tensor(te_lua *rt, lua_State *L, te_tensor *source)
+static int copy_tensor(te_lua *rt, lua_State *L)
 {
-    creation       c = read_creation(rt, L, 2, "tensor", source->dtype);
+    creation       c = read_creation(rt, L, 2, "tensor", te_lua_check_tensor(L, 1, "tensor", "value")->dtype);
     te_lua_tensor *u = te_lua_new_tensor(L);
+    te_tensor     *source = te_tensor_retain(te_lua_check_tensor(L, 1, "tensor", "value"));
     u->t = te_tensor_new(rt->ctx, c.device, c.dtype, source->ndim, source->shape);
-    if (!u->t) return te_lua_raise(rt, L, "tensor", rt->ctx->status);
-    return finish(rt, L, &c, te_tensor_copy_data(u->t, source));
+    te_status status = u->t ? te_tensor_copy_data(u->t, source) : rt->ctx->status;
+    te_tensor_release(source);
+    return finish(rt, L, &c, status);
 }
 
 static int create_tensor(lua_State *L)
 {
-    te_lua        *rt = te_lua_runtime(L);
-    char           text[256];
-    te_lua_tensor *source = te_lua_to_tensor(L, 1);
-    if (source) return copy_tensor(rt, L, te_lua_check_tensor(L, 1, "tensor", "value"));
+    te_lua *rt = te_lua_runtime(L);
+    char    text[256];
+    if (te_lua_to_tensor(L, 1)) return copy_tensor(rt, L);
     int type = lua_type(L, 1);
     if (type != LUA_TTABLE && type != LUA_TNUMBER && type != LUA_TBOOLEAN)
         return te_lua_fail(L, "tensor", "value: expected a number or a nested table, got %s",

@@ -81,7 +81,7 @@ static int run_backward(lua_State *L)
     lua_rawgeti(L, LUA_REGISTRYINDEX, c->ref);
     lua_rawgeti(L, -1, 1);
     lua_rawgeti(L, -2, 2);
-    for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, call->dout[i]);
+    for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, &call->dout[i]);
     if (lua_pcall(L, 1 + n_out, LUA_MULTRET, handler) != 0) {
         keep_error(job, L);
         return 0;
@@ -134,12 +134,11 @@ static void hold(te_lua *rt, lua_State *L, te_call *call)
 /* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
 static int record(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *inputs[MAX_INPUTS];
-    te_call    call = {.ctx = rt->ctx, .op = &custom_op};
-    int64_t    count = te_lua_check_int(L, 3, "custom", "number of outputs");
-    bool       wanted = false;
-    char       text[256];
+    te_lua *rt = te_lua_runtime(L);
+    te_call call = {.ctx = rt->ctx, .op = &custom_op};
+    int64_t count = te_lua_check_int(L, 3, "custom", "number of outputs");
+    bool    wanted = false;
+    char    text[256];
     luaL_checktype(L, 1, LUA_TFUNCTION);
     te_lua_enter(rt, L, "custom");
     if (count < 1 || count > TE_OP_MAX_OUTPUTS)
@@ -148,16 +147,22 @@ static int record(lua_State *L)
     int n_out = (int)count, first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
     if (n_in < 0 || n_in > MAX_INPUTS)
         return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
-    for (int i = 0; i < n_out; i++)
-        if (!te_lua_to_tensor(L, 4 + i) || !te_lua_to_tensor(L, 4 + i)->t)
+    te_lua_tensors outputs = te_lua_new_tensors(L, n_out), inputs = te_lua_new_tensors(L, n_in);
+    for (int i = 0; i < n_out; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(L, 4 + i);
+        if (!u || !u->t)
             return te_lua_fail(L, "custom", "result %d of the forward function: expected a tensor, got %s", i + 1,
                                te_lua_describe(L, 4 + i, text, sizeof text));
+        outputs.t[i] = te_tensor_retain(u->t);
+    }
     for (int i = 0; i < n_in; i++) {
         te_lua_tensor *u = te_lua_to_tensor(L, first + i);
-        inputs[i] = u ? u->t : NULL;
-        wanted = wanted || (inputs[i] && te_needs_grad(inputs[i]));
+        inputs.t[i] = te_tensor_retain(u ? u->t : NULL);
+        wanted = wanted || (inputs.t[i] && te_needs_grad(inputs.t[i]));
     }
     if (!wanted || !te_context_grad_enabled(rt->ctx)) {
+        te_lua_drop_tensors(&outputs);
+        te_lua_drop_tensors(&inputs);
         lua_settop(L, 3 + n_out);
         return n_out;
     }
@@ -172,12 +177,14 @@ static int record(lua_State *L)
     hold(rt, L, &call);
     te_status status = TE_OK;
     for (int i = 0; i < n_out && status == TE_OK; i++) {
-        te_tensor *t = te_lua_to_tensor(L, 4 + i)->t;
+        te_tensor *t = outputs.t[i];
         call.out[i] = results[i]->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
         if (!results[i]->t) status = rt->ctx->status;
     }
     call.memo[0] = n_out;
-    if (status == TE_OK) status = te_autograd_record(&call, inputs, n_in);
+    if (status == TE_OK) status = te_autograd_record(&call, inputs.t, n_in);
+    te_lua_drop_tensors(&outputs);
+    te_lua_drop_tensors(&inputs);
     if (status != TE_OK) {
         release_custom(&call);
         return te_lua_raise(rt, L, "custom", status);

@@ -17,9 +17,8 @@ static const char operation_tag[] = "te.operation"; /* also the key of the metat
 
 const te_op *te_lua_to_operation(lua_State *L, int index)
 {
-    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < sizeof(te_lua_operation)) return NULL;
-    te_lua_operation *u = lua_touserdata(L, index);
-    return u->tag == operation_tag ? u->op : NULL;
+    te_lua_operation *u = te_lua_to_object(L, index, operation_tag, sizeof *u);
+    return u ? u->op : NULL;
 }
 
 static const te_op *check_operation(lua_State *L)

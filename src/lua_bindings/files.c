@@ -81,11 +81,19 @@ static int make_folder(lua_State *L)
     return 0;
 }
 
+static const char lock_tag[] = "te.lock";
+
+typedef struct folder_lock {
+    const void *tag;
+    int         fd; /* -1: none */
+} folder_lock;
+
 static int unlock(lua_State *L)
 {
-    int *fd = lua_touserdata(L, 1);
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
+    folder_lock *lock = te_lua_to_object(L, 1, lock_tag, sizeof *lock);
+    if (!lock) return 0;
+    if (lock->fd >= 0) close(lock->fd);
+    *lock = (folder_lock){.fd = -1};
     return 0;
 }
 
@@ -93,25 +101,25 @@ static int unlock(lua_State *L)
  * holds it. Where the file system has no locks the value holds nothing. */
 static int lock_folder(lua_State *L)
 {
-    const char *path = check_path(L, 1, "lock_folder");
-    int        *fd = te_lua_scratch(L, sizeof *fd);
-    *fd = -1;
+    const char  *path = check_path(L, 1, "lock_folder");
+    folder_lock *lock = te_lua_scratch(L, sizeof *lock);
+    *lock = (folder_lock){.tag = lock_tag, .fd = -1};
     te_lua_set_collector(L, unlock);
-    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*fd < 0) return te_lua_fail(L, "lock_folder", "%s: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 1;
+    lock->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock->fd < 0) return te_lua_fail(L, "lock_folder", "%s: %s", path, strerror(errno));
+    if (flock(lock->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 1;
     lua_pushboolean(L, false);
     return 1;
 }
 
 /* --- safetensors: writing ----------------------------------------------------------------------------------------- */
 
-/* Contiguous copies of the tensors, and the items that describe them; lives in a userdata, freed by drop_saving. */
+/* The tensors, contiguous copies of them, and the items that describe them, in userdata. */
 typedef struct saving {
-    int                    n;
-    te_tensor            **copies;
-    te_safetensors_item   *items;
-    te_safetensors_pair   *pairs;
+    te_lua_tensors           given, copies;
+    te_safetensors_item     *items;
+    te_safetensors_pair     *pairs;
+    int                      n_pairs;
     te_safetensors_contents contents;
 } saving;
 
@@ -122,11 +130,11 @@ static void *push_array(lua_State *L, size_t n, size_t size)
     return p;
 }
 
-/* Reads {{name, tensor}, …} at 2 into items; tensors are borrowed. */
-static void read_items(lua_State *L, saving *s)
+/* Reads {{name, tensor}, …} at 2 into items. The table at `names` keeps the names. */
+static void read_items(lua_State *L, saving *s, int names)
 {
     char text[256];
-    for (int i = 0; i < s->n; i++) {
+    for (int i = 0; i < s->given.n; i++) {
         lua_rawgeti(L, 2, i + 1);
         if (!lua_istable(L, -1)) te_lua_fail(L, "save", "entry %d: expected {name, tensor}", i + 1);
         lua_rawgeti(L, -1, 1);
@@ -136,7 +144,9 @@ static void read_items(lua_State *L, saving *s)
                         te_lua_describe(L, -2, text, sizeof text));
         s->items[i].name = lua_tostring(L, -2);
         if (strlen(s->items[i].name) != lua_objlen(L, -2)) te_lua_fail(L, "save", "name %d holds a zero byte", i + 1);
-        s->copies[i] = te_lua_check_tensor(L, -1, "save", s->items[i].name);
+        s->given.t[i] = te_tensor_retain(te_lua_check_tensor(L, -1, "save", s->items[i].name));
+        lua_pushvalue(L, -2);
+        lua_rawseti(L, names, i + 1);
         lua_pop(L, 3);
     }
 }
@@ -148,6 +158,7 @@ static void read_pairs(lua_State *L, saving *s)
     for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
         if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
             te_lua_fail(L, "save", "metadata: keys and values are strings");
+        if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }
     s->contents.n_metadata = n;
@@ -163,14 +174,12 @@ static te_status read_tensor(void *user, int64_t offset, void *to, size_t size, 
     return status == TE_OK ? TE_OK : te_io_fail(error, status, NULL, "%s", exec->message);
 }
 
-/* Replaces the borrowed tensors by contiguous ones that are held; on failure those made so far remain held. */
-static te_status hold_copies(saving *s, int *held)
+static te_status make_copies(saving *s)
 {
-    for (*held = 0; *held < s->n; ++*held) {
-        te_safetensors_item *item = &s->items[*held];
-        te_tensor           *t = te_tensor_contiguous_copy(s->copies[*held]);
-        if (!t) return s->copies[*held]->ctx->status;
-        s->copies[*held] = t;
+    for (int i = 0; i < s->given.n; i++) {
+        te_safetensors_item *item = &s->items[i];
+        te_tensor           *t = s->copies.t[i] = te_tensor_contiguous_copy(s->given.t[i]);
+        if (!t) return s->given.t[i]->ctx->status;
         item->dtype = t->dtype;
         item->ndim = t->ndim;
         memcpy(item->shape, t->shape, sizeof item->shape);
@@ -187,25 +196,27 @@ static int safetensors_write(lua_State *L)
     te_lua     *rt = te_lua_runtime(L);
     saving      s = {0};
     te_io_error error;
-    int         held, n_pairs = 0;
     const char *path = check_path(L, 1, "save");
     lua_settop(L, 3);
     luaL_checktype(L, 2, LUA_TTABLE);
     if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TTABLE);
     if (lua_istable(L, 3))
-        for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) n_pairs++;
-    s.n = (int)lua_objlen(L, 2);
-    s.copies = push_array(L, (size_t)s.n, sizeof *s.copies);
-    s.items = push_array(L, (size_t)s.n, sizeof *s.items);
-    s.pairs = push_array(L, (size_t)n_pairs, sizeof *s.pairs);
-    read_items(L, &s);
+        for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) s.n_pairs++;
+    int n = (int)lua_objlen(L, 2);
+    lua_createtable(L, n, 0);
+    s.given = te_lua_new_tensors(L, n);
+    s.copies = te_lua_new_tensors(L, n);
+    s.items = push_array(L, (size_t)n, sizeof *s.items);
+    s.pairs = push_array(L, (size_t)s.n_pairs, sizeof *s.pairs);
+    read_items(L, &s, 4);
     read_pairs(L, &s);
-    s.contents = (te_safetensors_contents){s.items, s.n, s.pairs, s.contents.n_metadata};
+    s.contents = (te_safetensors_contents){s.items, n, s.pairs, s.contents.n_metadata};
     te_lua_enter(rt, L, "save");
-    te_status status = hold_copies(&s, &held);
+    te_status status = make_copies(&s);
     bool      copied = status == TE_OK;
     if (copied) status = te_safetensors_write(&te_io_posix, &rt->ctx->mem, path, &s.contents, &error);
-    for (int i = 0; i < held; i++) te_tensor_release(s.copies[i]);
+    te_lua_drop_tensors(&s.given);
+    te_lua_drop_tensors(&s.copies);
     if (status == TE_OK) return 0;
     return copied ? raise_io(L, "save", &error) : te_lua_raise(rt, L, "save", status);
 }

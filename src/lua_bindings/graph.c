@@ -22,8 +22,8 @@ typedef struct lua_graph {
 
 static lua_graph *check_graph(lua_State *L, const char *function)
 {
-    lua_graph *u = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *u ? lua_touserdata(L, 1) : NULL;
-    if (!u || u->tag != graph_tag || !u->graph) te_lua_fail(L, function, "expected a graph");
+    lua_graph *u = te_lua_to_object(L, 1, graph_tag, sizeof *u);
+    if (!u || !u->graph) te_lua_fail(L, function, "expected a graph");
     return u;
 }
 
@@ -39,7 +39,8 @@ static void end(lua_graph *u)
 
 static int collect(lua_State *L)
 {
-    lua_graph *u = lua_touserdata(L, 1);
+    lua_graph *u = te_lua_to_object(L, 1, graph_tag, sizeof *u);
+    if (!u) return 0;
     end(u);
     *u = (lua_graph){0};
     return 0;
@@ -90,6 +91,7 @@ static int graph_launch(lua_State *L)
 
 static int graph_free(lua_State *L)
 {
+    te_lua_enter(te_lua_runtime(L), L, "graph"); /* not by a finalizer in the middle of a graph's own call */
     end(check_graph(L, "graph_free"));
     return 0;
 }
@@ -103,7 +105,8 @@ typedef struct lua_fetch {
 
 static int collect_fetch(lua_State *L)
 {
-    lua_fetch *u = lua_touserdata(L, 1);
+    lua_fetch *u = te_lua_to_object(L, 1, fetch_tag, sizeof *u);
+    if (!u) return 0;
     if (u->fetch) te_fetch_end(u->fetch, NULL);
     *u = (lua_fetch){0};
     return 0;
@@ -111,22 +114,22 @@ static int collect_fetch(lua_State *L)
 
 static int fetch(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, "fetch", "tensor");
+    te_lua *rt = te_lua_runtime(L);
+    lua_settop(L, 1);
     te_lua_enter(rt, L, "fetch");
     lua_fetch *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_fetch){.tag = fetch_tag};
     te_lua_set_collector(L, collect_fetch);
-    te_status status = te_tensor_fetch(t, &u->fetch);
+    te_status status = te_tensor_fetch(te_lua_check_tensor(L, 1, "fetch", "tensor"), &u->fetch);
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "fetch", status);
 }
 
 static int fetched(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
-    lua_fetch *u = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *u ? lua_touserdata(L, 1) : NULL;
+    lua_fetch *u = te_lua_to_object(L, 1, fetch_tag, sizeof *u);
     double     values[TE_FETCH_MAX];
-    if (!u || u->tag != fetch_tag || !u->fetch) return te_lua_fail(L, "fetched", "expected what fetch returned, once");
+    if (!u || !u->fetch) return te_lua_fail(L, "fetched", "expected what fetch returned, once");
     te_lua_enter(rt, L, "fetch");
     int       n = te_fetch_count(u->fetch);
     te_fetch *ended = u->fetch;

@@ -27,14 +27,15 @@ typedef struct lua_group {
 
 static lua_group *check_group(lua_State *L, const char *function)
 {
-    lua_group *u = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *u ? lua_touserdata(L, 1) : NULL;
-    if (!u || u->tag != group_tag || !u->group) te_lua_fail(L, function, "expected a group");
+    lua_group *u = te_lua_to_object(L, 1, group_tag, sizeof *u);
+    if (!u || !u->group) te_lua_fail(L, function, "expected a group");
     return u;
 }
 
 static int collect(lua_State *L)
 {
-    lua_group *u = lua_touserdata(L, 1);
+    lua_group *u = te_lua_to_object(L, 1, group_tag, sizeof *u);
+    if (!u) return 0;
     te_group_release(u->group);
     *u = (lua_group){0};
     return 0;
@@ -164,16 +165,17 @@ static int refused(te_lua *rt, lua_State *L)
     return 2;
 }
 
-/* The tensors from 2 on, one per input; the array lives on the stack. */
-static te_tensor **check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function)
+/* The tensors from 2 on, one per input. */
+static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function)
 {
     int n = te_group_n_inputs(u->group);
     te_lua_enter(rt, L, function);
     if (lua_gettop(L) > n + 1) te_lua_fail(L, function, "%d tensors for %d inputs", lua_gettop(L) - 1, n);
     lua_settop(L, n + 1);
     luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
-    te_tensor **in = te_lua_scratch(L, (size_t)(n ? n : 1) * sizeof *in);
-    for (int i = 0; i < n; i++) in[i] = lua_isnil(L, i + 2) ? NULL : te_lua_check_tensor(L, i + 2, "Sequential", "x");
+    te_lua_tensors in = te_lua_new_tensors(L, n);
+    for (int i = 0; i < n; i++)
+        if (!lua_isnil(L, i + 2)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, i + 2, "Sequential", "x"));
     return in;
 }
 
@@ -225,15 +227,16 @@ static void explain_split(void *user, const te_split_description *split)
 
 static int group_explain(lua_State *L)
 {
-    te_lua     *rt = te_lua_runtime(L);
-    lua_group  *u = check_group(L, "explain");
-    te_tensor **in = check_inputs(rt, L, u, "explain");
-    explaining  e = {.L = L, .group = u->group};
+    te_lua        *rt = te_lua_runtime(L);
+    lua_group     *u = check_group(L, "explain");
+    te_lua_tensors in = check_inputs(rt, L, u, "explain");
+    explaining     e = {.L = L, .group = u->group};
     lua_newtable(L);
     e.steps = lua_gettop(L);
     lua_newtable(L);
     e.splits = lua_gettop(L);
-    te_status status = te_group_describe(u->group, in, explain_step, explain_split, &e);
+    te_status status = te_group_describe(u->group, in.t, explain_step, explain_split, &e);
+    te_lua_drop_tensors(&in);
     if (status == TE_ERROR_UNSUPPORTED) return refused(rt, L);
     return status == TE_OK ? 2 : te_lua_raise(rt, L, "explain", status);
 }
@@ -244,13 +247,13 @@ static int group_run(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
     lua_group     *u = check_group(L, "group_run");
-    int            n_in = te_group_n_inputs(u->group), n_out = te_group_n_outputs(u->group);
-    te_tensor     *out[TE_GROUP_MAX_OUTPUTS], **in = check_inputs(rt, L, u, "group_run");
+    int            n_out = te_group_n_outputs(u->group);
+    te_lua_tensors in = check_inputs(rt, L, u, "group_run");
+    te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
-    for (int i = 0; i < n_in; i++) te_tensor_retain(in[i]);
-    te_status status = te_group_run(u->group, in, out);
-    for (int i = 0; i < n_in; i++) te_tensor_release(in[i]);
+    te_status status = te_group_run(u->group, in.t, out);
+    te_lua_drop_tensors(&in);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
     if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);
     for (int i = 0; i < n_out; i++) results[i]->t = out[i];

@@ -48,7 +48,7 @@ static int call_function(lua_State *L)
         callable = true;
     }
     if (!callable) return luaL_error(L, "tetrain_call: \"%s\" is no function", job->name);
-    for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(L, job->in[i]);
+    for (int i = 0; i < job->n_in; i++) te_lua_push_tensor(L, &job->in[i]);
     tetrain_call_traced(job->host, job->n_in, job->n_out);
     for (int i = 0; i < job->n_out; i++) {
         te_lua_tensor *u = te_lua_to_tensor(L, i - job->n_out);
@@ -80,7 +80,7 @@ static int set_tensor(lua_State *L)
 {
     call_job *job = lua_touserdata(L, 1);
     need_library(L);
-    te_lua_push_tensor(L, job->tensor);
+    te_lua_push_tensor(L, &job->tensor);
     lua_setglobal(L, job->name);
     return 0;
 }

@@ -118,6 +118,7 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
 static int within(lua_State *L)
 {
     te_lua_check_stack(te_lua_attached(L), L);
+    luaL_checkany(L, 1);
     lua_pushcfunction(L, te_lua_remember);
     lua_insert(L, 1);
     bool ok = lua_pcall(L, lua_gettop(L) - 2, LUA_MULTRET, 1) == 0;

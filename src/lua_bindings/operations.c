@@ -225,7 +225,7 @@ static int count_numbers(const reader *r, int at, int index, int top)
     return n > 1 ? n : 1;
 }
 
-/* From the stack up to `top`. */
+/* From the stack up to `top`; lists stay above. */
 static void read_arguments(reader *r, int top)
 {
     lua_State *L = r->L;
@@ -248,18 +248,20 @@ static void read_arguments(reader *r, int top)
     }
 }
 
-static void retain(const reader *r, int direction)
+/* Lists hold their tensors from the beginning. */
+static void retain(const reader *r)
+{
+    for (int i = 0; i < r->op->n_params; i++)
+        if (r->args[i].kind == TE_ARG_TENSOR) te_tensor_retain(r->args[i].as.tensor);
+}
+
+static void release(const reader *r)
 {
     for (int i = 0; i < r->op->n_params; i++) {
-        const te_arg *a = &r->args[i];
-        int           n = a->kind == TE_ARG_TENSORS ? a->n : a->kind == TE_ARG_TENSOR;
-        te_tensor *const *t = a->kind == TE_ARG_TENSORS ? a->as.tensors : &a->as.tensor;
-        for (int k = 0; k < n; k++) {
-            if (direction > 0)
-                te_tensor_retain(t[k]);
-            else
-                te_tensor_release(t[k]);
-        }
+        const te_arg  *a = &r->args[i];
+        te_lua_tensors list = {a->n, (te_tensor **)(uintptr_t)a->as.tensors};
+        if (a->kind == TE_ARG_TENSOR) te_tensor_release(a->as.tensor);
+        if (a->kind == TE_ARG_TENSORS) te_lua_drop_tensors(&list);
     }
 }
 
@@ -298,17 +300,17 @@ int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
     r.L = L;
     r.op = op;
     r.name = op->name;
-    bool read = read_tensors(&r, n);
-    if (!read && taken_over(L, op->name, n)) return lua_gettop(L);
+    if (!read_tensors(&r, n) && taken_over(L, op->name, n)) return lua_gettop(L);
     te_lua_enter(rt, L, r.name);
-    if (!read) read_arguments(&r, n);
-    int            n_out = r.op->n_outputs;
+    int            n_out = r.op->n_outputs, top = lua_gettop(L) + n_out;
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
-    retain(&r, 1);
+    if (!read_tensors(&r, n)) read_arguments(&r, n);
+    retain(&r);
     te_status status = te_op_run(rt->ctx, r.op, r.args, r.op->n_params, out, n_out);
-    retain(&r, -1);
+    release(&r);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
+    lua_settop(L, top);
     for (int i = 0; i < n_out; i++) results[i]->t = out[i];
     te_lua_charge(rt, L);
     return n_out;
@@ -331,9 +333,9 @@ static int run_inplace(lua_State *L)
     te_lua_enter(rt, L, r.name);
     te_lua_check_writable(L, r.name, te_lua_check_tensor(L, 1, r.name, r.op->params[0].name));
     read_arguments(&r, lua_gettop(L));
-    retain(&r, 1);
+    retain(&r);
     te_status status = te_op_run_inplace(rt->ctx, r.op, r.args, r.op->n_params);
-    retain(&r, -1);
+    release(&r);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
     te_lua_charge(rt, L);
     lua_settop(L, 1);

@@ -128,6 +128,7 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
 {
     te_lua *rt = te_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 4);
     int             n = (int)lua_objlen(L, 1);
     step_group     *given = te_lua_scratch(L, ((size_t)n + 1) * sizeof *given);
     te_optim_group *groups = te_lua_scratch(L, ((size_t)n + 1) * sizeof *groups);
@@ -141,12 +142,14 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
         groups[i] = (te_optim_group){
             .n = l[0].n, .params = l[0].t, .grads = l[1].t, .states = {l[2].t, l[3].t}, .masters = l[4].t};
     }
-    if (step == run_adamw_on) given[n].numbers = te_lua_check_tensor(L, 2, function, "numbers");
-    if (step == run_adamw_on && lua_type(L, 3) > LUA_TNIL) given[n].clip = te_lua_check_tensor(L, 3, function, "clip");
-    if (given[n].clip) given[n].unmade = te_lua_check_tensor(L, 4, function, "unmade");
     te_lua_enter(rt, L, function);
-    for (int i = 0; i < n * MAX_LISTS; i++) te_lua_retain_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
+    step_group *last = &given[n];
+    if (step == run_adamw_on) last->numbers = te_lua_check_tensor(L, 2, function, "numbers");
+    if (step == run_adamw_on && !lua_isnil(L, 3)) last->clip = te_lua_check_tensor(L, 3, function, "clip");
+    if (last->clip) last->unmade = te_lua_check_tensor(L, 4, function, "unmade");
+    te_tensor_retain(last->numbers), te_tensor_retain(last->clip), te_tensor_retain(last->unmade);
     te_status status = step(rt->ctx, n, given, groups);
+    te_tensor_release(last->numbers), te_tensor_release(last->clip), te_tensor_release(last->unmade);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_drop_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, function, status);
 }
@@ -312,8 +315,8 @@ static bool read_numbers(lua_State *L, prepared *p)
 static int adamw_again(lua_State *L)
 {
     te_lua   *rt = te_lua_runtime(L);
-    prepared *p = lua_type(L, 1) == LUA_TUSERDATA && lua_objlen(L, 1) >= sizeof *p ? lua_touserdata(L, 1) : NULL;
-    if (!p || p->tag != prepared_tag) return te_lua_fail(L, "adamw_again", "expected what adamw_prepare returns");
+    prepared *p = te_lua_to_object(L, 1, prepared_tag, sizeof *p);
+    if (!p) return te_lua_fail(L, "adamw_again", "expected what adamw_prepare returns");
     luaL_checktype(L, 2, LUA_TTABLE);
     te_lua_enter(rt, L, "adamw_step");
     lua_settop(L, 2);
@@ -321,10 +324,11 @@ static int adamw_again(lua_State *L)
         lua_pushboolean(L, 0);
         return 1;
     }
-    te_lua_tensors held[] = {{p->n_handles, p->tensors}, {p->n_grads, p->grads}};
-    for (int i = 0; i < 2; i++) te_lua_retain_tensors(&held[i]);
+    for (int i = 0; i < p->n_handles; i++) te_tensor_retain(p->tensors[i]);
+    for (int i = 0; i < p->n_grads; i++) te_tensor_retain(p->grads[i]);
     te_status status = te_adamw_step(rt->ctx, p->n_groups, p->options, p->groups);
-    for (int i = 0; i < 2; i++) te_lua_drop_tensors(&held[i]);
+    for (int i = 0; i < p->n_handles; i++) te_tensor_release(p->tensors[i]);
+    for (int i = 0; i < p->n_grads; i++) te_tensor_release(p->grads[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "adamw_step", status);
     lua_pushboolean(L, 1);
     return 1;
@@ -338,8 +342,8 @@ static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", rea
  * steps that were not made their counts leave out. */
 static int adamw_send(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, "adamw_send", "tensor");
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_check_tensor(L, 1, "adamw_send", "tensor");
     luaL_checktype(L, 2, LUA_TTABLE);
     double unmade = te_lua_check_number(L, 3, "adamw_send", "unmade");
     int       n = (int)lua_objlen(L, 2) / ADAMW_NUMBERS;
@@ -354,7 +358,9 @@ static int adamw_send(lua_State *L)
         options[g] = (te_adamw){values[0], values[1], values[2], values[3], values[4], (int64_t)values[5], values[6]};
     }
     te_lua_enter(rt, L, "adamw_send");
-    te_status status = te_adamw_send(rt->ctx, n, options, unmade, t);
+    te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "adamw_send", "tensor"));
+    te_status  status = te_adamw_send(rt->ctx, n, options, unmade, t);
+    te_tensor_release(t);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "adamw_send", status);
 }
 
@@ -364,12 +370,13 @@ static int grad_clip(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     lua_settop(L, 4);
     te_lua_tensors list = te_lua_check_tensors(L, 1, "grad_clip", "tensors");
-    te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
     double scale = te_lua_check_number(L, 3, "grad_clip", "scale"), max = te_lua_check_number(L, 4, "grad_clip", "max");
     te_lua_enter(rt, L, "grad_clip");
     te_lua_tensor *u = te_lua_new_tensor(L);
-    te_lua_retain_tensors(&list);
+    te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
+    te_tensor_retain(loss);
     u->t = te_grad_clip(rt->ctx, list.n, list.t, loss, scale, max);
+    te_tensor_release(loss);
     te_lua_drop_tensors(&list);
     return u->t ? 1 : te_lua_raise(rt, L, "grad_clip", rt->ctx->status);
 }
@@ -381,7 +388,6 @@ static int sum_squares(lua_State *L)
     te_lua_tensors list = te_lua_check_tensors(L, 1, "sum_squares", "tensors");
     double        *squares = te_lua_scratch(L, ((size_t)list.n + 1) * sizeof *squares), total = 0;
     te_lua_enter(rt, L, "sum_squares");
-    te_lua_retain_tensors(&list);
     te_status status = te_sum_squares(rt->ctx, list.n, list.t, squares);
     te_lua_drop_tensors(&list);
     if (status != TE_OK) return te_lua_raise(rt, L, "sum_squares", status);

@@ -6,6 +6,8 @@
  */
 #include "bindings.h"
 
+#include "core/quantized_parameter.h"
+
 #include <math.h>
 #include <stdio.h>
 
@@ -134,15 +136,15 @@ int te_lua_tensor_tostring(lua_State *L)
         lua_pushliteral(L, "released tensor");
         return 1;
     }
-    te_tensor *t = u->t;
+    te_lua_enter(rt, L, "tostring");
+    te_lua_tensors held = te_lua_new_tensors(L, 1);
+    te_tensor     *t = held.t[0] = te_tensor_dequantized(te_lua_check_tensor(L, 1, "tostring", "self"));
+    if (!t) return te_lua_raise(rt, L, "tostring", rt->ctx->status);
     printer p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
     int64_t    shown = 1;
     for (int i = 0; i < t->ndim; i++) shown *= dim_shown(&p, i);
     p.values = te_lua_scratch(L, (size_t)(shown ? shown : 1) * sizeof *p.values);
-    te_lua_enter(rt, L, "tostring");
-    te_tensor_retain(t);
     te_status status = shown ? collect(&p, t, 0, t->offset) : TE_OK;
-    te_tensor_release(t);
     if (status != TE_OK) return te_lua_raise(rt, L, "tostring", status);
     choose_format(&p);
     luaL_buffinit(L, &p.buffer);
@@ -156,5 +158,6 @@ int te_lua_tensor_tostring(lua_State *L)
         add_rows(&p, 0, p.values);
     }
     luaL_pushresult(&p.buffer);
+    te_lua_drop_tensors(&held);
     return 1;
 }

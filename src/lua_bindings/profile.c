@@ -22,8 +22,11 @@ static void push_event(lua_State *L, const te_profile_event *event)
     lua_setfield(L, -2, "flops");
 }
 
+static const char recording_tag[] = "te.profile";
+
 /* What was recorded becomes Lua's before anything can raise. */
 typedef struct recording {
+    const void       *tag;
     te_context       *ctx;
     te_profile_event *events;
     size_t            n, capacity;
@@ -31,9 +34,10 @@ typedef struct recording {
 
 static int release_recording(lua_State *L)
 {
-    recording *r = lua_touserdata(L, 1);
+    recording *r = te_lua_to_object(L, 1, recording_tag, sizeof *r);
+    if (!r) return 0;
     if (r->events) te_mem_free(&r->ctx->mem, r->events, r->capacity * sizeof *r->events);
-    r->events = NULL;
+    *r = (recording){0};
     return 0;
 }
 
@@ -44,7 +48,7 @@ static int profile(lua_State *L)
     lua_settop(L, 1);
     te_lua_enter(rt, L, "profile");
     recording *r = lua_newuserdata(L, sizeof *r);
-    *r = (recording){.ctx = rt->ctx};
+    *r = (recording){.tag = recording_tag, .ctx = rt->ctx};
     te_lua_set_collector(L, release_recording);
     lua_pushcfunction(L, te_lua_remember);
     te_status status = te_profile_start(rt->ctx);

@@ -10,6 +10,7 @@
 #include "bindings.h"
 
 #include "core/quantized.h"
+#include "core/quantized_parameter.h"
 
 static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
                                      "needs_history", "has_columnwise", "transposed", "replicated",
@@ -138,7 +139,7 @@ enum { PARTS = 6 };
 static int quantize(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_tensor *source = te_lua_check_tensor(L, 1, "quantize", "t");
+    te_lua_check_tensor(L, 1, "quantize", "t");
     uint64_t seed = 0;
     lua_settop(L, 3);
     te_quantizer q = te_lua_read_quantizer(L, 2, "quantize");
@@ -147,7 +148,8 @@ static int quantize(lua_State *L)
     te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
-    te_tensor_retain(source);
+    te_tensor *source = te_tensor_dequantized(te_lua_check_tensor(L, 1, "quantize", "t"));
+    if (!source) return te_lua_raise(rt, L, "quantize", rt->ctx->status);
     te_status status = te_quantize(source, &q, &options, &result);
     te_tensor_release(source);
     if (status != TE_OK) return te_lua_raise(rt, L, "quantize", status);
@@ -178,11 +180,11 @@ static int dequantize(lua_State *L)
     z.ndim = te_lua_check_ints(L, 3, "dequantize", "shape", z.shape);
     int side = luaL_checkoption(L, 4, NULL, sides);
     te_quantized_part *part = &z.side[side];
+    te_lua_tensor *result = te_lua_new_tensor(L);
+    te_lua_enter(rt, L, "dequantize");
     part->data = te_lua_check_tensor(L, 5, "dequantize", "data");
     part->scale_inv = te_lua_check_tensor(L, 6, "dequantize", "scale_inv");
     part->amax = lua_isnil(L, 7) ? NULL : te_lua_check_tensor(L, 7, "dequantize", "amax");
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    te_lua_enter(rt, L, "dequantize");
     te_tensor_retain(part->data);
     te_tensor_retain(part->scale_inv);
     if (part->amax) te_tensor_retain(part->amax);
@@ -197,14 +199,15 @@ static int dequantize(lua_State *L)
 static int tensor_bytes(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, "tensor_bytes", "t");
     te_lua_enter(rt, L, "tensor_bytes");
     te_lua_tensor *here = te_lua_new_tensor(L); /* holds a copy, where t is on another device, whatever happens */
+    te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "tensor_bytes", "t"));
     here->t = te_tensor_on_device(t, te_context_device(rt->ctx, "cpu"));
+    te_tensor_release(t);
     if (!here->t) return te_lua_raise(rt, L, "tensor_bytes", rt->ctx->status);
     const char *data = te_tensor_data(here->t);
-    if (!data && te_tensor_numel(t)) return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor");
-    lua_pushlstring(L, data ? data : "", (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype));
+    if (!data && te_tensor_numel(here->t)) return te_lua_fail(L, "tensor_bytes", "t: expected a contiguous tensor");
+    lua_pushlstring(L, data ? data : "", (size_t)te_tensor_numel(here->t) * te_dtype_size(here->t->dtype));
     return 1;
 }
 

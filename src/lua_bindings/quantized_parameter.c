@@ -16,10 +16,10 @@ static int quantized_parameter(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "quantized_model_init");
-    te_tensor *t = te_lua_check_tensor(L, 2, "quantized_model_init", "weight");
+    lua_settop(L, 3);
     te_lua_enter(rt, L, "quantized_model_init");
     te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor_retain(t);
+    te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 2, "quantized_model_init", "weight"));
     result->t = te_quantized_parameter_new(t, state, lua_toboolean(L, 3));
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "quantized_model_init", rt->ctx->status);
@@ -50,36 +50,45 @@ static te_tensor **part_of(te_quantized *copies, int i)
 
 static int quantized_parts(lua_State *L)
 {
+    te_lua_tensors parts = te_lua_new_tensors(L, PARTS);
     te_quantized *copies = &check_quantized(L, "quantized_parts")->storage->quantized->copies;
-    for (int i = 0; i < PARTS; i++) te_lua_push_tensor(L, *part_of(copies, i));
+    for (int i = 0; i < PARTS; i++) parts.t[i] = te_tensor_retain(*part_of(copies, i));
+    for (int i = 0; i < PARTS; i++) te_lua_push_tensor(L, &parts.t[i]);
+    te_lua_drop_tensors(&parts);
     return PARTS;
 }
 
 static int set_quantized_parts(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
+    lua_settop(L, 1 + PARTS);
+    te_lua_enter(rt, L, "load_state_dict");
     te_tensor *t = check_quantized(L, "load_state_dict");
     te_quantized from = t->storage->quantized->copies;
-    lua_settop(L, 1 + PARTS);
     for (int i = 0; i < PARTS; i++)
         *part_of(&from, i) = lua_isnil(L, 2 + i) ? NULL : te_lua_check_tensor(L, 2 + i, "load_state_dict", "part");
-    te_lua_enter(rt, L, "load_state_dict");
+    for (int i = 0; i < PARTS; i++) te_tensor_retain(*part_of(&from, i));
+    te_tensor_retain(t);
     te_status status = te_quantized_parameter_adopt(t, &from);
+    te_tensor_release(t);
+    for (int i = 0; i < PARTS; i++) te_tensor_release(*part_of(&from, i));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "load_state_dict", status);
 }
 
 static int quantized_as(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = check_quantized(L, "to");
-    te_quantized copies = t->storage->quantized->copies;
-    copies.dtype = te_lua_check_dtype(L, 2, "to", "dtype");
-    if (copies.dtype != TE_F32 && copies.dtype != TE_BF16 && copies.dtype != TE_F16)
+    check_quantized(L, "to");
+    te_dtype dtype = te_lua_check_dtype(L, 2, "to", "dtype");
+    if (dtype != TE_F32 && dtype != TE_BF16 && dtype != TE_F16)
         return te_lua_fail(
             L, "to", "dtype: a parameter that is stored quantized stands for float32, bfloat16 or float16, not %s",
-            te_dtype_name(copies.dtype));
+            te_dtype_name(dtype));
     te_lua_enter(rt, L, "to");
     te_lua_tensor *result = te_lua_new_tensor(L);
+    te_tensor *t = check_quantized(L, "to");
+    te_quantized copies = t->storage->quantized->copies;
+    copies.dtype = dtype;
     result->t = te_quantized_parameter_from(rt->ctx, &copies, t->storage->quantized->state);
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
@@ -87,12 +96,14 @@ static int quantized_as(lua_State *L)
 static int quantized_on(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_tensor *t = check_quantized(L, "to");
     te_lua_enter(rt, L, "to");
+    check_quantized(L, "to");
     te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 2));
     if (!device) return te_lua_raise(rt, L, "to", rt->ctx->status);
     te_lua_tensor *result = te_lua_new_tensor(L);
+    te_tensor *t = te_tensor_retain(check_quantized(L, "to"));
     result->t = te_quantized_parameter_on(t, device);
+    te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "to", rt->ctx->status);
     te_lua_charge(rt, L);
     return 1;

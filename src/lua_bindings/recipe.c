@@ -37,9 +37,8 @@ typedef struct holder {
 
 static void *check(lua_State *L, int index, const char *tag, const char *function)
 {
-    holder *h =
-        lua_type(L, index) == LUA_TUSERDATA && lua_objlen(L, index) >= sizeof *h ? lua_touserdata(L, index) : NULL;
-    if (!h || h->tag != tag || !h->value) te_lua_fail(L, function, "argument %d: expected a %s", index, tag);
+    holder *h = te_lua_to_object(L, index, tag, sizeof *h);
+    if (!h || !h->value) te_lua_fail(L, function, "argument %d: expected a %s", index, tag);
     return h->value;
 }
 
@@ -50,10 +49,11 @@ te_recipe_state *te_lua_check_recipe_state(lua_State *L, int index, const char *
 
 static int collect(lua_State *L)
 {
-    holder *h = lua_touserdata(L, 1);
-    if (h->tag == recipe_tag) te_product_recipe_release(h->value);
-    if (h->tag == state_tag) te_recipe_state_release(h->value);
-    *h = (holder){0};
+    holder *recipe = te_lua_to_object(L, 1, recipe_tag, sizeof *recipe);
+    holder *state = te_lua_to_object(L, 1, state_tag, sizeof *state);
+    if (recipe) te_product_recipe_release(recipe->value);
+    if (state) te_recipe_state_release(state->value);
+    if (recipe || state) *(recipe ? recipe : state) = (holder){0};
     return 0;
 }
 
@@ -134,8 +134,8 @@ static int recipe_state_tensors(lua_State *L)
 {
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_role role = check_role(L, 2);
-    te_lua_push_tensor(L, state->scale[role]);
-    te_lua_push_tensor(L, state->history[role]);
+    te_lua_push_tensor(L, &state->scale[role]);
+    te_lua_push_tensor(L, &state->history[role]);
     return 2;
 }
 
@@ -144,10 +144,12 @@ static int recipe_state_set(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_role role = check_role(L, 2);
+    te_lua_enter(rt, L, "recipe");
     te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"),
               *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
-    te_lua_enter(rt, L, "recipe");
+    te_tensor_retain(scale), te_tensor_retain(history);
     te_status status = te_recipe_state_set(state, role, scale, history);
+    te_tensor_release(scale), te_tensor_release(history);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -171,14 +173,14 @@ static int quantized_linear(lua_State *L)
     static const char *const names[] = {"x", "weight", "bias"};
     te_arg args[3] = {{.kind = TE_ARG_ABSENT}};
     lua_settop(L, 4);
-    for (int i = 0; i < 3; i++) {
-        if (i == 2 && lua_isnil(L, 4)) continue;
-        args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_lua_check_tensor(L, 2 + i, "linear", names[i])};
-    }
     te_lua_enter(rt, L, "linear");
     const te_op *op = te_op_find(rt->ctx, "quantized_linear");
     te_lua_tensor *result = te_lua_new_tensor(L);
     if (!op) return te_lua_raise(rt, L, "linear", rt->ctx->status);
+    for (int i = 0; i < 3; i++) {
+        if (i == 2 && lua_isnil(L, 4)) continue;
+        args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_lua_check_tensor(L, 2 + i, "linear", names[i])};
+    }
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_retain(args[i].as.tensor);
     rt->ctx->product_state = state;
     te_status status = te_op_run(rt->ctx, op, args, 3, &result->t, 1);
@@ -193,6 +195,7 @@ static int with_product(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "attention");
+    luaL_checkany(L, 2);
     te_lua_enter(rt, L, "attention");
     rt->ctx->product_state = state;
     int failed = lua_pcall(L, lua_gettop(L) - 2, 1, 0);
@@ -204,13 +207,14 @@ static int quantize_values(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "Quantize");
+    lua_settop(L, 4);
+    te_lua_enter(rt, L, "Quantize");
+    const te_op *op = te_op_find(rt->ctx, "quantize_values");
+    te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor *x = te_lua_check_tensor(L, 2, "Quantize", "x");
     te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x},
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 3)},
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 4)}};
-    te_lua_enter(rt, L, "Quantize");
-    const te_op *op = te_op_find(rt->ctx, "quantize_values");
-    te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor_retain(x);
     rt->ctx->product_state = state;
     te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : rt->ctx->status;
@@ -235,12 +239,16 @@ static int recorded_scales(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_scale_tape *tape = &rt->ctx->recorded_scales;
     tape->on = false;
-    lua_createtable(L, (int)tape->n, 0);
-    for (size_t i = 0; i < tape->n; i++) {
-        te_lua_push_tensor(L, tape->values[i]);
-        lua_rawseti(L, -2, (int)i + 1);
-    }
+    te_lua_tensors scales = te_lua_new_tensors(L, (int)tape->n);
+    int n = (int)tape->n < scales.n ? (int)tape->n : scales.n; /* a finalizer may have begun anew */
+    for (int i = 0; i < n; i++) scales.t[i] = te_tensor_retain(tape->values[i]);
     te_scale_tape_clear(tape);
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        te_lua_push_tensor(L, &scales.t[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    te_lua_drop_tensors(&scales);
     return 1;
 }
 

@@ -79,14 +79,13 @@ te_lua_tensor *te_lua_new_tensor(lua_State *L)
     return u;
 }
 
-void te_lua_push_tensor(lua_State *L, te_tensor *t)
+void te_lua_push_tensor(lua_State *L, te_tensor *const *t)
 {
-    if (!t) {
-        lua_pushnil(L);
-        return;
-    }
     te_lua_tensor *u = te_lua_new_tensor(L);
-    u->t = te_tensor_retain(t);
+    u->t = te_tensor_retain(*t);
+    if (u->t) return;
+    lua_pop(L, 1);
+    lua_pushnil(L);
 }
 
 te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, const char *argument)
@@ -131,11 +130,23 @@ static int tensor_gc(lua_State *L)
 
 void te_lua_push_shape(lua_State *L, const te_tensor *t)
 {
-    lua_createtable(L, t->ndim, 0);
-    for (int i = 0; i < t->ndim; i++) {
-        lua_pushnumber(L, (double)t->shape[i]);
+    int     ndim = t->ndim;
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, t->shape, sizeof shape); /* the table may cost the tensor */
+    lua_createtable(L, ndim, 0);
+    for (int i = 0; i < ndim; i++) {
+        lua_pushnumber(L, (double)shape[i]);
         lua_rawseti(L, -2, i + 1);
     }
+}
+
+/* t.grad */
+static int push_grad(lua_State *L)
+{
+    te_lua_tensor *u = te_lua_new_tensor(L);
+    u->t = te_tensor_retain(te_tensor_grad(te_lua_check_tensor(L, 1, NULL, "self")));
+    if (!u->t) lua_pushnil(L);
+    return 1;
 }
 
 static int unknown_field(lua_State *L, const char *key)
@@ -152,8 +163,10 @@ static int unknown_field(lua_State *L, const char *key)
 }
 
 /* t[i]: row i, from 1; negative ones count from the end. */
-static int push_row(lua_State *L, te_lua *rt, te_tensor *t)
+static int push_row(lua_State *L, te_lua *rt)
 {
+    te_lua_tensor *result = te_lua_new_tensor(L);
+    te_tensor     *t = te_lua_check_tensor(L, 1, NULL, "self");
     int64_t i = te_lua_check_int(L, 2, NULL, "index");
     int64_t n = t->ndim ? t->shape[0] : 0;
     if (t->ndim == 0) return te_lua_fail(L, NULL, "index %lld into a tensor without dimensions", (long long)i);
@@ -164,8 +177,9 @@ static int push_row(lua_State *L, te_lua *rt, te_tensor *t)
     te_arg       args[3] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = 0},
                             {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
     te_lua_enter(rt, L, "select");
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    te_status      status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : TE_ERROR_INTERNAL;
+    te_tensor_retain(t);
+    te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : TE_ERROR_INTERNAL;
+    te_tensor_release(t);
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "select", status);
 }
 
@@ -177,7 +191,7 @@ static int tensor_index(lua_State *L)
     if (!lua_isnil(L, -1)) return 1;
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self");
-    if (lua_type(L, 2) == LUA_TNUMBER) return push_row(L, rt, t);
+    if (lua_type(L, 2) == LUA_TNUMBER) return push_row(L, rt);
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
     if (strcmp(key, "shape") == 0)
         te_lua_push_shape(L, t);
@@ -186,7 +200,7 @@ static int tensor_index(lua_State *L)
     else if (strcmp(key, "device") == 0)
         lua_pushstring(L, te_tensor_device(t));
     else if (strcmp(key, "grad") == 0)
-        te_lua_push_tensor(L, te_tensor_grad(t));
+        return push_grad(L);
     else if (strcmp(key, "requires_grad") == 0)
         lua_pushboolean(L, te_tensor_requires_grad(t));
     else if (strcmp(key, "is_leaf") == 0)
@@ -197,22 +211,22 @@ static int tensor_index(lua_State *L)
 }
 
 /* t[i] = value */
-static int assign_row(lua_State *L, te_lua *rt, te_tensor *t)
+static int assign_row(lua_State *L, te_lua *rt)
 {
+    te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self"), *value = NULL;
     te_lua_check_writable(L, NULL, t);
     if (te_tensor_is_quantized(t))
         return te_lua_fail(L, NULL,
                            "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
     lua_settop(L, 3);
-    push_row(L, rt, t);
+    push_row(L, rt);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;
     te_status  status;
     if (te_needs_grad(row) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "writing into a tensor that takes part in gradients; use te.no_grad");
-    if (lua_type(L, 3) == LUA_TNUMBER)
-        status = te_tensor_fill(row, lua_tonumber(L, 3));
-    else
-        status = te_tensor_copy_data(row, te_lua_check_tensor(L, 3, NULL, "value"));
+    if (lua_type(L, 3) != LUA_TNUMBER) value = te_tensor_retain(te_lua_check_tensor(L, 3, NULL, "value"));
+    status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, lua_tonumber(L, 3));
+    te_tensor_release(value);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
 }
 
@@ -223,7 +237,7 @@ static int tensor_newindex(lua_State *L)
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
     te_status   status;
     te_lua_enter(rt, L, NULL);
-    if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt, t);
+    if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt);
     if (strcmp(key, "requires_grad") == 0) {
         luaL_argcheck(L, lua_isboolean(L, 3), 3, "requires_grad is true or false");
         status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
@@ -290,9 +304,9 @@ static int tensor_contiguous(lua_State *L)
     return 1;
 }
 
-static void push_value(lua_State *L, const te_tensor *t, double value)
+static void push_value(lua_State *L, te_dtype dtype, double value)
 {
-    if (t->dtype == TE_BOOL)
+    if (dtype == TE_BOOL)
         lua_pushboolean(L, value != 0);
     else
         lua_pushnumber(L, value);
@@ -309,9 +323,12 @@ static int tensor_item(lua_State *L)
         return te_lua_fail(L, "item", "tensor has %lld elements, shape %s, not one", (long long)te_tensor_numel(t),
                            te_shape_text(t->ndim, t->shape, shape, sizeof shape));
     te_lua_enter(rt, L, "item");
+    te_dtype dtype = t->dtype;
+    te_tensor_retain(t);
     te_status status = te_tensor_read(t, TE_F64, &value);
+    te_tensor_release(t);
     if (status != TE_OK) return te_lua_raise(rt, L, "item", status);
-    push_value(L, t, value);
+    push_value(L, dtype, value);
     return 1;
 }
 
@@ -319,7 +336,7 @@ static const double *push_nested(lua_State *L, const te_tensor *t, int dim, cons
 {
     luaL_checkstack(L, 4, "totable");
     if (dim == t->ndim) {
-        push_value(L, t, *values);
+        push_value(L, t->dtype, *values);
         return values + 1;
     }
     lua_createtable(L, t->shape[dim] < INT32_MAX ? (int)t->shape[dim] : INT32_MAX, 0);
@@ -333,16 +350,19 @@ static const double *push_nested(lua_State *L, const te_tensor *t, int dim, cons
 /* A table of nested rows, numbers (booleans) at the bottom; a number for a tensor without dimensions. */
 static int tensor_totable(lua_State *L)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, "totable", "self");
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_check_tensor(L, 1, "totable", "self");
     te_lua_check_count(L, 1, "totable");
-    int64_t    n = te_tensor_numel(t);
+    te_lua_tensors held = te_lua_new_tensors(L, 1);
+    te_tensor     *t = held.t[0] = te_tensor_retain(te_lua_check_tensor(L, 1, "totable", "self"));
+    int64_t        n = te_tensor_numel(t);
     if (n > 1 << 27) return te_lua_fail(L, "totable", "%lld elements are too many for a table", (long long)n);
     double *values = te_lua_scratch(L, (size_t)(n ? n : 1) * sizeof *values);
     te_lua_enter(rt, L, "totable");
     te_status status = te_tensor_read(t, TE_F64, values);
     if (status != TE_OK) return te_lua_raise(rt, L, "totable", status);
     push_nested(L, t, 0, values);
+    te_lua_drop_tensors(&held);
     return 1;
 }
 

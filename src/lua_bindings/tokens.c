@@ -29,18 +29,11 @@ typedef struct token_loader {
     te_dtype    dtype;
 } token_loader;
 
-static void *to_object(lua_State *L, int index, const void *tag, size_t size)
-{
-    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < size) return NULL;
-    const void **object = lua_touserdata(L, index);
-    return *object == tag ? object : NULL;
-}
-
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
 static int stream_gc(lua_State *L)
 {
-    token_stream *s = to_object(L, 1, stream_tag, sizeof *s);
+    token_stream *s = te_lua_to_object(L, 1, stream_tag, sizeof *s);
     if (!s || !s->ctx) return 0;
     te_token_stream_close(s->stream);
     te_context_unref(s->ctx);
@@ -50,7 +43,7 @@ static int stream_gc(lua_State *L)
 
 static int stream_len(lua_State *L)
 {
-    token_stream *s = to_object(L, 1, stream_tag, sizeof *s);
+    token_stream *s = te_lua_to_object(L, 1, stream_tag, sizeof *s);
     lua_pushnumber(L, s && s->stream ? (double)te_token_stream_length(s->stream) : 0);
     return 1;
 }
@@ -185,7 +178,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
 {
     te_io_error error;
     lua_getfield(L, 1, "tokens");
-    token_stream *given = to_object(L, -1, stream_tag, sizeof *given);
+    token_stream *given = te_lua_to_object(L, -1, stream_tag, sizeof *given);
     if (given) return given;
     if (lua_istable(L, -1)) {
         int           list = lua_gettop(L);
@@ -249,7 +242,7 @@ static te_tokens_options read_options(lua_State *L, int64_t length)
 
 static token_loader *check_loader(lua_State *L, const char *function)
 {
-    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    token_loader *l = te_lua_to_object(L, 1, loader_tag, sizeof *l);
     if (!l) te_lua_fail(L, NULL, "%s: expected a token loader", function);
     if (!l->tokens) te_lua_fail(L, NULL, "%s: the token loader is closed", function);
     return l;
@@ -264,12 +257,14 @@ static int loader_next(lua_State *L)
     te_status       status = TE_OK;
     te_lua_enter(rt, L, "next");
     te_lua_tensor *results[2] = {te_lua_new_tensor(L), te_lua_new_tensor(L)};
+    for (int i = 0; i < 2; i++) {
+        results[i]->t = te_tensor_empty(rt->ctx, l->dtype, 2, (int64_t[]){l->batch, l->block});
+        if (!results[i]->t) return te_lua_raise(rt, L, "next", rt->ctx->status);
+    }
+    check_loader(L, "next"); /* a finalizer may have closed it by now; none runs from here on */
     if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
     const void *sources[2] = {batch.x, batch.y};
-    for (int i = 0; i < 2 && status == TE_OK; i++) {
-        results[i]->t = te_tensor_empty(rt->ctx, l->dtype, 2, (int64_t[]){l->batch, l->block});
-        status = results[i]->t ? te_tensor_write(results[i]->t, l->dtype, sources[i]) : rt->ctx->status;
-    }
+    for (int i = 0; i < 2 && status == TE_OK; i++) status = te_tensor_write(results[i]->t, l->dtype, sources[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "next", status);
     te_lua_charge(rt, L);
     return 2;
@@ -298,7 +293,7 @@ static int loader_batches(lua_State *L)
 
 static int loader_close(lua_State *L)
 {
-    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    token_loader *l = te_lua_to_object(L, 1, loader_tag, sizeof *l);
     if (!l || !l->ctx) return 0;
     te_tokens_close(l->tokens);
     te_context_unref(l->ctx);
@@ -309,7 +304,7 @@ static int loader_close(lua_State *L)
 
 static int loader_index(lua_State *L)
 {
-    token_loader *l = to_object(L, 1, loader_tag, sizeof *l);
+    token_loader *l = te_lua_to_object(L, 1, loader_tag, sizeof *l);
     if (l && lua_type(L, 2) == LUA_TSTRING && strcmp(lua_tostring(L, 2), "n_tokens") == 0) {
         lua_pushnumber(L, (double)l->n_tokens);
         return 1;

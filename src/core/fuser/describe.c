@@ -334,18 +334,15 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
                             void (*step)(void *user, const te_step_description *),
                             void (*split)(void *user, const te_split_description *), void *user)
 {
-    const te_tensor *x = inputs[0];
-    bool record = false;
-    if (!x || x->ndim < 1)
-        return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
-    for (int i = 0; i < group->n_inputs; i++)
-        record |= inputs[i] && group->ctx->grad_enabled && te_needs_grad(inputs[i]);
+    bool record;
+    te_status fitting = te_group_check_inputs(group, inputs, &record);
+    if (fitting != TE_OK) return fitting;
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
     te_group_state *state = te_group_state_new(plan, inputs);
     if (!state) return group->ctx->status;
-    te_describing d = {.plan = plan, .device = x->storage->device, .frames = state->frames, .step = step, .user = user};
+    te_describing d = {.plan = plan, .device = inputs[0]->storage->device, .frames = state->frames, .step = step, .user = user};
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
     for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
     te_describe_splits(&d, split, user);

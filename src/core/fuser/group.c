@@ -213,10 +213,10 @@ int te_group_n_plans(const te_group *group)
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-static te_status check_inputs(te_group *group, te_tensor *const *inputs, bool *record)
+te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool *record)
 {
     te_context *ctx = group->ctx;
-    const te_tensor *x = inputs[0];
+    const te_tensor *x = group->n_inputs ? inputs[0] : NULL;
     *record = false;
     if (!x || x->ndim < 1)
         return te_fail(ctx, TE_ERROR_UNSUPPORTED, "a group needs an input with at least one dimension");
@@ -268,7 +268,7 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
     bool record;
     te_status status = te_context_poll(group->ctx);
     for (int i = 0; i < group->n_outputs; i++) outputs[i] = NULL;
-    if (status == TE_OK) status = check_inputs(group, inputs, &record);
+    if (status == TE_OK) status = te_group_check_inputs(group, inputs, &record);
     if (status == TE_OK) status = prepare_products(group);
     group->refused = status == TE_ERROR_UNSUPPORTED;
     if (status != TE_OK) return status;

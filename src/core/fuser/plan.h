@@ -236,6 +236,8 @@ typedef struct te_group_state {
 bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states,
                  int n_states);
 void          te_node_disown(const te_mem *mem, te_group_node *node);
+/* Whether these inputs can be planned for; *record: whether a gradient is wanted. */
+te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool *record);
 /* found or made; NULL on failure */
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record);
 te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */

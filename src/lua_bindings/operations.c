@@ -280,32 +280,43 @@ static bool taken_over(lua_State *L, const char *name, int n)
     return false;
 }
 
-/* The short way for what most calls are: one live tensor for every parameter. Nothing was read when it is false. */
-static bool read_tensors(reader *r, int n)
+/* The short way for what most calls are: one tensor for every parameter, whose handles it takes. */
+static bool take_handles(const reader *r, int n, te_lua_tensor *handles[TE_OP_MAX_INPUTS])
 {
     if (n != r->op->n_inputs || n != r->op->n_params || r->op->takes_list) return false;
     for (int i = 0; i < n; i++) {
-        te_lua_tensor *u = te_lua_to_tensor(r->L, i + 1);
-        if (!u || !u->t || r->op->params[i].by_name) return false;
+        handles[i] = te_lua_to_tensor(r->L, i + 1);
+        if (!handles[i] || r->op->params[i].by_name) return false;
+    }
+    return true;
+}
+
+/* Nothing was read when it is false: one was released. */
+static bool read_handles(reader *r, int n, te_lua_tensor *const *handles)
+{
+    for (int i = 0; i < n; i++) {
+        if (!handles[i]->t) return false;
         r->args[i].kind = TE_ARG_TENSOR;
-        r->args[i].as.tensor = u->t;
+        r->args[i].as.tensor = handles[i]->t;
     }
     return true;
 }
 
 int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
 {
-    te_tensor *out[TE_OP_MAX_OUTPUTS];
-    reader     r; /* large, and filled as far as it is used */
+    te_tensor     *out[TE_OP_MAX_OUTPUTS];
+    te_lua_tensor *handles[TE_OP_MAX_INPUTS];
+    reader         r; /* large, and filled as far as it is used */
     r.L = L;
     r.op = op;
     r.name = op->name;
-    if (!read_tensors(&r, n) && taken_over(L, op->name, n)) return lua_gettop(L);
+    bool direct = take_handles(&r, n, handles);
+    if (!direct && taken_over(L, op->name, n)) return lua_gettop(L);
     te_lua_enter(rt, L, r.name);
     int            n_out = r.op->n_outputs, top = lua_gettop(L) + n_out;
     te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
-    if (!read_tensors(&r, n)) read_arguments(&r, n);
+    if (!direct || !read_handles(&r, n, handles)) read_arguments(&r, n);
     retain(&r);
     te_status status = te_op_run(rt->ctx, r.op, r.args, r.op->n_params, out, n_out);
     release(&r);

@@ -69,7 +69,8 @@ static inline void *te_lua_scratch(lua_State *L, size_t size)
     return block;
 }
 
-/* What the userdata at `index` begins with is checked as for tensors; NULL: it is something else. */
+/* The userdata at `index` if it begins with the tag, which is checked instead of the metatable; NULL: it is something
+ * else. */
 static inline void *te_lua_to_object(lua_State *L, int index, const void *tag, size_t size)
 {
     if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < size) return NULL;
@@ -121,9 +122,7 @@ int te_lua_remember(lua_State *L);
 
 static inline te_lua_tensor *te_lua_to_tensor(lua_State *L, int index)
 {
-    if (lua_type(L, index) != LUA_TUSERDATA || lua_objlen(L, index) < sizeof(te_lua_tensor)) return NULL;
-    te_lua_tensor *u = (te_lua_tensor *)lua_touserdata(L, index);
-    return u->tag == te_lua_tensor_tag ? u : NULL;
+    return (te_lua_tensor *)te_lua_to_object(L, index, te_lua_tensor_tag, sizeof(te_lua_tensor));
 }
 
 /* The tensor at `index`; raises when there is none or it was released. Borrowed. */

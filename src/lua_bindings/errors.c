@@ -102,8 +102,7 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
     if (u && u->t)
         snprintf(text, size, "%s tensor %s", te_dtype_name(u->t->dtype),
                  te_shape_text(u->t->ndim, u->t->shape, shape, sizeof shape));
-    else if (u || (type == LUA_TUSERDATA && lua_objlen(L, index) >= sizeof *u &&
-                   ((te_lua_tensor *)lua_touserdata(L, index))->tag == te_lua_collected_tag))
+    else if (u || te_lua_to_object(L, index, te_lua_collected_tag, sizeof *u))
         snprintf(text, size, "a released tensor");
     else if (type == LUA_TNUMBER)
         snprintf(text, size, "number %.14g", isnan(lua_tonumber(L, index)) ? (double)NAN : lua_tonumber(L, index));

@@ -4,8 +4,8 @@
 --     tetrain bench/kernels.lua --threads=2 --machine=build/bench_machine
 --
 -- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. What the machine streams changes from
--- minute to minute where others use its memory, so bench_machine measures it before and after each kernel, and the share
--- is of the mean. The machine does not stream as much when it writes other memory than it reads, so there is a second
+-- second to second where others use its memory, so every kernel is measured in rounds, all kernels of a group in turn, with
+-- bench_machine before and after each: the share is the kernel's best round to the best that was streamed. The machine does not stream as much when it writes other memory than it reads, so there is a second
 -- share, of the fastest loop that reads and writes in the same proportion: read writes nothing, copy one byte for each
 -- that is read, triad one for two; what reads and writes in place is held against the fastest of all, bandwidth.
 
@@ -19,6 +19,7 @@ local command_line = te.train.command_line {
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
     { "machine", "string", "", help = "path of bench_machine, which says what memory streams; empty: no shares" },
     { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
+    { "rounds", "integer", 3, min = 1, max = 100, help = "over which the seconds are spread" },
     { "only", "string", "", help = "part of the names of the kernels to measure" },
 }
 
@@ -141,22 +142,43 @@ local function streams(o)
     return rates
 end
 
-local function share(rate, loop, before, after)
-    return before and ("%5.0f%% of %s"):format(200 * rate / (before[loop] + after[loop]), loop) or ""
+-- Raises `best` to `rates`, loop by loop.
+local function raise(best, rates)
+    for loop, rate in pairs(rates or {}) do best[loop] = math.max(best[loop] or 0, rate) end
 end
 
-local function print_cases(o, dtype, elements, cases)
+-- Time of the fastest run of every case, in seconds, and the rates of the loops beside it.
+local function in_rounds(o, cases)
+    local times, rates = {}, {}
     local before = streams(o)
-    for _, case in ipairs(cases) do
-        local name, bytes, fn, loop = unpack(case)
-        if name:find(o.only, 1, true) then
-            loop = loop or (name:find("backward", 1, true) and "triad" or "copy")
-            local seconds = measure.best(fn, o.seconds)
-            local rate, after = bytes * elements / seconds * 1e-9, streams(o)
-            print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s %s"):format(name, dtype, seconds * 1e3,
-                elements / seconds * 1e-9, rate, share(rate, "bandwidth", before, after), share(rate, loop, before, after)))
+    for _ = 1, o.rounds do
+        for i, case in ipairs(cases) do
+            local seconds, after = measure.best(case[3], o.seconds / o.rounds), streams(o)
+            times[i], rates[i] = math.min(times[i] or math.huge, seconds), rates[i] or {}
+            raise(rates[i], before)
+            raise(rates[i], after)
             before = after
         end
+    end
+    return times, rates
+end
+
+local function share(rate, loop, rates)
+    return rates[loop] and ("%5.0f%% of %s"):format(100 * rate / rates[loop], loop) or ""
+end
+
+local function print_cases(o, dtype, elements, all)
+    local cases = {}
+    for _, case in ipairs(all) do
+        if case[1]:find(o.only, 1, true) then cases[#cases + 1] = case end
+    end
+    local times, rates = in_rounds(o, cases)
+    for i, case in ipairs(cases) do
+        local name, bytes, _, loop = unpack(case)
+        loop = loop or (name:find("backward", 1, true) and "triad" or "copy")
+        local rate = bytes * elements / times[i] * 1e-9
+        print(("%-24s %-9s %9.2f ms %7.2f Gel/s %8.1f GB/s %s %s"):format(name, dtype, times[i] * 1e3,
+            elements / times[i] * 1e-9, rate, share(rate, "bandwidth", rates[i]), share(rate, loop, rates[i])))
     end
     collectgarbage()
 end

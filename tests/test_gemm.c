@@ -158,7 +158,7 @@ static void release(product *p)
  * -------------------------------------------------------------- */
 
 static te_exec execs[2]; /* one thread, two threads */
-static int     onednn_runs;
+static int     onednn_runs, row_runs;
 
 /* Runs with one and two threads through `impl` (NULL: the backend's own choice); checks values and equal bits. Returns
  * false when the implementation declines. */
@@ -209,6 +209,7 @@ static void run_all(product *p)
     run_and_check(p, expected, NULL);
     run_in_slices(p, expected);
     run_and_check(p, expected, "blocked");
+    row_runs += run_and_check(p, expected, "rows");
     onednn_runs += run_and_check(p, expected, "onednn");
     free(expected);
 }
@@ -313,6 +314,44 @@ static void test_many_threads(void)
             release(&p);
         }
     execs[1].threads = usual;
+}
+
+/* Few rows times contiguous columns, as a model's answers token by token: a row has the bits that it has alone. */
+static void test_few_rows(void)
+{
+    static const type_pair types[] = {{TE_F32, TE_F32}, {TE_BF16, TE_BF16}, {TE_BF16, TE_F32}};
+    for (int m = 1; m <= 8; m += 1 + m / 3) /* 1, 2, 3, 5, 7 */
+        for (int t = 0; t < 3; t++) {
+            int64_t n = random_int(800, 900), k = random_int(700, 900);
+            product p = {.gemm = {.a = view_of(types[t].in, 2, NULL, m, k), .b = view_of(types[t].in, 2, NULL, k, n),
+                                  .c = view_of(types[t].out, 2, NULL, m, n), .alpha = 1}};
+            p.a = place(&p.gemm.a, ROWS, false);
+            p.b = place(&p.gemm.b, COLUMNS, false);
+            p.c = place(&p.gemm.c, m % 3 ? ROWS : BOTH_STRIDED, false);
+            if (m % 2) add_epilogue(&p);
+            p.gemm.beta = 0;
+            expectation *expected = expect(&p.gemm);
+            CHECK(run_and_check(&p, expected, "rows"));
+            CHECK(te_cpu_gemm_with(&execs[1], "rows", &p.gemm) == TE_OK);
+            char *all = copy_of(&p.gemm.c, &p.c);
+            size_t size = te_dtype_size(types[t].out);
+            for (int i = 0; i < m; i++) {
+                te_gemm one = p.gemm;
+                one.a.shape[0] = one.c.shape[0] = 1;
+                one.a.data = (char *)one.a.data + i * one.a.stride[0] * (int64_t)te_dtype_size(one.a.dtype);
+                one.c.data = (char *)one.c.data + i * one.c.stride[0] * (int64_t)size;
+                if (te_view_present(&one.aux)) {
+                    one.aux.shape[0] = 1;
+                    one.aux.data = (char *)one.aux.data + i * one.aux.stride[0] * (int64_t)size;
+                }
+                CHECK(te_cpu_gemm_with(&execs[0], "rows", &one) == TE_OK);
+            }
+            size_t skip = (size_t)((char *)p.gemm.c.data - p.c.base);
+            CHECK_MSG(memcmp(all - skip, p.c.base, p.c.bytes) == 0, "rows of %d have other bits than alone", m);
+            free(all - skip);
+            free(expected);
+            release(&p);
+        }
 }
 
 /* --- particular behaviour
@@ -505,7 +544,7 @@ static void test_choice(void)
 #ifndef TE_WITH_ONEDNN
     here = false; /* without the library there is nothing to prefer it to */
 #endif
-    CHECK_MSG((strcmp(impl->name, "own") == 0) == (ours && here), "%s: %s", impl->name, reasons[1]);
+    CHECK_MSG((strcmp(impl->name, "own") == 0) == (ours && here), "%s: %s", impl->name, reasons[2]);
     release(&p);
 }
 
@@ -515,6 +554,7 @@ int main(void)
     execs[1] = test_exec_open(2);
     test_random_products();
     test_large_products();
+    test_few_rows();
     test_many_threads();
     test_not_finite();
     test_result_not_read();
@@ -523,6 +563,7 @@ int main(void)
     test_cache();
     test_memory_failures();
     test_choice();
+    CHECK(row_runs > 0);
 #ifdef TE_WITH_ONEDNN
     CHECK(onednn_runs > 0 || te_cpu(&execs[0])->isa == TE_CPU_PORTABLE);
 #endif

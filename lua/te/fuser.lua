@@ -11,6 +11,7 @@ local rewrite = require "te.fuser.rewrite"
 local rules = require "te.fuser.rules"
 local run = require "te.fuser.run"
 local options = require "te.options"
+local KVCache = require "te.kv_cache"
 
 local fuser = { enabled = true }
 
@@ -41,7 +42,8 @@ end
 --- The program of a module for so many extra inputs, kept with the module until the registered rules change. Rules may look
 --- at what the inputs are like, so then there is a program for each kind.
 function fuser.program(module, n_extras, has_lens, x, ...)
-    local key, situation = n_extras * 4 + (has_lens and 2 or 0) + (module.training and 1 or 0), nil
+    local key = n_extras * 8 + (KVCache.active and 4 or 0) + (has_lens and 2 or 0) + (module.training and 1 or 0)
+    local situation
     local programs = rawget(module, "_programs")
     if not programs or programs.rules ~= rules.version then
         programs = { rules = rules.version }

@@ -12,6 +12,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local fuser = require "te.fuser"
+local KVCache = require "te.kv_cache"
 
 local CONFIG = {
     vocab_size = { "size" },
@@ -81,17 +82,18 @@ function GPT:chain() return { self.dropout, self.blocks, self.norm } end
 
 -- Hidden states {batch, seq, n_embd} after the last norm.
 local function hidden_states(self, ids)
-    local seq = ids:size(2)
+    local before = KVCache.active and KVCache.active.length or 0
+    local seq = before + ids:size(2)
     if seq > self.config.block_size then
         fail("GPT: a sequence of %d tokens, block_size is %d", seq, self.config.block_size)
     end
-    local positions = te.arange(0, seq - 1, 1, { dtype = "int32", device = ids.device })
+    local positions = te.arange(before, seq - 1, 1, { dtype = "int32", device = ids.device })
     local x = te.add(self.wte(ids), self.wpe(positions))
     return fuser.run_chain(self, x)
 end
 
 --- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy. Without: the logits
---- {batch, vocab_size} after the last token only.
+--- {batch, vocab_size} after the last token only. In a te.KVCache's run ids go on from the tokens that it holds.
 function GPT:forward(ids, targets)
     local x = hidden_states(self, ids)
     if not targets then
@@ -104,6 +106,7 @@ end
 local GENERATE = {
     temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token
     top_k = { "size" },                     -- choose among this many likeliest tokens
+    use_cache = { "boolean", true },        -- keep keys and values of the tokens before, up to block_size tokens
     on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
 }
 
@@ -125,17 +128,25 @@ local function choose(logits, opts)
     return te.multinomial(te.softmax(logits, -1), 1)
 end
 
+-- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move then, so
+-- that nothing in a cache holds any more.
+local function next_logits(self, ids, cache)
+    local seq, limit = ids:size(2), self.config.block_size
+    if seq > limit then return self:forward(ids:narrow(2, seq - limit + 1, limit):contiguous()) end
+    if not cache then return self:forward(ids) end
+    return cache:run(self, ids:narrow(2, cache.length + 1, seq - cache.length):contiguous())
+end
+
 --- Continues ids {batch, seq} by `count` tokens, without gradients and dropout.
 ---@return userdata ids  {batch, seq + count}
 function GPT:generate(ids, count, opts)
     opts = options.check("GPT:generate", opts, GENERATE)
     local training = self.training
+    local cache = opts.use_cache and KVCache() or nil
     self:eval()
     local ok, result = pcall(te.no_grad, function()
         for _ = 1, count do
-            local seq, limit = ids:size(2), self.config.block_size
-            local context = seq > limit and ids:narrow(2, seq - limit + 1, limit):contiguous() or ids
-            local token = choose(self:forward(context), opts):to(ids.dtype)
+            local token = choose(next_logits(self, ids, cache), opts):to(ids.dtype)
             ids = te.cat({ ids, token }, 2)
             if opts.on_token and opts.on_token(token) == false then break end
         end

@@ -11,6 +11,7 @@ local mode = require "te.recipe.mode"
 local options = require "te.options"
 local declared = require "te.ops.declared"
 local operation = require "te.operation"
+local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
 local SELF_ATTENTION = {
@@ -86,9 +87,28 @@ local function packed_attributes(self)
     return attributes(self, { heads = self.num_heads, kv_heads = self.num_kv_heads })
 end
 
+-- The rows of qkv attend to what the cache holds, themselves included.
+local function attend_cached(self, cache, qkv, seq_lens)
+    if seq_lens then fail("te.%s: with a te.KVCache every sequence has the same length; seq_lens is not taken", self.__name) end
+    if not self.causal then fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name) end
+    local heads, kv_heads = self.num_heads, self.num_kv_heads
+    local batch = qkv:dim() == 3 and qkv:size(1) or 1
+    local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
+    local k, v = cache:append(self, parts:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads))
+    local y = attend(self, te.scaled_dot_product_attention, parts:narrow(2, 1, heads), k, v, nil,
+        attributes(self, { bottom_right = true }))
+    local shape = qkv.shape
+    shape[#shape] = heads * self.head_size
+    return y:transpose(2, 3):reshape(shape)
+end
+
 function SelfAttention:forward(x, seq_lens)
-    local qkv = self.qkv(x)
-    local attended = attend(self, te.self_attention, qkv, seq_lens, packed_attributes(self))
+    local qkv, attended = self.qkv(x), nil
+    if KVCache.active then
+        attended = attend_cached(self, KVCache.active, qkv, seq_lens)
+    else
+        attended = attend(self, te.self_attention, qkv, seq_lens, packed_attributes(self))
+    end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
     if self.proj.pure and y ~= attended then attended:release() end
@@ -96,6 +116,7 @@ function SelfAttention:forward(x, seq_lens)
 end
 
 function SelfAttention:lower(g, x)
+    if KVCache.active then return nil, "its keys and values go through a te.KVCache" end
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
     local attended, y

@@ -1,6 +1,7 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in slices
+ *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
  *        own                  our own kernel where it is the faster one (rule in gemm.c)
  *        onednn               the library, where it is there (gemm_onednn.c)
@@ -116,14 +117,27 @@ typedef struct te_gemm_kernel {
     void (*finish)(const te_gemm_finish *, const void *sums, int nr, int64_t row, int64_t col, int rows, int cols);
 } te_gemm_kernel;
 
+/* sums[i * pitch + j] = line i of a times line j of b, for `rows` lines of a and `cols` of b, all of `bytes` bytes and so far
+ * apart. pitch is at least cols + 3. */
+typedef struct te_gemm_dots {
+    const char *a, *b;
+    int64_t a_line, b_line, bytes;
+    int     rows, cols, pitch;
+    float  *sums;
+} te_gemm_dots;
+
 typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
+    void (*dots_f32)(const te_gemm_dots *);
+    void (*dots_bf16)(const te_gemm_dots *);
     void (*pack)(const te_gemm_pack *, void *panels);
     /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
     void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
 } te_gemm_isa;
 
 #ifdef TE_ISA
+void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *);
+void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
@@ -166,7 +180,7 @@ typedef struct te_gemm_impl {
 /* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
  * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
-enum { TE_GEMM_IMPLS = 4 };
+enum { TE_GEMM_IMPLS = 5 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
 /* The operands of one product of the batch. */
@@ -189,6 +203,13 @@ te_status te_gemm_quantized(te_exec *exec, const te_gemm *gemm);
 /* Whether our own kernel can read rows of a as they lie. */
 bool te_gemm_reads_rows(const te_gemm_matrix *a);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
+const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
+te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);
+
+/* The bias as a dense array of float64, if `wide`, or float32: NULL where there is none, its own data where that will do,
+ * else written to `buffer`, which te_gemm_bias_bytes says the size of. */
+size_t te_gemm_bias_bytes(const te_gemm_problem *problem, bool wide);
+const void *te_gemm_bias_array(const te_gemm_problem *problem, bool wide, void *buffer);
 #ifdef TE_WITH_ONEDNN
 struct te_gemm_onednn;
 const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *problem);

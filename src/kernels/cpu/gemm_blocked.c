@@ -193,17 +193,14 @@ static void run_units(void *context, int64_t first, int64_t end, int thread)
     }
 }
 
-static size_t bias_bytes(const te_gemm_plan *plan)
+size_t te_gemm_bias_bytes(const te_gemm_problem *p, bool wide)
 {
-    const te_view *bias = &plan->p->bias;
-    return te_view_present(bias) ? align_up(bias->shape[0] * plan->kernel->sum_bytes) : 0;
+    return te_view_present(&p->bias) ? align_up(p->bias.shape[0] * (wide ? sizeof(double) : sizeof(float))) : 0;
 }
 
-/* The bias as an array of the type of the sums. */
-static const void *bias_array(const te_gemm_plan *plan, void *buffer)
+const void *te_gemm_bias_array(const te_gemm_problem *p, bool wide, void *buffer)
 {
-    const te_view *bias = &plan->p->bias;
-    bool wide = plan->kernel->sum_bytes == sizeof(double);
+    const te_view *bias = &p->bias;
     if (!te_view_present(bias)) return NULL;
     if (bias->dtype == (wide ? TE_F64 : TE_F32) && bias->stride[0] == 1) return bias->data;
     for (int64_t i = 0; i < bias->shape[0]; i++) {
@@ -220,12 +217,13 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     if (!state) return TE_ERROR_MEMORY;
     te_gemm_plan plan;
     te_gemm_plan_make(exec, state, problem, &plan);
-    size_t bytes = bias_bytes(&plan) + plan.threads * te_gemm_thread_bytes(&plan);
+    bool wide = plan.kernel->sum_bytes == sizeof(double);
+    size_t bias = te_gemm_bias_bytes(problem, wide), bytes = bias + plan.threads * te_gemm_thread_bytes(&plan);
     _Alignas(64) char stack[STACK_BYTES];
     char *work = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!work) return TE_ERROR_MEMORY;
-    plan.bias = bias_array(&plan, work);
-    gemm_units units = {&plan, work + bias_bytes(&plan)};
+    plan.bias = te_gemm_bias_array(problem, wide, work);
+    gemm_units units = {&plan, work + bias};
     te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, 1, run_units, &units);
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;

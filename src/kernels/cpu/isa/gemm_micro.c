@@ -148,6 +148,8 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
 #if defined(TE_ISA_avx512)
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, true),
 #endif
+    .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),
+    .dots_bf16 = TE_ISA_NAME(te_gemm_dots_bf16),
     .pack = TE_ISA_NAME(te_gemm_pack_panels),
     .activate = TE_ISA_NAME(te_gemm_activate),
 };

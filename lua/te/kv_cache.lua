@@ -1,0 +1,134 @@
+--- te.KVCache: the keys and values of tokens that self-attention has seen, so that later tokens attend to them without
+--- their being computed again.
+--
+--     local cache = te.KVCache()
+--     local y = cache:run(model, prompt)      -- all tokens of the prompt
+--     local z = cache:run(model, token)       -- the next ones only; they attend to the prompt's, too
+--
+-- In `run` every te.MultiHeadedSelfAttention, GroupedQueryAttention and MultiQuerySelfAttention appends its keys and values
+-- to the cache and attends to all that are there. Nothing else changes, so a function whose other operations see one token
+-- at a time gives the rows that it gives for the whole sequence. All sequences of a batch have the same length.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local core = te._core
+
+local OPTIONS = {
+    max_sequence_length = { "size" }, -- memory is taken at once for so many tokens, and no more fit; grows unless given
+}
+
+local KVCache = { active = nil } -- the cache in force
+KVCache.__index = KVCache
+
+local function swap(cache)
+    local before = KVCache.active
+    KVCache.active = cache or nil
+    return before or false
+end
+
+local function new(_, opts)
+    opts = options.check("te.KVCache", opts, OPTIONS)
+    return setmetatable({ length = 0, limit = opts.max_sequence_length, entries = {} }, KVCache)
+end
+
+-- Takes in what a run appended, or forgets it.
+local function finish(self, ok, ...)
+    local calls, appended = self.calls, self.appended
+    self.calls, self.appended = nil, nil
+    if not ok then error((...), 0) end
+    if self.length > 0 and calls ~= #self.entries then
+        fail("te.KVCache:run: %d attentions ran, %d in the runs before", calls, #self.entries)
+    end
+    for i = #self.entries, calls + 1, -1 do self.entries[i] = nil end
+    self.length = self.length + appended
+    return ...
+end
+
+--- fn(...) without gradients, its self-attention going on from the tokens in the cache. Returns what fn returns; when that
+--- raises, the cache holds what it held.
+function KVCache:run(fn, ...)
+    options.argument("te.KVCache:run", "fn", fn, { "callable" })
+    if self.calls then fail("te.KVCache:run: this cache is running already") end
+    self.calls, self.appended = 0, 0
+    return finish(self, core.under(swap, self, te.no_grad, fn, ...))
+end
+
+-- Room for `capacity` tokens, with those of `old` in it.
+local function grown(self, old, like, capacity)
+    local batch, heads, size = like:size(1), like:size(2), like:size(4)
+    local new_one = te.empty({ batch, heads, capacity, size }, { dtype = like.dtype, device = like.device })
+    if old then new_one:narrow(3, 1, self.length):copy_(old:narrow(3, 1, self.length)) end
+    return new_one
+end
+
+local function check_length(self, needed)
+    if self.limit and needed > self.limit then
+        fail("te.KVCache: %d tokens, max_sequence_length is %d", needed, self.limit)
+    end
+end
+
+-- Whether a tensor like `t`, of any number of tokens, can follow those in `kept`.
+local function fits(kept, t)
+    return kept:size(1) == t:size(1) and kept:size(2) == t:size(2) and kept:size(4) == t:size(4) and kept.dtype == t.dtype
+        and kept.device == t.device
+end
+
+-- The entry of the attention that runs now, with room for `needed` tokens.
+local function entry_for(self, module, k, v, needed)
+    local entry = self.entries[self.calls + 1]
+    local same = entry and entry.module == module and fits(entry.keys, k) and fits(entry.values, v)
+    if self.length > 0 and not same then
+        fail("te.KVCache: attention %d of this run is another one, or computes on another batch, dtype or device, than before",
+            self.calls + 1)
+    end
+    local capacity = same and entry.keys:size(3) or 0
+    if capacity < needed then
+        capacity = self.limit or math.max(needed, 2 * capacity, 64)
+        local old = same and self.length > 0 and entry or {}
+        entry = { module = module, keys = grown(self, old.keys, k, capacity), values = grown(self, old.values, v, capacity) }
+    end
+    return entry
+end
+
+--- For attention modules: appends the keys and values {batch, heads, seq, size} of new tokens; returns those of all.
+function KVCache:append(module, k, v)
+    local seq = k:size(3)
+    if self.calls > 0 and seq ~= self.appended then
+        fail("te.KVCache: attention %d of this run has %d tokens, the first had %d", self.calls + 1, seq, self.appended)
+    end
+    local all = self.length + seq
+    check_length(self, all)
+    local entry = entry_for(self, module, k, v, all)
+    entry.keys:narrow(3, self.length + 1, seq):copy_(k)
+    entry.values:narrow(3, self.length + 1, seq):copy_(v)
+    self.calls, self.appended = self.calls + 1, seq
+    self.entries[self.calls] = entry
+    return entry.keys:narrow(3, 1, all), entry.values:narrow(3, 1, all)
+end
+
+--- Forgets all tokens but the first `length`.
+function KVCache:truncate(length)
+    options.argument("te.KVCache:truncate", "length", length, { "integer", min = 0, max = self.length })
+    if self.calls then fail("te.KVCache:truncate: this cache is running") end
+    self.length = length
+end
+
+--- Goes on with the sequences at these positions of the batch, in this order; a position may come several times.
+---@param indices userdata  integers {new batch}, counting from 0
+function KVCache:select(indices)
+    if self.calls then fail("te.KVCache:select: this cache is running") end
+    local entries = {}
+    for i, entry in ipairs(self.entries) do
+        entries[i] = { module = entry.module, keys = te.index_select(entry.keys, 1, indices),
+            values = te.index_select(entry.values, 1, indices) }
+    end
+    self.entries = entries
+end
+
+function KVCache:__tostring()
+    return ("KVCache(%d%s tokens of %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
+        #self.entries)
+end
+
+return setmetatable(KVCache, { __call = new })

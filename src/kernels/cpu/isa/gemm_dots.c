@@ -1,0 +1,146 @@
+/* gemm_dots.c - products of few rows: every element of c is the sum of products of two contiguous lines.
+ *
+ * Word w of both lines is multiplied in lane w % 16 of one vector of sums, ascending; then the lanes that are 8, 4, 2 and 1
+ * apart are added. So the order follows from k alone, for every instruction set.
+ *
+ * What takes the time is reading b, from memory where it is a model's. Lines that follow each other are read from the first
+ * byte to the last by prefetches some KiB ahead; to the processor's own prefetching four short lines at a time are no stream,
+ * and half as fast.
+ */
+#include "../gemm.h"
+
+#include <string.h>
+#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
+#include <immintrin.h>
+#endif
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#if defined(TE_ISA_avx512)
+enum { BLOCK_ROWS = 4 };
+typedef __m512 vector;
+#define MADD(a, b, sum) _mm512_fmadd_ps(a, b, sum)
+#elif defined(TE_ISA_avx2)
+enum { BLOCK_ROWS = 1 };
+typedef __m256 vector;
+#define MADD(a, b, sum) _mm256_fmadd_ps(a, b, sum)
+#else
+enum { BLOCK_ROWS = 1 };
+typedef float vector __attribute__((vector_size(16)));
+#define MADD(a, b, sum) ((a) * (b) + (sum))
+#endif
+
+enum { BLOCK_COLS = 4, LINE = 64 /* bytes of a step */, PARTS = LINE / sizeof(vector), AHEAD = 8 << 10 };
+
+typedef uint32_t words __attribute__((vector_size(sizeof(vector))));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vector load(const char *p)
+{
+    vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Adds the products of one step's words to a vector of sums. */
+INLINE vector add_f32(const char *a, const char *b, vector sum) { return MADD(load(a), load(b), sum); }
+
+/* The first of each pair of bfloat16 as float32, and the second. */
+INLINE vector first_of(vector pairs) { return (vector)((words)pairs << 16); }
+INLINE vector second_of(vector pairs) { return (vector)((words)pairs & 0xffff0000u); }
+
+INLINE vector add_bf16(const char *a, const char *b, vector sum)
+{
+    vector x = load(a), y = load(b);
+    return MADD(second_of(x), second_of(y), MADD(first_of(x), first_of(y), sum));
+}
+
+typedef float quad __attribute__((vector_size(16)));
+
+/* Lanes 8 and 4 apart. */
+INLINE quad fold_to_quad(const vector sum[PARTS])
+{
+    quad q[4];
+    memcpy(q, sum, sizeof q);
+    return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+/* Of four sums, lanes 2 and 1 apart. */
+INLINE quad fold_quads(quad a, quad b, quad c, quad d)
+{
+    quad ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    quad cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+}
+
+INLINE void fold(vector sum[BLOCK_COLS][PARTS], float *sums)
+{
+    quad folded = fold_quads(fold_to_quad(sum[0]), fold_to_quad(sum[1]), fold_to_quad(sum[2]), fold_to_quad(sum[3]));
+    memcpy(sums, &folded, sizeof folded);
+}
+
+typedef vector add_fn(const char *a, const char *b, vector sum);
+
+/* What is left of some lines behind their whole steps, filled up with zeros. */
+INLINE void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes, char rest[][LINE])
+{
+    memset(rest, 0, (size_t)lines * LINE);
+    for (int i = 0; i < lines; i++) memcpy(rest[i], src + i * stride, (size_t)bytes);
+}
+
+/* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. */
+INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col, float *sums)
+{
+    vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
+    char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
+    int64_t row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
+    if (rest) copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
+    for (;;) {
+        for (int64_t at = 0; at < whole; at += LINE) {
+            UNROLL for (int j = 0; j < BLOCK_COLS; j++) __builtin_prefetch(b + BLOCK_COLS * at + j * LINE + AHEAD);
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int j = 0; j < BLOCK_COLS; j++)
+                    UNROLL for (int v = 0; v < (int)PARTS; v++)
+                    {
+                        int64_t part = at + v * (int64_t)sizeof(vector);
+                        sum[i][j][v] = add(a + i * row + part, b + j * col + part, sum[i][j][v]);
+                    }
+        }
+        if (!rest) break;
+        a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
+    }
+    UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);
+}
+
+/* A block of columns for all rows. */
+INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t col, float *sums)
+{
+    for (int i = 0; i < d->rows;) {
+        const char *a = d->a + i * d->a_line;
+        float *to = sums + i * d->pitch;
+        if (BLOCK_ROWS >= 4 && d->rows - i >= 4) dots_block(add, BLOCK_ROWS, d, a, b, col, to), i += 4;
+        else if (BLOCK_ROWS >= 4 && d->rows - i >= 2) dots_block(add, BLOCK_ROWS / 2, d, a, b, col, to), i += 2;
+        else dots_block(add, 1, d, a, b, col, to), i++;
+    }
+}
+
+/* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where there are
+ * fewer columns than a block has, each is taken for all of one; what that writes too far right the next one overwrites, and
+ * `pitch` leaves room for the last. */
+INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
+{
+    bool few = d->cols < BLOCK_COLS;
+    int  step = few ? 1 : BLOCK_COLS, last = d->cols - step;
+    for (int j = 0; j < d->cols; j += step) {
+        int at = j < last ? j : last;
+        dots_cols(add, d, d->b + at * d->b_line, few ? 0 : d->b_line, d->sums + at);
+    }
+}
+
+void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *d) { dots_all(add_f32, d); }
+void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *d) { dots_all(add_bf16, d); }

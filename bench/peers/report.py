@@ -6,6 +6,7 @@
     report.py best FILE CONFIG DTYPE THREADS        mode, attention and allocator of the fastest try
     report.py same LINE LINE                        whether both systems, started alike, had the same loss
     report.py table FILE                            the comparison, from compare.sh's file
+    report.py generation FILE                       the same of generate.sh's
 """
 
 import json
@@ -101,8 +102,30 @@ def table(path):
     print("PyTorch %s; %d rounds in turns" % (", ".join(versions), machine["rounds"]))
 
 
+def fastest(entries, name):
+    return min(entries, key=lambda e: e[name])
+
+
+def generation(path):
+    entries = read(path)
+    print("%(cpu)s, %(threads)d threads, %(date)s; memory is read at %(read_gb_s).0f GB/s" % entries[0])
+    print("%-9s %-5s %5s %21s %21s %9s %5s  %s" % ("config", "dtype", "texts", "prompt, ms: ours/torch", "token, ms: ours/torch",
+                                                    "floor ms", "of it", "fastest PyTorch, and whether tokens agree"))
+    for key in dict.fromkeys((e["config"], e["dtype"], e["batch"]) for e in entries[1:]):
+        chosen = [e for e in entries[1:] if (e["config"], e["dtype"], e["batch"]) == key]
+        ours, peer = ([e for e in chosen if e["system"] == system] for system in ("tetrain", "pytorch"))
+        if not ours or not peer:
+            continue
+        a, b = fastest(ours, "token_ms"), fastest(peer, "token_ms")
+        prompts = fastest(ours, "prompt_ms")["prompt_ms"], fastest(peer, "prompt_ms")["prompt_ms"]
+        agree = "the same tokens" if any(e["check"] == a["check"] for e in peer) else "other tokens"
+        print("%-9s %-5s %5d %8.2f/%-8.2f %4.2f %8.3f/%-8.3f %4.2f %8.3f %4.0f%%  %s, %s" % (
+            *key, *prompts, prompts[0] / prompts[1], a["token_ms"], b["token_ms"], a["token_ms"] / b["token_ms"],
+            a["floor_ms"], 100 * a["floor_ms"] / a["token_ms"], b["mode"], agree))
+
+
 if __name__ == "__main__":
-    commands = {"record": record, "line": line, "best": best, "same": same, "table": table}
+    commands = {"generation": generation, "record": record, "line": line, "best": best, "same": same, "table": table}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

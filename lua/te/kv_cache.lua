@@ -127,7 +127,7 @@ function KVCache:select(indices)
 end
 
 function KVCache:__tostring()
-    return ("KVCache(%d%s tokens of %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
+    return ("KVCache(%d%s tokens, %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
         #self.entries)
 end
 

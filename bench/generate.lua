@@ -1,0 +1,79 @@
+-- Generation with a GPT, timed: milliseconds for a prompt, and for every token after it.
+--
+--     tetrain bench/generate.lua --config=gpt2_256 --dtype=bf16 --threads=2 --batch=1 --json
+--
+-- The prompt is half of the model's context, the likeliest token follows, up to the whole of it. bench/peers/generate.py
+-- does the same with PyTorch. A token reads every weight once: `floor` is that at the rate at which memory is read.
+
+local te = require "te"
+local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
+local clock = te._core.clock
+
+-- n_layer, n_head, n_embd, sequence, vocabulary
+local CONFIGS = {
+    char = { 4, 4, 128, 64, 65 },
+    baby = { 6, 6, 384, 256, 65 },
+    gpt2_64 = { 12, 12, 768, 64, 50304 },
+    gpt2_256 = { 12, 12, 768, 256, 50304 },
+}
+
+local command_line = te.train.command_line {
+    script = "generate.lua",
+    about = "Times the generation of text.",
+    { "config", "string", "char", choices = { "char", "baby", "gpt2_64", "gpt2_256" }, help = "size of the model" },
+    { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation" },
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "batch", "size", 1, help = "texts at a time" },
+    { "runs", "integer", 3, min = 1, help = "texts timed; the fastest counts" },
+    { "start", "string", help = "file for the weights and the prompt, so that the peer can start from the same" },
+    { "read", "number", 0, min = 0, help = "GB/s that memory is read at, for the floor (bench_machine's read_gb_s)" },
+    { "json", "boolean", false, help = "one JSON object instead of text" },
+}
+
+local function save_start(path, model, ids)
+    local tensors = { ids = ids, targets = ids }
+    for name, parameter in model:named_parameters() do tensors[name] = parameter end
+    te.save(path, tensors, {})
+end
+
+local function median(list)
+    table.sort(list)
+    return list[math.floor(#list / 2) + 1]
+end
+
+te.train.run(function()
+    local o = command_line:parse(arg)
+    te.set_num_threads(o.threads)
+    te.manual_seed(1)
+    local n_layer, n_head, n_embd, sequence, vocabulary = unpack(CONFIGS[o.config])
+    local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
+        n_embd = n_embd }
+    local prompt = te.randint(0, vocabulary - 1, { o.batch, sequence / 2 }, { dtype = "int32" })
+    if o.start then save_start(o.start, model, prompt) end
+
+    local first, each, ids = math.huge, math.huge, nil
+    for _ = 1, o.runs + 1 do -- the first one warms up
+        local times, last = {}, clock()
+        ids = te.autocast({ dtype = "bfloat16", enabled = o.dtype == "bf16" }, function()
+            return model:generate(prompt, sequence / 2, { temperature = 0, on_token = function()
+                local now = clock()
+                times[#times + 1], last = now - last, now
+            end })
+        end)
+        first = math.min(first, table.remove(times, 1))
+        each = math.min(each, median(times))
+    end
+
+    local bytes = (model:num_parameters() - model.wpe.weight:numel()) * (o.dtype == "bf16" and 2 or 4)
+    local floor, check = o.read > 0 and bytes / o.read * 1e-6 or 0, 0
+    for _, row in ipairs(ids:totable()) do
+        for i, id in ipairs(row) do check = (check * 31 + id * i) % 1000003 end
+    end
+    if o.json then
+        print(measure.json { "system", "tetrain", "config", o.config, "dtype", o.dtype, "threads", o.threads, "batch", o.batch,
+            "prompt_ms", first * 1e3, "token_ms", each * 1e3, "floor_ms", floor, "check", check })
+    else
+        print(("%s %s, %d texts: %.2f ms for a prompt of %d, then %.3f ms a token%s"):format(o.config, o.dtype, o.batch,
+            first * 1e3, sequence / 2, each * 1e3, floor > 0 and (", floor %.3f ms"):format(floor) or ""))
+    end
+end)

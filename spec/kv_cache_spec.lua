@@ -1,0 +1,191 @@
+--- te.KVCache: tokens given one after the other, or in pieces, have the results that they have all at once.
+
+local te = require "te"
+
+local WIDTH, BATCH, TOKENS = 48, 2, 11
+
+local function values(t) return t:detach():to("cpu"):to("float64"):reshape({ -1 }):totable() end
+
+local function assert_near(expected, got, tolerance)
+    assert.same(expected.shape, got.shape)
+    local a, b = values(expected), values(got)
+    for i = 1, #a do
+        assert(math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i])), ("%d: %.9g, expected %.9g"):format(i, b[i], a[i]))
+    end
+end
+
+local function input() return te.randn { BATCH, TOKENS, WIDTH } end
+
+-- fn on pieces of x along dimension 2, each going on from those before.
+local function in_pieces(cache, fn, x, sizes)
+    local results, first = {}, 1
+    for i, size in ipairs(sizes) do
+        results[i] = cache:run(fn, x:narrow(2, first, size))
+        first = first + size
+    end
+    return te.cat(results, 2)
+end
+
+local PIECES = { { 11 }, { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 6, 1, 4 }, { 1, 10 } }
+
+local MODULES = {
+    ["multi-headed"] = function() return te.MultiHeadedSelfAttention(WIDTH, 4) end,
+    ["grouped-query"] = function() return te.GroupedQueryAttention(WIDTH, 6, 2, { bias = false }) end,
+    ["multi-query, in a window"] = function() return te.MultiQuerySelfAttention(WIDTH, 4, { window_left = 3 }) end,
+    ["scaled"] = function() return te.MultiHeadedSelfAttention(WIDTH, 3, { scale = 0.3 }) end,
+    ["in blocks with other operations"] = function()
+        local function block()
+            return te.Sequential(te.Residual(te.LayerNorm(WIDTH), te.MultiHeadedSelfAttention(WIDTH, 4), te.Dropout(0.1)),
+                te.Residual(te.RMSNorm(WIDTH), te.Linear(WIDTH, 2 * WIDTH), te.GELU(), te.Linear(2 * WIDTH, WIDTH)))
+        end
+        local blocks = te.Sequential(block(), block())
+        return blocks:eval()
+    end,
+}
+
+describe("te.KVCache", function()
+    before_each(function() te.manual_seed(7) end)
+
+    for name, make in pairs(MODULES) do
+        it("gives the results of the whole sequence: " .. name, function()
+            local module, x = make(), input()
+            local whole = module(x)
+            for _, sizes in ipairs(PIECES) do
+                local cache = te.KVCache()
+                local pieces = in_pieces(cache, module, x, sizes)
+                assert_near(whole, pieces, 1e-5)
+                assert.equal(TOKENS, cache.length)
+                assert.is_false(pieces.requires_grad)
+            end
+            assert_near(whole, module(x), 0)
+        end)
+    end
+
+    it("takes one sequence of rows, every dtype, and runs without fusion", function()
+        for dtype, tolerance in pairs { float64 = 1e-12, float32 = 1e-5, bfloat16 = 3e-2, float16 = 4e-3 } do
+            local module = te.MultiHeadedSelfAttention(WIDTH, 4):to(dtype)
+            local x, cache = te.randn({ 7, WIDTH }, { dtype = dtype }), te.KVCache()
+            local function piece(first, n) return cache:run(module, x:narrow(1, first, n)) end
+            local whole, pieces = module(x), te.cat({ piece(1, 3), piece(4, 1), piece(5, 3) }, 1)
+            assert_near(whole, pieces, tolerance)
+        end
+        local before = te.set_fusion(false)
+        local ok, message = pcall(function()
+            local module, x = MODULES["in blocks with other operations"](), input()
+            assert_near(module(x), in_pieces(te.KVCache(), module, x, { 4, 7 }), 1e-5)
+        end)
+        te.set_fusion(before)
+        assert(ok, message)
+    end)
+
+    it("goes on under recipes that quantize rows by themselves", function()
+        local module, x = te.MultiHeadedSelfAttention(64, 4), te.randn { BATCH, 6, 64 }
+        for _, recipe in ipairs { te.recipe.MXFP8BlockScaling {}, te.recipe.Float8BlockScaling {} } do
+            te.autocast({ recipe = recipe, dtype = "float32" }, function()
+                local whole = te.no_grad(module, x)
+                assert_near(whole, in_pieces(te.KVCache(), module, x, { 2, 1, 3 }), 1e-5)
+            end)
+        end
+    end)
+
+    it("keeps a module apart that runs twice, and what stands in the plan", function()
+        local shared = te.MultiHeadedSelfAttention(WIDTH, 4)
+        local twice, x = te.Sequential(shared, te.ReLU(), shared), input()
+        assert_near(twice(x), in_pieces(te.KVCache(), twice, x, { 5, 1, 5 }), 1e-5)
+        local plan = tostring(te.KVCache():run(function() return twice:explain(x) end))
+        assert.is_truthy(plan:find("te.KVCache", 1, true), plan)
+        assert.is_falsy(tostring(twice:explain(x)):find("te.KVCache", 1, true))
+    end)
+
+    it("forgets tokens, and goes on with chosen sequences", function()
+        local module, x = te.MultiHeadedSelfAttention(WIDTH, 4), input()
+        local whole, cache = module(x), te.KVCache()
+        cache:run(module, x:narrow(2, 1, 8))
+        cache:truncate(3)
+        assert_near(whole:narrow(2, 4, 8), cache:run(module, x:narrow(2, 4, 8)), 1e-5)
+        cache:truncate(5)
+        cache:select(te.tensor({ 1, 0, 1 }, { dtype = "int64" }))
+        local order = te.tensor({ 1, 0, 1 }, { dtype = "int64" })
+        local rest = te.index_select(x:narrow(2, 6, 6), 1, order)
+        assert_near(te.index_select(whole:narrow(2, 6, 6), 1, order), cache:run(module, rest), 1e-5)
+        cache:truncate(0)
+        assert_near(whole:narrow(2, 1, 2), cache:run(module, x:narrow(2, 1, 2)), 1e-5) -- of another batch again
+        assert.equal("KVCache(2 tokens, 1 attentions)", tostring(cache))
+    end)
+
+    it("holds what it held when a run fails", function()
+        local module, x = te.MultiHeadedSelfAttention(WIDTH, 4), input()
+        local whole, cache = module(x), te.KVCache { max_sequence_length = TOKENS }
+        cache:run(module, x:narrow(2, 1, 4))
+        local function fails(message, fn, ...)
+            local ok, reason = pcall(cache.run, cache, fn, ...)
+            assert.is_false(ok)
+            assert.is_truthy(tostring(reason):find(message, 1, true), tostring(reason))
+            assert.equal(4, cache.length)
+        end
+        fails("stop", function()
+            module(x:narrow(2, 5, 2))
+            error("stop")
+        end)
+        fails("15 tokens, max_sequence_length is 11", module, x)
+        fails("another batch", module, x:narrow(1, 1, 1):narrow(2, 5, 1))
+        fails("is another one", te.MultiHeadedSelfAttention(WIDTH, 4), x:narrow(2, 5, 1))
+        fails("0 attentions ran, 1 in the runs before", function() return x end)
+        fails("is another one", function() return module(module(x:narrow(2, 5, 1))) end)
+        fails("running already", function() return cache:run(module, x) end)
+        fails("is running", function() cache:truncate(1) end)
+        fails("seq_lens", function() return module(x:narrow(1, 1, 1):reshape { TOKENS, WIDTH },
+            te.tensor({ 5, 6 }, { dtype = "int32" })) end)
+        fails("had 2", function()
+            local two = te.MultiHeadedSelfAttention(WIDTH, 4)
+            return te.KVCache():run(function()
+                module(x:narrow(2, 1, 2))
+                return two(x:narrow(2, 1, 3))
+            end)
+        end)
+        assert_near(whole:narrow(2, 5, 7), cache:run(module, x:narrow(2, 5, 7)), 1e-5)
+        assert_near(whole, module(x), 0) -- and no cache is in force any more
+    end)
+
+    it("says what it does not take", function()
+        local x, both = te.randn { 1, 2, WIDTH }, te.MultiHeadedSelfAttention(WIDTH, 4, { causal = false })
+        assert.has_error(function() te.KVCache():run(both, x) end,
+            "te.MultiHeadedSelfAttention: with a te.KVCache tokens can't see later ones; causal must be true")
+        assert.has_error(function() te.KVCache { max_length = 3 } end,
+            'te.KVCache: unknown option "max_length"; known are max_sequence_length')
+        assert.has_error(function() te.KVCache { max_sequence_length = 0 } end)
+        assert.has_error(function() te.KVCache():run(3) end, "te.KVCache:run: fn: expected callable, got 3")
+        assert.has_error(function() te.KVCache():truncate(1) end)
+    end)
+end)
+
+describe("a GPT with a te.KVCache", function()
+    local function model_and_ids()
+        te.manual_seed(3)
+        local model = te.models.gpt { vocab_size = 31, block_size = 12, n_layer = 2, n_head = 4, n_embd = 32, bias = true }
+        return model, te.randint(0, 30, { 2, 5 }, { dtype = "int32" })
+    end
+
+    it("goes on at the position where its tokens stand", function()
+        local model, ids = model_and_ids()
+        local cache = te.KVCache()
+        cache:run(model, ids:narrow(2, 1, 3):contiguous())
+        assert_near(model(ids), cache:run(model, ids:narrow(2, 4, 2):contiguous()), 1e-5)
+        assert.has_error(function() cache:run(model, te.zeros({ 2, 8 }, { dtype = "int32" })) end,
+            "GPT: a sequence of 13 tokens, block_size is 12")
+    end)
+
+    it("generates the same tokens with it and without, also past its context", function()
+        local model, ids = model_and_ids()
+        for _, opts in ipairs { { temperature = 0 }, { temperature = 0.9, top_k = 7 } } do
+            local results = {}
+            for i, use_cache in ipairs { true, false } do
+                te.manual_seed(11)
+                opts.use_cache = use_cache
+                results[i] = model:generate(ids, 16, opts):totable()
+            end
+            assert.same(results[2], results[1])
+            assert.equal(21, #results[1][1])
+        end
+    end)
+end)

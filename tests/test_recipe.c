@@ -145,6 +145,30 @@ static void test_failing_allocations(const te_quantizer *q)
     CHECK_MSG(n > 50 && n < 20000, "%ld allocations in a step", n);
 }
 
+/* Of a weight stored quantized the values are quantized. */
+static void test_quantizing_stored(const te_quantizer *q)
+{
+    te_context *ctx = te_context_open(NULL);
+    network net;
+    CHECK_MSG(network_open(&net, ctx, q), "%s", te_context_error(ctx));
+    te_tensor *values = te_tensor_dequantized(net.in[2]);
+    te_quantize_options wanted = {.want = {true, true}, .scale = 2};
+    te_quantized got, want;
+    CHECK(te_quantize(net.in[2], &blocks, &wanted, &got) == TE_OK);
+    CHECK(te_quantize(values, &blocks, &wanted, &want) == TE_OK);
+    for (int s = 0; s < 2; s++) {
+        te_quantized_part *a = &got.side[s], *b = &want.side[s];
+        size_t bytes = (size_t)te_tensor_numel(a->data), factors = (size_t)te_tensor_numel(a->scale_inv);
+        CHECK(memcmp(te_tensor_data(a->data), te_tensor_data(b->data), bytes) == 0);
+        CHECK(memcmp(te_tensor_data(a->scale_inv), te_tensor_data(b->scale_inv), factors) == 0);
+    }
+    te_quantized_close(&got);
+    te_quantized_close(&want);
+    te_tensor_release(values);
+    network_close(&net);
+    te_context_release(ctx);
+}
+
 /* Quantizers whose operands could not meet. */
 static void test_refusals(void)
 {
@@ -167,6 +191,8 @@ int main(void)
     test_failing_allocations(&delayed);
     test_failing_allocations(&blocks);
     test_failing_allocations(&two_levels);
+    test_quantizing_stored(&delayed);
+    test_quantizing_stored(&blocks);
     test_refusals();
     return TEST_END();
 }

@@ -2,6 +2,7 @@
 #include "quantized.h"
 
 #include "op.h"
+#include "quantized_parameter.h"
 
 void te_quantized_close(te_quantized *quantized)
 {
@@ -206,7 +207,8 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     te_device *device = source->storage->device;
     int64_t rows, cols, step;
     matrix_of(source->ndim, source->shape, &rows, &cols);
-    te_tensor *read = row_step(source, &step) ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
+    bool as_it_is = row_step(source, &step) && !te_tensor_is_quantized(source);
+    te_tensor *read = as_it_is ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
     if (!read) return source->ctx->status;
     if (!options->again) status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
     if (status == TE_OK) {

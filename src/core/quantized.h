@@ -49,7 +49,8 @@ te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *s
 /* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as in te_quantize_options. */
 te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor);
 
-/* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
+/* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass.
+ * Of a parameter that is stored quantized the values are quantized. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);
 /* Raises the first element of `seen`, which is where z is, to the amax that quantizing with a history reported. */

@@ -45,10 +45,7 @@ te_quantized_tensor *te_quantized_tensor_new(te_tensor *source, const te_quantiz
     te_quantize_options options = {.want = {!how.no_rowwise, q.has_columnwise && !how.no_columnwise},
                                    .scale = how.scale,
                                    .seed = how.seeded ? &how.seed : NULL};
-    te_tensor *plain = te_tensor_plain(source);
-    status = plain ? te_quantize(plain, &q, &options, &copies) : ctx->status;
-    te_tensor_release(plain);
-    return status == TE_OK ? wrap(ctx, &copies) : NULL;
+    return te_quantize(source, &q, &options, &copies) == TE_OK ? wrap(ctx, &copies) : NULL;
 }
 
 static te_tensor **part_of(te_quantized *z, int direction, int part)

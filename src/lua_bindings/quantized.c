@@ -10,7 +10,6 @@
 #include "bindings.h"
 
 #include "core/quantized.h"
-#include "core/quantized_parameter.h"
 
 static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
                                      "needs_history", "has_columnwise", "transposed", "replicated",
@@ -148,8 +147,7 @@ static int quantize(lua_State *L)
     te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
-    te_tensor *source = te_tensor_dequantized(te_lua_check_tensor(L, 1, "quantize", "t"));
-    if (!source) return te_lua_raise(rt, L, "quantize", rt->ctx->status);
+    te_tensor *source = te_tensor_retain(te_lua_check_tensor(L, 1, "quantize", "t"));
     te_status status = te_quantize(source, &q, &options, &result);
     te_tensor_release(source);
     if (status != TE_OK) return te_lua_raise(rt, L, "quantize", status);

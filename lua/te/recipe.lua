@@ -120,6 +120,9 @@ function methods:quantizer(role) return (self:resolve(role)) end
 --- Whether the quantizers depend on nothing but the kind of tensor.
 function methods:is_uniform() return self._name ~= "Custom" end
 
+--- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
+function methods:hands_on() return self:is_uniform() and core.recipe_hands_on(self._name, self._options) end
+
 --- How its options are declared, by name: { type, default, choices =, min =, max =, help = }.
 function methods:declared() return recipes[self._name] end
 

@@ -18,12 +18,6 @@ local ROLES = { "input", "weight", "grad_output" }
 -- Products with delayed scaling, to be updated.
 local known = setmetatable({}, { __mode = "k" })
 
--- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
-local function hands_on(recipe)
-    local input = recipe:options().fp8_mha and recipe:quantizer "input"
-    return input and input.element == "float8_e4m3" and input.scale == "float32" and input.block_rows == 0 or false
-end
-
 -- The engine's form of a recipe, and which recipe's rule updates each role.
 local function make(recipe, product)
     local quantizers, rules, length = {}, {}, 1
@@ -40,7 +34,7 @@ local function make(recipe, product)
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
         recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none",
-        product.attends and hands_on(recipe))
+        product.attends and recipe:hands_on())
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 

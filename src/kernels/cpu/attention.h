@@ -26,6 +26,7 @@
 #ifndef TE_KERNELS_CPU_ATTENTION_H
 #define TE_KERNELS_CPU_ATTENTION_H
 
+#include "../check.h"
 #include "cpu.h"
 
 enum {
@@ -33,7 +34,6 @@ enum {
     TE_ATTENTION_QUERIES = 256,     /* most queries of a forward task */
     TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores in a block that is partly masked */
     TE_ATTENTION_LANES = 16,        /* columns are padded to this */
-    TE_ATTENTION_MAX_DIM = 512,
     TE_ATTENTION_ONE = 448          /* what a probability of 1 is rounded as: the largest E4M3 */
 };
 

@@ -16,8 +16,6 @@
 #include "copy.h"
 #include "workers.h"
 
-#include <stdio.h>
-
 enum {
     TILE = 64,
     LONG = 512,                /* columns of a tile that is turned in registers */
@@ -96,15 +94,6 @@ void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int
         load(&values, te_element(src, src_dtype, i * src_stride), src_stride, count);
         store(te_element(dst, dst_dtype, i * dst_stride), dst_stride, &values, 1, count);
     }
-}
-
-const char *te_view_text(const te_view *view, char text[static 160])
-{
-    size_t used = (size_t)snprintf(text, 160, "{");
-    for (int i = 0; i < view->ndim && used < 130; i++)
-        used += (size_t)snprintf(text + used, 160 - used, "%s%lld", i ? ", " : "", (long long)view->shape[i]);
-    snprintf(text + used, 160 - used, "}");
-    return text;
 }
 
 /* A copy after its dimensions are ordered and merged. The last dimension (and `across`, when tiled) are the inner ones.
@@ -359,11 +348,9 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
     for (int i = 0; same && i < dst->ndim; i++) same = dst->shape[i] == src->shape[i];
-    if (!same) {
-        char a[160], b[160];
+    if (!same)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "copy: destination %s and source %s differ in shape",
-                            te_view_text(dst, a), te_view_text(src, b));
-    }
+                            te_describe_view(dst).text, te_describe_view(src).text);
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};

@@ -13,6 +13,7 @@
 #ifndef TE_KERNELS_CPU_COPY_H
 #define TE_KERNELS_CPU_COPY_H
 
+#include "../check.h"
 #include "cpu.h"
 
 typedef enum te_value_class { TE_CLASS_F32, TE_CLASS_F64, TE_CLASS_I64, TE_CLASS_COUNT } te_value_class;
@@ -72,8 +73,5 @@ static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
     }
     return offset;
 }
-
-/* "{2, 3, 4}" into text, for messages. Returns text. */
-const char *te_view_text(const te_view *view, char text[static 160]);
 
 #endif

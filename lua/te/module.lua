@@ -149,6 +149,15 @@ local function walk_modules(self, prefix, visit, depth)
     end)
 end
 
+-- An iterator over the values of each entry.
+local function each_entry(entries)
+    local i = 0
+    return function()
+        i = i + 1
+        if entries[i] then return unpack(entries[i]) end
+    end
+end
+
 --- The list of all parameters, each once.
 function Module:parameters()
     local list, seen = {}, {}
@@ -164,32 +173,26 @@ end
 --- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
 --- once, under its first name.
 function Module:named_parameters()
-    local entries, seen, i = {}, {}, 0
+    local entries, seen = {}, {}
     walk(self, "", function(name, tensor, kind, _, _, module)
         if kind == "parameter" and not seen[tensor] then
             seen[tensor] = true
             entries[#entries + 1] = { name, tensor, module }
         end
     end)
-    return function()
-        i = i + 1
-        if entries[i] then return unpack(entries[i]) end
-    end
+    return each_entry(entries)
 end
 
 --- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
 function Module:named_modules()
-    local entries, seen, i = {}, {}, 0
+    local entries, seen = {}, {}
     walk_modules(self, "", function(prefix, module)
         if not seen[module] then
             seen[module] = true
             entries[#entries + 1] = { prefix:sub(1, -2), module }
         end
     end)
-    return function()
-        i = i + 1
-        if entries[i] then return unpack(entries[i]) end
-    end
+    return each_entry(entries)
 end
 
 --- The modules directly in this one, as a list of { name =, module = }.

@@ -27,14 +27,6 @@ static bool read_bool(lua_State *L, int table, const char *function, const char 
     return value;
 }
 
-static double read_number(lua_State *L, int table, const char *function, const char *name, double otherwise)
-{
-    lua_getfield(L, table, name);
-    double value = lua_isnil(L, -1) ? otherwise : te_lua_check_number(L, -1, function, name);
-    lua_pop(L, 1);
-    return value;
-}
-
 static int read_extent(lua_State *L, int table, const char *function, const char *name)
 {
     lua_getfield(L, table, name);
@@ -80,8 +72,8 @@ te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function
     q.row_scaled = read_bool(L, index, function, "row_scaled", false);
     q.hadamard = read_bool(L, index, function, "hadamard", false);
     q.stochastic = read_bool(L, index, function, "stochastic", false);
-    q.epsilon = (float)read_number(L, index, function, "epsilon", 0);
-    q.scale_max = (float)read_number(L, index, function, "scale_max", 448);
+    q.epsilon = (float)te_lua_number_field(L, index, function, "epsilon", 0);
+    q.scale_max = (float)te_lua_number_field(L, index, function, "scale_max", 448);
     return q;
 }
 
@@ -123,7 +115,7 @@ static te_quantize_options read_options(lua_State *L, int index, const te_quanti
     if (!lua_istable(L, index)) return o;
     o.want[0] = read_bool(L, index, "quantize", "rowwise", true);
     o.want[1] = read_bool(L, index, "quantize", "columnwise", o.want[1]);
-    o.scale = (float)read_number(L, index, "quantize", "scale", 1);
+    o.scale = (float)te_lua_number_field(L, index, "quantize", "scale", 1);
     lua_getfield(L, index, "seed");
     if (!lua_isnil(L, -1)) {
         *seed = (uint64_t)te_lua_check_int(L, -1, "quantize", "seed");

@@ -24,6 +24,18 @@ static void release_state(te_call *call)
     call->pointer = NULL;
 }
 
+/* What backward reads is kept where the call is recorded; elsewhere, and after a failure, the state goes. */
+static te_status keep_for_backward(te_call *call, te_status status, te_tensor *const *tensors, int n)
+{
+    for (int i = 0; i < n && status == TE_OK && call->record; i++)
+        if (te_call_save(call, tensors[i]) < 0) status = call->ctx->status;
+    if (!call->record || status != TE_OK) {
+        release_state(call);
+        call->release = NULL;
+    }
+    return status;
+}
+
 static te_attention_state *new_state(te_call *call, int n_offsets)
 {
     te_attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
@@ -169,15 +181,10 @@ static te_status sdpa_forward(te_call *call)
     bool plain = !s->n_operands;
     te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL,
                          s->result.side[0].data ? NULL : out, lse, bias};
-    for (int i = 0; i < 6 && status == TE_OK && call->record; i++)
-        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    status = keep_for_backward(call, status, keep, 6);
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
     te_tensor_release(out);
     te_tensor_release(lse);
-    if (!call->record || status != TE_OK) {
-        release_state(call);
-        call->release = NULL;
-    }
     return status;
 }
 
@@ -358,17 +365,12 @@ static te_status self_attention_forward(te_call *call)
         if (!call->out[0]) status = ctx->status;
     }
     te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};
-    for (int i = 0; i < 3 && status == TE_OK && call->record; i++)
-        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    status = keep_for_backward(call, status, keep, 3);
     call->memo[0] = heads;
     call->memo[1] = kv_heads;
     te_tensor_release(qkv);
     te_tensor_release(out);
     te_tensor_release(lse);
-    if (!call->record || status != TE_OK) {
-        release_state(call);
-        call->release = NULL;
-    }
     return status;
 }
 

@@ -1,5 +1,5 @@
-/* test_attention_quantized.c - attention forward on E4M3 operands against its formula in float64 (te_attention): masks, packed
- * sequences, grouped heads, odd sizes, values that are NaN; every instruction set, one and two threads. */
+/* test_attention_quantized.c - attention forward on E4M3 operands against its formula in float64 (te_attention): masks,
+ * packed sequences, grouped heads, odd sizes, values that are NaN; every instruction set, one and two threads. */
 #include "test.h"
 
 #include "kernels/cpu/cpu.h"

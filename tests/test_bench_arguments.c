@@ -1,5 +1,6 @@
-/* test_bench_arguments.c - the benches' arguments: a wrong one ends the program with 2 and one line that names it, before
- * anything is measured. The benches are linked in with main under their names, and called in processes of their own. */
+/* test_bench_arguments.c - the benches' arguments: a wrong one ends the program with 2 and one line that names
+ * it, before anything is measured. The benches are linked in with main under their names, and called in
+ * processes of their own. */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"
 
@@ -49,7 +50,8 @@ static const refusal refusals[] = {
     {bench_quantize, {"bench_quantize", "1", "0", "", "8", "8", "?"}, "arguments: expected no more, got \"?\""},
 };
 
-/* What a bench says before it ends, at most `size` bytes of both streams, and its exit status; -1: a signal ended it. */
+/* What a bench says before it ends, at most `size` bytes of both streams, and its exit status;
+ * -1: a signal ended it. */
 static int run(const refusal *r, char *said, size_t size)
 {
     int ends[2], status = 0, argc = 0;

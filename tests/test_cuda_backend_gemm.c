@@ -1,6 +1,6 @@
 /* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes,
- * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is fused
- * and one that is not, made once and kept on disk. */
+ * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is
+ * fused and one that is not, made once and kept on disk. */
 #include "cuda_backend.h"
 
 #include <cublasLt.h>

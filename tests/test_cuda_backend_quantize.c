@@ -122,7 +122,8 @@ static int count_narrow(te_context *ctx, const struct quantizer_recipe *r, int64
 static const char *const narrow_kinds[] = {"delayed", "current", "mxfp8", "mxfp8, square weight", "blocks", "nvfp4",
                                            "nvfp4, amax per row"};
 
-/* Of four products each, how many a device of this compute capability takes as bytes, whatever the sizes are. Where the sum must lie together MXFP8's column-wise copies do not go. */
+/* Of four products each, how many a device of this compute capability takes as bytes, whatever the sizes are. Where the
+ * sum must lie together MXFP8's column-wise copies do not go. */
 static const struct narrow_device {
     int capability;
     int taken[sizeof narrow_kinds / sizeof *narrow_kinds];
@@ -154,8 +155,8 @@ static void check_device(const struct narrow_device *device)
     te_context_release(ctx);
 }
 
-/* A library that wants whole blocks of 128 gets them; one that wants no bytes of a shape, or says so when they are to run, decoded
- * operands. */
+/* A library that wants whole blocks of 128 gets them; one that wants no bytes of a shape, or says so when they are to
+ * run, decoded operands. */
 static void check_declined(void)
 {
     enum { DECLINES = 15, BLOCKS = 4 }; /* CUBLAS_STATUS_NOT_SUPPORTED */
@@ -176,7 +177,7 @@ static void check_declined(void)
     }
 }
 
-/* --- what else a product of bytes has to do ------------------------------------------------------------------------ */
+/* --- what else a product of bytes has to do ----------------------------------------------------------------------- */
 
 /* How the result lies: its strides in a tensor of {48, 53} or {32, 61}. */
 typedef enum result_layout { DENSE, ODD_LINES, TURNED } result_layout;
@@ -248,7 +249,7 @@ static void check_kept_choices(void)
     CHECK_MSG(counted[0] > 4 && counted[1] == 4, "%d products, then %d", counted[0], counted[1]);
 }
 
-/* --- copies of weights that are kept ------------------------------------------------------------------------------- */
+/* --- copies of weights that are kept ------------------------------------------------------------------------------ */
 
 /* Kernels of a product with the weight on the device, whose result is compared with the CPU's. */
 static int keyed_kernels(te_context *ctx, const te_quantized *x, const te_quantized *w)
@@ -293,8 +294,8 @@ static void change_weight(te_quantized w[2])
     }
 }
 
-/* A weight that comes again is padded, and its factors are arranged, at the first and at the second sight; never while a graph is
- * recorded; again when it has changed; and its copy goes with it. */
+/* A weight that comes again is padded, and its factors are arranged, at the first and at the second sight; never while
+ * a graph is recorded; again when it has changed; and its copy goes with it. */
 static void check_kept_copies(int capability, const char *name, int64_t in, int copies)
 {
     fake.set_devices(1, capability);
@@ -412,7 +413,8 @@ static void check_delayed_updates(te_context *ctx)
     }
 }
 
-/* Copies are made again only where the factor that lies on the device is another one; their amax counts all the same. */
+/* Copies are made again only where the factor that lies on the device is another one; their
+ * amax counts all the same. */
 static void check_kept(te_context *ctx)
 {
     const te_quantizer *q = &quantizer_recipes[0].q[1];

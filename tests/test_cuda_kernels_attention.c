@@ -185,7 +185,8 @@ static void check_bias_and_dropout(te_dtype dtype)
     release(&g);
 }
 
-/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused before anything is touched. */
+/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused
+ * before anything is touched. */
 static void check_grids(void)
 {
     static const int32_t at[] = {0, 0, 1, 40, 40, 50};

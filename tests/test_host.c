@@ -1,5 +1,5 @@
-/* test_host.c - the host interface where it meets the host: memory without copies, interrupts of every kind of script, opening
- * and closing without end, restricted scripts, and the library in a Lua state of the host's own.
+/* test_host.c - the host interface where it meets the host: memory without copies, interrupts of every kind of script,
+ * opening and closing without end, restricted scripts, and the library in a Lua state of the host's own.
  *
  *     test_host [N]      opens, trains and closes N times
  */

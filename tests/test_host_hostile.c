@@ -140,7 +140,7 @@ static void test_all(unsigned flags, int stride)
     CHECK(counts[TETRAIN_ERROR_LIMIT] > 0 && counts[TETRAIN_ERROR_MEMORY] > 0 && counts[TETRAIN_ERROR_SCRIPT] > 0);
 }
 
-/* --- calls without end through C, where no limit is set ------------------------------------------------------------------ */
+/* --- calls without end through C, where no limit is set ----------------------------------------------------------- */
 
 static const char *const nestings[] = {
     "local function f() coroutine.wrap(f)() end f()",

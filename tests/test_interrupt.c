@@ -1,5 +1,5 @@
-/* test_interrupt.c - an interrupt ends operations that take long: every kernel of the CPU with the flag set beforehand, and a
- * few operations of seconds from another thread. */
+/* test_interrupt.c - an interrupt ends operations that take long: every kernel of the CPU with the flag set beforehand,
+ * and a few operations of seconds from another thread. */
 #include "program_hand.h"
 
 #include "kernels/quantize.h"

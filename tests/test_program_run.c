@@ -71,8 +71,8 @@ static void check_places(te_exec *exec)
 
 enum { TALL = 2880, SLICE = 96, WIDE = 768 };
 
-/* Outputs of a row's sum and of elements alone: past the caches where all rows are one run, in them where a run has a few. The
- * same bits either way. */
+/* Outputs of a row's sum and of elements alone: past the caches where all rows are one run, in them where a run has a
+ * few. The same bits either way. */
 static void check_streams(te_exec *exec)
 {
     static built b;

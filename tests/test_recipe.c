@@ -1,5 +1,6 @@
-/* test_recipe.c - products under recipes without Lua: a step of a group with a weight of either kind, in which every allocation
- * fails in turn: a message, nothing leaked, and the next step works. Their numbers are checked in spec/recipe. */
+/* test_recipe.c - products under recipes without Lua: a step of a group with a weight of either kind, in which
+ * every allocation fails in turn: a message, nothing leaked, and the next step works. Their numbers are
+ * checked in spec/recipe. */
 #include "failing_memory.h"
 #include "test.h"
 
@@ -9,7 +10,8 @@
 
 enum { ROWS = 20, WIDTH = 24, HIDDEN = 40 };
 
-/* Quantizers of the kinds that differ in what they need: a history; blocks; two levels with transform and random bits. */
+/* Quantizers of the kinds that differ in what they need: a history; blocks; two levels with
+ * transform and random bits. */
 static const te_quantizer delayed = {.element = TE_E4M3, .needs_history = true, .has_columnwise = true, .transposed = true};
 static const te_quantizer blocks = {
     .element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true};

@@ -35,8 +35,8 @@ static double seconds_each = 0.3;
 
 typedef struct bench {
     const char *name, *formula;
-    /* "x" is float32, "x:b" bfloat16, "x:w" a float32 and "x:c" a bfloat16 row for all rows, "x:r" one float32 per row; an
-     * output "y=" is in place of the input there, "y:s" the sum of all rows */
+    /* "x" is float32, "x:b" bfloat16, "x:w" a float32 and "x:c" a bfloat16 row for all rows, "x:r" one float32 per row;
+     * an output "y=" is in place of the input there, "y:s" the sum of all rows */
     const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS];
     const char *params[MAX_OPERANDS];
     double      values[MAX_OPERANDS];

@@ -1,10 +1,10 @@
-/* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and bytes per
- * nanosecond, and the share of a copy past the caches with as many threads.
+/* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and
+ * bytes per nanosecond, and the share of a copy past the caches with as many threads.
  *
  *      bench_quantize [threads [seconds per figure [part of the names [rows columns]]]]
  *
- * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in kernels.lua. The last
- * column is a sum over all bytes that were written, by which two builds are compared.
+ * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in
+ * kernels.lua. The last column is a sum over all bytes that were written, by which two builds are compared.
  */
 #include "bench.h"
 

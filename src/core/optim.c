@@ -19,8 +19,8 @@ static const te_utility adamw_program = {
     .formula = ADAMW,
 };
 
-/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the chain that
- * makes it; the same value under two names would be read again. Times 1 changes no bit. */
+/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the
+ * chain that makes it; the same value under two names would be read again. Times 1 changes no bit. */
 static const te_utility adamw_copying_program = {
     .name = "adamw",
     .inputs = "p g m v",
@@ -251,8 +251,8 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
 
 /* --- steps whose numbers lie on the device ------------------------------------------------------------------------ */
 
-/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower number. The
- * last one of the first is what the host knows of steps that were not made. */
+/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower
+ * number. The last one of the first is what the host knows of steps that were not made. */
 static te_status send_values(te_context *ctx, const te_adamw *o, double unmade_known, bool both, double *values)
 {
     te_adamw before = *o;
@@ -314,7 +314,8 @@ static te_status count_unmade(te_context *ctx, const te_tensor *clip, const te_t
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "adamw");
 }
 
-/* The numbers {groups, 8} of the step that is due, with the gradients' factor in them: clip is what te_grad_clip gave. */
+/* The numbers {groups, 8} of the step that is due, with the gradients' factor in them: clip is
+ * what te_grad_clip gave. */
 static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip, const te_tensor *unmade)
 {
     int64_t groups = numbers->shape[0];

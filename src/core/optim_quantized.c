@@ -1,9 +1,9 @@
 /* optim_quantized.c - updates of parameters that are stored quantized.
  *
- * What is updated is the master; the parameter is quantized from it. Where rows can be quantized before the others are known, both
- * happen stripe by stripe: a stripe of the master is still in cache when its codes are made. Current scaling and NVFP4 wait for
- * the amax of the whole master, and on devices one kernel over everything is worth more than cache; there, a pass of its own follows
- * the update. Both give the same bytes. */
+ * What is updated is the master; the parameter is quantized from it. Where rows can be quantized before the others are
+ * known, both happen stripe by stripe: a stripe of the master is still in cache when its codes are made. Current
+ * scaling and NVFP4 wait for the amax of the whole master, and on devices one kernel over everything is worth more than
+ * cache; there, a pass of its own follows the update. Both give the same bytes. */
 #include "optim_internal.h"
 
 #include "fuser/emit.h"

@@ -1,6 +1,7 @@
 /* optimizer.c - AdamW with its state for a C host; the steps are those of optim.h, which scripts make, too.
  *
- * Every parameter is a group of its own in the one pass of a step, because each counts the steps that it took part in. */
+ * Every parameter is a group of its own in the one pass of a step, because each counts the steps
+ * that it took part in. */
 #include "optim.h"
 
 #include "autograd.h"

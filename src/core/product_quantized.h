@@ -4,9 +4,9 @@
  *      dx = dy W       dy row-wise,     W column-wise
  *      dW = dy^T x     dy column-wise,  x column-wise
  *
- * Copies for a direction are made only when a product will read them, together with those for the other direction. After
- * forward only what backward reads is kept. Of an x that backward computes again that is the factor of delayed scaling: from the
- * same values follow the same bytes. */
+ * Copies for a direction are made only when a product will read them, together with those for the other direction.
+ * After forward only what backward reads is kept. Of an x that backward computes again that is the factor of delayed
+ * scaling: from the same values follow the same bytes. */
 #ifndef TE_CORE_PRODUCT_QUANTIZED_H
 #define TE_CORE_PRODUCT_QUANTIZED_H
 
@@ -36,9 +36,9 @@ typedef enum te_product_x {
     TE_X_AGAIN   /* te_quantized_recall gets it once more */
 } te_product_x;
 
-/* y = x W^T + bias in dtype `compute`: x {.., in}, weight {out, in}, bias {out} or NULL, y {.., out} of that dtype. `saved` is
- * filled for the wanted gradients, to be closed by the caller, also on failure. `ready`: x quantized already, which is taken
- * over; NULL or nothing there: it is quantized here. */
+/* y = x W^T + bias in dtype `compute`: x {.., in}, weight {out, in}, bias {out} or NULL, y {.., out} of that dtype.
+ * `saved` is filled for the wanted gradients, to be closed by the caller, also on failure. `ready`: x quantized
+ * already, which is taken over; NULL or nothing there: it is quantized here. */
 te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready, te_tensor *weight,
                                te_tensor *bias, bool want_dx, te_product_x after, te_product_saved *saved);
 void te_product_saved_close(te_product_saved *saved);

@@ -128,8 +128,8 @@ static void has_changed(const te_quantized *z)
     }
 }
 
-/* Whether a graph reads these copies, or will: then others in their place would never be seen by it. They are written over, as other
- * parameters are, whoever else looks at them. */
+/* Whether a graph reads these copies, or will: then others in their place would never be seen by it. They are written
+ * over, as other parameters are, whoever else looks at them. */
 static bool in_graph(const te_tensor *param)
 {
     const te_quantized *z = &param->storage->quantized->copies;

@@ -73,8 +73,8 @@ static bool counts(const te_recipe_state *state, te_role role)
     return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
 }
 
-/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves behind
- * does not depend on what an earlier one had made already. */
+/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves
+ * behind does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
     if (state->weight_collected || !counts(state, TE_ROLE_WEIGHT)) return TE_OK;
@@ -98,8 +98,8 @@ static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, 
 /* Of a factor in memory of the host. */
 static float number(const te_tensor *factor) { return *(const float *)te_tensor_data((te_tensor *)factor); }
 
-/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there the
- * factor counts as another one once it was written, and the kernel compares (te_quantize_job.kept). */
+/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there
+ * the factor counts as another one once it was written, and the kernel compares (te_quantize_job.kept). */
 static bool factor_is_current(const te_recipe_state *state)
 {
     const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
@@ -260,8 +260,8 @@ static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_quantiz
     return options->kept ? TE_OK : t->ctx->status;
 }
 
-/* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a factor of its
- * first run, which need not be the one of now. */
+/* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a
+ * factor of its first run, which need not be the one of now. */
 static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor,
                         bool collected)
 {
@@ -277,7 +277,8 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     state->weight_collected = collected;
 }
 
-/* The weight, where what is there will not do; `same`: it may be that nothing but the factor was written, and maybe not changed. */
+/* The weight, where what is there will not do; `same`: it may be that nothing but the factor was written,
+ * and maybe not changed. */
 static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype compute, bool same,
                                  te_quantize_options *options, te_quantized *result)
 {

@@ -19,9 +19,9 @@
  * must not get through by 0 * inf, so a block that is partly masked and holds such numbers is multiplied row by row,
  * each row over its exact range.
  *
- * The loops are templates over the arithmetic (float, double, float with products of bfloat16), compiled per instruction
- * set in isa/attention_blocks.c. With products of bfloat16, weights and their gradients are rounded before they are
- * multiplied, sums are float32.
+ * The loops are templates over the arithmetic (float, double, float with products of bfloat16), compiled per
+ * instruction set in isa/attention_blocks.c. With products of bfloat16, weights and their gradients are rounded before
+ * they are multiplied, sums are float32.
  */
 #ifndef TE_KERNELS_CPU_ATTENTION_H
 #define TE_KERNELS_CPU_ATTENTION_H
@@ -62,8 +62,8 @@ typedef struct te_attention_blocks {
                              bool whole); /* whole: dq_part NULL */
     void (*forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
                     void *scratch);
-    /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over the values.
-     * Dropout leaves entries out and scales nothing. NULL in float64. */
+    /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over
+     * the values. Dropout leaves entries out and scales nothing. NULL in float64. */
     void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
                             float times, void *scratch);
     void (*backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch);

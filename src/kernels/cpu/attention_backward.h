@@ -7,8 +7,8 @@
  *
  * The gradient of the bias is dS.
  *
- * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is loaded,
- * dk needs no further factor; dq gets it when it is written.
+ * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is
+ * loaded, dk needs no further factor; dq gets it when it is written.
  */
 
 typedef struct T(backward_state) {

@@ -1,8 +1,8 @@
 /* attention_quantized.c - the forward pass on E4M3 operands.
  *
  * Every E4M3 number is exact in bfloat16, and so is a product of two of them in float32. So the bytes are decoded to
- * bfloat16 as they are, and the loops of bfloat16 multiply them; the factors of q and k go to the scale of scores, that of v
- * to the result, unless that is to be bytes with the same factor.
+ * bfloat16 as they are, and the loops of bfloat16 multiply them; the factors of q and k go to the scale of scores, that
+ * of v to the result, unless that is to be bytes with the same factor.
  */
 #include "attention.h"
 #include "decode.h"

@@ -6,9 +6,9 @@
  *      f64                  -> TE_CLASS_F64  double
  *      i64, i32, u8, bool   -> TE_CLASS_I64  int64_t
  *
- * Ten loaders and thirty storers replace a hundred pairs; a block of values stays in L1 between the two, unless one side
- * holds such values itself. Storing follows the rules of row programs: floats narrow to the nearest (by way of float32),
- * integers take the integer part and saturate, NaN becomes 0, bool is `!= 0`.
+ * Ten loaders and thirty storers replace a hundred pairs; a block of values stays in L1 between the two, unless one
+ * side holds such values itself. Storing follows the rules of row programs: floats narrow to the nearest (by way of
+ * float32), integers take the integer part and saturate, NaN becomes 0, bool is `!= 0`.
  */
 #ifndef TE_KERNELS_CPU_COPY_H
 #define TE_KERNELS_CPU_COPY_H

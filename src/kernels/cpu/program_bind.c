@@ -253,10 +253,10 @@ static void take_share(const te_walker *w, te_share *share, const int *fetched, 
 }
 
 /* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next ones by
- * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at a
- * time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's, as long
- * as both stay in the second-level cache: the first steps those of the first operands, the last ones those of the last. Lines
- * all at once would hold up what is at hand. */
+ * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at
+ * a time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's,
+ * as long as both stay in the second-level cache: the first steps those of the first operands, the last ones those of
+ * the last. Lines all at once would hold up what is at hand. */
 static void settle_shares(te_walker *w)
 {
     enum { ALONE = 4 << 10, MOST = 384 << 10, FAR = 4 << 20 };

@@ -32,8 +32,8 @@ static bool makes_part_of(const te_step *step, const te_step *sum)
     return makes;
 }
 
-/* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
- * to each other. */
+/* Column sums go right behind the last step that makes what they add, row loads to the front: then operations
+ * stand next to each other. */
 static void order_sums(te_plan *plan, const te_pass *pass)
 {
     int rows = pass->body;
@@ -276,8 +276,8 @@ static void find_brief(te_plan *plan, const te_pass *pass)
     for (int i = 0; i < plan->n_slots; i++) plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
 }
 
-/* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may be
- * apart, block functions do not know. */
+/* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may
+ * be apart, block functions do not know. */
 static bool knows_rows(const te_maker *m, const te_step *step)
 {
     if (step->kind == TE_STEP_RANDOM && step->arg[0] >= 0) /* a scalar's slot has the number of its instruction */

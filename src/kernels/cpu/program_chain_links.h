@@ -41,8 +41,8 @@ static inline __attribute__((always_inline)) te_strip_part load_halves(const uin
 #endif
 }
 
-/* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand: the
- * upper halves are picked from what te_f32_to_bf16 has before its shift. */
+/* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand:
+ * the upper halves are picked from what te_f32_to_bf16 has before its shift. */
 #if defined(TE_ISA_avx512)
 static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part x, te_strip_part y)
 {

@@ -371,8 +371,8 @@ static bool is_rounded_output(const te_walker *w, int32_t slot)
     return is;
 }
 
-/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register, where
- * the values of an output are before they are rounded. */
+/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register,
+ * where the values of an output are before they are rounded. */
 static const char *rest_of(const te_walker *w, const te_step *step, int k, size_t skip, size_t n)
 {
     int32_t slot = step->arg[k];

@@ -9,8 +9,8 @@
  *
  * E4M3 operands are multiplied from Hopper on, where the result is E4M3, too: with 16-bit results Hopper has no engine.
  *
- * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024: where a plan
- * wants more than TETRAIN_CUDNN_WORKSPACE its batch is split.
+ * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024:
+ * where a plan wants more than TETRAIN_CUDNN_WORKSPACE its batch is split.
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"

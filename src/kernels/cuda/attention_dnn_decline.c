@@ -1,4 +1,5 @@
-/* attention_dnn_decline.c - which attentions cuDNN is asked for. What the library itself refuses comes out when a plan is made.
+/* attention_dnn_decline.c - which attentions cuDNN is asked for. What the library itself refuses comes
+ * out when a plan is made.
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"

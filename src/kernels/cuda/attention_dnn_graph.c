@@ -10,8 +10,8 @@
  *
  *   s = scale fq fk q k^T, masked         p = E4M3(448 softmax(s))       out = E4M3(p v / 448)
  *
- * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and out, which nobody
- * needs.
+ * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and
+ * out, which nobody needs.
  *
  * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
  * the same bits every time.

@@ -1,8 +1,9 @@
-/* dnn.h - graphs of cuDNN's backend interface: tensors and operations described one by one, and the plan that runs them.
+/* dnn.h - graphs of cuDNN's backend interface: tensors and operations described one by one, and
+ * the plan that runs them.
  *
- * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph can be made for a
- * device that is described, not present (te_dnn_device), so that tests on machines without one hear whether the library
- * takes it. Calls on a graph that has failed do nothing; the first failure is kept.
+ * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph can be made
+ * for a device that is described, not present (te_dnn_device), so that tests on machines without one hear whether the
+ * library takes it. Calls on a graph that has failed do nothing; the first failure is kept.
  */
 #ifndef TE_KERNELS_CUDA_DNN_H
 #define TE_KERNELS_CUDA_DNN_H

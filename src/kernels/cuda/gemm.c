@@ -3,8 +3,8 @@
  * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
  * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride
  * in either dimension are only described; others are copied. What no epilogue does (float64, an activation together
- * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so does
- * what is measured to be faster that way (gemm_end.c).
+ * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so
+ * does what is measured to be faster that way (gemm_end.c).
  */
 #include "gemm.h"
 

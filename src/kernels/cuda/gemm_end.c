@@ -1,11 +1,11 @@
-/* gemm_end.c - the end of a product, which is its bias and activation: fused into it as cuBLASLt's epilogue, or apart from it,
- * a row program over the dense product (gemm_finish.c).
+/* gemm_end.c - the end of a product, which is its bias and activation: fused into it as cuBLASLt's epilogue, or apart
+ * from it, a row program over the dense product (gemm_finish.c).
  *
- * Fused moves fewer bytes. But a library has fewer kernels with an epilogue than without, and the best of them may lose more
- * than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways are timed
- * as well, once, each with its own fastest algorithm, and the answer is kept in memory and on disk beside the algorithms. Only
- * where a repetition changes nothing: not where the product is added to its result. While a graph is recorded nothing runs,
- * so that what is not known yet stays fused.
+ * Fused moves fewer bytes. But a library has fewer kernels with an epilogue than without, and the best of them may lose
+ * more than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways
+ * are timed as well, once, each with its own fastest algorithm, and the answer is kept in memory and on disk beside the
+ * algorithms. Only where a repetition changes nothing: not where the product is added to its result. While a graph is
+ * recorded nothing runs, so that what is not known yet stays fused.
  */
 #include "gemm.h"
 

@@ -8,13 +8,14 @@
  *                       float32, blocks of 128 x 128    blocks of K follow one another, lines padded to 4
  *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged (kernels/quantize.cu)
  *
- * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Before 10.0, on 12.x, and
- * of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1 are stored. fp4's
- * factors of whole tensors go to alpha.
+ * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Before 10.0, on
+ * 12.x, and of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1
+ * are stored. fp4's factors of whole tensors go to alpha.
  *
- * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied with
- * zeros beyond them: a byte read and written an element, where to decode would write two or four. What the zeros add to the
- * result is left out when its end is written (gemm_finish.c). What is copied of a weight serves its next products (gemm_kept.c).
+ * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied
+ * with zeros beyond them: a byte read and written an element, where to decode would write two or four. What the
+ * zeros add to the result is left out when its end is written (gemm_finish.c). What is copied of a weight serves its
+ * next products (gemm_kept.c).
  */
 #include "gemm.h"
 
@@ -119,7 +120,8 @@ const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *g)
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
 
-/* Memory for a copy of an operand: kept for its next products, with the copy where that is `there`, or lent for this one. */
+/* Memory for a copy of an operand: kept for its next products, with the copy where that is `there`,
+ * or lent for this one. */
 static void *room_for(te_exec *exec, const narrow_operand *o, const int64_t form[7], size_t bytes, bool *there, void **lent)
 {
     te_cuda_kept_id id = {.key = o->key, .of = o->view->data, .form = {o->line}};

@@ -37,8 +37,8 @@ typedef struct search {
 
 enum { HOW = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
-/* NVRTC asks the loader for the file of its built-in functions without saying where, and so finds it on the loader's path or
- * where it has been opened before: from the folder that NVRTC itself was found in. */
+/* NVRTC asks the loader for the file of its built-in functions without saying where, and so finds it on the loader's
+ * path or where it has been opened before: from the folder that NVRTC itself was found in. */
 static void open_beside(const search *s, const char *path)
 {
     char pattern[2 * PATH_BYTES];

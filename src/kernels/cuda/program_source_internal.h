@@ -84,8 +84,8 @@ typedef void (*te_field_visitor)(void *user, te_field field);
 void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
                           void *user);
 
-/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows; then a
- * te_quantize_args for each quantized output. */
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows;
+ * then a te_quantize_args for each quantized output. */
 enum { TE_CUDA_TAIL_WORDS = 6 };
 
 /* Words of one run. */

@@ -1,7 +1,8 @@
 /* reading.c - numbers on their way to the host that nobody waits for.
  *
- * A reading has pinned memory and an event of its own, which are used again once it has ended: the stream keeps the next copy
- * into that memory behind the one before. Its end asks the event, and waits only where the numbers have not arrived.
+ * A reading has pinned memory and an event of its own, which are used again once it has ended: the stream keeps
+ * the next copy into that memory behind the one before. Its end asks the event, and waits only where the
+ * numbers have not arrived.
  */
 #include "cuda_backend.h"
 

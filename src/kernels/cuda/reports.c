@@ -1,8 +1,9 @@
 /* reports.c - what operations find wrong with their operands while they run, such as ids out of range.
  *
- * Nobody waits for that. An operation is lent a word on the device, all ones, which its kernel lowers to where the first fault is
- * and what was found there; kernels skip what is wrong, so no foreign memory is reached. Where the host waits next, the words
- * used since come along, and the first operation that reported becomes an error with its name, as a failed kernel does.
+ * Nobody waits for that. An operation is lent a word on the device, all ones, which its kernel lowers to where the
+ * first fault is and what was found there; kernels skip what is wrong, so no foreign memory is reached. Where the host
+ * waits next, the words used since come along, and the first operation that reported becomes an error with its name,
+ * as a failed kernel does.
  */
 #include "cuda_backend.h"
 #include "kernels/hand.h"

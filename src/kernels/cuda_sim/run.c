@@ -5,8 +5,9 @@
  * A thread that never waits borrows a stack and gives it back, so most kernels need one stack. The memory of the stacks
  * is kept for the next launch: most launches are of a few elements, and would spend their time on fresh pages.
  *
- * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come in another order and
- * warps take turns at every wait: what a missing barrier or an order of blocks decides has other results then.
+ * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come
+ * in another order and warps take turns at every wait: what a missing barrier or an order of blocks
+ * decides has other results then.
  */
 #include "run.h"
 

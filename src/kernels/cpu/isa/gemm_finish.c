@@ -12,8 +12,8 @@
 
 enum { MAX_COLS = 64 };
 
-/* A few lines from each of some rows: no pattern that hardware foresees. They are asked for as lines to write, where the
- * instruction set can say so; as lines to read they would be asked for again when they are written. */
+/* A few lines from each of some rows: no pattern that hardware foresees. They are asked for as lines to write, where
+ * the instruction set can say so; as lines to read they would be asked for again when they are written. */
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
 {
     if (c->cs != 1) return;

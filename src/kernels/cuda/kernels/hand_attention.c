@@ -28,7 +28,8 @@ static te_attention_args args_for(const te_attention *a)
     return args;
 }
 
-/* Tiles per head of so many rows: of a batch entry, or of packed extents, in which each part may add one (te_sequence_of). */
+/* Tiles per head of so many rows: of a batch entry, or of packed extents, in which each part may add
+ * one (te_sequence_of). */
 static int64_t tiles_of(const te_attention *a, int64_t rows, int tile)
 {
     return a->cu_seqlens_q ? rows / tile + a->n_seqs + 2 : (rows + tile - 1) / tile;

@@ -69,7 +69,8 @@ static size_t largest_part(int64_t rows, int64_t cols)
     size_t most = 0;
     for (int k = 0; k < 2 * KINDS; k++) {
         te_quantized_layout l = te_quantizer_layout(&kinds[k / 2].q, k % 2, rows, cols);
-        size_t data = (size_t)(l.data_rows * l.data_bytes), scales = scale_bytes(&l), part = data > scales ? data : scales;
+        size_t data = (size_t)(l.data_rows * l.data_bytes), scales = scale_bytes(&l),
+               part = data > scales ? data : scales;
         most = part > most ? part : most;
     }
     return most;
@@ -79,9 +80,10 @@ static void bind_side(bench *b, int s, uint8_t *data, void *scales)
 {
     const te_quantizer *q = b->job.quantizer;
     te_quantized_layout l = te_quantizer_layout(q, s, b->job.rows, b->job.cols);
-    te_quantized_side side = {.data = data, .rows = l.rows, .cols = l.cols, .row_stride = l.row_stride, .col_stride = l.col_stride,
-                              .scale_inv = scales, .scale_row_stride = l.scale_row_stride, .scale_col_stride = l.scale_col_stride,
-                              .amax = l.amaxes < 0 ? NULL : &b->amax[s], .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
+    te_quantized_side side = {.data = data, .rows = l.rows, .cols = l.cols, .row_stride = l.row_stride,
+                              .col_stride = l.col_stride, .scale_inv = scales, .scale_row_stride = l.scale_row_stride,
+                              .scale_col_stride = l.scale_col_stride, .amax = l.amaxes < 0 ? NULL : &b->amax[s],
+                              .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
     b->data_bytes[s] = (size_t)(l.data_rows * l.data_bytes);
     b->scale_bytes[s] = scale_bytes(&l);
     b->job.side[s] = side;
@@ -95,7 +97,8 @@ static double time_job(bench *b, int way, double limit)
     if (way == 0) job.side[1] = (te_quantized_side){0};
     for (int run = 0; run < 3 || now() - begin < limit; run++) {
         double start = now();
-        te_status status = way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
+        te_status status =
+            way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
         if (status != TE_OK) return 1e9;
         double seconds = now() - start;
         best = seconds < best ? seconds : best;
@@ -176,8 +179,9 @@ int main(int argc, char **argv)
                 char name[64];
                 snprintf(name, sizeof name, "%s %s%s", narrow ? "bf16" : "f32", kinds[k].name, ways[way]);
                 if (!strstr(name, only)) continue;
-                bench b = {.exec = &exec, .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
-                                                  .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};
+                bench b = {.exec = &exec,
+                           .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
+                                   .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};
                 for (int s = 0; s < 2; s++) bind_side(&b, s, codes[s], scales[s]);
                 bool half = kinds[k].q.element == TE_E2M1;
                 int width = narrow ? 2 : 4;

@@ -38,16 +38,18 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
  * allow the step nothing changes. The same bits as te_adamw_step's with clip's factor as grad_scale.
  *
  * With clip the device also counts the steps that were not made, in `unmade`, float64 {1}; the host, which hears of
- * them later, says in unmade_known how many of them the steps of its options leave out. numbers are then {n_groups,
- * 16}: also those of a step whose number is lower by one, which the device takes where it knows of more. So the host
- * may be a step behind. */
-te_status  te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, double unmade_known, te_tensor *numbers);
-te_status  te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, te_tensor *unmade,
-                            const te_optim_group *groups);
+ * them later, says in unmade_known how many of them the steps of its options leave out. numbers are then
+ * {n_groups, 16}: also those of a step whose number is lower by one, which the device takes where it knows of more.
+ * So the host may be a step behind. */
+te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, double unmade_known,
+                        te_tensor *numbers);
+te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, te_tensor *unmade,
+                           const te_optim_group *groups);
 /* float64 {3} on the device: the norm of all tensors together times scale; the factor (scale, or less so that the
  * norm is at most max; max 0: no limit); 1 where the norm, and the loss if there is one, are finite, else 0.
  * Nothing is waited for. */
-te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale, double max);
+te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale,
+                        double max);
 
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and
  * which tensor broke. One pass, one synchronisation. */

@@ -27,8 +27,9 @@ enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
     CHOICE("backward_override", precisions, -1,                                                                        \
            "backward multiplies in high precision, from operands before they were quantized or as forward multiplied " \
            "them")
-#define FAST_ACCUMULATION \
-    CHOICE("fast_accumulation", te_fast_accumulation_names, 1, "products whose sums tensor cores may take in fewer bits than float32 has")
+#define FAST_ACCUMULATION                                                                                              \
+    CHOICE("fast_accumulation", te_fast_accumulation_names, 1,                                                         \
+           "products whose sums tensor cores may take in fewer bits than float32 has")
 #define FP8_ATTENTION \
     SWITCH("fp8_dpa", false, "forward of attention multiplies E4M3"), \
     SWITCH("fp8_mha", false, "forward of attention multiplies E4M3, and its projection the bytes that it leaves")

@@ -69,7 +69,8 @@ void te_scale_tape_clear(te_scale_tape *tape)
 static bool counts(const te_recipe_state *state, te_role role)
 {
     const te_context *ctx = state->ctx;
-    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
+    bool wanted =
+        ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
     return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
 }
 
@@ -166,7 +167,10 @@ static te_tensor *attach(te_context *ctx, te_tensor *values, te_quantized *copie
     return values;
 }
 
-te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies) { return attach(ctx, te_dequantize(ctx, copies, 0), copies); }
+te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies)
+{
+    return attach(ctx, te_dequantize(ctx, copies, 0), copies);
+}
 
 te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies)
 {
@@ -197,7 +201,8 @@ te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
     return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
 }
 
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result)
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over,
+                                    te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1, .again = over};
@@ -254,7 +259,8 @@ static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_quantiz
 {
     te_device *device = t->storage->device;
     te_graph *graph = t->ctx->capture;
-    if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph)) return TE_OK;
+    if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph))
+        return TE_OK;
     options->kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
     if (graph && options->kept) options->stale = te_graph_stale(graph, t);
     return options->kept ? TE_OK : t->ctx->status;

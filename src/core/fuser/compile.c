@@ -223,9 +223,9 @@ static int same_as(const te_fuse_plan *plan, const te_unit *unit, int k)
     for (int j = 0; j < k; j++) {
         const te_plan_value *other = &plan->values[unit->slots[grads[j].slot].value];
         bool whole = !unit->slots[grads[k].slot].part.half && !unit->slots[grads[j].slot].part.half;
-        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM && whole &&
-            mine != other && mine->dtype == other->dtype && mine->space == other->space && mine->width == other->width &&
-            mine->cls == other->cls)
+        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM &&
+            whole && mine != other && mine->dtype == other->dtype && mine->space == other->space &&
+            mine->width == other->width && mine->cls == other->cls)
             return j;
     }
     return -1;
@@ -251,8 +251,8 @@ static te_status add_bias_gradients(te_fuse_plan *plan, int position)
         if (!product || unit->grads[k].kind != TE_OUT_ELEM) continue;
         int value = unit->gradient.backward->outputs[k].value;
         if (te_program_output(unit->gradient.backward, TE_OUT_COLSUM, value) < 0) return out_of_memory(plan);
-        unit->grads[unit->n_grads++] =
-            (te_unit_grad){.slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
+        unit->grads[unit->n_grads++] = (te_unit_grad){
+            .slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
         product->bias_elsewhere = true;
     }
     return TE_OK;

@@ -30,7 +30,8 @@ te_status te_attention_quantize(te_call *call, te_attention_state *s, te_tensor 
 void te_attention_mark(te_attention_state *s, int i, te_view *view);
 
 /* Room {batch, seq, heads, dim} for the result in `dtype`, or for its bytes in s->result. NULL on failure. */
-te_tensor *te_attention_result(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device, const int64_t rows[4]);
+te_tensor *te_attention_result(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device,
+                               const int64_t rows[4]);
 /* A quantized result as what is read next, in that shape: its values; where it is handed on, with the bytes attached,
  * or these alone (ctx->product_bytes). NULL on failure. */
 te_tensor *te_attention_open_result(te_call *call, te_attention_state *s, int ndim, const int64_t *shape);

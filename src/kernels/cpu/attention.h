@@ -64,8 +64,8 @@ typedef struct te_attention_blocks {
                     void *scratch);
     /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over
      * the values. Dropout leaves entries out and scales nothing. NULL in float64. */
-    void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
-                            float times, void *scratch);
+    void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first,
+                            int64_t end, float times, void *scratch);
     void (*backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch);
     /* dq of rows first … end of a head from its parts, `part_stride` elements apart, each for `chunk` keys. */
     void (*sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,

@@ -58,7 +58,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
 static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *g)
 {
     const te_attention *a = &g->forward;
-    *p = (backward_plan){.exec = exec, .g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
+    *p = (backward_plan){
+        .exec = exec, .g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
     p->blocks = te_attention_blocks_of(exec, a->q.dtype == TE_BF16 ? g->dout.dtype : a->q.dtype);
     for (int64_t i = 0; i < p->seqs; i++) {
         te_attention_seq s = te_attention_seq_at(a, i);

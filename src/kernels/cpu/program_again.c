@@ -180,8 +180,8 @@ static size_t lay_out(te_again *again, const te_job *job, char *base)
     const te_program *program = job->program;
     size_t            operands = (size_t)(program->n_inputs + program->n_outputs), at = te_align64(sizeof *again);
     size_t            steps = (size_t)job->plan->n_steps, places = steps + (size_t)program->n_outputs;
-    size_t            starts[4], sizes[4] = {operands * sizeof(te_operand), places * sizeof(place), steps * sizeof(int32_t),
-                                             (size_t)program->n_insns * sizeof(int32_t)};
+    size_t starts[4], sizes[4] = {operands * sizeof(te_operand), places * sizeof(place), steps * sizeof(int32_t),
+                                  (size_t)program->n_insns * sizeof(int32_t)};
     for (int i = 0; i < 4; i++) {
         starts[i] = at;
         at += te_align64(sizes[i]);

@@ -216,8 +216,8 @@ static bool goes_on(const te_walker *w, int operand)
 {
     enum { LEAST = 512 };
     const te_bound_operand *bound = &w->operands[operand];
-    return bound->present && bound->flat && !bound->constant && !bound->streamed && te_walker_row_stride(w, bound) != 0 &&
-           w->job->tile_rows * w->job->columns * bound->size >= LEAST;
+    return bound->present && bound->flat && !bound->constant && !bound->streamed &&
+           te_walker_row_stride(w, bound) != 0 && w->job->tile_rows * w->job->columns * bound->size >= LEAST;
 }
 
 /* Inputs, and outputs with memory of their own that is too much for the second-level cache: stores would wait for their
@@ -275,7 +275,8 @@ static void settle_shares(te_walker *w)
     }
     if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
     w->fetches = true;
-    for (size_t t = 0; t < turns; t++) take_share(w, &w->shares[t], fetched, n, lines * t / turns, lines * (t + 1) / turns);
+    for (size_t t = 0; t < turns; t++)
+        take_share(w, &w->shares[t], fetched, n, lines * t / turns, lines * (t + 1) / turns);
 }
 
 void te_walker_uniform_value(te_walker *w, int v)

@@ -86,7 +86,8 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
     if (sums) order_sums(plan, pass);
     for (int s = pass->body; s < pass->end;) {
         int end = s;
-        while (end < pass->end && (is_pointwise(&plan->steps[end]) || (sums && is_linked_sum(&plan->steps[end])))) end++;
+        while (end < pass->end && (is_pointwise(&plan->steps[end]) || (sums && is_linked_sum(&plan->steps[end]))))
+            end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
     }
@@ -273,7 +274,8 @@ static void find_brief(te_plan *plan, const te_pass *pass)
         for (int j = 0; j < plan->n_slots && !plan->slots[i].brief && plan->slots[i].kind == TE_SLOT_REGISTER; j++)
             if (plan->slots[j].kind == TE_SLOT_REGISTER && plan->slots[j].index == plan->slots[i].index)
                 plan->slots[j].brief = false;
-    for (int i = 0; i < plan->n_slots; i++) plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
+    for (int i = 0; i < plan->n_slots; i++)
+        plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
 }
 
 /* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may

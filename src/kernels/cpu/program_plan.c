@@ -312,8 +312,8 @@ static void emit_row_outputs(te_maker *m)
     for (int o = 0; o < p->n_outputs; o++) {
         if (p->outputs[o].kind != TE_OUT_ROW) continue;
         int v = p->outputs[o].value;
-        te_step step = {
-            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1, -1, -1}};
+        te_step step = {.kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1,
+                        .arg = {m->values[v].slot, -1, -1, -1, -1}};
         step.scalars = p->insns[v].rate == TE_RATE_UNIFORM;
         add_step(m, step);
     }

@@ -79,7 +79,8 @@ static void run_share(const call *c, int index, int count, void *workspace, char
         const te_job *job = job_of(c, r, &other);
         int64_t       elements = te_job_elements(job), chunks = te_job_chunks(job);
         if (chunks > 0) {
-            int64_t first = first_chunk(begin - before, elements, chunks), last = first_chunk(end - before, elements, chunks);
+            int64_t first = first_chunk(begin - before, elements, chunks),
+                    last = first_chunk(end - before, elements, chunks);
             if (first < last) te_job_run(job, first, last, workspace, parts);
         }
         before += elements;

@@ -406,7 +406,8 @@ void te_walker_chain(te_walker *w, int first)
 {
     const te_blocks *blocks = w->blocks;
     const te_step   *steps = w->plan->steps, *chain = &steps[first];
-    size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
+    size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip,
+           left = n - skip;
     for (int s = first; chain->chain_sums && s < chain->chain_end; s++) {
         if (steps[s].kind != TE_STEP_COLSUM) continue;
         w->slot[steps[s].arg[2]] = column_sums(w, steps[s].operand);

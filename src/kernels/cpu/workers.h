@@ -20,7 +20,10 @@ typedef void te_cpu_body(void *context, int64_t first, int64_t end, int thread);
 void te_cpu_loop(te_exec *exec, int threads, int64_t n, int64_t grain, te_cpu_body *body, void *context);
 
 /* The grain by which each thread gets one piece. */
-static inline int64_t te_cpu_even_grain(int64_t n, int threads) { return threads > 1 ? (n + threads - 1) / threads : n; }
+static inline int64_t te_cpu_even_grain(int64_t n, int threads)
+{
+    return threads > 1 ? (n + threads - 1) / threads : n;
+}
 
 /* Ends the threads. */
 void te_cpu_workers_free(te_exec *exec);

@@ -84,7 +84,8 @@ cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const cha
  * `handle`, where it can be run, or for a described one, where it cannot: one of the two is NULL. */
 bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan);
 /* Of a call that failed: the library's words. */
-void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status, char reason[TE_DNN_REASON]);
+void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status,
+                     char reason[TE_DNN_REASON]);
 /* Whether the failure is of what was asked for, not of the device. */
 static inline bool te_dnn_declines(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 cudnnStatus_t te_dnn_run(const te_cuda_dnn_library *dnn, cudnnHandle_t handle, const te_dnn_plan *plan, int n,

@@ -74,8 +74,10 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
 
 /* Its parts. The product as it is, `bias` being what the epilogue reads; and its description
  * where it is a single one. */
-te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales, const te_cuda_narrow *narrow);
-bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow, te_cuda_product *p);
+te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales,
+                               const te_cuda_narrow *narrow);
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow,
+                         te_cuda_product *p);
 /* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
 te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype);
 

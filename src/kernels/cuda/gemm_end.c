@@ -23,7 +23,8 @@ typedef struct te_cuda_end {
 static end *find(end *entries, size_t capacity, te_hash128 key)
 {
     size_t i = (size_t)key.a & (capacity - 1);
-    while (entries[i].way != UNKNOWN && (entries[i].key.a != key.a || entries[i].key.b != key.b)) i = (i + 1) & (capacity - 1);
+    while (entries[i].way != UNKNOWN && (entries[i].key.a != key.a || entries[i].key.b != key.b))
+        i = (i + 1) & (capacity - 1);
     return &entries[i];
 }
 
@@ -143,9 +144,11 @@ static te_status measure(te_exec *exec, product *p, const te_cuda_product *descr
     uint32_t found = possible && apart < fused ? APART : FUSED;
     remember(exec, key, (way)found);
     te_disk_cache_write(&te_cuda(exec)->cache, key, ".gemm", &found, sizeof found);
-    te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: its end %s (%.4g ms fused, %.4g ms in two passes)\n",
+    te_cuda_trace(exec,
+                  "dispatch: matrix product %lldx%lldx%lld x%lld: its end %s (%.4g ms fused, %.4g ms in two passes)\n",
                   (long long)described->rows, (long long)described->columns, (long long)described->inner,
-                  (long long)described->batch, found == APART ? "is a pass of its own" : "is fused", (double)fused, (double)apart);
+                  (long long)described->batch, found == APART ? "is a pass of its own" : "is fused", (double)fused,
+                  (double)apart);
     return found == APART ? run_apart(exec, p) : TE_OK;
 }
 

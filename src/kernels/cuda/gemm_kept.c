@@ -47,7 +47,8 @@ static struct te_cuda_kept *find(te_exec *exec, te_cuda_blas *blas, const te_cud
 static void remember(te_exec *exec, te_cuda_blas *blas, const te_cuda_kept_id *id)
 {
     if (!blas->kept) blas->kept = te_mem_alloc(exec->mem, MOST_COPIES * sizeof *blas->kept);
-    if (blas->kept && blas->n_kept < MOST_COPIES) blas->kept[blas->n_kept++] = (struct te_cuda_kept){*id, blas->kept_clock, NULL, 0};
+    if (blas->kept && blas->n_kept < MOST_COPIES)
+        blas->kept[blas->n_kept++] = (struct te_cuda_kept){*id, blas->kept_clock, NULL, 0};
 }
 
 void *te_cuda_kept_copy(te_exec *exec, const te_cuda_kept_id *id, size_t bytes, bool *there)

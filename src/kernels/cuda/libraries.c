@@ -96,8 +96,8 @@ static te_status fail_search(const search *s, const char *const *files, const ch
                         names, s->broken);
 }
 
-static te_status load(te_exec *exec, const char *const *files, const char *beside, const char *const *functions, size_t n,
-                      void *table)
+static te_status load(te_exec *exec, const char *const *files, const char *beside, const char *const *functions,
+                      size_t n, void *table)
 {
     const char *wish = te_environment(TE_ENV_CUDA_LIBRARIES);
     char path[PATH_BYTES];

@@ -4,7 +4,8 @@
 
 #include "program_source.h"
 
-enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024, TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
+enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
+enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
 static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
 static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }

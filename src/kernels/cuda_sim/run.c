@@ -66,7 +66,8 @@ static _Thread_local launch *starting;
 static order order_wanted(void)
 {
     const char *wish = getenv("TE_SIM_STRICT");
-    return (order){.strict = wish != NULL, .shuffled = wish && strcmp(wish, "reverse") != 0, .state = 0x9e3779b97f4a7c15u};
+    return (order){
+        .strict = wish != NULL, .shuffled = wish && strcmp(wish, "reverse") != 0, .state = 0x9e3779b97f4a7c15u};
 }
 
 /* The bits to turn in the next round of visits: none, all, or some. */
@@ -143,7 +144,8 @@ static unsigned lanes_alike(const launch *l, int first, int end, const thread *t
     unsigned alike = 0;
     for (int i = first; i < end; i++) {
         const thread *other = &l->threads[i];
-        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round) alike |= 1u << (i - first);
+        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round)
+            alike |= 1u << (i - first);
     }
     return alike;
 }

@@ -110,8 +110,8 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
 /* The most frequent finish: the sums as they are, or with a bias per column, stored or added, in contiguous rows. */
 static bool is_plain(const te_gemm_finish *f)
 {
-    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 &&
-           f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
+    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE &&
+           f->c.cs == 1 && f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
 }
 
 static inline __attribute__((always_inline)) void finish_plain(const te_gemm_finish *f, const float *restrict sums,

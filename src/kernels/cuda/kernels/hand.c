@@ -71,8 +71,9 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens add up to %ld of %lld tokens", check->operation,
                             (long)(int32_t)(uint32_t)fault, (long long)check->bound);
     if (check->kind == TE_CUDA_CHECK_LENGTHS)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens[%lu] = %ld does not fit %lld tokens", check->operation,
-                            (unsigned long)(fault >> 32) + 1, (long)(int32_t)(uint32_t)fault, (long long)check->bound);
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens[%lu] = %ld does not fit %lld tokens",
+                            check->operation, (unsigned long)(fault >> 32) + 1, (long)(int32_t)(uint32_t)fault,
+                            (long long)check->bound);
     static const char *const found[][2] = {[TE_CUDA_CHECK_IDS] = {"id", "outside"},
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};

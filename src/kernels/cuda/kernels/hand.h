@@ -74,7 +74,8 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
                                  const te_view *ids);
 te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
                                           const te_view *ids);
-te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored);
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes,
+                                     double ignored);
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim);
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,

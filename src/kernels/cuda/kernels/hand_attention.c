@@ -99,8 +99,9 @@ static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad 
 }
 
 /* One of a pair of kernels, over the tiles of `rows` rows of `heads` heads. */
-static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, const char *mma_name, te_attention_args *args,
-                          int64_t rows, int64_t heads, const te_attention *a, const te_attention_grad *g)
+static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, const char *mma_name,
+                          te_attention_args *args, int64_t rows, int64_t heads, const te_attention *a,
+                          const te_attention_grad *g)
 {
     te_cuda_kernel kernel = kernel_for(a, g);
     int            tile = kernel.dim[0] ? MMA_ROWS : kernel.vector;
@@ -108,8 +109,8 @@ static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, c
     args->tiles = tiles_of(a, rows, tile);
     te_status status = count_blocks(exec, a, args->tiles, heads, &blocks);
     if (status != TE_OK) return status;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name, blocks, THREADS, args,
-                                          sizeof *args);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name, blocks,
+                                          THREADS, args, sizeof *args);
     call->kernel = kernel;
     if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
     return TE_OK;
@@ -127,7 +128,7 @@ static te_status check_quantized(te_exec *exec, const te_attention *a)
     te_status status = te_check_attention(exec, "attention", &plain);
     for (int i = 0; i < 3 && status == TE_OK; i++) {
         const te_quant *q = views[i]->quant;
-        bool            fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
+        bool fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
         if (!fits || !known)
             return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
                                 "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16, "
@@ -209,9 +210,11 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
             te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
                              (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
         rows->kernel = kernel_for(a, g);
-        status = add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
+        status =
+            add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }
     if (status == TE_OK && a->k.shape[0] * a->k.shape[1] * a->k.shape[2] > 0)
-        status = add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
+        status =
+            add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
     return status;
 }

@@ -103,7 +103,8 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
 
 /* --- classes ----------------------------------------------------------------------------------------------------- */
 
-te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored)
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes,
+                                     double ignored)
 {
     te_cuda_plan_open(plan);
     te_classes_args args = {.targets = te_cuda_view_of(targets),
@@ -112,12 +113,14 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
                             .classes = classes,
                             .ignored = ignored};
     if (!is_index(targets->dtype) && targets->dtype != TE_U8)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s", te_dtype_name(targets->dtype));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s",
+                            te_dtype_name(targets->dtype));
     if (args.n == 0) return TE_OK;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes, 0};
     /* the types of the embeddings that the build compiles */
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS, &args, sizeof args),
-              TE_F32, TE_F32);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS,
+                                          &args, sizeof args);
+    set_types(call, TE_F32, TE_F32);
     return TE_OK;
 }
 

@@ -264,8 +264,8 @@ static void test_host_memory(void)
         memory.countdown = n;
         te_status status = device->exec.backend->attention(&device->exec, &r.grad.forward);
         if (status == TE_OK) status = device->exec.backend->attention_backward(&device->exec, &r.grad);
-        CHECK_MSG(status == TE_OK || (status == TE_ERROR_MEMORY && n < 100), "allocation %d: status %d, %s", n, (int)status,
-                  device->exec.message);
+        CHECK_MSG(status == TE_OK || (status == TE_ERROR_MEMORY && n < 100), "allocation %d: status %d, %s", n,
+                  (int)status, device->exec.message);
         memory.countdown = -1;
         close_run(&r);
         te_context_release(ctx);

@@ -12,7 +12,8 @@ enum { ROWS = 20, WIDTH = 24, HIDDEN = 40 };
 
 /* Quantizers of the kinds that differ in what they need: a history; blocks; two levels with
  * transform and random bits. */
-static const te_quantizer delayed = {.element = TE_E4M3, .needs_history = true, .has_columnwise = true, .transposed = true};
+static const te_quantizer delayed = {
+    .element = TE_E4M3, .needs_history = true, .has_columnwise = true, .transposed = true};
 static const te_quantizer blocks = {
     .element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true};
 static const te_quantizer two_levels = {.element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = 1, .block_cols = 16,
@@ -73,7 +74,8 @@ static void network_close(network *net)
     for (int i = 0; i < 2; i++) te_recipe_state_release(net->states[i]);
 }
 
-static int add(te_context *ctx, te_group *group, const char *name, int x, int weight, te_recipe_state *state, bool cached)
+static int add(te_context *ctx, te_group *group, const char *name, int x, int weight, te_recipe_state *state,
+               bool cached)
 {
     te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
     const te_op *op = te_op_find(ctx, name);
@@ -107,7 +109,8 @@ static bool step(network *net)
     ok = dy && te_backward(y, dy, false) == TE_OK;
     for (int i = 0; i < 2 && ok; i++)
         for (int r = 0; r < TE_ROLE_COUNT && ok; r++)
-            ok = te_recipe_states_update(net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0, NULL}, 1) == TE_OK;
+            ok = te_recipe_states_update(
+                     net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0, NULL}, 1) == TE_OK;
     te_tensor *master = ok ? filled(net->ctx, WIDTH, HIDDEN, 5) : NULL;
     ok = master && te_quantized_parameter_store(net->in[2], master) == TE_OK;
     net->ctx->recipe_enabled = false;

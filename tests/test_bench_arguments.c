@@ -43,6 +43,8 @@ static const refusal refusals[] = {
     {bench_program, {"bench_program", "1", "0", "", "8", "0"},
      "columns: expected a whole number from 1 to 1073741824, got \"0\""},
     {bench_quantize, {"bench_quantize", "1", "inf"}, "seconds: expected a number from 0 on, got \"inf\""},
+    {bench_quantize, {"bench_quantize", "1", "0", "no such case"},
+     "case: expected part of a case's name, got \"no such case\""},
     {bench_quantize, {"bench_quantize", "1", "0", "", "-8"},
      "rows: expected a whole number from 1 to 1073741824, got \"-8\""},
     {bench_quantize, {"bench_quantize", "1", "0", "", "8"},

@@ -140,6 +140,40 @@ static double copy_rate(te_exec *exec, void *to, const void *from, size_t bytes,
     return 2e-9 * (double)bytes / best;
 }
 
+enum { WAYS = 3 };
+
+static const char *name_of(int narrow, int kind, int way, char name[static 64])
+{
+    static const char *const ways[WAYS] = {"", " both", " back"};
+    snprintf(name, 64, "%s %s%s", narrow ? "bf16" : "f32", kinds[kind].name, ways[way]);
+    return name;
+}
+
+static bool is_part_of_a_name(const char *text)
+{
+    char name[64];
+    for (int i = 0; i < 2 * KINDS * WAYS; i++)
+        if (strstr(name_of(i % 2, i / 2 % KINDS, i / 2 / KINDS, name), text)) return true;
+    return false;
+}
+
+/* About normal. */
+static void fill(float *x, int64_t n, bool narrow)
+{
+    uint64_t state = 1;
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int k = 0; k < 4; k++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            sum += (float)(int32_t)(state >> 32) * 0x1p-31f;
+        }
+        if (narrow)
+            ((uint16_t *)x)[i] = te_f32_to_bf16(sum);
+        else
+            x[i] = sum;
+    }
+}
+
 int main(int argc, char **argv)
 {
     arguments a = {argc, argv};
@@ -150,6 +184,7 @@ int main(int argc, char **argv)
     int64_t cols = whole_argument(&a, 5, "columns", 3072, 1, MOST_EXTENT), n = rows * cols;
     at_most(&a, 5);
     if (argc == 5) refuse(&a, "columns", "", "a number where rows are given");
+    if (!is_part_of_a_name(only)) refuse(&a, "case", only, "part of a case's name");
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
@@ -161,24 +196,11 @@ int main(int argc, char **argv)
     printf("copy %.1f GB/s, %d threads\n", copy, threads);
 
     for (int narrow = 0; narrow < 2; narrow++) {
-        uint64_t state = 1;
-        for (int64_t i = 0; i < n; i++) { /* about normal */
-            float sum = 0;
-            for (int k = 0; k < 4; k++) {
-                state = state * 6364136223846793005u + 1442695040888963407u;
-                sum += (float)(int32_t)(state >> 32) * 0x1p-31f;
-            }
-            if (narrow)
-                ((uint16_t *)x)[i] = te_f32_to_bf16(sum);
-            else
-                x[i] = sum;
-        }
+        fill(x, n, narrow);
         for (int k = 0; k < KINDS; k++)
-            for (int way = 0; way < 3; way++) {
-                static const char *const ways[] = {"", " both", " back"};
+            for (int way = 0; way < WAYS; way++) {
                 char name[64];
-                snprintf(name, sizeof name, "%s %s%s", narrow ? "bf16" : "f32", kinds[k].name, ways[way]);
-                if (!strstr(name, only)) continue;
+                if (!strstr(name_of(narrow, k, way, name), only)) continue;
                 bench b = {.exec = &exec,
                            .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
                                    .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};

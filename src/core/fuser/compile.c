@@ -259,13 +259,14 @@ static te_status add_bias_gradients(te_fuse_plan *plan, int position)
 }
 
 /* The gradient that gives results again, in the other's place where that keeps less. */
-static te_status recompute(te_fuse_plan *plan, te_unit *unit, te_gradient_request *request, te_gradient *gradient)
+static te_status recompute(te_fuse_plan *plan, te_unit *unit, const te_gradient_request *asked, te_gradient *gradient)
 {
     bool again[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false};
     te_gradient other;
     if (!te_plan_may_recompute(plan, unit, again)) return TE_OK;
-    request->again = again;
-    te_status status = te_program_differentiate(request, &other, NULL);
+    te_gradient_request request = *asked;
+    request.again = again;
+    te_status status = te_program_differentiate(&request, &other, NULL);
     if (status != TE_OK) return status == TE_ERROR_MEMORY ? out_of_memory(plan) : TE_OK;
     if (te_plan_recompute_pays(plan, unit, again, gradient, &other)) {
         te_gradient keeping = *gradient;

@@ -1,5 +1,5 @@
---- te.graph: a recorded training step has the bits of the one that is run, whatever changes from step to step; what cannot be
---- recorded says so. On a device without graphs the function runs.
+--- te.graph: a recorded training step has the bits of the one that is run, whatever changes from step to step; what
+--- cannot be recorded says so. On a device without graphs the function runs.
 
 local batch = require "spec.support.tokens"
 local te = require "te"

@@ -204,9 +204,8 @@ function Module:children()
     return list
 end
 
---- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and what
---- delayed scaling remembers. The tensors are the module's own; a shared one stands
---- under its first name.
+--- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and
+--- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
 function Module:state_dict()
     local state, seen = {}, {}
     walk(self, "", function(name, tensor)
@@ -235,8 +234,8 @@ local function few(names)
     return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
 end
 
--- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in place to
--- `steps`. Returns what is wrong.
+-- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in
+-- place to `steps`. Returns what is wrong.
 local function find_recipe_state(self, state, known, steps)
     local any, problem = false, nil
     for name in pairs(state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
@@ -249,16 +248,16 @@ local function find_recipe_state(self, state, known, steps)
     return problem
 end
 
--- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns what puts them in place.
+-- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns
+-- what puts them in place.
 local function find_parts(name, tensor, state, known)
     local parameters = require "te.recipe.parameters"
     parameters.each_part(name, tensor, function(part) known[part] = true end)
     return parameters.loader(name, tensor, state)
 end
 
---- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match; what
---- delayed scaling remembers may be missing.
---- Nothing is changed unless everything fits.
+--- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match;
+--- what delayed scaling remembers may be missing. Nothing is changed unless everything fits.
 ---@param state table<string, any>
 ---@param opts table|nil  { strict = true }
 function Module:load_state_dict(state, opts)

@@ -1,5 +1,6 @@
---- What the host does for a training step on the CUDA device, counted by the made-up driver (src/kernels/cuda_fake): the work of a
---- step waits for nothing, and a recorded one is a launch and its inputs, whatever the model. Pending on other machines.
+--- What the host does for a training step on the CUDA device, counted by the made-up driver
+--- (src/kernels/cuda_fake): the work of a step waits for nothing, and a recorded one is a launch and its inputs,
+--- whatever the model. Pending on other machines.
 
 local batch = require "spec.support.tokens"
 local ffi = require "ffi"
@@ -128,7 +129,8 @@ describe("the host's part of a training step", function()
         end
     end)
 
-    -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the next step has been launched.
+    -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the
+    -- next step has been launched.
     it("waits for nothing in train_gpt's loop", function()
         te.manual_seed(5)
         local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16, dropout = 0.1 }

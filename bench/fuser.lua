@@ -1,11 +1,12 @@
--- What fusion is worth: a pre-norm MLP and a whole GPT block, forward and backward, fused and with te.set_fusion(false).
+-- What fusion is worth: a pre-norm MLP and a whole GPT block, forward and backward, fused and
+-- with te.set_fusion(false).
 --
 --     tetrain bench/fuser.lua --model=block --dtype=bf16 --width=256 --threads=1 --json
 --
--- bench/peers/block.py measures the same in PyTorch; bench/fuser.sh runs both and prints the table. Both ways of running
--- are timed in turns on the same weights. bf16 keeps float32 weights, as in training. Beside the times stand the bytes that
--- the plan predicts (seq:explain) and those that kernels moved (te.profile). y_norm and grad_norm tell whether the peer
--- does the same work.
+-- bench/peers/block.py measures the same in PyTorch; bench/fuser.sh runs both and prints the table. Both ways of
+-- running are timed in turns on the same weights. bf16 keeps float32 weights, as in training. Beside the times stand
+-- the bytes that the plan predicts (seq:explain) and those that kernels moved (te.profile). y_norm and grad_norm tell
+-- whether the peer does the same work.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
@@ -70,7 +71,8 @@ local function build_step(o)
         te.set_fusion(before)
         return y
     end
-    -- A pair of neighbours in time, in alternating order: their ratio is the same on a machine that is slow for a while.
+    -- A pair of neighbours in time, in alternating order: their ratio is the same on a machine
+    -- that is slow for a while.
     local order = { "fused", "unfused" }
     function bench.step()
         local times = {}
@@ -93,7 +95,8 @@ local function build_step(o)
 end
 
 -- How many times as long as its products and attention alone the unfused step takes, each kernel at its fastest of some
--- profiles: others who use the machine delay one or the other. Both ways of running compute those, so no fusion can give more.
+-- profiles: others who use the machine delay one or the other. Both ways of running compute those, so
+-- no fusion can give more.
 local function ratio_at_most(bench)
     local fastest, is_shared = {}, {}
     for _ = 1, 25 do

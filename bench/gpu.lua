@@ -1,11 +1,13 @@
--- Kernels of the CUDA device against what the card can do. Lines that begin with BENCH are the results; steps are in gpu_steps.lua.
+-- Kernels of the CUDA device against what the card can do. Lines that begin with BENCH are the results;
+-- steps are in gpu_steps.lua.
 --
 --     build/tetrain bench/gpu.lua [--quick | --once]
 --     build/tetrain bench/gpu.lua --products [--quick]     the times of matrix products alone, for the other form
 --
 -- Memory-bound kernels are given as a share of the bandwidth of a large copy, in bytes that they must read and write;
--- products and attention in operations a second. Each time is the fastest of several runs of ten calls in a row. Products are
--- measured again in a process that times every algorithm which cuBLASLt names, and given as a share of the best of these.
+-- products and attention in operations a second. Each time is the fastest of several runs of ten calls in a
+-- row. Products are measured again in a process that times every algorithm which cuBLASLt names, and given as a
+-- share of the best of these.
 
 local te = require "te"
 local clock = te._core.clock
@@ -95,7 +97,8 @@ local function gradients()
         end)
 end
 
--- AdamW on as many numbers as GPT-2 124M has, in tensors of its sizes: parameter, gradient and two moments, three are written.
+-- AdamW on as many numbers as GPT-2 124M has, in tensors of its sizes: parameter, gradient and two
+-- moments, three are written.
 local function optimizer()
     local parameters, n = {}, 0
     for i = 1, quick and 3 or 48 do
@@ -141,7 +144,8 @@ local function seconds_of(case)
     return best_of(function() te.linear(a, b):release() end)
 end
 
--- The seconds of all products in another process, where as many algorithms are timed as there are. Its choices are not kept.
+-- The seconds of all products in another process, where as many algorithms are timed as there are.
+-- Its choices are not kept.
 local function exhaustive()
     local command = 'cache=$(mktemp -d) && TETRAIN_GEMM_CANDIDATES=10000 TETRAIN_CACHE=$cache "$(readlink /proc/$PPID/exe)" "%s" '
         .. '--products %s; rm -rf "$cache"'

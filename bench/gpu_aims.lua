@@ -1,5 +1,5 @@
--- What the benches of a GPU are to show, aim by aim, from the report of scripts/gpu_check.sh: whether it was measured, and if not,
--- why. Aims are for an H200; elsewhere figures are given all the same, and no verdict.
+-- What the benches of a GPU are to show, aim by aim, from the report of scripts/gpu_check.sh: whether it was measured,
+-- and if not, why. Aims are for an H200; elsewhere figures are given all the same, and no verdict.
 --
 --     build/tetrain bench/gpu_aims.lua REPORT
 
@@ -21,7 +21,8 @@ local function read(path)
     return report
 end
 
--- The number behind "NAME: " in milliseconds, and what the host needs of it; nil: there is none. Names are not patterns.
+-- The number behind "NAME: " in milliseconds, and what the host needs of it; nil: there is
+-- none. Names are not patterns.
 local function figure(report, name)
     for _, line in ipairs(report.benches) do
         if line:sub(1, #name + 2) == name .. ": " then

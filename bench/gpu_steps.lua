@@ -1,11 +1,11 @@
--- Training steps on the CUDA device: small layers, a block of GPT-2 1.5B, a layer of Llama 8B, GPT-2 124M; in bfloat16 and in
--- FP8, run as they are and as recorded graphs. Lines that begin with BENCH are the results; what matters most comes first, in case
--- that time runs out.
+-- Training steps on the CUDA device: small layers, a block of GPT-2 1.5B, a layer of Llama 8B, GPT-2 124M; in bfloat16
+-- and in FP8, run as they are and as recorded graphs. Lines that begin with BENCH are the results; what matters most
+-- comes first, in case that time runs out.
 --
 --     build/tetrain bench/gpu_steps.lua [--quick | --once]
 --
--- Each figure is the median of several measurements; `host` is what the host works for one step while the device goes on.
--- bench/peers/gpu.py measures the same in PyTorch.
+-- Each figure is the median of several measurements; `host` is what the host works for one step while the device goes
+-- on. bench/peers/gpu.py measures the same in PyTorch.
 
 local te = require "te"
 local clock = te._core.clock

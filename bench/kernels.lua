@@ -1,11 +1,12 @@
--- Kernels whose floor is memory, on tensors larger than the caches: elements and bytes per nanosecond, and the share of what the
--- machine streams.
+-- Kernels whose floor is memory, on tensors larger than the caches: elements and bytes per nanosecond, and the share of
+-- what the machine streams.
 --
 --     tetrain bench/kernels.lua --threads=2 --machine=build/bench_machine
 --
--- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. What the machine streams changes from
--- second to second where others use its memory, so every kernel is measured in rounds, all kernels of a group in turn, with
--- bench_machine before and after each: the share is the kernel's best round to the best that was streamed. The machine does not stream as much when it writes other memory than it reads, so there is a second
+-- Bytes are those of inputs and outputs, each once: what a perfect kernel would move. What the machine streams
+-- changes from second to second where others use its memory, so every kernel is measured in rounds, all kernels of a
+-- group in turn, with bench_machine before and after each: the share is the kernel's best round to the best that was
+-- streamed. The machine does not stream as much when it writes other memory than it reads, so there is a second
 -- share, of the fastest loop that reads and writes in the same proportion: read writes nothing, copy one byte for each
 -- that is read, triad one for two; what reads and writes in place is held against the fastest of all, bandwidth.
 
@@ -30,8 +31,9 @@ local function tensor(dtype, rows, width, requires_grad)
     return te.randn({ rows, width }, { dtype = dtype, requires_grad = requires_grad })
 end
 
--- Cases are { name, bytes moved per element of the large tensor, function, the loop with such traffic }. What the function
--- returns, if anything, is the time that counts. The loop is copy, or triad where a gradient is made, unless said.
+-- Cases are { name, bytes moved per element of the large tensor, function, the loop with such traffic }.
+-- What the function returns, if anything, is the time that counts. The loop is copy, or triad where a
+-- gradient is made, unless said.
 
 local function forward(fn) return function() fn():release() end end
 

@@ -3,8 +3,9 @@
 --     tetrain bench/small.lua [--seconds=0.3] [--json]
 --
 -- A Sequential of LayerNorm, Linear, GELU, Linear on a {1, 16} input: forward, forward and backward, AdamW on its six
--- parameters; one addition of two tensors of 16 elements; and planning such a container. Each stands beside its target. The
--- figure is the fastest of many batches: what the call costs when nobody disturbs it. Only the first plan runs once.
+-- parameters; one addition of two tensors of 16 elements; and planning such a container. Each stands beside
+-- its target. The figure is the fastest of many batches: what the call costs when nobody disturbs it. Only
+-- the first plan runs once.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")

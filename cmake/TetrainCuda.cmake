@@ -7,14 +7,17 @@ if(NOT CUDAToolkit_FOUND)
 endif()
 message(STATUS "CUDA toolkit ${CUDAToolkit_VERSION}: building the CUDA module")
 
-file(GLOB TE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.c)
+# What all backends share, but for the processors of the process: threads are the core's and the CPU backend's.
+file(GLOB TE_SHARED_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c)
+list(REMOVE_ITEM TE_SHARED_SOURCES ${CMAKE_SOURCE_DIR}/src/kernels/cores.c)
+file(GLOB TE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.c)
 list(REMOVE_ITEM TE_CUDA_SOURCES ${TE_CUDA_PROGRAM_SOURCES})
 find_path(TE_CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 if(NOT TE_CUDNN_INCLUDE_DIR)
   message(STATUS "cudnn.h not found: attention on CUDA without cuDNN")
   list(FILTER TE_CUDA_SOURCES EXCLUDE REGEX "dnn[a-z_]*[.]c$")
 endif()
-add_library(tetrain_cuda MODULE ${TE_CUDA_SOURCES} ${TE_CUDA_TEXT_SOURCES})
+add_library(tetrain_cuda MODULE ${TE_SHARED_SOURCES} ${TE_CUDA_SOURCES} ${TE_CUDA_TEXT_SOURCES})
 target_include_directories(tetrain_cuda PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
 target_include_directories(tetrain_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(tetrain_cuda PRIVATE te_cuda_program te_flags ${CMAKE_DL_LIBS} m)
@@ -29,9 +32,9 @@ endif()
 # Kernels that the module has in itself (src/kernels/cuda/ready.h), compiled where the toolkit has NVRTC. Sanitized
 # modules do without: it takes NVRTC half a minute for each target.
 if(TARGET CUDA::nvrtc AND NOT CMAKE_CROSSCOMPILING AND NOT TE_SANITIZE)
-  file(GLOB make_ready_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/ready/*.c ${CMAKE_SOURCE_DIR}/src/kernels/*.c)
-  add_executable(te_cuda_make_ready ${make_ready_sources} ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c
-    ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
+  file(GLOB make_ready_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/ready/*.c)
+  add_executable(te_cuda_make_ready ${make_ready_sources} ${TE_SHARED_SOURCES}
+    ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
   target_link_libraries(te_cuda_make_ready PRIVATE te_cuda_program te_flags CUDA::nvrtc ${CMAKE_DL_LIBS} m)
   foreach(target sm_80 sm_90a sm_100)
     set(ready ${CMAKE_BINARY_DIR}/te_cuda_ready_${target})

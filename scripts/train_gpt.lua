@@ -207,7 +207,8 @@ local function validate_and_sample(run, progress, s, record)
     if text then progress:print("%s\n", text) end
 end
 
--- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all, before the model is looked at.
+-- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all,
+-- before the model is looked at.
 local function loop(run, progress)
     local o, every = run.options, run.options.watch_numerics
     for step = run.first_step, o.steps do

@@ -214,8 +214,9 @@ describe("tetrain", function()
         assert.is_truthy(err:find("wrong mode", 1, true))
     end)
 
-    -- Runs a script in the background and signals it once it has called ready(...). A signal that comes earlier is lost (a shell
-    -- lets its background ignore INT), and one that stops nothing would leave the script running, so `timeout` ends it.
+    -- Runs a script in the background and signals it once it has called ready(...). A signal that comes earlier
+    -- is lost (a shell lets its background ignore INT), and one that stops nothing would leave the script
+    -- running, so `timeout` ends it.
     local function run_and_signal(text, signal)
         local ready = os.tmpname()
         os.remove(ready)

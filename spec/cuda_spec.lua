@@ -1,5 +1,5 @@
---- The CUDA device against the CPU: every operation and its gradient, a training run, memory, files. Without a device the
---- specs are pending, with the reason; TETRAIN_CUDA_LIBRARIES=build/cuda_fake gives every machine one.
+--- The CUDA device against the CPU: every operation and its gradient, a training run, memory, files. Without a device
+--- the specs are pending, with the reason; TETRAIN_CUDA_LIBRARIES=build/cuda_fake gives every machine one.
 
 local te = require "te"
 local support = require "spec.support.op_cases"

@@ -1,6 +1,7 @@
---- te.graph: a recorded training step has the bits of the one that is run, whatever changes from step to step; what cannot be
---- recorded says so. On a device without graphs the function runs.
+--- te.graph: a recorded training step has the bits of the one that is run, whatever changes from step to step; what
+--- cannot be recorded says so. On a device without graphs the function runs.
 
+local batch = require "spec.support.tokens"
 local te = require "te"
 
 local devices, reason = te.devices()
@@ -13,13 +14,6 @@ local function model_on(device, opts)
         quantized = opts.quantized }
     model:to(device)
     return model
-end
-
-local function batch(step, device)
-    local x, y = {}, {}
-    for i = 1, 16 do x[i], y[i] = (i * 7 + step * 3) % 11, (i * 5 + step) % 11 end
-    local function place(list) return te.tensor(list, { dtype = "int32" }):view { 2, 8 }:to(device) end
-    return place(x), place(y)
 end
 
 -- Losses, norms and weights of a few steps with a changing learning rate.

@@ -1,6 +1,6 @@
---- Copies larger than the caches, which are written past them, against copies of a few rows, which are not. Transposes of
---- squares and of what they leave over. And sums of columns in chains of every length, against sums of whole numbers that
---- float32 holds.
+--- Copies larger than the caches, which are written past them, against copies of a few rows, which are not. Transposes
+--- of squares and of what they leave over. And sums of columns in chains of every length, against sums of whole
+--- numbers that float32 holds.
 
 local te = require "te"
 

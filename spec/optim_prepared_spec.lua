@@ -1,4 +1,5 @@
--- AdamW keeps its step prepared: the next one must be the same as one that was read from the tables anew, whatever changed.
+-- AdamW keeps its step prepared: the next one must be the same as one that was read from the
+-- tables anew, whatever changed.
 
 local te = require "te"
 

@@ -1,5 +1,5 @@
-/* attention_naive.h - random problems of attention, and forward and backward straight from their definitions in float64: what
- * backends' results are compared with. */
+/* attention_naive.h - random problems of attention, and forward and backward straight from their definitions in
+ * float64: what backends' results are compared with. */
 #ifndef TE_TEST_ATTENTION_NAIVE_H
 #define TE_TEST_ATTENTION_NAIVE_H
 

@@ -1,5 +1,5 @@
-/* test_attention_quantized.c - attention forward on E4M3 operands against its formula in float64 (te_attention): masks, packed
- * sequences, grouped heads, odd sizes, values that are NaN; every instruction set, one and two threads. */
+/* test_attention_quantized.c - attention forward on E4M3 operands against its formula in float64 (te_attention): masks,
+ * packed sequences, grouped heads, odd sizes, values that are NaN; every instruction set, one and two threads. */
 #include "test.h"
 
 #include "kernels/cpu/cpu.h"
@@ -63,7 +63,8 @@ static void seen_by(const te_attention *a, int64_t i, int64_t *first, int64_t *e
     int64_t q0 = 0, q1 = QUERIES, k0 = 0, k1 = KEYS;
     for (int s = 0; s < a->n_seqs; s++)
         if (i >= a->cu_seqlens_q[s] && i < a->cu_seqlens_q[s + 1])
-            q0 = a->cu_seqlens_q[s], q1 = a->cu_seqlens_q[s + 1], k0 = a->cu_seqlens_kv[s], k1 = a->cu_seqlens_kv[s + 1];
+            q0 = a->cu_seqlens_q[s], q1 = a->cu_seqlens_q[s + 1], k0 = a->cu_seqlens_kv[s],
+            k1 = a->cu_seqlens_kv[s + 1];
     int64_t at = i - q0 + k0 + (a->bottom_right ? (k1 - k0) - (q1 - q0) : 0);
     *first = a->window_left < 0 || at - a->window_left < k0 ? k0 : at - a->window_left;
     *end = a->window_right < 0 || at + a->window_right + 1 > k1 ? k1 : at + a->window_right + 1;

@@ -1,5 +1,5 @@
-/* test_cuda_backend_attention.c - attention through cuDNN on the made-up machine: results and gradients are those of the
- * CPU, plans are made once per shape, and what cuDNN declines or lacks is done by the backend's own kernels.
+/* test_cuda_backend_attention.c - attention through cuDNN on the made-up machine: results and gradients are those of
+ * the CPU, plans are made once per shape, and what cuDNN declines or lacks is done by the backend's own kernels.
  */
 #include "cuda_backend.h"
 #include "core/graph.h"
@@ -199,7 +199,8 @@ static void test_without(void)
     te_context_release(ctx);
 }
 
-/* Recorded, offsets of packed sequences included: nothing is written before the launch, and each launch writes it all again. */
+/* Recorded, offsets of packed sequences included: nothing is written before the launch, and each
+ * launch writes it all again. */
 static void test_in_a_graph(void)
 {
     scene own = scenes[4]; /* by the backend's own kernels */
@@ -263,8 +264,8 @@ static void test_host_memory(void)
         memory.countdown = n;
         te_status status = device->exec.backend->attention(&device->exec, &r.grad.forward);
         if (status == TE_OK) status = device->exec.backend->attention_backward(&device->exec, &r.grad);
-        CHECK_MSG(status == TE_OK || (status == TE_ERROR_MEMORY && n < 100), "allocation %d: status %d, %s", n, (int)status,
-                  device->exec.message);
+        CHECK_MSG(status == TE_OK || (status == TE_ERROR_MEMORY && n < 100), "allocation %d: status %d, %s", n,
+                  (int)status, device->exec.message);
         memory.countdown = -1;
         close_run(&r);
         te_context_release(ctx);

@@ -1,6 +1,6 @@
 /* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes,
- * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is fused
- * and one that is not, made once and kept on disk. */
+ * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is
+ * fused and one that is not, made once and kept on disk. */
 #include "cuda_backend.h"
 
 #include <cublasLt.h>
@@ -183,7 +183,8 @@ static void test_epilogue_declined(void)
                      .activation = TE_ACT_RELU, .alpha = 1};
         fake.fail_call(calls[i], 0, CUBLAS_STATUS_NOT_SUPPORTED);
         uint64_t before = fake.count("cublasLtMatmul");
-        CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, first) == TE_OK, "%s", exec->message);
+        CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, first) == TE_OK, "%s",
+                  exec->message);
         fake.fail_call(NULL, 0, 0);
         CHECK(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, second) == TE_OK);
         for (int k = 0; k < 64; k++) {
@@ -231,7 +232,8 @@ static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2]
             sum += ((double)((i / 160 * 160 + l) % 97) - 40) * ((double)((l * 160 + i % 160) % 97) - 40);
         double x = sum * 0x1p-12 + (double)(i % 160 % 97) - 40, y = activated(g.activation, x);
         if (beta != 0) y = 3 + repeats * x;
-        wrong += !(fabs(values[i] - y) <= 1e-5 * (1 + fabs(y)) && (beta != 0 || fabs(arguments[i] - x) <= 1e-5 * (1 + fabs(x))));
+        wrong += !(fabs(values[i] - y) <= 1e-5 * (1 + fabs(y)) &&
+                   (beta != 0 || fabs(arguments[i] - x) <= 1e-5 * (1 + fabs(x))));
     }
     CHECK_MSG(wrong == 0, "%d of %lld values with beta %g", wrong, (long long)(m * 160), (double)beta);
     free(arguments);
@@ -250,10 +252,11 @@ static void test_end(void)
         uint64_t counts[2];
         fake.set_epilogue_cost(slow ? SLOW : 0);
         ended_product(0, 1, m, counts);
-        CHECK_MSG(counts[0] > 8 && counts[1] > 3, "%d products and %d kernels: nothing was timed", (int)counts[0], (int)counts[1]);
+        CHECK_MSG(counts[0] > 8 && counts[1] > 3, "%d products and %d kernels: nothing was timed", (int)counts[0],
+                  (int)counts[1]);
         ended_product(0, 2, m, counts);
-        CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)slow, "%d products, %d kernels when an epilogue is %s", (int)counts[0],
-                  (int)counts[1], slow ? "slow" : "fast");
+        CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)slow, "%d products, %d kernels when an epilogue is %s",
+                  (int)counts[0], (int)counts[1], slow ? "slow" : "fast");
         fake.set_epilogue_cost(slow ? 0 : SLOW);
         ended_product(0, 1, m, counts);
         CHECK_MSG(counts[0] == 1 && counts[1] == (uint64_t)slow, "the answer was not kept");

@@ -122,7 +122,8 @@ static int count_narrow(te_context *ctx, const struct quantizer_recipe *r, int64
 static const char *const narrow_kinds[] = {"delayed", "current", "mxfp8", "mxfp8, square weight", "blocks", "nvfp4",
                                            "nvfp4, amax per row"};
 
-/* Of four products each, how many a device of this compute capability takes as bytes, whatever the sizes are. Where the sum must lie together MXFP8's column-wise copies do not go. */
+/* Of four products each, how many a device of this compute capability takes as bytes, whatever the sizes are. Where the
+ * sum must lie together MXFP8's column-wise copies do not go. */
 static const struct narrow_device {
     int capability;
     int taken[sizeof narrow_kinds / sizeof *narrow_kinds];
@@ -147,15 +148,15 @@ static void check_device(const struct narrow_device *device)
             for (size_t s = 0; s < sizeof narrow_sizes / sizeof *narrow_sizes; s++) {
                 const int64_t *size = narrow_sizes[s];
                 int taken = count_narrow(ctx, &quantizer_recipes[r], size[0], size[1], size[2]);
-                CHECK_MSG(taken == device->taken[k], "%s on %d, %lld tokens: %d products of bytes, expected %d", narrow_kinds[k],
-                          device->capability, (long long)size[0], taken, device->taken[k]);
+                CHECK_MSG(taken == device->taken[k], "%s on %d, %lld tokens: %d products of bytes, expected %d",
+                          narrow_kinds[k], device->capability, (long long)size[0], taken, device->taken[k]);
             }
         }
     te_context_release(ctx);
 }
 
-/* A library that wants whole blocks of 128 gets them; one that wants no bytes of a shape, or says so when they are to run, decoded
- * operands. */
+/* A library that wants whole blocks of 128 gets them; one that wants no bytes of a shape, or says so when they are to
+ * run, decoded operands. */
 static void check_declined(void)
 {
     enum { DECLINES = 15, BLOCKS = 4 }; /* CUBLAS_STATUS_NOT_SUPPORTED */
@@ -176,7 +177,7 @@ static void check_declined(void)
     }
 }
 
-/* --- what else a product of bytes has to do ------------------------------------------------------------------------ */
+/* --- what else a product of bytes has to do ----------------------------------------------------------------------- */
 
 /* How the result lies: its strides in a tensor of {48, 53} or {32, 61}. */
 typedef enum result_layout { DENSE, ODD_LINES, TURNED } result_layout;
@@ -224,8 +225,8 @@ static void check_narrow_cases(int capability, const struct quantizer_recipe *r)
             narrow_case(ctx, device, x, w, k / 3 % 2 ? bias[device] : NULL, dtype, (result_layout)(k / 6 % 3),
                         (float)(k / 18), values[device]);
         for (int i = 0; i < 32 * 48; i++) worst = fmax(worst, fabs(values[0][i] - values[1][i]));
-        CHECK_MSG(worst <= (dtype == TE_F32 ? 2e-5 : dtype == TE_F16 ? 2e-2 : 0.13), "%s, case %d: off by %g", r->name, k,
-                  worst);
+        double most = dtype == TE_F32 ? 2e-5 : dtype == TE_F16 ? 2e-2 : 0.13;
+        CHECK_MSG(worst <= most, "%s, case %d: off by %g", r->name, k, worst);
     }
     CHECK(fake.count("narrow product") == before + 36);
     te_tensor_release(bias[0]);
@@ -248,7 +249,7 @@ static void check_kept_choices(void)
     CHECK_MSG(counted[0] > 4 && counted[1] == 4, "%d products, then %d", counted[0], counted[1]);
 }
 
-/* --- copies of weights that are kept ------------------------------------------------------------------------------- */
+/* --- copies of weights that are kept ------------------------------------------------------------------------------ */
 
 /* Kernels of a product with the weight on the device, whose result is compared with the CPU's. */
 static int keyed_kernels(te_context *ctx, const te_quantized *x, const te_quantized *w)
@@ -293,8 +294,8 @@ static void change_weight(te_quantized w[2])
     }
 }
 
-/* A weight that comes again is padded, and its factors are arranged, at the first and at the second sight; never while a graph is
- * recorded; again when it has changed; and its copy goes with it. */
+/* A weight that comes again is padded, and its factors are arranged, at the first and at the second sight; never while
+ * a graph is recorded; again when it has changed; and its copy goes with it. */
 static void check_kept_copies(int capability, const char *name, int64_t in, int copies)
 {
     fake.set_devices(1, capability);
@@ -311,7 +312,8 @@ static void check_kept_copies(int capability, const char *name, int64_t in, int 
     size_t held = device->allocator.current;
     int first = keyed_kernels(ctx, x, w), second = keyed_kernels(ctx, x, w);
     CHECK_MSG(first == second && device->allocator.current > held, "%s: %d kernels, then %d", name, first, second);
-    for (int i = 0; i < 3; i++) CHECK_MSG(keyed_kernels(ctx, x, w) == first - copies, "%s: the copies were not kept", name);
+    for (int i = 0; i < 3; i++)
+        CHECK_MSG(keyed_kernels(ctx, x, w) == first - copies, "%s: the copies were not kept", name);
     change_weight(w);
     CHECK(keyed_kernels(ctx, x, w) == first && device->allocator.current == held);
     CHECK(keyed_kernels(ctx, x, w) == first && keyed_kernels(ctx, x, w) == first - copies);
@@ -326,7 +328,8 @@ static void check_kept_copies(int capability, const char *name, int64_t in, int 
     te_tensor_release(c);
     close_pair(w);
     close_pair(x);
-    CHECK_MSG(device->allocator.current == before, "%s: %zu bytes outlive the weight", name, device->allocator.current - before);
+    CHECK_MSG(device->allocator.current == before, "%s: %zu bytes outlive the weight", name,
+              device->allocator.current - before);
     te_context_release(ctx);
 }
 
@@ -389,7 +392,8 @@ static void check_delayed_updates(te_context *ctx)
         make_states(ctx, made, lengths[i % 6], states[i]);
         te_product_recipe_release(made);
         for (int k = 0; k < 2; k++)
-            updates[2 * i + k] = (te_recipe_update){states[i][k], TE_ROLE_INPUT, i % 4 < 2 ? TE_AMAX_MAX : TE_AMAX_MOST_RECENT, i % 3, NULL};
+            updates[2 * i + k] = (te_recipe_update){states[i][k], TE_ROLE_INPUT,
+                                                    i % 4 < 2 ? TE_AMAX_MAX : TE_AMAX_MOST_RECENT, i % 3, NULL};
     }
     int skipped = 0;
     uint64_t launches = fake.count("cuLaunchKernel"), counted = 0;
@@ -412,7 +416,8 @@ static void check_delayed_updates(te_context *ctx)
     }
 }
 
-/* Copies are made again only where the factor that lies on the device is another one; their amax counts all the same. */
+/* Copies are made again only where the factor that lies on the device is another one; their
+ * amax counts all the same. */
 static void check_kept(te_context *ctx)
 {
     const te_quantizer *q = &quantizer_recipes[0].q[1];
@@ -431,14 +436,16 @@ static void check_kept(te_context *ctx)
     options.again = true;
     for (int i = 0; i < 3; i++) {
         float now[2], word = i < 2 ? 7.0f : 5.0f;
-        CHECK(te_tensor_write(given, TE_F32, &word) == TE_OK && te_tensor_write(seen, TE_F32, (float[]){0, 0}) == TE_OK);
+        CHECK(te_tensor_write(given, TE_F32, &word) == TE_OK &&
+              te_tensor_write(seen, TE_F32, (float[]){0, 0}) == TE_OK);
         CHECK(te_tensor_fill(z[1].side[0].data, 1) == TE_OK && te_tensor_fill(z[0].side[0].data, 1) == TE_OK);
         CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK && te_tensor_read(seen, TE_F32, now) == TE_OK);
         CHECK(te_tensor_read(z[0].side[0].amax, TE_F32, &more) == TE_OK && now[0] == more && more > 0);
         plain.scale = word;
         CHECK(te_quantize(x[0], q, &plain, &fresh) == TE_OK);
         CHECK(same_bytes(i < 2 ? z[0].side[0].data : fresh.side[0].data, z[1].side[0].data));
-        CHECK(same_bytes(fresh.side[1].data, z[1].side[1].data) && same_bytes(fresh.side[0].scale_inv, z[1].side[0].scale_inv));
+        CHECK(same_bytes(fresh.side[1].data, z[1].side[1].data) &&
+              same_bytes(fresh.side[0].scale_inv, z[1].side[0].scale_inv));
         te_quantized_close(&fresh);
     }
     CHECK(gpu->exec.message[0] == 0);

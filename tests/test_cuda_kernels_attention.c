@@ -98,7 +98,7 @@ static void check(te_attention_grad *g, const char *name)
     double            tolerance = tolerance_of(g->forward.q.dtype);
     te_view          *results[6] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv, &g->dbias};
     te_view          *wanted[6] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv, &cpu.dbias};
-    te_view          *repeated[6] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv, &again.dbias};
+    te_view *repeated[6] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv, &again.dbias};
     static const char *const names[6] = {"out", "lse", "dq", "dk", "dv", "dbias"};
     int               n = te_view_present(&g->dbias) ? 6 : 5;
     for (int i = 0; i < n; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
@@ -173,7 +173,8 @@ static void check_bias_and_dropout(te_dtype dtype)
         te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
     a->bias.shape[0] = 2, a->bias.stride[0] = 0;
     a->bias.shape[2] = 20, a->bias.stride[2] = 0;
-    int64_t scores[4] = {2, a->q.shape[1], a->q.shape[2], a->k.shape[2]}, n = scores[0] * scores[1] * scores[2] * scores[3];
+    int64_t scores[4] = {2, a->q.shape[1], a->q.shape[2], a->k.shape[2]},
+            n = scores[0] * scores[1] * scores[2] * scores[3];
     te_dtype wide = dtype == TE_F64 ? TE_F64 : TE_F32;
     g.dbias = test_view(test_scratch(&cuda.exec, (size_t)n * te_dtype_size(wide)), wide, 4, scores);
     memset(g.dbias.data, 0xff, (size_t)n * te_dtype_size(wide)); /* what nobody sees stays as it is */
@@ -185,7 +186,8 @@ static void check_bias_and_dropout(te_dtype dtype)
     release(&g);
 }
 
-/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused before anything is touched. */
+/* Many sequences have few tiles beside those of their rows; blocks that no grid can have are refused
+ * before anything is touched. */
 static void check_grids(void)
 {
     static const int32_t at[] = {0, 0, 1, 40, 40, 50};

@@ -7,7 +7,7 @@
 #include "core/fuser/describe.h"
 #include "core/fuser/group.h"
 
-enum { BATCH = 2, TOKENS = 5, WIDTH = 8, HIDDEN = 12, N_PARAMS = 10, N_INPUTS = 1 + N_PARAMS };
+enum { BATCH = 2, TOKENS = 5, HEADS = 2, WIDTH = 8, HIDDEN = 12, N_PARAMS = 10, N_INPUTS = 1 + N_PARAMS };
 
 /* x; norm weight, bias; qkv weight, bias; projection weight; norm weight; up weight, bias; down weight, bias */
 static const int64_t shapes[N_INPUTS][4] = {
@@ -79,12 +79,13 @@ static int param_index(const char *op, const char *name, te_context *ctx)
     return -1;
 }
 
-/* The result, and the sum in the middle. Values 0 … N_INPUTS - 1 are the inputs. */
-static void describe_block(builder *b, int results[2])
+/* The result, the sum in the middle, what attention takes and what it gives. Values 0 … N_INPUTS - 1 are the inputs. */
+static void describe_block(builder *b, int results[4])
 {
     int h = STEP("layer_norm", 0, 1, 2);
-    h = STEP("linear", h, 3, 4);
-    h = step(b, "self_attention", (int[]){h}, 1, 2, param_index("self_attention", "heads", b->ctx));
+    results[2] = h = STEP("linear", h, 3, 4);
+    results[3] = h =
+        step(b, "self_attention", (int[]){h}, 1, HEADS, param_index("self_attention", "heads", b->ctx));
     h = STEP("linear", h, 5);
     h = step(b, "dropout", (int[]){h}, 1, 0.25, param_index("dropout", "p", b->ctx));
     int middle = STEP("add", 0, h);
@@ -99,7 +100,7 @@ static void describe_block(builder *b, int results[2])
 static te_group *make_group(te_context *ctx)
 {
     builder b = {.ctx = ctx, .group = te_group_new(ctx)};
-    int results[2];
+    int results[4];
     if (!b.group) return NULL;
     for (int i = 0; i < N_INPUTS && b.status == TE_OK; i++)
         if (te_group_input(b.group, i > 0) == TE_NO_VALUE) b.status = TE_ERROR_MEMORY;
@@ -110,13 +111,13 @@ static te_group *make_group(te_context *ctx)
     return NULL;
 }
 
-static te_status run_singly(network *net, te_tensor **out)
+static te_status run_singly(network *net, te_tensor *out[4])
 {
     builder b = {.ctx = net->ctx, .n = N_INPUTS};
-    int results[2];
+    int results[4];
     for (int i = 0; i < N_INPUTS; i++) b.made[i] = te_tensor_retain(net->in[i]);
     describe_block(&b, results);
-    for (int i = 0; i < 2 && b.status == TE_OK; i++) out[i] = te_tensor_retain(b.made[results[i]]);
+    for (int i = 0; i < 4 && b.status == TE_OK; i++) out[i] = te_tensor_retain(b.made[results[i]]);
     for (int i = 0; i < b.n; i++) te_tensor_release(b.made[i]);
     return b.status;
 }
@@ -151,18 +152,63 @@ static void read_grads(network *net, double grads[N_INPUTS][256])
     }
 }
 
-static void compare(te_dtype dtype, double tolerance)
+/* a b, and in *size the same of the magnitudes. */
+static double dot(const double *a, const double *b, double *size)
+{
+    double sum = *size = 0;
+    for (int d = 0; d < WIDTH / HEADS; d++) sum += a[d] * b[d], *size += fabs(a[d] * b[d]);
+    return sum;
+}
+
+/* A constant on all keys adds the same to every score of a row, which softmax does not see: the gradient of their bias
+ * is zero, and what comes out is rounding. sums: that gradient in float64, from attention as it ran; magnitudes: of the
+ * terms that cancel in it, q_i p_ij (dout_i v_j - dout_i out_i). */
+static void keys_bias(te_tensor *const out[4], double sums[WIDTH], double magnitudes[WIDTH])
+{
+    enum { DIM = WIDTH / HEADS, ROWS = BATCH * TOKENS };
+    static double qkv[ROWS][3][WIDTH], attended[ROWS][WIDTH], dout[ROWS][WIDTH];
+    te_context *ctx = te_tensor_context(out[0]);
+    te_tensor *seeds[2] = {te_op_apply(ctx, "add", 2, (te_tensor *[]){out[0], out[0]}),
+                           te_tensor_full(ctx, out[1]->dtype, out[1]->ndim, out[1]->shape, 1)};
+    te_tensor *grad = NULL; /* of sum(y0^2) + sum(y1) */
+    CHECK(te_autograd_grad(ctx, out, seeds, 2, &out[3], &grad, 1, true) == TE_OK && grad);
+    CHECK(te_tensor_read(out[2], TE_F64, qkv) == TE_OK && te_tensor_read(out[3], TE_F64, attended) == TE_OK &&
+          te_tensor_read(grad, TE_F64, dout) == TE_OK);
+    for (int c = 0; c < WIDTH; c++) sums[c] = magnitudes[c] = 0;
+    for (int i = 0; i < HEADS * ROWS; i++) {
+        int row = i / HEADS, first = row / TOKENS * TOKENS, at = i % HEADS * DIM;
+        const double *q = qkv[row][0] + at, *g = dout[row] + at;
+        double p[TOKENS], all = 0, score_size, mean_size, size, mean = dot(g, attended[row] + at, &mean_size);
+        for (int j = 0; j < TOKENS; j++) all += p[j] = exp(dot(q, qkv[first + j][1] + at, &score_size) / sqrt(DIM));
+        for (int j = 0; j < TOKENS; j++) {
+            double dp = dot(g, qkv[first + j][2] + at, &size), weight = p[j] / all / sqrt(DIM);
+            for (int d = 0; d < DIM; d++) {
+                sums[at + d] += q[d] * weight * (dp - mean);
+                magnitudes[at + d] += fabs(q[d]) * weight * (size + mean_size);
+            }
+        }
+    }
+    te_tensor_release(grad);
+    te_tensor_release(seeds[0]);
+    te_tensor_release(seeds[1]);
+}
+
+/* roundoff: of the dtype, half the distance from 1 to the next number. */
+static void compare(te_dtype dtype, double roundoff, double tolerance)
 {
     te_context *ctx = te_context_open(NULL);
     static double want[N_INPUTS][256], got[N_INPUTS][256], a[256], b[256];
+    double keys[WIDTH], magnitudes[WIDTH];
     network net;
-    te_tensor *out[2];
+    te_tensor *out[4];
     CHECK(network_open(&net, ctx, dtype));
     te_context_set_rng_state(ctx, 5, 0);
     CHECK_MSG(run_singly(&net, out) == TE_OK, "%s", te_context_error(ctx));
     te_tensor_read(out[0], TE_F64, a);
+    keys_bias(out, keys, magnitudes);
     CHECK(backward_of(out, false) == TE_OK);
     drop(out);
+    drop(out + 2);
     read_grads(&net, want);
     te_group *group = make_group(ctx);
     te_context_set_rng_state(ctx, 5, 0);
@@ -171,6 +217,14 @@ static void compare(te_dtype dtype, double tolerance)
     CHECK_MSG(memcmp(a, b, BATCH * TOKENS * WIDTH * sizeof *a) == 0, "results differ");
     CHECK_MSG(backward_of(out, false) == TE_OK, "%s", te_context_error(ctx));
     read_grads(&net, got);
+    for (int c = 0; c < WIDTH; c++) { /* errors of either sign: a quarter of this was seen */
+        double most = 2 * roundoff * magnitudes[c], *both[2] = {&want[4][WIDTH + c], &got[4][WIDTH + c]};
+        CHECK_MSG(fabs(keys[c]) <= most, "bias of keys [%d]: %g in float64, which can be %g", c, keys[c], most);
+        for (int i = 0; i < 2; i++) {
+            CHECK_MSG(fabs(*both[i]) <= most, "bias of keys [%d]: %g, which can be %g", c, *both[i], most);
+            *both[i] = 0;
+        }
+    }
     for (int i = 0; i < N_INPUTS; i++)
         for (int64_t k = 0; k < te_tensor_numel(net.in[i]); k++)
             CHECK_MSG(fabs(got[i][k] - want[i][k]) <= tolerance * (1 + fabs(want[i][k])), "gradient %d[%d]: %g, not %g",
@@ -493,9 +547,9 @@ static void test_failing_allocations(bool (*take_step)(network *))
 
 int main(void)
 {
-    compare(TE_F64, 1e-12);
-    compare(TE_F32, 1e-5);
-    compare(TE_BF16, 0.3);
+    compare(TE_F64, 0x1p-53, 1e-12);
+    compare(TE_F32, 0x1p-24, 1e-5);
+    compare(TE_BF16, 0x1p-9, 0.3);
     test_retain_and_changes();
     test_refusals();
     test_halves_of_parameters();

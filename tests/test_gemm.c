@@ -282,7 +282,8 @@ static void test_random_products(void)
     }
 }
 
-/* Several slices and units of the blocked kernel, shared by threads: complete tiles as in a model, and incomplete ones. */
+/* Several slices and units of the blocked kernel, shared by threads: complete tiles as in a
+ * model, and incomplete ones. */
 static void test_large_products(void)
 {
     static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},

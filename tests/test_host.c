@@ -1,5 +1,5 @@
-/* test_host.c - the host interface where it meets the host: memory without copies, interrupts of every kind of script, opening
- * and closing without end, restricted scripts, and the library in a Lua state of the host's own.
+/* test_host.c - the host interface where it meets the host: memory without copies, interrupts of every kind of script,
+ * opening and closing without end, restricted scripts, and the library in a Lua state of the host's own.
  *
  *     test_host [N]      opens, trains and closes N times
  */
@@ -37,7 +37,8 @@ static void test_no_copies(void)
     te_tensor_release(out);
     te_tensor_release(t);
     CHECK(deleted == 0); /* Lua holds it */
-    CHECK(tetrain_set_tensor(rt, "t", NULL) == TETRAIN_OK && run(rt, "assert(t == nil) collectgarbage() collectgarbage()") == TETRAIN_OK);
+    CHECK(tetrain_set_tensor(rt, "t", NULL) == TETRAIN_OK &&
+          run(rt, "assert(t == nil) collectgarbage() collectgarbage()") == TETRAIN_OK);
     CHECK(deleted == 1);
     CHECK(run(rt, "r = require('te').tensor {1, 2, 3, 4}") == TETRAIN_OK);
     out = tetrain_get_tensor(rt, "r");
@@ -58,7 +59,8 @@ static void test_arguments(void)
     te_tensor_release(out[1]);
     CHECK(tetrain_call(rt, "f", in + 1, 1, out, 2) == TETRAIN_ERROR_SCRIPT && !out[0] && !out[1]);
     CHECK_MSG(says(rt, "test:1: assertion failed!\nstack traceback:\n\ttest:1:"), "%s", tetrain_error(rt));
-    CHECK(tetrain_call(rt, "", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT && tetrain_call(rt, "..", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT);
+    CHECK(tetrain_call(rt, "", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT &&
+          tetrain_call(rt, "..", in, 0, out, 0) == TETRAIN_ERROR_SCRIPT);
     CHECK(tetrain_run_file(rt, "/", 0, NULL) != TETRAIN_OK && *tetrain_error(rt));
     CHECK(tetrain_run_string(rt, "\033LJ", 3, "=b") == TETRAIN_ERROR_SCRIPT);
     CHECK(run(rt, "os.exit(3)") == TETRAIN_ERROR_SCRIPT && says(rt, "test:1: os.exit"));
@@ -79,15 +81,19 @@ static void test_null(void)
     te_tensor      *out[1];
     tetrain_options forgotten = {.flags = TETRAIN_RESTRICTED};
     tetrain        *rt = tetrain_open(&forgotten);
-    CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) && !tetrain_request_stop(rt));
-    CHECK(run(rt, "x = 1") == TETRAIN_ERROR_ARGUMENT && tetrain_run_file(rt, "x.lua", 0, NULL) == TETRAIN_ERROR_ARGUMENT);
+    CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) &&
+          !tetrain_request_stop(rt));
+    CHECK(run(rt, "x = 1") == TETRAIN_ERROR_ARGUMENT &&
+          tetrain_run_file(rt, "x.lua", 0, NULL) == TETRAIN_ERROR_ARGUMENT);
     CHECK(tetrain_call(rt, "f", NULL, 0, out, 1) == TETRAIN_ERROR_ARGUMENT && out[0] == NULL);
     CHECK(tetrain_set_tensor(rt, "x", NULL) == TETRAIN_ERROR_ARGUMENT && tetrain_get_tensor(rt, "x") == NULL);
-    CHECK(te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, shape, NULL, NULL) == NULL && te_tensor_data(NULL) == NULL);
+    CHECK(te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, shape, NULL, NULL) == NULL &&
+          te_tensor_data(NULL) == NULL);
     tetrain_interrupt(rt);
     tetrain_close(rt);
     rt = tetrain_open(NULL);
-    CHECK(tetrain_run_string(rt, NULL, 0, NULL) == TETRAIN_OK && tetrain_run_string(rt, NULL, 9, NULL) == TETRAIN_ERROR_ARGUMENT);
+    CHECK(tetrain_run_string(rt, NULL, 0, NULL) == TETRAIN_OK &&
+          tetrain_run_string(rt, NULL, 9, NULL) == TETRAIN_ERROR_ARGUMENT);
     CHECK(tetrain_run_file(rt, "x.lua", 2, NULL) == TETRAIN_ERROR_ARGUMENT && says(rt, "2 arguments at NULL"));
     CHECK(tetrain_call(rt, NULL, NULL, 0, NULL, 0) == TETRAIN_ERROR_ARGUMENT && says(rt, "function NULL"));
     CHECK(tetrain_call(rt, "print", NULL, 1, NULL, 0) == TETRAIN_ERROR_ARGUMENT && says(rt, "1 tensors at NULL"));
@@ -135,7 +141,8 @@ static void test_interrupts(void)
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
         tetrain_status status = run(rt, loops[i]);
-        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%s: %d, %s", loops[i], (int)status, tetrain_error(rt));
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%s: %d, %s", loops[i], (int)status,
+                  tetrain_error(rt));
         pthread_join(thread, NULL);
         CHECK(run(rt, "assert(require('te').ones(1):item() == 1)") == TETRAIN_OK);
     }
@@ -157,8 +164,9 @@ static size_t resident(void)
 
 static void train_once(void)
 {
-    static const char step[] = "local te = require 'te' local m = te.Sequential(te.Linear(8, 16), te.GELU(), te.Linear(16, 4))\n"
-                               "local o = te.optim.SGD(m:parameters(), {lr = 0.1}) m(te.ones{4, 8}):sum():backward() o:step()";
+    static const char step[] =
+        "local te = require 'te' local m = te.Sequential(te.Linear(8, 16), te.GELU(), te.Linear(16, 4))\n"
+        "local o = te.optim.SGD(m:parameters(), {lr = 0.1}) m(te.ones{4, 8}):sum():backward() o:step()";
     tetrain_options options = {.struct_size = sizeof options, .threads = 1};
     tetrain        *rt = tetrain_open(&options);
     CHECK_MSG(rt && run(rt, step) == TETRAIN_OK, "%s", rt ? tetrain_error(rt) : "not opened");
@@ -172,7 +180,8 @@ static void test_open_and_close(int times)
     size_t before = resident();
     for (int i = warm; i < times; i++) train_once();
     size_t after = resident();
-    printf("resident memory %.2f MB after %d times, %.2f MB after %d\n", (double)before / (1 << 20), warm, (double)after / (1 << 20), times);
+    printf("resident memory %.2f MB after %d times, %.2f MB after %d\n", (double)before / (1 << 20), warm,
+           (double)after / (1 << 20), times);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they keep freed memory aside */
     CHECK_MSG(after < before + (4 << 20), "%zu bytes grew to %zu", before, after);
 #endif
@@ -262,12 +271,14 @@ static void test_restricted(void)
     CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
     CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "test:1: te.data.open: scripts of this host reach no files"));
-    CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT && says(rt, "reach no files"));
+    CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT &&
+          says(rt, "reach no files"));
     CHECK(run(rt, "assert(require('te.recipe.faster').path() == nil)") == TETRAIN_OK);
     for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
         run(rt, "escaped = nil");
         run(rt, escapes[i]);
-        CHECK_MSG(run(rt, "if escaped then error('escaped') end") == TETRAIN_OK, "%s: %s", escapes[i], tetrain_error(rt));
+        CHECK_MSG(run(rt, "if escaped then error('escaped') end") == TETRAIN_OK, "%s: %s", escapes[i],
+                  tetrain_error(rt));
     }
     tetrain_close(rt);
 }
@@ -314,7 +325,8 @@ static void test_userdata_of_the_host(void)
             CHECK_MSG(strstr(lua_tostring(L, -1), "tensor"), "%s", lua_tostring(L, -1));
             lua_settop(L, 0);
         }
-        CHECK(run(rt, "local ok, message = pcall(check, keep, {}) assert(message:find 'got nothing', message)") == TETRAIN_OK);
+        CHECK(run(rt, "local ok, message = pcall(check, keep, {}) assert(message:find 'got nothing', message)") ==
+              TETRAIN_OK);
     }
     tetrain_close(rt);
 }

@@ -1,5 +1,6 @@
-/* test_host_failures.c - every allocation of a runtime's life fails in turn: opening, loading the library, building a model,
- * training, closing. Each time there is a status, the runtime does its next work, and closing gives everything back.
+/* test_host_failures.c - every allocation of a runtime's life fails in turn: opening, loading the library,
+ * building a model, training, closing. Each time there is a status, the runtime does its next work, and
+ * closing gives everything back.
  *
  *     test_host_failures [STRIDE]      1 tries every allocation; the test takes some of them
  */
@@ -66,7 +67,8 @@ static void fail_at(long n, bool stays, int *outcomes)
         return;
     }
     tetrain_status status = run(rt);
-    CHECK_MSG(status == TETRAIN_OK || status == TETRAIN_ERROR_MEMORY, "allocation %ld: status %d, %s", n, (int)status, tetrain_error(rt));
+    CHECK_MSG(status == TETRAIN_OK || status == TETRAIN_ERROR_MEMORY, "allocation %ld: status %d, %s", n, (int)status,
+              tetrain_error(rt));
     CHECK_MSG(status == TETRAIN_OK || *tetrain_error(rt), "allocation %ld: no message", n);
     outcomes[status == TETRAIN_OK ? 1 : 2]++;
     h.countdown = -1;
@@ -88,9 +90,10 @@ int main(int argc, char **argv)
     for (int stays = 0; stays <= 1; stays++) {
         int outcomes[3] = {0};
         for (long n = 1 + stays; n <= total; n += stride) fail_at(n, stays, outcomes);
-        CHECK_MSG(outcomes[0] > 0 && outcomes[2] > outcomes[1], "%d not opened, %d recovered, %d failed", outcomes[0], outcomes[1], outcomes[2]);
-        printf("of %ld allocations%s: %d not opened, %d recovered, %d failed\n", total, stays ? ", memory gone from then on" : "",
-               outcomes[0], outcomes[1], outcomes[2]);
+        CHECK_MSG(outcomes[0] > 0 && outcomes[2] > outcomes[1], "%d not opened, %d recovered, %d failed", outcomes[0],
+                  outcomes[1], outcomes[2]);
+        printf("of %ld allocations%s: %d not opened, %d recovered, %d failed\n", total,
+               stays ? ", memory gone from then on" : "", outcomes[0], outcomes[1], outcomes[2]);
     }
     return TEST_END();
 }

@@ -112,7 +112,8 @@ static void check_script(tetrain *rt, const char *code, int *counts)
 {
     static const char after[] = "assert(require('te').ones(3):sum():item() == 3)";
     tetrain_status    status = tetrain_run_string(rt, code, strlen(code), "=hostile");
-    bool known = status == TETRAIN_OK || status == TETRAIN_ERROR_SCRIPT || status == TETRAIN_ERROR_MEMORY || status == TETRAIN_ERROR_LIMIT;
+    bool known = status == TETRAIN_OK || status == TETRAIN_ERROR_SCRIPT || status == TETRAIN_ERROR_MEMORY ||
+                 status == TETRAIN_ERROR_LIMIT;
     CHECK_MSG(known, "%s: status %d, %s", code, (int)status, tetrain_error(rt));
     counts[status]++;
     status = tetrain_run_string(rt, after, sizeof after - 1, "=after");
@@ -135,12 +136,12 @@ static void test_all(unsigned flags, int stride)
         check_script(rt, code, counts);
     }
     tetrain_close(rt);
-    printf("%d well, %d errors, %d out of memory, %d at the instruction limit\n", counts[TETRAIN_OK], counts[TETRAIN_ERROR_SCRIPT],
-           counts[TETRAIN_ERROR_MEMORY], counts[TETRAIN_ERROR_LIMIT]);
+    printf("%d well, %d errors, %d out of memory, %d at the instruction limit\n", counts[TETRAIN_OK],
+           counts[TETRAIN_ERROR_SCRIPT], counts[TETRAIN_ERROR_MEMORY], counts[TETRAIN_ERROR_LIMIT]);
     CHECK(counts[TETRAIN_ERROR_LIMIT] > 0 && counts[TETRAIN_ERROR_MEMORY] > 0 && counts[TETRAIN_ERROR_SCRIPT] > 0);
 }
 
-/* --- calls without end through C, where no limit is set ------------------------------------------------------------------ */
+/* --- calls without end through C, where no limit is set ----------------------------------------------------------- */
 
 static const char *const nestings[] = {
     "local function f() coroutine.wrap(f)() end f()",
@@ -162,11 +163,12 @@ static void no_log(void *user, int level, const char *message) { (void)user, (vo
 static void *nest(void *user)
 {
     static const char again[] = "assert(coroutine.wrap(function() return ('a'):gsub('a', 'b') end)() == 'b')";
-    tetrain_options   options = {.struct_size = sizeof options, .threads = 1, .flags = *(unsigned *)user, .log = no_log};
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = *(unsigned *)user, .log = no_log};
     tetrain          *rt = tetrain_open(&options);
     for (size_t i = 0; i < sizeof nestings / sizeof *nestings; i++) {
         tetrain_status status = tetrain_run_string(rt, nestings[i], strlen(nestings[i]), "=nested");
-        CHECK_MSG(status == TETRAIN_ERROR_SCRIPT && tetrain_error(rt)[0], "%s: status %d, %.100s", nestings[i], (int)status, tetrain_error(rt));
+        CHECK_MSG(status == TETRAIN_ERROR_SCRIPT && tetrain_error(rt)[0], "%s: status %d, %.100s", nestings[i],
+                  (int)status, tetrain_error(rt));
         CHECK(tetrain_run_string(rt, again, sizeof again - 1, "=again") == TETRAIN_OK);
     }
     tetrain_close(rt);

@@ -49,7 +49,8 @@ static void keep_line(void *user, int level, const char *message)
 static void test_same(void)
 {
     char            line[1024] = "";
-    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = TETRAIN_RESTRICTED, .log = keep_line, .user = line};
+    tetrain_options options = {
+        .struct_size = sizeof options, .threads = 1, .flags = TETRAIN_RESTRICTED, .log = keep_line, .user = line};
     tetrain        *ours = tetrain_open(&options), *theirs = tetrain_open(NULL);
     CHECK_MSG(run(ours, cases) == TETRAIN_OK, "%s", tetrain_error(ours));
     CHECK_MSG(run(theirs, cases) == TETRAIN_OK, "%s", tetrain_error(theirs));
@@ -87,14 +88,17 @@ static void *interrupt_later(void *rt)
 
 static void test_bounded(void)
 {
-    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED};
+    tetrain_options options = {
+        .struct_size = sizeof options, .threads = 1, .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED};
     tetrain        *rt = tetrain_open(&options);
     for (size_t i = 0; i < sizeof endless / sizeof *endless; i++) {
         CHECK_MSG(run(rt, endless[i]) == TETRAIN_ERROR_LIMIT, "%s: %s", endless[i], tetrain_error(rt));
         CHECK(run(rt, "assert(('key = value'):match('^(%w+)%s*=%s*(%w+)$') == 'key')") == TETRAIN_OK);
     }
-    CHECK(run(rt, "('x'):rep(1000):find(('(x)'):rep(33))") == TETRAIN_ERROR_SCRIPT && strstr(tetrain_error(rt), "too many captures"));
-    CHECK(run(rt, "('x'):rep(1000):find(('x*'):rep(300))") == TETRAIN_ERROR_SCRIPT && strstr(tetrain_error(rt), "too complex"));
+    CHECK(run(rt, "('x'):rep(1000):find(('(x)'):rep(33))") == TETRAIN_ERROR_SCRIPT &&
+          strstr(tetrain_error(rt), "too many captures"));
+    CHECK(run(rt, "('x'):rep(1000):find(('x*'):rep(300))") == TETRAIN_ERROR_SCRIPT &&
+          strstr(tetrain_error(rt), "too complex"));
     tetrain_close(rt);
     options.instruction_limit = 0;
     rt = tetrain_open(&options);

@@ -1,5 +1,5 @@
-/* test_interrupt.c - an interrupt ends operations that take long: every kernel of the CPU with the flag set beforehand, and a
- * few operations of seconds from another thread. */
+/* test_interrupt.c - an interrupt ends operations that take long: every kernel of the CPU with the flag set beforehand,
+ * and a few operations of seconds from another thread. */
 #include "program_hand.h"
 
 #include "kernels/quantize.h"
@@ -53,7 +53,8 @@ static te_status run_attention(te_exec *exec)
 
 static te_status run_attention_backward(te_exec *exec)
 {
-    te_attention_grad g = {.forward = attention(), .dout = heads(a[4]), .dq = heads(b[0]), .dk = heads(b[1]), .dv = heads(b[2])};
+    te_attention_grad g = {
+        .forward = attention(), .dout = heads(a[4]), .dq = heads(b[0]), .dk = heads(b[1]), .dv = heads(b[2])};
     return te_cpu_attention_backward(exec, &g);
 }
 
@@ -72,13 +73,15 @@ static te_status run_copy(te_exec *exec)
 
 static te_status run_embedding(te_exec *exec)
 {
-    te_view table = matrix(x, TE_F32), out = matrix(y, TE_F32), rows = test_view(positions, TE_I64, 1, (int64_t[]){ROWS});
+    te_view table = matrix(x, TE_F32), out = matrix(y, TE_F32),
+            rows = test_view(positions, TE_I64, 1, (int64_t[]){ROWS});
     return te_cpu_embedding(exec, &out, &table, &rows);
 }
 
 static te_status run_embedding_backward(te_exec *exec)
 {
-    te_view table = matrix(y, TE_F32), dy = matrix(x, TE_F32), rows = test_view(positions, TE_I64, 1, (int64_t[]){ROWS});
+    te_view table = matrix(y, TE_F32), dy = matrix(x, TE_F32),
+            rows = test_view(positions, TE_I64, 1, (int64_t[]){ROWS});
     return te_cpu_embedding_backward(exec, &table, &dy, &rows);
 }
 
@@ -206,8 +209,8 @@ static void test_kernels(int threads)
             flag = turn % 2;
             exec.message[0] = 0;
             te_status status = kernels[i].run(&exec);
-            CHECK_MSG(status == (flag ? TE_ERROR_INTERRUPTED : TE_OK), "%s, %d threads, flag %d: status %d, %s", kernels[i].name,
-                      threads, (int)flag, (int)status, exec.message);
+            CHECK_MSG(status == (flag ? TE_ERROR_INTERRUPTED : TE_OK), "%s, %d threads, flag %d: status %d, %s",
+                      kernels[i].name, threads, (int)flag, (int)status, exec.message);
             CHECK_MSG(!flag || strcmp(exec.message, "interrupted") == 0, "%s: %s", kernels[i].name, exec.message);
         }
     }
@@ -270,8 +273,8 @@ static void test_operations(void)
         pthread_join(thread, NULL);
         double late = seconds() - c.at;
         if (getenv("TE_TEST_TIMES")) fprintf(stderr, "%-40s %6.1f ms\n", operations[i].run, 1e3 * late);
-        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && strstr(tetrain_error(rt), "interrupted"), "%s: %d, %s", operations[i].run,
-                  (int)status, tetrain_error(rt));
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && strstr(tetrain_error(rt), "interrupted"), "%s: %d, %s",
+                  operations[i].run, (int)status, tetrain_error(rt));
         CHECK_MSG(late < 2, "%s worked for %.2f s after it was interrupted", operations[i].run, late);
         CHECK_MSG(run(rt, "assert(y == nil and te.ones(3):sum():item() == 3)") == TETRAIN_OK, "%s", tetrain_error(rt));
     }
@@ -282,7 +285,8 @@ static void test_operations(void)
 static void test_update(void)
 {
     tetrain *rt = tetrain_open(NULL);
-    CHECK(run(rt, "te = require 'te' p = te.zeros { 2^20 } p.requires_grad = true p.grad = te.ones { 2^20 }") == TETRAIN_OK);
+    CHECK(run(rt, "te = require 'te' p = te.zeros { 2^20 } p.requires_grad = true p.grad = te.ones { 2^20 }") ==
+          TETRAIN_OK);
     CHECK_MSG(run(rt, "o = te.optim.SGD({ p }, { lr = 1 })") == TETRAIN_OK, "%s", tetrain_error(rt));
     te_context_interrupt(tetrain_context(rt));
     CHECK(run(rt, "o:step()") == TETRAIN_OK && run(rt, "assert(p:detach():eq(-1):all():item())") == TETRAIN_OK);
@@ -290,7 +294,8 @@ static void test_update(void)
         const char *make[] = {"r = te.recipe.MXFP8BlockScaling {}", "r = te.recipe.Float8CurrentScaling {}"};
         CHECK(run(rt, make[i]) == TETRAIN_OK);
         CHECK(run(rt, "m = te.quantized_model_init({ recipe = r }, te.Linear, 512, 2048) w = m.weight") == TETRAIN_OK);
-        CHECK(run(rt, "te.no_grad(w.fill_, w, 1) w.grad = te.ones { 2048, 512 } m.bias.grad = te.ones { 2048 }") == TETRAIN_OK);
+        CHECK(run(rt, "te.no_grad(w.fill_, w, 1) w.grad = te.ones { 2048, 512 } m.bias.grad = te.ones { 2048 }") ==
+              TETRAIN_OK);
         CHECK_MSG(run(rt, "o = te.optim.SGD(m, { lr = 1.5 }) o:step()") == TETRAIN_OK, "%s", tetrain_error(rt));
         te_context_interrupt(tetrain_context(rt));
         CHECK_MSG(run(rt, "o:step()") == TETRAIN_OK, "%s", tetrain_error(rt));

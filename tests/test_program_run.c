@@ -71,8 +71,8 @@ static void check_places(te_exec *exec)
 
 enum { TALL = 2880, SLICE = 96, WIDE = 768 };
 
-/* Outputs of a row's sum and of elements alone: past the caches where all rows are one run, in them where a run has a few. The
- * same bits either way. */
+/* Outputs of a row's sum and of elements alone: past the caches where all rows are one run, in them where a run has a
+ * few. The same bits either way. */
 static void check_streams(te_exec *exec)
 {
     static built b;
@@ -92,7 +92,8 @@ static void check_streams(te_exec *exec)
             te_operand in[2], out[2];
             for (size_t i = 0; i < 2; i++)
                 in[i] = (te_operand){.data = x + i * count + r * WIDE, .dtype = TE_F32, .stride = {WIDE, 1}};
-            out[0] = (te_operand){.data = x + (size_t)(2 + turn) * count + r * WIDE, .dtype = TE_F32, .stride = {WIDE, 1}};
+            out[0] =
+                (te_operand){.data = x + (size_t)(2 + turn) * count + r * WIDE, .dtype = TE_F32, .stride = {WIDE, 1}};
             out[1] = (te_operand){.data = z + (size_t)turn * count + r * WIDE, .dtype = TE_BF16, .stride = {WIDE, 1}};
             te_run run = {.ndim = 2, .shape = {rows, WIDE}, .inputs = in, .outputs = out};
             right = te_cpu_program_run(exec, &b.program, &run, 1) == TE_OK;

@@ -1,5 +1,6 @@
-/* test_recipe.c - products under recipes without Lua: a step of a group with a weight of either kind, in which every allocation
- * fails in turn: a message, nothing leaked, and the next step works. Their numbers are checked in spec/recipe. */
+/* test_recipe.c - products under recipes without Lua: a step of a group with a weight of either kind, in which
+ * every allocation fails in turn: a message, nothing leaked, and the next step works. Their numbers are
+ * checked in spec/recipe. */
 #include "failing_memory.h"
 #include "test.h"
 
@@ -9,8 +10,10 @@
 
 enum { ROWS = 20, WIDTH = 24, HIDDEN = 40 };
 
-/* Quantizers of the kinds that differ in what they need: a history; blocks; two levels with transform and random bits. */
-static const te_quantizer delayed = {.element = TE_E4M3, .needs_history = true, .has_columnwise = true, .transposed = true};
+/* Quantizers of the kinds that differ in what they need: a history; blocks; two levels with
+ * transform and random bits. */
+static const te_quantizer delayed = {
+    .element = TE_E4M3, .needs_history = true, .has_columnwise = true, .transposed = true};
 static const te_quantizer blocks = {
     .element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true};
 static const te_quantizer two_levels = {.element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = 1, .block_cols = 16,
@@ -71,7 +74,8 @@ static void network_close(network *net)
     for (int i = 0; i < 2; i++) te_recipe_state_release(net->states[i]);
 }
 
-static int add(te_context *ctx, te_group *group, const char *name, int x, int weight, te_recipe_state *state, bool cached)
+static int add(te_context *ctx, te_group *group, const char *name, int x, int weight, te_recipe_state *state,
+               bool cached)
 {
     te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
     const te_op *op = te_op_find(ctx, name);
@@ -105,7 +109,8 @@ static bool step(network *net)
     ok = dy && te_backward(y, dy, false) == TE_OK;
     for (int i = 0; i < 2 && ok; i++)
         for (int r = 0; r < TE_ROLE_COUNT && ok; r++)
-            ok = te_recipe_states_update(net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0, NULL}, 1) == TE_OK;
+            ok = te_recipe_states_update(
+                     net->ctx, &(te_recipe_update){net->states[i], (te_role)r, TE_AMAX_MAX, 0, NULL}, 1) == TE_OK;
     te_tensor *master = ok ? filled(net->ctx, WIDTH, HIDDEN, 5) : NULL;
     ok = master && te_quantized_parameter_store(net->in[2], master) == TE_OK;
     net->ctx->recipe_enabled = false;
@@ -145,6 +150,30 @@ static void test_failing_allocations(const te_quantizer *q)
     CHECK_MSG(n > 50 && n < 20000, "%ld allocations in a step", n);
 }
 
+/* Of a weight stored quantized the values are quantized. */
+static void test_quantizing_stored(const te_quantizer *q)
+{
+    te_context *ctx = te_context_open(NULL);
+    network net;
+    CHECK_MSG(network_open(&net, ctx, q), "%s", te_context_error(ctx));
+    te_tensor *values = te_tensor_dequantized(net.in[2]);
+    te_quantize_options wanted = {.want = {true, true}, .scale = 2};
+    te_quantized got, want;
+    CHECK(te_quantize(net.in[2], &blocks, &wanted, &got) == TE_OK);
+    CHECK(te_quantize(values, &blocks, &wanted, &want) == TE_OK);
+    for (int s = 0; s < 2; s++) {
+        te_quantized_part *a = &got.side[s], *b = &want.side[s];
+        size_t bytes = (size_t)te_tensor_numel(a->data), factors = (size_t)te_tensor_numel(a->scale_inv);
+        CHECK(memcmp(te_tensor_data(a->data), te_tensor_data(b->data), bytes) == 0);
+        CHECK(memcmp(te_tensor_data(a->scale_inv), te_tensor_data(b->scale_inv), factors) == 0);
+    }
+    te_quantized_close(&got);
+    te_quantized_close(&want);
+    te_tensor_release(values);
+    network_close(&net);
+    te_context_release(ctx);
+}
+
 /* Quantizers whose operands could not meet. */
 static void test_refusals(void)
 {
@@ -167,6 +196,8 @@ int main(void)
     test_failing_allocations(&delayed);
     test_failing_allocations(&blocks);
     test_failing_allocations(&two_levels);
+    test_quantizing_stored(&delayed);
+    test_quantizing_stored(&blocks);
     test_refusals();
     return TEST_END();
 }

@@ -1,5 +1,5 @@
-/* test_workers.c - loops that threads share: every entry is done once and before the loop returns, no two bodies run under
- * one thread's number, and a loop ends whatever the workers do. */
+/* test_workers.c - loops that threads share: every entry is done once and before the loop returns, no two bodies run
+ * under one thread's number, and a loop ends whatever the workers do. */
 #include "failing_memory.h"
 #include "kernels/cpu/workers.h"
 #include "test.h"

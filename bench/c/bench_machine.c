@@ -5,9 +5,9 @@
  *
  * A product is 2 n^3 operations, by oneDNN alone or by our own kernel, whichever is faster. Streams count the bytes
  * that the program names, as STREAM does; arrays are many times larger than the caches. `update` (a += s b) writes only
- * lines that it read before, so unlike copy and triad it moves exactly what is counted: an optimizer can reach it. `read`
- * writes nothing; copy and triad are measured as well with stores past the caches, which save reading what they write.
- * --streams leaves the products out: what memory gives at the moment, for benches to ask for again and again.
+ * lines that it read before, so unlike copy and triad it moves exactly what is counted: an optimizer can reach it.
+ * `read` writes nothing; copy and triad are measured as well with stores past the caches, which save reading what they
+ * write. --streams leaves the products out: what memory gives at the moment, for benches to ask for again and again.
  */
 #include "bench.h"
 

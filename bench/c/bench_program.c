@@ -35,8 +35,8 @@ static double seconds_each = 0.3;
 
 typedef struct bench {
     const char *name, *formula;
-    /* "x" is float32, "x:b" bfloat16, "x:w" a float32 and "x:c" a bfloat16 row for all rows, "x:r" one float32 per row; an
-     * output "y=" is in place of the input there, "y:s" the sum of all rows */
+    /* "x" is float32, "x:b" bfloat16, "x:w" a float32 and "x:c" a bfloat16 row for all rows, "x:r" one float32 per row;
+     * an output "y=" is in place of the input there, "y:s" the sum of all rows */
     const char *inputs[MAX_OPERANDS], *outputs[MAX_OPERANDS];
     const char *params[MAX_OPERANDS];
     double      values[MAX_OPERANDS];
@@ -68,7 +68,8 @@ WIDEST static void hand_gelu_erf(void *const *out, void *const *in, int64_t begi
 
 static inline float gelu_gradient(float x, float dy)
 {
-    float a = 0.03567741f * x, u = 0.79788456f + a * x, t = te_tanh(x * u), w = dy * x * 0.5f * (1.0f - t * t), wx = w * x;
+    float a = 0.03567741f * x, u = 0.79788456f + a * x, t = te_tanh(x * u), w = dy * x * 0.5f * (1.0f - t * t),
+          wx = w * x;
     return dy * (0.5f + 0.5f * t) + w * u + wx * a + wx * x * 0.03567741f;
 }
 
@@ -79,7 +80,8 @@ WIDEST static void hand_gelu_backward(void *const *out, void *const *in, int64_t
     _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++) dx[i] = gelu_gradient(x[i], dy[i]);
 }
 
-WIDEST static void hand_gelu_backward_bf16(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+WIDEST static void hand_gelu_backward_bf16(void *const *out, void *const *in, int64_t begin, int64_t end,
+                                           int64_t columns)
 {
     const uint16_t *x = in[0], *dy = in[1];
     uint16_t       *dx = out[0];
@@ -94,7 +96,8 @@ static inline float gelu_erf_gradient(float x, float dy)
 }
 
 /* With the sums of its columns, which a bias takes. */
-WIDEST static void hand_gelu_erf_backward(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
+WIDEST static void hand_gelu_erf_backward(void *const *out, void *const *in, int64_t begin, int64_t end,
+                                          int64_t columns)
 {
     float *sums = calloc((size_t)columns, sizeof *sums);
     for (int64_t r = begin; sums && r < end; r++) {

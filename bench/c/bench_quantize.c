@@ -1,10 +1,10 @@
-/* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and bytes per
- * nanosecond, and the share of a copy past the caches with as many threads.
+/* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and
+ * bytes per nanosecond, and the share of a copy past the caches with as many threads.
  *
  *      bench_quantize [threads [seconds per figure [part of the names [rows columns]]]]
  *
- * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in kernels.lua. The last
- * column is a sum over all bytes that were written, by which two builds are compared.
+ * Bytes are those of the source (twice where the factor is that of the whole tensor) and of the codes, as in
+ * kernels.lua. The last column is a sum over all bytes that were written, by which two builds are compared.
  */
 #include "bench.h"
 
@@ -69,7 +69,8 @@ static size_t largest_part(int64_t rows, int64_t cols)
     size_t most = 0;
     for (int k = 0; k < 2 * KINDS; k++) {
         te_quantized_layout l = te_quantizer_layout(&kinds[k / 2].q, k % 2, rows, cols);
-        size_t data = (size_t)(l.data_rows * l.data_bytes), scales = scale_bytes(&l), part = data > scales ? data : scales;
+        size_t data = (size_t)(l.data_rows * l.data_bytes), scales = scale_bytes(&l),
+               part = data > scales ? data : scales;
         most = part > most ? part : most;
     }
     return most;
@@ -79,9 +80,10 @@ static void bind_side(bench *b, int s, uint8_t *data, void *scales)
 {
     const te_quantizer *q = b->job.quantizer;
     te_quantized_layout l = te_quantizer_layout(q, s, b->job.rows, b->job.cols);
-    te_quantized_side side = {.data = data, .rows = l.rows, .cols = l.cols, .row_stride = l.row_stride, .col_stride = l.col_stride,
-                              .scale_inv = scales, .scale_row_stride = l.scale_row_stride, .scale_col_stride = l.scale_col_stride,
-                              .amax = l.amaxes < 0 ? NULL : &b->amax[s], .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
+    te_quantized_side side = {.data = data, .rows = l.rows, .cols = l.cols, .row_stride = l.row_stride,
+                              .col_stride = l.col_stride, .scale_inv = scales, .scale_row_stride = l.scale_row_stride,
+                              .scale_col_stride = l.scale_col_stride, .amax = l.amaxes < 0 ? NULL : &b->amax[s],
+                              .rng = {.seed = 7, .offset = s ? 1u << 20 : 0}};
     b->data_bytes[s] = (size_t)(l.data_rows * l.data_bytes);
     b->scale_bytes[s] = scale_bytes(&l);
     b->job.side[s] = side;
@@ -95,7 +97,8 @@ static double time_job(bench *b, int way, double limit)
     if (way == 0) job.side[1] = (te_quantized_side){0};
     for (int run = 0; run < 3 || now() - begin < limit; run++) {
         double start = now();
-        te_status status = way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
+        te_status status =
+            way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
         if (status != TE_OK) return 1e9;
         double seconds = now() - start;
         best = seconds < best ? seconds : best;
@@ -137,6 +140,40 @@ static double copy_rate(te_exec *exec, void *to, const void *from, size_t bytes,
     return 2e-9 * (double)bytes / best;
 }
 
+enum { WAYS = 3 };
+
+static const char *name_of(int narrow, int kind, int way, char name[static 64])
+{
+    static const char *const ways[WAYS] = {"", " both", " back"};
+    snprintf(name, 64, "%s %s%s", narrow ? "bf16" : "f32", kinds[kind].name, ways[way]);
+    return name;
+}
+
+static bool is_part_of_a_name(const char *text)
+{
+    char name[64];
+    for (int i = 0; i < 2 * KINDS * WAYS; i++)
+        if (strstr(name_of(i % 2, i / 2 % KINDS, i / 2 / KINDS, name), text)) return true;
+    return false;
+}
+
+/* About normal. */
+static void fill(float *x, int64_t n, bool narrow)
+{
+    uint64_t state = 1;
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int k = 0; k < 4; k++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            sum += (float)(int32_t)(state >> 32) * 0x1p-31f;
+        }
+        if (narrow)
+            ((uint16_t *)x)[i] = te_f32_to_bf16(sum);
+        else
+            x[i] = sum;
+    }
+}
+
 int main(int argc, char **argv)
 {
     arguments a = {argc, argv};
@@ -147,6 +184,7 @@ int main(int argc, char **argv)
     int64_t cols = whole_argument(&a, 5, "columns", 3072, 1, MOST_EXTENT), n = rows * cols;
     at_most(&a, 5);
     if (argc == 5) refuse(&a, "columns", "", "a number where rows are given");
+    if (!is_part_of_a_name(only)) refuse(&a, "case", only, "part of a case's name");
     te_exec exec = {.backend = &te_backend_cpu, .mem = &te_mem_libc, .threads = threads, .scratch = scratch,
                     .scratch_free = scratch_free};
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
@@ -158,26 +196,14 @@ int main(int argc, char **argv)
     printf("copy %.1f GB/s, %d threads\n", copy, threads);
 
     for (int narrow = 0; narrow < 2; narrow++) {
-        uint64_t state = 1;
-        for (int64_t i = 0; i < n; i++) { /* about normal */
-            float sum = 0;
-            for (int k = 0; k < 4; k++) {
-                state = state * 6364136223846793005u + 1442695040888963407u;
-                sum += (float)(int32_t)(state >> 32) * 0x1p-31f;
-            }
-            if (narrow)
-                ((uint16_t *)x)[i] = te_f32_to_bf16(sum);
-            else
-                x[i] = sum;
-        }
+        fill(x, n, narrow);
         for (int k = 0; k < KINDS; k++)
-            for (int way = 0; way < 3; way++) {
-                static const char *const ways[] = {"", " both", " back"};
+            for (int way = 0; way < WAYS; way++) {
                 char name[64];
-                snprintf(name, sizeof name, "%s %s%s", narrow ? "bf16" : "f32", kinds[k].name, ways[way]);
-                if (!strstr(name, only)) continue;
-                bench b = {.exec = &exec, .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
-                                                  .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};
+                if (!strstr(name_of(narrow, k, way, name), only)) continue;
+                bench b = {.exec = &exec,
+                           .job = {.quantizer = &kinds[k].q, .source = x, .dtype = narrow ? TE_BF16 : TE_F32,
+                                   .rows = rows, .cols = cols, .source_stride = cols, .scale = 64}};
                 for (int s = 0; s < 2; s++) bind_side(&b, s, codes[s], scales[s]);
                 bool half = kinds[k].q.element == TE_E2M1;
                 int width = narrow ? 2 : 4;

@@ -134,7 +134,9 @@ local function find_source(opts)
     end
     local text = stat.type == "directory"
         and join_files(files_below(opts.path, function() return true end)) or read_file(opts.path)
-    if text == "" then error(opts.path .. (stat.type == "directory" and ": no text in this folder" or ": the file is empty"), 0) end
+    if text == "" then
+        error(opts.path .. (stat.type == "directory" and ": no text in this folder" or ": the file is empty"), 0)
+    end
     local source, tok = text_source(text, opts.tokenizer)
     return { train = source, tokenizer = tok, description = opts.path }
 end

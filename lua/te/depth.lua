@@ -1,4 +1,5 @@
---- Walks over nested modules: `depth` of the one inside, or an error where there is no end because a module contains itself.
+--- Walks over nested modules: `depth` of the one inside, or an error where there is no end because
+--- a module contains itself.
 
 local fail = require "te.fail"
 

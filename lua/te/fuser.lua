@@ -1,7 +1,7 @@
 --- Runs containers: neighbouring operations in groups that the engine plans and fuses, anything else by calling it.
 --
--- A container is flattened, described and grouped when it first runs, and again when it, a module in it or an option that a
--- module names in `plan_fields` has changed. Parameters are looked up anew at every run.
+-- A container is flattened, described and grouped when it first runs, and again when it, a module in it or an option
+-- that a module names in `plan_fields` has changed. Parameters are looked up anew at every run.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -39,8 +39,8 @@ local function is_current(program)
     return true
 end
 
---- The program of a module for so many extra inputs, kept with the module until the registered rules change. Rules may look
---- at what the inputs are like, so then there is a program for each kind.
+--- The program of a module for so many extra inputs, kept with the module until the registered rules change. Rules may
+--- look at what the inputs are like, so then there is a program for each kind.
 function fuser.program(module, n_extras, has_lens, x, ...)
     local key = n_extras * 8 + (KVCache.active and 4 or 0) + (has_lens and 2 or 0) + (module.training and 1 or 0)
     local situation
@@ -106,8 +106,8 @@ function fuser.set_fusion(on, ...)
 end
 
 --- Whether backward computes activations anew that only weight gradients read, instead of keeping them from forward:
---- true, wherever that keeps fewer bytes; false, never; a number, where moreover the products that read them have so many
---- columns together, 256 at first. Returns the setting before, as a number.
+--- true, wherever that keeps fewer bytes; false, never; a number, where moreover the products that read them have so
+--- many columns together, 256 at first. Returns the setting before, as a number.
 function fuser.set_recompute(setting)
     if type(setting) ~= "boolean" and type(setting) ~= "number" then
         fail("te.set_recompute: expected true, false or a number of columns, got %s", type(setting))

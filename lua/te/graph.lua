@@ -1,11 +1,12 @@
 --- te.graph: a whole training step recorded once on the device and launched again with one call.
 --
--- A graph is a function's work on the device: its kernels, with the addresses they read and write. So the first calls run
--- the function as it is (they choose algorithms, make optimizer states), the next one records it, which computes nothing,
--- and from then on a call copies its inputs to where the recording reads them and launches. Lua inside the function runs
--- no more; a learning rate comes from the optimizer's groups (set_lr), random numbers go on as if it had run, and what
--- the function returned is the same tensors every time, with new values. A value that Lua reads inside (item, totable,
--- printing), tensors brought from the host, and other shapes than recorded are errors that name themselves.
+-- A graph is a function's work on the device: its kernels, with the addresses they read and write. So the first
+-- calls run the function as it is (they choose algorithms, make optimizer states), the next one records it, which
+-- computes nothing, and from then on a call copies its inputs to where the recording reads them and launches. Lua
+-- inside the function runs no more; a learning rate comes from the optimizer's groups (set_lr), random numbers go
+-- on as if it had run, and what the function returned is the same tensors every time, with new values. A value that
+-- Lua reads inside (item, totable, printing), tensors brought from the host, and other shapes than recorded are
+-- errors that name themselves.
 --
 -- Devices without graphs (the CPU) run the function.
 

@@ -149,6 +149,15 @@ local function walk_modules(self, prefix, visit, depth)
     end)
 end
 
+-- An iterator over the values of each entry.
+local function each_entry(entries)
+    local i = 0
+    return function()
+        i = i + 1
+        if entries[i] then return unpack(entries[i]) end
+    end
+end
+
 --- The list of all parameters, each once.
 function Module:parameters()
     local list, seen = {}, {}
@@ -164,32 +173,26 @@ end
 --- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
 --- once, under its first name.
 function Module:named_parameters()
-    local entries, seen, i = {}, {}, 0
+    local entries, seen = {}, {}
     walk(self, "", function(name, tensor, kind, _, _, module)
         if kind == "parameter" and not seen[tensor] then
             seen[tensor] = true
             entries[#entries + 1] = { name, tensor, module }
         end
     end)
-    return function()
-        i = i + 1
-        if entries[i] then return unpack(entries[i]) end
-    end
+    return each_entry(entries)
 end
 
 --- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
 function Module:named_modules()
-    local entries, seen, i = {}, {}, 0
+    local entries, seen = {}, {}
     walk_modules(self, "", function(prefix, module)
         if not seen[module] then
             seen[module] = true
             entries[#entries + 1] = { prefix:sub(1, -2), module }
         end
     end)
-    return function()
-        i = i + 1
-        if entries[i] then return unpack(entries[i]) end
-    end
+    return each_entry(entries)
 end
 
 --- The modules directly in this one, as a list of { name =, module = }.
@@ -201,9 +204,8 @@ function Module:children()
     return list
 end
 
---- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and what
---- delayed scaling remembers. The tensors are the module's own; a shared one stands
---- under its first name.
+--- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and
+--- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
 function Module:state_dict()
     local state, seen = {}, {}
     walk(self, "", function(name, tensor)
@@ -232,8 +234,8 @@ local function few(names)
     return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
 end
 
--- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in place to
--- `steps`. Returns what is wrong.
+-- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in
+-- place to `steps`. Returns what is wrong.
 local function find_recipe_state(self, state, known, steps)
     local any, problem = false, nil
     for name in pairs(state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
@@ -246,16 +248,16 @@ local function find_recipe_state(self, state, known, steps)
     return problem
 end
 
--- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns what puts them in place.
+-- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns
+-- what puts them in place.
 local function find_parts(name, tensor, state, known)
     local parameters = require "te.recipe.parameters"
     parameters.each_part(name, tensor, function(part) known[part] = true end)
     return parameters.loader(name, tensor, state)
 end
 
---- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match; what
---- delayed scaling remembers may be missing.
---- Nothing is changed unless everything fits.
+--- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match;
+--- what delayed scaling remembers may be missing. Nothing is changed unless everything fits.
 ---@param state table<string, any>
 ---@param opts table|nil  { strict = true }
 function Module:load_state_dict(state, opts)

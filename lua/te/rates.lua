@@ -37,8 +37,8 @@ function rates.of(device)
     return known[device]
 end
 
---- Seconds that a kernel takes at least: its bytes at full bandwidth, or, for products and attention, its operations at the
---- peak of the dtype.
+--- Seconds that a kernel takes at least: its bytes at full bandwidth, or, for products and attention, its operations
+--- at the peak of the dtype.
 function rates.floor(device, kind, dtype, bytes, flops)
     local rate = rates.of(device)
     local seconds = bytes / rate.bandwidth

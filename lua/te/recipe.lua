@@ -7,8 +7,9 @@
 --     end }
 --
 -- A recipe turns a role ("input", "weight" or "grad_output") into a quantizer, a table of capabilities whose fields are
--- those of te_quantizer (src/kernels/quantize.h). Nothing else in the library knows a recipe by name: a new one is a row of the
--- engine's table (src/core/recipe_kinds.c). Options are checked when they are given and when they are assigned later.
+-- those of te_quantizer (src/kernels/quantize.h). Nothing else in the library knows a recipe by name: a new one
+-- is a row of the engine's table (src/core/recipe_kinds.c). Options are checked when they are given and when
+-- they are assigned later.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -94,8 +95,8 @@ end
 -- What Custom's function may also give: the role stays in high precision.
 local HighPrecision = setmetatable({}, { __tostring = function() return "HighPrecision" end })
 
---- The quantizer of an operand, nil where it stays in high precision, and the recipe of this library that made it, nil when
---- it came from elsewhere. role: see quantizer.
+--- The quantizer of an operand, nil where it stays in high precision, and the recipe of this library that made it, nil
+--- when it came from elsewhere. role: see quantizer.
 function methods:resolve(role)
     local asked = check_role(role or "input")
     if self:is_uniform() then
@@ -113,12 +114,15 @@ function methods:resolve(role)
     return made, nil
 end
 
---- The quantizer of an operand: role is "input", "weight", "grad_output", or a table with one of them as tensor_type; nil
---- where the recipe leaves it in high precision.
+--- The quantizer of an operand: role is "input", "weight", "grad_output", or a table with one of them as tensor_type;
+--- nil where the recipe leaves it in high precision.
 function methods:quantizer(role) return (self:resolve(role)) end
 
 --- Whether the quantizers depend on nothing but the kind of tensor.
 function methods:is_uniform() return self._name ~= "Custom" end
+
+--- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
+function methods:hands_on() return self:is_uniform() and core.recipe_hands_on(self._name, self._options) end
 
 --- How its options are declared, by name: { type, default, choices =, min =, max =, help = }.
 function methods:declared() return recipes[self._name] end

@@ -1,7 +1,8 @@
 --- Settings for the duration of a function, and operations defined in Lua.
 ---
---- A scope returns what its function returns, and restores the setting also when it raises; the error passes unchanged. A
---- coroutine that yields from inside takes the setting with it: outside it does not hold, and holds again once resumed.
+--- A scope returns what its function returns, and restores the setting also when it raises; the error passes
+--- unchanged. A coroutine that yields from inside takes the setting with it: outside it does not hold, and
+--- holds again once resumed.
 
 local te = require "te"
 local mode = require "te.recipe.mode"
@@ -193,7 +194,8 @@ local function run_recorded(state, fn, ...)
 end
 
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
---- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives up to three tensors.
+--- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn
+--- gives up to three tensors.
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end

@@ -1,5 +1,5 @@
---- te.tools: what `tetrain NAME` runs. Every tool is a module te.tools.NAME that returns its main function, which takes the
---- words of the command line and returns the exit code.
+--- te.tools: what `tetrain NAME` runs. Every tool is a module te.tools.NAME that returns its main function, which takes
+--- the words of the command line and returns the exit code.
 
 local te = require "te"
 

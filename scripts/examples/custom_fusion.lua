@@ -31,8 +31,8 @@ local function fuse_axpy(ops)
     return fused
 end
 
--- A backward fusion: the constant multiplies what is small, the weight and its gradient, and not the gradient of every token.
--- The context of a built-in operation holds its input.
+-- A backward fusion: the constant multiplies what is small, the weight and its gradient, and not the gradient of every
+-- token. The context of a built-in operation holds its input.
 local BackwardLinearScale = te.FusedOperation:extend("BackwardLinearScale")
 
 function BackwardLinearScale:init(linear, scale) self:set_basic_ops(linear, scale) end

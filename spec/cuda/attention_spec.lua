@@ -1,5 +1,5 @@
---- FP8 attention on the CUDA device: what the CPU computes, within the rounding of sums; by cuDNN where it takes it, else by a
---- kernel of its own, and the trace says which. Pending without a device.
+--- FP8 attention on the CUDA device: what the CPU computes, within the rounding of sums; by cuDNN where it takes it,
+--- else by a kernel of its own, and the trace says which. Pending without a device.
 
 local te = require "te"
 local core = te._core

@@ -1,5 +1,5 @@
---- Programs that leave results quantized on the CUDA device: the same bits as when a kernel of its own quantizes them, and no such
---- kernel. Pending without a device.
+--- Programs that leave results quantized on the CUDA device: the same bits as when a kernel of its own quantizes them,
+--- and no such kernel. Pending without a device.
 
 local te = require "te"
 
@@ -15,8 +15,8 @@ local recipes = {
 }
 
 -- By kernels of their own: the gradient that comes from outside; under delayed scaling the weights, whose factors were
--- written, by kernels that find them unchanged; and where the amax of a whole tensor is needed the LayerNorm, whose input
--- a second run would read twice more, in forward and again in backward.
+-- written, by kernels that find them unchanged; and where the amax of a whole tensor is needed the LayerNorm, whose
+-- input a second run would read twice more, in forward and again in backward.
 local kernels = { delayed = 4, mxfp8 = 1, blocks = 1, current = 3, nvfp4 = 3 }
 
 local function same(a, b) return te._core.tensor_bytes(a:detach():to("cpu")) == te._core.tensor_bytes(b:detach():to("cpu")) end

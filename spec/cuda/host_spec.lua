@@ -1,6 +1,8 @@
---- What the host does for a training step on the CUDA device, counted by the made-up driver (src/kernels/cuda_fake): the work of a
---- step waits for nothing, and a recorded one is a launch and its inputs, whatever the model. Pending on other machines.
+--- What the host does for a training step on the CUDA device, counted by the made-up driver
+--- (src/kernels/cuda_fake): the work of a step waits for nothing, and a recorded one is a launch and its inputs,
+--- whatever the model. Pending on other machines.
 
+local batch = require "spec.support.tokens"
 local ffi = require "ffi"
 local te = require "te"
 
@@ -49,13 +51,6 @@ describe("the host's part of a training step", function()
         return after
     end
 
-    local function batch(step, device)
-        local x, y = {}, {}
-        for i = 1, 16 do x[i], y[i] = (i * 7 + step * 3) % 11, (i * 5 + step) % 11 end
-        local function place(list) return te.tensor(list, { dtype = "int32" }):view { 2, 8 }:to(device) end
-        return { place(x), place(y) }
-    end
-
     -- A step as train_gpt makes it, and the optimizer.
     local function trainer(layers, recipe)
         te.manual_seed(3)
@@ -83,9 +78,9 @@ describe("the host's part of a training step", function()
             local seen
             for i = 1, 3 do
                 optimizer:set_lr(0.01 / i)
-                local given = batch(i, "cuda")
+                local x, y = batch(i, "cuda")
                 te.synchronize "cuda"
-                seen = calls_of(function() step(given[1], given[2]) end)
+                seen = calls_of(function() step(x, y) end)
             end
             assert.equal(0, seen.waits + seen.reads)
             assert.is_true(seen.launches > 50)
@@ -95,11 +90,11 @@ describe("the host's part of a training step", function()
             local counted = {}
             for _, layers in ipairs { 1, 3 } do
                 local step, optimizer = trainer(layers, recipe())
-                local graph, seen = te.graph(step, batch(0, "cpu"), { device = "cuda" }), nil
+                local graph, seen = te.graph(step, { batch(0, "cpu") }, { device = "cuda" }), nil
                 for i = 1, 6 do
-                    local given = batch(i, "cpu")
+                    local x, y = batch(i, "cpu")
                     optimizer:set_lr(0.01 / i)
-                    seen = calls_of(function() graph(given[1], given[2]) end)
+                    seen = calls_of(function() graph(x, y) end)
                 end
                 assert.equal(1, seen.graphs)
                 assert.equal(0, seen.waits + seen.reads)
@@ -117,9 +112,9 @@ describe("the host's part of a training step", function()
         for _, layers in ipairs { 1, 3 } do
             local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2, n_embd = 16, bias = true }
             model:to "cuda"
-            local given, sums, biases = batch(1, "cuda"), 0, 0
+            local sums, biases, x, y = 0, 0, batch(1, "cuda")
             local function step()
-                select(2, te.autocast({ dtype = "bfloat16" }, model, given[1], given[2])):backward()
+                select(2, te.autocast({ dtype = "bfloat16" }, model, x, y)):backward()
             end
             step()
             model:zero_grad()
@@ -134,7 +129,8 @@ describe("the host's part of a training step", function()
         end
     end)
 
-    -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the next step has been launched.
+    -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the
+    -- next step has been launched.
     it("waits for nothing in train_gpt's loop", function()
         te.manual_seed(5)
         local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16, dropout = 0.1 }
@@ -143,8 +139,7 @@ describe("the host's part of a training step", function()
         local steps = te.train.steps { device = "cuda", graph = true, clip = 1, grad_accumulation = 2,
             next_batch = function()
                 made = made + 1
-                local pair = batch(made, "cpu")
-                return pair[1], pair[2]
+                return batch(made, "cpu")
             end,
             loss = function(x, y) return select(2, model(x, y)) end,
             parameters = model:parameters(), optimizer = te.optim.AdamW(model:parameter_groups(0.1), {}),

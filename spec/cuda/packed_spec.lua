@@ -1,6 +1,6 @@
---- Packed sequences on the CUDA device, whose lengths the host does not read: the CPU's results, in a graph with other lengths
---- at each launch, too; lengths that do not fit are errors of the next wait and reach no foreign memory. What the host does
---- read says so in a graph. Pending without a device.
+--- Packed sequences on the CUDA device, whose lengths the host does not read: the CPU's results, in a graph with other
+--- lengths at each launch, too; lengths that do not fit are errors of the next wait and reach no foreign memory. What
+--- the host does read says so in a graph. Pending without a device.
 
 local te = require "te"
 

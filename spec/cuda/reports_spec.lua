@@ -1,5 +1,5 @@
---- Ids out of range on the CUDA device: nobody waits for the verdict, which comes where the host next does. Pending without a
---- device.
+--- Ids out of range on the CUDA device: nobody waits for the verdict, which comes where the host next does.
+--- Pending without a device.
 
 local te = require "te"
 

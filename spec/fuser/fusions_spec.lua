@@ -1,12 +1,13 @@
--- Every fusion that is promised: the steps of its plan, forward and backward; that it computes what single operations compute,
--- what float64 gives and what differences say; and each condition that must prevent it.
+-- Every fusion that is promised: the steps of its plan, forward and backward; that it computes what single operations
+-- compute, what float64 gives and what differences say; and each condition that must prevent it.
 
 local te = require "te"
 local plans = require "spec.support.plans"
 
 local input, steps = plans.input, plans.steps
 
--- { make container, forward, backward, shapes of extra inputs }. A program behind a product sums its bias gradient as well.
+-- { make container, forward, backward, shapes of extra inputs }. A program behind a product sums
+-- its bias gradient as well.
 local FUSIONS = {
     ["linear, bias, activation"] = {
         function() return te.Sequential(te.BasicLinear(8, 6), te.Bias(6), te.SiLU()) end,

@@ -6,8 +6,8 @@ local trials = require "spec.support.trials"
 local with, window, fused_class, outcome, assert_same =
     fusion.with, fusion.window, fusion.fused_class, fusion.outcome, fusion.assert_same
 
--- Rules that fuse windows at random, with operations that do by themselves what the operations in them do. Residual branches
--- are nested, so a sum in a window belongs to the last split before it there, or to one outside.
+-- Rules that fuse windows at random, with operations that do by themselves what the operations in them do. Residual
+-- branches are nested, so a sum in a window belongs to the last split before it there, or to one outside.
 describe("random fusions", function()
     local function run_chain(ops, x, outside)
         local open, outs = {}, {}

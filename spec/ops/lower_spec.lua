@@ -1,5 +1,5 @@
---- What an operation says of itself to the fuser is what it does: its description, run by the engine's operations one by
---- one, gives the same bits as calling it, and the same gradients.
+--- What an operation says of itself to the fuser is what it does: its description, run by the engine's operations one
+--- by one, gives the same bits as calling it, and the same gradients.
 
 local te = require "te"
 local operation = require "te.operation"

@@ -1,5 +1,5 @@
---- FP8 attention (fp8_dpa): forward against products of what the bytes stand for with probabilities and result rounded to E4M3,
---- backward against float64 attention of the same operands, and what delayed scaling remembers.
+--- FP8 attention (fp8_dpa): forward against products of what the bytes stand for with probabilities and result rounded
+--- to E4M3, backward against float64 attention of the same operands, and what delayed scaling remembers.
 
 local te = require "te"
 local operation = require "te.operation"
@@ -82,7 +82,8 @@ describe("FP8 attention", function()
             assert_near(y, plain, 0.15 * largest(v))
         end)
 
-        -- Beside the bound that is theirs: float32 sums, and in 16 bits operands and weights that are rounded once more.
+        -- Beside the bound that is theirs: float32 sums, and in 16 bits operands and weights
+        -- that are rounded once more.
         it("has the gradients of attention of those operands: " .. name, function()
             local module, q, k, v = te.DotProductAttention(opts), inputs(case)
             local keep = opts.dropout and kept(q, k, opts)

@@ -1,5 +1,5 @@
---- te.autocast{ when = "faster" }: a product runs under the recipe where that was measured to be faster, and a plan says which.
---- Times are made up here; what follows from them is not.
+--- te.autocast{ when = "faster" }: a product runs under the recipe where that was measured to be faster, and a plan
+--- says which. Times are made up here; what follows from them is not.
 
 local te = require "te"
 local faster = require "te.recipe.faster"

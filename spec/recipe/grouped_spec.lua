@@ -1,4 +1,5 @@
--- A grouped linear operation under recipes: planned together with its neighbours it leaves what it leaves by itself, to the bit.
+-- A grouped linear operation under recipes: planned together with its neighbours it leaves what it
+-- leaves by itself, to the bit.
 local te = require "te"
 local plans = require "spec.support.plans"
 local core = te._core

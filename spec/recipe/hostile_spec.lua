@@ -79,8 +79,8 @@ end
 -- What is computed from each operand.
 local READERS = { x = { "y", "dw" }, weight = { "y", "dx" }, dy = { "dx", "dw" } }
 
--- Under NVFP4 the amax of a tensor is a factor of all of its values: with an infinite one none is finite, so that no step goes
--- by it.
+-- Under NVFP4 the amax of a tensor is a factor of all of its values: with an infinite one none is finite, so
+-- that no step goes by it.
 local function check_none(results, place)
     for _, which in ipairs(READERS[place]) do
         assert.is_false(te.isfinite(results[which]):any():item(), which .. " has finite values")

@@ -1,5 +1,5 @@
--- What a model of fifty million weights takes when they are stored quantized, as the allocator counts it: in processes that do
--- nothing else, since here earlier specs leave tensors that are let go of at any time.
+-- What a model of fifty million weights takes when they are stored quantized, as the allocator counts it: in processes
+-- that do nothing else, since here earlier specs leave tensors that are let go of at any time.
 local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv "TETRAIN" or "build/tetrain"
@@ -81,9 +81,9 @@ end)
 --     GELU's result        4 * 2             4             4 + 4/32        4/2 + 4/16
 --                          18                13            13.16           10.81
 --
--- Backward computes both results again (te.set_recompute), which leaves GELU's input. That is read by GELU's gradient and
--- by no product, so a recipe has no part in it; GELU{ cache_quantized_input = true } keeps it in E4M3, 4 bytes instead of
--- 8, and then GELU's result must stay: from the rounded input another one would follow.
+-- Backward computes both results again (te.set_recompute), which leaves GELU's input. That is read by GELU's gradient
+-- and by no product, so a recipe has no part in it; GELU{ cache_quantized_input = true } keeps it in E4M3, 4 bytes
+-- instead of 8, and then GELU's result must stay: from the rounded input another one would follow.
 local MLP = [[
 local te = require "te"
 local recipe, recompute, cached = arg[1], arg[2] == "true", arg[3] == "true"
@@ -113,8 +113,8 @@ describe("an MLP's tensors for backward", function()
         return assert(tonumber(text), text)
     end
 
-    -- bytes kept; statistics of rows, factors that are written once per row of a block and whole blocks of the allocator
-    -- take up to 0.05 more
+    -- bytes kept; statistics of rows, factors that are written once per row of a block and whole blocks of the
+    -- allocator take up to 0.05 more
     for _, case in ipairs {
         { "none", true, false, 8 }, { "none", false, false, 18 }, { "DelayedScaling", true, false, 8 },
         { "DelayedScaling", false, false, 13 }, { "DelayedScaling", true, true, 8 }, { "DelayedScaling", false, true, 9 },

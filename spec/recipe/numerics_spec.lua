@@ -174,7 +174,8 @@ describe("te.numerics", function()
             for _ = 1, 3 do
                 run(module, recipe, x, te.randn({ 32, 32 }, { dtype = "bfloat16" }))
                 for name, p in module:named_parameters() do
-                    -- watched operands are stored, and on a GPU the kernel that stores them adds columns in another order
+                    -- watched operands are stored, and on a GPU the kernel that stores them adds
+                    -- columns in another order
                     if te.get_default_device() == "cpu" or name ~= "2.bias" then
                         bytes[#bytes + 1] = te._core.tensor_bytes(p.grad)
                         te.no_grad(function() p:sub_(p.grad * 0.1) end)

@@ -364,8 +364,9 @@ describe("any quantizer", function()
         end
     end)
 
-    -- Sums of 16 in float32, then a quarter of each in the source's dtype: an infinity reaches all of its group, two of unlike sign in a
-    -- row of the matrix leave NaN there, and 16 times a large float16 is beyond it. The factor of a tensor that has one is 1.
+    -- Sums of 16 in float32, then a quarter of each in the source's dtype: an infinity reaches all of its group, two of
+    -- unlike sign in a row of the matrix leave NaN there, and 16 times a large float16 is beyond it. The factor of a
+    -- tensor that has one is 1.
     it("lets infinities through a transform, within their group", function()
         local column, signs = {}, { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 }
         for i = 1, 48 do column[i] = { i <= 16 and 1 or i <= 32 and 0 or 60000 * signs[i - 32] } end

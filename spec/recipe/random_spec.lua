@@ -1,6 +1,6 @@
--- Random containers under every recipe, fused against unfused. On the CPU forward results have the same bits: what is quantized was
--- rounded the same way before. Gradients have other sums, and a value on the border of two that a format has may fall to either
--- side; a container may amplify that, so it is counted in how many gradients it shows.
+-- Random containers under every recipe, fused against unfused. On the CPU forward results have the same bits: what is
+-- quantized was rounded the same way before. Gradients have other sums, and a value on the border of two that a format
+-- has may fall to either side; a container may amplify that, so it is counted in how many gradients it shows.
 local te = require "te"
 local random_sequential = require "spec.support.random_sequential"
 local trials = require "spec.support.trials"

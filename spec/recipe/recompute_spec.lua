@@ -1,6 +1,7 @@
 local te = require "te"
 
--- Operands of quantized weight gradients that backward computes again: the same bytes as forward's, whatever scales have become since.
+-- Operands of quantized weight gradients that backward computes again: the same bytes as forward's, whatever
+-- scales have become since.
 local recipes = {
     delayed = function() return te.recipe.DelayedScaling { amax_history_len = 2 } end,
     current = function() return te.recipe.Float8CurrentScaling {} end,

@@ -1,5 +1,5 @@
--- Training under delayed scaling goes on from a checkpoint with the same bytes, also after steps that changed no weight: those
--- that were not finite, and those of layers that stay as they are.
+-- Training under delayed scaling goes on from a checkpoint with the same bytes, also after steps that changed no
+-- weight: those that were not finite, and those of layers that stay as they are.
 local te = require "te"
 local checkpoint = require "te.train.checkpoint"
 local make_guard = require "te.train.guard"

@@ -1,5 +1,5 @@
---- Attention of quantized operands by the book, in float64 on the host: what specs of FP8 attention compare with. Operands are
---- {batch, heads, seq, dim}, k and v with as many heads as they have.
+--- Attention of quantized operands by the book, in float64 on the host: what specs of FP8 attention compare with.
+--- Operands are {batch, heads, seq, dim}, k and v with as many heads as they have.
 
 local te = require "te"
 local book = require "spec.support.quantization"
@@ -45,8 +45,8 @@ local function probabilities(q, k, opts)
     return te.softmax(scores + mask(q:size(3), k:size(3), opts), -1), scores:abs():max():item()
 end
 
--- Elements of t as multiples of `unit` in E4M3, and how far they may be off: what lies within `unsure` of the middle between
--- two numbers of the format may become either.
+-- Elements of t as multiples of `unit` in E4M3, and how far they may be off: what lies within `unsure` of the middle
+-- between two numbers of the format may become either.
 local function round_all(t, unit, unsure)
     local format, options = book.formats.float8_e4m3, { dtype = "float64", device = "cpu" }
     local rounded, slack, shape = t:flatten():totable(), {}, t.shape
@@ -59,14 +59,15 @@ local function round_all(t, unit, unsure)
     return te.tensor(rounded, options):view(shape), te.tensor(slack, options):view(shape)
 end
 
---- The values that the bytes of E4M3 under current scaling stand for, in float64. whole: the tensor that t is a part of.
+--- The values that the bytes of E4M3 under current scaling stand for, in float64. whole: the
+--- tensor that t is a part of.
 function attention.values(t, whole)
     if whole then return (round_all(f64(t), factor(whole), te.zeros(t.shape, { dtype = "float64", device = "cpu" }))) end
     return f64(te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input"):dequantize())
 end
 
---- The result for tensors q, k and v, which may be parts of one that is quantized as a whole, and how far it may be off with
---- sums in float32. keep: what dropout multiplies by.
+--- The result for tensors q, k and v, which may be parts of one that is quantized as a whole, and how far it may be off
+--- with sums in float32. keep: what dropout multiplies by.
 function attention.rounded(q, k, v, opts, keep, whole)
     local unit = factor(whole or v)
     v = repeat_heads(attention.values(v, whole), q:size(2))
@@ -84,9 +85,9 @@ local function fold_heads(t, heads)
     return t:reshape({ shape[1], heads, shape[2] / heads, shape[3], shape[4] }):sum(3)
 end
 
---- Gradients of attention of the bytes of tensors q, k and v without further rounding, {q =, k =, v =}, and bounds for what it
---- does to them that backward's sums of rows of dout * out read a result whose probabilities were rounded, and which was rounded
---- itself: by 2^-4 of each at most, or half of the smallest number of the format.
+--- Gradients of attention of the bytes of tensors q, k and v without further rounding, {q =, k =, v =}, and bounds for
+--- what it does to them that backward's sums of rows of dout * out read a result whose probabilities were rounded, and
+--- which was rounded itself: by 2^-4 of each at most, or half of the smallest number of the format.
 function attention.gradients(q, k, v, dout, opts, keep)
     local unit = factor(v)
     q, k, v = attention.values(q), attention.values(k), attention.values(v)

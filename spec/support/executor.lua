@@ -1,4 +1,5 @@
---- A recorder for the method lower of operations (see te.operation) that runs what it is told at once: values are tensors.
+--- A recorder for the method lower of operations (see te.operation) that runs what it is told at
+--- once: values are tensors.
 
 local te = require "te"
 

@@ -1,5 +1,5 @@
---- Set-up of the specs about fusions registered from Lua: rules that are taken away again, operations that rules put in the
--- place of others, and the comparison of runs.
+--- Set-up of the specs about fusions registered from Lua: rules that are taken away again, operations that rules put in
+-- the place of others, and the comparison of runs.
 
 local assert = require "luassert"
 

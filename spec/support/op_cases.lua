@@ -1,6 +1,6 @@
---- Arguments for every operation, for specs that walk all of them. An operation whose tensors are all {3, 4} ({3, 8} when
---- gated) and that needs no attributes has no entry. `draw(shape)` gives numbers in the operation's domain. `inputs` says which
---- arguments take gradients, all tensors by default.
+--- Arguments for every operation, for specs that walk all of them. An operation whose tensors are all {3, 4} ({3, 8}
+--- when gated) and that needs no attributes has no entry. `draw(shape)` gives numbers in the operation's domain.
+--- `inputs` says which arguments take gradients, all tensors by default.
 
 local te = require "te"
 

@@ -55,8 +55,8 @@ function Mix:reshape_back(list, from, lead, w)
     return true
 end
 
--- Packed sequences lie in their tokens, so what knows sequences stands where nothing is reshaped. A token that attends to itself
--- alone has scores whose gradient cancels to nothing: what is left is noise, which no tolerance bounds.
+-- Packed sequences lie in their tokens, so what knows sequences stands where nothing is reshaped. A token that attends
+-- to itself alone has scores whose gradient cancels to nothing: what is left is noise, which no tolerance bounds.
 function Mix:has_sequences()
     if self.lens then return self.lead == self.first_lead end
     return self.lead[#self.lead] > 1
@@ -212,7 +212,8 @@ local function randomize(module, random)
     end
 end
 
---- A random container, its inputs, and the dtypes: { module =, inputs = { x, [seq_lens], extras … }, dtype =, autocast = }.
+--- A random container, its inputs, and the dtypes: { module =, inputs = { x, [seq_lens], extras …
+--- }, dtype =, autocast = }.
 return function(seed)
     local random = generator(seed)
     for _ = 1, 4 do random() end

@@ -1,5 +1,5 @@
---- trials(all, few): how often to repeat what is drawn at random, or a list of sizes to try. On the CPU `all`; `few` where tensors
--- are made on a device, for every new program is compiled there first.
+--- trials(all, few): how often to repeat what is drawn at random, or a list of sizes to try. On the CPU `all`; `few`
+-- where tensors are made on a device, for every new program is compiled there first.
 
 local te = require "te"
 

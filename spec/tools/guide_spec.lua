@@ -1,6 +1,6 @@
---- Every code block of docs/guide.md runs. Lua blocks of a section share their globals, and print what stands below them;
---- lines of shell blocks succeed; C programs compile without warnings, link and succeed. `build/` stands for the folder of the
---- interpreter that runs the specs.
+--- Every code block of docs/guide.md runs. Lua blocks of a section share their globals, and print what stands below
+--- them; lines of shell blocks succeed; C programs compile without warnings, link and succeed. `build/` stands for the
+--- folder of the interpreter that runs the specs.
 
 local te = require "te"
 

@@ -1,5 +1,5 @@
---- te.train.steps: the same steps whether they are launched as a graph, whose figures the host sees a step later, or made one
---- operation at a time; those that are not finite change nothing.
+--- te.train.steps: the same steps whether they are launched as a graph, whose figures the host sees a step later, or
+--- made one operation at a time; those that are not finite change nothing.
 
 local te = require "te"
 

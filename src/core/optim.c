@@ -19,8 +19,8 @@ static const te_utility adamw_program = {
     .formula = ADAMW,
 };
 
-/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the chain that
- * makes it; the same value under two names would be read again. Times 1 changes no bit. */
+/* Where something is to follow the parameters in another dtype. A value of its own can be rounded and stored by the
+ * chain that makes it; the same value under two names would be read again. Times 1 changes no bit. */
 static const te_utility adamw_copying_program = {
     .name = "adamw",
     .inputs = "p g m v",
@@ -121,7 +121,8 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_status status = check_entry(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
-        status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
+        status =
+            te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
@@ -182,7 +183,8 @@ static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, 
     if (status == TE_OK) status = te_optim_stripes_run(exec, program, stripes, b->inputs, b->outputs);
     if (status != TE_OK) te_fail_exec(ctx, status, exec, program->name);
     for (int k = 0; k < n_groups && status == TE_OK; k++)
-        for (int i = 0; i < groups[k].n && status == TE_OK; i++) status = finish_entry(&groups[k], i, n_states, stripes);
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++)
+            status = finish_entry(&groups[k], i, n_states, stripes);
     exec->interrupt = interrupt;
     return status;
 }
@@ -251,8 +253,8 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
 
 /* --- steps whose numbers lie on the device ------------------------------------------------------------------------ */
 
-/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower number. The
- * last one of the first is what the host knows of steps that were not made. */
+/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower
+ * number. The last one of the first is what the host knows of steps that were not made. */
 static te_status send_values(te_context *ctx, const te_adamw *o, double unmade_known, bool both, double *values)
 {
     te_adamw before = *o;
@@ -314,8 +316,10 @@ static te_status count_unmade(te_context *ctx, const te_tensor *clip, const te_t
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "adamw");
 }
 
-/* The numbers {groups, 8} of the step that is due, with the gradients' factor in them: clip is what te_grad_clip gave. */
-static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip, const te_tensor *unmade)
+/* The numbers {groups, 8} of the step that is due, with the gradients' factor in them: clip is
+ * what te_grad_clip gave. */
+static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, const te_tensor *clip,
+                                 const te_tensor *unmade)
 {
     int64_t groups = numbers->shape[0];
     te_exec *exec = &numbers->storage->device->exec;
@@ -341,7 +345,8 @@ static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, cons
 
 static bool are_numbers(const te_tensor *t, int64_t n, const te_device *device)
 {
-    return t && t->dtype == TE_F64 && te_tensor_contiguous(t) && te_tensor_numel(t) == n && t->storage->device == device;
+    return t && t->dtype == TE_F64 && te_tensor_contiguous(t) && te_tensor_numel(t) == n &&
+           t->storage->device == device;
 }
 
 te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, te_tensor *unmade,
@@ -349,7 +354,8 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
 {
     const te_device *device = numbers->storage->device;
     int columns = clip ? 2 * N_NUMBERS : N_NUMBERS;
-    if (numbers->ndim != 2 || numbers->shape[0] != n_groups || !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
+    if (numbers->ndim != 2 || numbers->shape[0] != n_groups ||
+        !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
         (clip && (!are_numbers(clip, 3, device) || !are_numbers(unmade, 1, device))))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are needed",

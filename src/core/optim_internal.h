@@ -35,9 +35,10 @@ typedef struct te_optim_stripes {
     size_t bytes;
 } te_optim_stripes;
 
-/* Takes those of the groups' parameters out of their runs, one per parameter, for which it pays. To be closed even where it fails;
- * nothing was written then. */
-te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs, te_optim_stripes *s);
+/* Takes those of the groups' parameters out of their runs, one per parameter, for which it pays. To be closed even
+ * where it fails; nothing was written then. */
+te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
+                                te_optim_stripes *s);
 te_status te_optim_stripes_run(te_exec *exec, te_program *program, te_optim_stripes *s, int n_inputs, int n_outputs);
 void te_optim_stripes_close(te_context *ctx, te_optim_stripes *s);
 /* Whether `param` is among them. */

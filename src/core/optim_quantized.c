@@ -1,9 +1,9 @@
 /* optim_quantized.c - updates of parameters that are stored quantized.
  *
- * What is updated is the master; the parameter is quantized from it. Where rows can be quantized before the others are known, both
- * happen stripe by stripe: a stripe of the master is still in cache when its codes are made. Current scaling and NVFP4 wait for
- * the amax of the whole master, and on devices one kernel over everything is worth more than cache; there, a pass of its own follows
- * the update. Both give the same bytes. */
+ * What is updated is the master; the parameter is quantized from it. Where rows can be quantized before the others are
+ * known, both happen stripe by stripe: a stripe of the master is still in cache when its codes are made. Current
+ * scaling and NVFP4 wait for the amax of the whole master, and on devices one kernel over everything is worth more than
+ * cache; there, a pass of its own follows the update. Both give the same bytes. */
 #include "optim_internal.h"
 
 #include "fuser/emit.h"
@@ -22,11 +22,13 @@ static int64_t stripe_rows(const te_exec *exec, const te_tensor *master)
 
 static bool goes_in_stripes(const te_tensor *param)
 {
-    return te_tensor_is_quantized(param) && param->storage->device->exec.backend->host_memory && te_tensor_numel(param) > 0 &&
+    return te_tensor_is_quantized(param) && param->storage->device->exec.backend->host_memory &&
+           te_tensor_numel(param) > 0 &&
            te_quantizer_is_local(&param->storage->quantized->state->recipe->quantizers[TE_ROLE_WEIGHT]);
 }
 
-te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs, te_optim_stripes *s)
+te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
+                                te_optim_stripes *s)
 {
     int n = 0;
     *s = (te_optim_stripes){NULL, 0, 0};
@@ -75,19 +77,22 @@ static void narrow(te_operand *to, const te_operand *from, int n, int64_t first)
 }
 
 /* n elements of the master as the quantizer reads them: themselves, or converted in `room`. */
-static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, int64_t n, void *room, te_status *status)
+static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, int64_t n, void *room,
+                       te_status *status)
 {
     te_operand from = te_optim_flat(e->master), at;
     narrow(&at, &from, 1, first);
     if (e->master->dtype == e->param->dtype) return at.data;
-    te_view given = {.data = at.data, .dtype = e->master->dtype, .ndim = 1, .shape = {n}, .stride = {1}}, wanted = given;
+    te_view given = {.data = at.data, .dtype = e->master->dtype, .ndim = 1, .shape = {n}, .stride = {1}},
+            wanted = given;
     wanted.data = room;
     wanted.dtype = e->param->dtype;
     *status = exec->backend->copy(exec, &wanted, &given);
     return room;
 }
 
-static te_status run_striped(te_exec *exec, te_program *program, te_optim_striped *e, int n_inputs, int n_outputs, void *room)
+static te_status run_striped(te_exec *exec, te_program *program, te_optim_striped *e, int n_inputs, int n_outputs,
+                             void *room)
 {
     int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(exec, e->master);
     float scale, amax = 0;

@@ -1,6 +1,7 @@
 /* optimizer.c - AdamW with its state for a C host; the steps are those of optim.h, which scripts make, too.
  *
- * Every parameter is a group of its own in the one pass of a step, because each counts the steps that it took part in. */
+ * Every parameter is a group of its own in the one pass of a step, because each counts the steps
+ * that it took part in. */
 #include "optim.h"
 
 #include "autograd.h"
@@ -40,13 +41,16 @@ static te_status read_options(te_context *ctx, const te_adamw_options *given, te
 {
     *o = defaults;
     if (given && given->struct_size < offsetof(te_adamw_options, master_weights))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: struct_size: %zu; see te_adamw_defaults", given->struct_size);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: struct_size: %zu; see te_adamw_defaults",
+                       given->struct_size);
     if (given) memcpy(o, given, given->struct_size < sizeof *o ? given->struct_size : sizeof *o);
     if (!(o->lr >= 0 && o->eps >= 0 && o->weight_decay >= 0 && o->lr + o->eps + o->weight_decay < HUGE_VAL))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: lr %g, eps %g and weight_decay %g must be numbers from 0", o->lr,
-                       o->eps, o->weight_decay);
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te_optimizer_adamw: lr %g, eps %g and weight_decay %g must be numbers from 0", o->lr, o->eps,
+                       o->weight_decay);
     if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: beta1 %g and beta2 %g must lie in [0, 1)", o->beta1, o->beta2);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: beta1 %g and beta2 %g must lie in [0, 1)", o->beta1,
+                       o->beta2);
     return TE_OK;
 }
 
@@ -61,14 +65,17 @@ static te_tensor *zeros_like(te_tensor *t)
 static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
 {
     entry *e = &o->entries[i];
-    bool   floats = param && (param->dtype == TE_F32 || param->dtype == TE_F64 || param->dtype == TE_BF16 || param->dtype == TE_F16);
+    bool floats = param && (param->dtype == TE_F32 || param->dtype == TE_F64 || param->dtype == TE_BF16 ||
+                            param->dtype == TE_F16);
     if (!floats || param->node || param->ctx != o->ctx)
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d is %s", i,
                        !param ? "NULL" : !floats ? te_dtype_name(param->dtype)
                        : param->node ? "the result of an operation" : "a tensor of another context");
     for (int k = 0; k < i; k++)
-        if (o->entries[k].param == param) return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d came before", i);
-    bool mastered = te_tensor_is_quantized(param) || (o->options.master_weights && (param->dtype == TE_BF16 || param->dtype == TE_F16));
+        if (o->entries[k].param == param)
+            return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d came before", i);
+    bool mastered = te_tensor_is_quantized(param) ||
+                    (o->options.master_weights && (param->dtype == TE_BF16 || param->dtype == TE_F16));
     e->param = te_tensor_retain(param);
     e->exp_avg = zeros_like(param);
     e->exp_avg_sq = zeros_like(param);
@@ -122,14 +129,16 @@ void te_optimizer_release(te_optimizer *o)
 te_status te_optimizer_set_lr(te_optimizer *o, double lr)
 {
     if (!o) return TE_ERROR_ARGUMENT;
-    if (!(lr >= 0 && lr < HUGE_VAL)) return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_lr: %g is no number from 0", lr);
+    if (!(lr >= 0 && lr < HUGE_VAL))
+        return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_lr: %g is no number from 0", lr);
     o->options.lr = lr;
     return TE_OK;
 }
 
 te_status te_optimizer_grad_norm(te_optimizer *o, double *norm)
 {
-    if (!o || !norm) return o ? te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_grad_norm: norm is NULL") : TE_ERROR_ARGUMENT;
+    if (!o || !norm)
+        return o ? te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_grad_norm: norm is NULL") : TE_ERROR_ARGUMENT;
     te_mem     *mem = &o->ctx->mem;
     size_t      each = sizeof(te_tensor *) + sizeof(double), bytes = (size_t)o->n * each;
     double     *squares = te_mem_zalloc(mem, bytes), sum = 0;
@@ -153,9 +162,10 @@ te_status te_optimizer_step(te_optimizer *o, double grad_scale)
     for (int i = 0; i < o->n; i++) {
         entry *e = &o->entries[i];
         if (!(e->grad = te_tensor_grad(e->param))) continue;
-        o->steps[n] = (te_adamw){.lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
-                                 .step = e->steps + 1, .grad_scale = grad_scale};
-        o->groups[n++] = (te_optim_group){.n = 1, .params = &e->param, .grads = &e->grad, .states = {&e->exp_avg, &e->exp_avg_sq},
+        o->steps[n] = (te_adamw){.lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps,
+                                 .weight_decay = a->weight_decay, .step = e->steps + 1, .grad_scale = grad_scale};
+        o->groups[n++] = (te_optim_group){.n = 1, .params = &e->param, .grads = &e->grad,
+                                          .states = {&e->exp_avg, &e->exp_avg_sq},
                                           .masters = e->master ? &e->master : NULL};
     }
     te_status status = n ? te_adamw_step(o->ctx, n, o->steps, o->groups) : TE_OK;
@@ -182,7 +192,8 @@ te_status te_optimizer_set_steps(te_optimizer *o, int i, int64_t steps)
 {
     if (!o) return TE_ERROR_ARGUMENT;
     if (i < 0 || i >= o->n || steps < 0)
-        return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_steps: %lld steps of parameter %d of %d", (long long)steps, i, o->n);
+        return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_steps: %lld steps of parameter %d of %d",
+                       (long long)steps, i, o->n);
     o->entries[i].steps = steps;
     return TE_OK;
 }

@@ -135,8 +135,9 @@ static te_status make_input(te_recipe_state *state, te_tensor *x, te_dtype compu
     return te_role_quantize_first(state, x, compute, &fx->quantized);
 }
 
-te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready, te_tensor *weight,
-                               te_tensor *bias, bool want_dx, te_product_x after, te_product_saved *saved)
+te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready,
+                               te_tensor *weight, te_tensor *bias, bool want_dx, te_product_x after,
+                               te_product_saved *saved)
 {
     te_product_recipe *recipe = state->recipe;
     bool columnwise = recipe->backward == TE_BACKWARD_QUANTIZED;
@@ -147,7 +148,9 @@ te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *
     if (!take_ready(ready, &fx)) status = make_input(state, x, y->dtype, after, &fx);
     if (status == TE_OK)
         status = make_factor(state, recipe, TE_ROLE_WEIGHT, weight, y->dtype, true, columnwise && want_dx, &fw);
-    if (status == TE_OK) status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false, recipe->fast_sums[TE_PRODUCT_FORWARD]);
+    if (status == TE_OK)
+        status = product(y, &fx, 0, false, &fw, 0, true, weight_key(&fw, 0), bias, false,
+                         recipe->fast_sums[TE_PRODUCT_FORWARD]);
     if (status == TE_OK && after == TE_X_KEPT) status = keep(saved, &saved->x, &fx, x, false);
     if (status == TE_OK && after == TE_X_AGAIN) {
         saved->scale = fx.quantized.factor;
@@ -168,7 +171,8 @@ te_status te_quantized_grad_output(const te_product_saved *saved, te_tensor *dy,
     if (take_ready(ready, result)) return TE_OK;
     *result = (te_factor){.plain = NULL};
     if (saved->recipe->backward == TE_BACKWARD_QUANTIZED && (want_dx || want_dweight))
-        return make_factor(state, saved->recipe, TE_ROLE_GRAD_OUTPUT, dy, saved->compute, want_dx, want_dweight, result);
+        return make_factor(state, saved->recipe, TE_ROLE_GRAD_OUTPUT, dy, saved->compute, want_dx, want_dweight,
+                           result);
     result->plain = te_tensor_cast(dy, saved->compute);
     return result->plain ? TE_OK : state->ctx->status;
 }
@@ -179,7 +183,8 @@ static te_status restore(const te_product_saved *saved, const te_factor *from, t
     te_context *ctx = saved->state->ctx;
     *to = *from;
     if (from->plain && from->plain->storage->version != from->version)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.linear: backward: a tensor of shape %s that it saved was changed in place since",
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te.linear: backward: a tensor of shape %s that it saved was changed in place since",
                        TE_SHAPE_TEXT(from->plain));
     if (saved->recipe->backward != TE_BACKWARD_DEQUANTIZED || from->plain) return TE_OK;
     *to = (te_factor){.plain = te_dequantize(ctx, &from->quantized, 0)};
@@ -225,7 +230,8 @@ te_status te_quantized_wgrad(const te_product_saved *saved, te_tensor *dweight, 
     te_factor x;
     te_status status = restore(saved, &saved->x, &x);
     if (status != TE_OK || !te_factor_is_there(&x)) return status;
-    status = product(dweight, dy, 1, true, &x, 1, false, 0, NULL, accumulate, saved->recipe->fast_sums[TE_PRODUCT_WGRAD]);
+    status =
+        product(dweight, dy, 1, true, &x, 1, false, 0, NULL, accumulate, saved->recipe->fast_sums[TE_PRODUCT_WGRAD]);
     drop(&saved->x, &x);
     return status;
 }

@@ -2,6 +2,7 @@
 #include "quantized.h"
 
 #include "op.h"
+#include "quantized_parameter.h"
 
 void te_quantized_close(te_quantized *quantized)
 {
@@ -32,8 +33,8 @@ void te_quantized_share(const te_quantized *from, bool rowwise, bool columnwise,
 bool te_quantized_may_complete(const te_quantized *z)
 {
     const te_quantizer *q = &z->quantizer;
-    return z->side[1].data || (z->side[0].data && q->has_columnwise && q->transposed && !q->block_rows && !q->hadamard &&
-                               q->scale == TE_SCALE_F32 && q->element != TE_E2M1);
+    return z->side[1].data || (z->side[0].data && q->has_columnwise && q->transposed && !q->block_rows &&
+                               !q->hadamard && q->scale == TE_SCALE_F32 && q->element != TE_E2M1);
 }
 
 te_status te_quantized_complete(te_quantized *z)
@@ -206,9 +207,11 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     te_device *device = source->storage->device;
     int64_t rows, cols, step;
     matrix_of(source->ndim, source->shape, &rows, &cols);
-    te_tensor *read = row_step(source, &step) ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
+    bool as_it_is = row_step(source, &step) && !te_tensor_is_quantized(source);
+    te_tensor *read = as_it_is ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
     if (!read) return source->ctx->status;
-    if (!options->again) status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
+    if (!options->again)
+        status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
     if (status == TE_OK) {
         te_quantize_job job = bind(result);
         job.source = te_tensor_pointer(read);
@@ -245,7 +248,8 @@ te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype d
 }
 
 /* The part of a side that rows from `row` on of the source go to. */
-static te_quantized_side from_row(const te_quantizer *q, te_quantized_side side, bool columnwise, int64_t row, int64_t n)
+static te_quantized_side from_row(const te_quantizer *q, te_quantized_side side, bool columnwise, int64_t row,
+                                  int64_t n)
 {
     static const int64_t factor[] = {4, 1, 1};
     int64_t block = columnwise ? q->block_cols : q->replicated ? 1 : q->block_rows;

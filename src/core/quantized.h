@@ -40,16 +40,18 @@ static inline bool te_quantized_is_there(const te_quantized *z) { return z->side
 /* Room for the wanted directions of a matrix that te_quantize_rows fills; on failure it holds nothing. */
 te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
                             const bool want[2], te_quantized *result);
-/* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix; all at once where rounding is
- * stochastic. With a history *amax becomes the largest so far. Where factors follow from the whole tensor, amax[0] and [1] are those that
- * te_measure_rows took of all rows, beginning at 0. Both on host memory. */
+/* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix; all at once where
+ * rounding is stochastic. With a history *amax becomes the largest so far. Where factors follow from the whole tensor,
+ * amax[0] and [1] are those that te_measure_rows took of all rows, beginning at 0. Both on host memory. */
 te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
 te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *source, float *amax);
 
-/* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as in te_quantize_options. */
+/* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as
+ * in te_quantize_options. */
 te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor);
 
-/* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass. */
+/* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass.
+ * Of a parameter that is stored quantized the values are quantized. */
 te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantize_options *options,
                       te_quantized *result);
 /* Raises the first element of `seen`, which is where z is, to the amax that quantizing with a history reported. */
@@ -64,8 +66,8 @@ te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int sid
  *      dx = dy w        dy side 0                 w side 1, transposed
  *      dw = dy^T x      dy side 1                 x side 1, transposed                                              */
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant);
-/* The column-wise copy from the row-wise one: the same bytes where one factor serves all, stored transposed. Nothing happens where
- * it is there; copies of other kinds cannot be completed. */
+/* The column-wise copy from the row-wise one: the same bytes where one factor serves all, stored transposed. Nothing
+ * happens where it is there; copies of other kinds cannot be completed. */
 bool te_quantized_may_complete(const te_quantized *quantized);
 te_status te_quantized_complete(te_quantized *quantized);
 void te_quantized_close(te_quantized *quantized);

@@ -71,7 +71,9 @@ static te_status move_copies(const te_quantized *all, te_device *device, te_quan
         const te_quantized_part *from = &all->side[i], *first = &all->side[0];
         te_quantized_part *part = &to->side[i], *moved = &to->side[0];
         status = move_part(from->data, NULL, NULL, device, &part->data);
-        if (status == TE_OK) status = move_part(from->scale_inv, i ? first->scale_inv : NULL, moved->scale_inv, device, &part->scale_inv);
+        if (status == TE_OK)
+            status =
+                move_part(from->scale_inv, i ? first->scale_inv : NULL, moved->scale_inv, device, &part->scale_inv);
         if (status == TE_OK) status = move_part(from->amax, i ? first->amax : NULL, moved->amax, device, &part->amax);
     }
     if (status != TE_OK) te_quantized_close(to);
@@ -110,11 +112,12 @@ static bool are_own(const te_quantized *z)
 /* Field by field, since structures have gaps. */
 static bool is_same(const te_quantizer *a, const te_quantizer *b)
 {
-    return a->element == b->element && a->scale == b->scale && a->block_rows == b->block_rows && a->block_cols == b->block_cols &&
-           a->needs_history == b->needs_history && a->has_columnwise == b->has_columnwise && a->transposed == b->transposed &&
-           a->replicated == b->replicated && a->power_of_two == b->power_of_two && a->epsilon == b->epsilon &&
-           a->row_scaled == b->row_scaled && a->hadamard == b->hadamard && a->stochastic == b->stochastic &&
-           a->four_over_six == b->four_over_six && a->scale_max == b->scale_max;
+    return a->element == b->element && a->scale == b->scale && a->block_rows == b->block_rows &&
+           a->block_cols == b->block_cols && a->needs_history == b->needs_history &&
+           a->has_columnwise == b->has_columnwise && a->transposed == b->transposed && a->replicated == b->replicated &&
+           a->power_of_two == b->power_of_two && a->epsilon == b->epsilon && a->row_scaled == b->row_scaled &&
+           a->hadamard == b->hadamard && a->stochastic == b->stochastic && a->four_over_six == b->four_over_six &&
+           a->scale_max == b->scale_max;
 }
 
 /* What was written in place has other contents than whoever keeps something of it believes. */
@@ -128,8 +131,8 @@ static void has_changed(const te_quantized *z)
     }
 }
 
-/* Whether a graph reads these copies, or will: then others in their place would never be seen by it. They are written over, as other
- * parameters are, whoever else looks at them. */
+/* Whether a graph reads these copies, or will: then others in their place would never be seen by it. They are written
+ * over, as other parameters are, whoever else looks at them. */
 static bool in_graph(const te_tensor *param)
 {
     const te_quantized *z = &param->storage->quantized->copies;
@@ -180,7 +183,10 @@ static te_status overwrite(te_tensor *to, te_tensor *from)
     return to && from ? te_tensor_copy_data(to, from) : TE_OK;
 }
 
-static bool is_like(const te_tensor *a, const te_tensor *b) { return a && b ? a->dtype == b->dtype && te_same_shape(a, b) : a == b; }
+static bool is_like(const te_tensor *a, const te_tensor *b)
+{
+    return a && b ? a->dtype == b->dtype && te_same_shape(a, b) : a == b;
+}
 
 /* The bytes of copies of the same kind over those of the parameter. */
 static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
@@ -188,8 +194,8 @@ static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
     te_quantized *to = &param->storage->quantized->copies;
     bool fits = is_same(&from->quantizer, &to->quantizer);
     for (int s = 0; s < 2; s++)
-        fits = fits && is_like(to->side[s].data, from->side[s].data) && is_like(to->side[s].scale_inv, from->side[s].scale_inv) &&
-               is_like(to->side[s].amax, from->side[s].amax);
+        fits = fits && is_like(to->side[s].data, from->side[s].data) &&
+               is_like(to->side[s].scale_inv, from->side[s].scale_inv) && is_like(to->side[s].amax, from->side[s].amax);
     if (!fits) return refuse(param);
     te_status status = TE_OK;
     for (int s = 0; s < 2 && status == TE_OK; s++) {

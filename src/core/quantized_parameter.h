@@ -1,9 +1,10 @@
 /* quantized_parameter.h - parameters that exist in quantized form alone.
  *
- * Such a tensor has a shape and the dtype of what it was made from, but its storage has no bytes: it holds the quantized copies
- * that products read, and the recipe state of the product that it belongs to. It may be a leaf that collects gradients. What
- * knows nothing of all this sees its values: operations take the dequantized tensor (te_tensor_plain, which hands gradients
- * on), copies and conversions dequantize, and what is written to it is quantized again. */
+ * Such a tensor has a shape and the dtype of what it was made from, but its storage has no bytes: it holds the
+ * quantized copies that products read, and the recipe state of the product that it belongs to. It may be a leaf
+ * that collects gradients. What knows nothing of all this sees its values: operations take the dequantized
+ * tensor (te_tensor_plain, which hands gradients on), copies and conversions dequantize, and what is written to
+ * it is quantized again. */
 #ifndef TE_CORE_QUANTIZED_PARAMETER_H
 #define TE_CORE_QUANTIZED_PARAMETER_H
 
@@ -16,8 +17,8 @@ struct te_quantized_storage {
 
 static inline bool te_tensor_is_quantized(const te_tensor *t) { return t->storage->quantized != NULL; }
 
-/* A parameter with source's values, in the role of the weight under state's recipe, for row-wise use and, where backward is to
- * multiply with it, column-wise. NULL on failure. */
+/* A parameter with source's values, in the role of the weight under state's recipe, for row-wise use and, where
+ * backward is to multiply with it, column-wise. NULL on failure. */
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise);
 /* The same with copies that exist already, of which it takes references. */
 te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state);
@@ -25,11 +26,13 @@ te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copi
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device);
 void te_quantized_storage_free(te_storage *storage);
 
-/* param = source, quantized anew with the scale that its state has now; of equal shapes. Copies that a graph reads stay where they
- * are, here and where others are adopted: they are written over. Copies of another kind are an error there. */
+/* param = source, quantized anew with the scale that its state has now; of equal shapes. Copies that a graph
+ * reads stay where they are, here and where others are adopted: they are written over. Copies of another
+ * kind are an error there. */
 te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source);
-/* The same in stripes, of rows in the order of the matrix: copies for te_quantize_rows, which may be those that the parameter has
- * where nobody else sees them, and what makes them its own. Closing copies that are the parameter's does nothing. */
+/* The same in stripes, of rows in the order of the matrix: copies for te_quantize_rows, which may be those that
+ * the parameter has where nobody else sees them, and what makes them its own. Closing copies that are the
+ * parameter's does nothing. */
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies);
 te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies);
 void te_quantized_parameter_close(te_tensor *param, te_quantized *copies);
@@ -37,8 +40,8 @@ void te_quantized_parameter_close(te_tensor *param, te_quantized *copies);
 /* Replaces the copies by those of `from`, which must be of the same kind and shape; they may be on another device. */
 te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from);
 
-/* Its values as an ordinary tensor, and the same recorded, so that gradients go to it. t itself when it is one. A new reference;
- * NULL on failure. */
+/* Its values as an ordinary tensor, and the same recorded, so that gradients go to it. t itself when it is one. A new
+ * reference; NULL on failure. */
 te_tensor *te_tensor_dequantized(te_tensor *t);
 te_tensor *te_tensor_plain(te_tensor *t);
 

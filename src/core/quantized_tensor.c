@@ -32,7 +32,8 @@ static te_status read_how(te_context *ctx, const te_quantize_how *given, te_quan
     return TE_OK;
 }
 
-te_quantized_tensor *te_quantized_tensor_new(te_tensor *source, const te_quantizer_fields *fields, const te_quantize_how *given)
+te_quantized_tensor *te_quantized_tensor_new(te_tensor *source, const te_quantizer_fields *fields,
+                                             const te_quantize_how *given)
 {
     if (!source) return NULL;
     te_context *ctx = source->ctx;
@@ -45,10 +46,7 @@ te_quantized_tensor *te_quantized_tensor_new(te_tensor *source, const te_quantiz
     te_quantize_options options = {.want = {!how.no_rowwise, q.has_columnwise && !how.no_columnwise},
                                    .scale = how.scale,
                                    .seed = how.seeded ? &how.seed : NULL};
-    te_tensor *plain = te_tensor_plain(source);
-    status = plain ? te_quantize(plain, &q, &options, &copies) : ctx->status;
-    te_tensor_release(plain);
-    return status == TE_OK ? wrap(ctx, &copies) : NULL;
+    return te_quantize(source, &q, &options, &copies) == TE_OK ? wrap(ctx, &copies) : NULL;
 }
 
 static te_tensor **part_of(te_quantized *z, int direction, int part)
@@ -70,21 +68,25 @@ static te_status check_parts(te_context *ctx, te_quantized *z)
     return status;
 }
 
-te_quantized_tensor *te_quantized_tensor_from_parts(te_context *ctx, const te_quantizer_fields *fields, te_dtype dtype, int ndim,
-                                                    const int64_t *shape, te_tensor *parts[2][TE_STORED_PART_COUNT])
+te_quantized_tensor *te_quantized_tensor_from_parts(te_context *ctx, const te_quantizer_fields *fields, te_dtype dtype,
+                                                    int ndim, const int64_t *shape,
+                                                    te_tensor *parts[2][TE_STORED_PART_COUNT])
 {
     te_quantized z = {.dtype = dtype, .ndim = ndim};
     if (!ctx) return NULL;
     te_status status = te_quantizer_from_fields(ctx, "te.dequantize", fields, &z.quantizer);
     if (status == TE_OK && dtype != TE_F32 && dtype != TE_BF16 && dtype != TE_F16)
-        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: dtype: %s; use float32, bfloat16 or float16", te_dtype_name(dtype));
-    if (status == TE_OK && (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !parts || (!parts[0][0] && !parts[1][0])))
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: dtype: %s; use float32, bfloat16 or float16",
+                         te_dtype_name(dtype));
+    if (status == TE_OK &&
+        (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !parts || (!parts[0][0] && !parts[1][0])))
         status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: a shape of %d dimensions, or no data", ndim);
     if (status != TE_OK) return NULL;
     if (ndim) memcpy(z.shape, shape, (size_t)ndim * sizeof *shape);
     for (int i = 0; i < 2 * TE_STORED_PART_COUNT; i++) {
         te_tensor *part = parts[i / TE_STORED_PART_COUNT][i % TE_STORED_PART_COUNT];
-        if (part && part->ctx != ctx) status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: a part of another context");
+        if (part && part->ctx != ctx)
+            status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: a part of another context");
         *part_of(&z, i / TE_STORED_PART_COUNT, i % TE_STORED_PART_COUNT) = part ? te_tensor_retain(part) : NULL;
     }
     if (status == TE_OK) status = check_parts(ctx, &z);

@@ -24,7 +24,8 @@ te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_qu
     te_quantizer_fields f;
     if (!fields) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: there is no quantizer", who);
     if (fields->struct_size < offsetof(te_quantizer_fields, scale))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: struct_size: %zu; see te_quantizer_defaults", who, fields->struct_size);
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: struct_size: %zu; see te_quantizer_defaults", who,
+                       fields->struct_size);
     f.struct_size = sizeof f;
     te_quantizer_defaults(&f);
     memcpy(&f, fields, fields->struct_size < sizeof f ? fields->struct_size : sizeof f);
@@ -32,7 +33,8 @@ te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_qu
     int four = index_of(te_four_over_six_names, f.four_over_six);
     if (element < 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: element: no choice \"%.40s\"", who, f.element);
     if (scale < 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: scale: no choice \"%.40s\"", who, f.scale);
-    if (four < 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: four_over_six: no choice \"%.40s\"", who, f.four_over_six);
+    if (four < 0)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: four_over_six: no choice \"%.40s\"", who, f.four_over_six);
     te_status status = check_extent(ctx, who, "block_rows", f.block_rows);
     if (status == TE_OK) status = check_extent(ctx, who, "block_cols", f.block_cols);
     if (status != TE_OK) return status;

@@ -5,7 +5,8 @@
 #include "quantizer.h"
 
 /* Checked: *q is what `fields` say, or an error names the field. `who` begins the message. */
-te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_quantizer_fields *fields, te_quantizer *q);
+te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_quantizer_fields *fields,
+                                   te_quantizer *q);
 /* As much of *fields as its struct_size covers. */
 void te_quantizer_to_fields(const te_quantizer *q, te_quantizer_fields *fields);
 

@@ -8,6 +8,13 @@ const char *const te_role_names[] = {"input", "weight", "grad_output", NULL};
 
 /* --- recipes ------------------------------------------------------------------------------------------------------ */
 
+const char *const te_fast_accumulation_names[] = {"none", "forward", "all", NULL};
+
+void te_product_recipe_set_fast_sums(te_product_recipe *recipe, int choice)
+{
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe->fast_sums[k] = choice > (k == TE_PRODUCT_FORWARD ? 0 : 1);
+}
+
 /* Both operands of the weight gradient are summed over rows: a transform along them must be the same on both. */
 static te_status check_pair(te_context *ctx, const te_product_recipe *recipe)
 {

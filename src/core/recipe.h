@@ -45,6 +45,9 @@ typedef struct te_product_recipe {
     int64_t history_length;
 } te_product_recipe;
 
+/* Whose sums are fast under a choice of fast_accumulation (te_fast_accumulation_names). */
+extern const char *const te_fast_accumulation_names[];
+void te_product_recipe_set_fast_sums(te_product_recipe *recipe, int choice);
 /* A checked copy of `from`; NULL with the reason recorded. One reference is the caller's. */
 te_product_recipe *te_product_recipe_new(te_context *ctx, const te_product_recipe *from);
 te_product_recipe *te_product_recipe_retain(te_product_recipe *recipe); /* NULL passes through, as below */

@@ -2,6 +2,8 @@
  * Microscaling specification 1.0 (MXFP8); NVFP4 has E4M3 factors of blocks of 16 under one of the tensor. */
 #include "recipe_kinds.h"
 
+#include "recipe.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +16,6 @@ static const char *const amax_algorithms[] = {"max", "most_recent", NULL};
 static const char *const tensors[] = {"none", "weights", "activations", "all", NULL};
 static const char *const errors[] = {"MAE", "MSE", NULL};
 static const char *const precisions[] = {"high_precision", "dequantized", NULL}; /* te_backward_precision, from 1 */
-static const char *const products[] = {"none", "forward", "all", NULL};
 enum { E4M3, HYBRID };
 enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
 
@@ -26,8 +27,9 @@ enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
     CHOICE("backward_override", precisions, -1,                                                                        \
            "backward multiplies in high precision, from operands before they were quantized or as forward multiplied " \
            "them")
-#define FAST_ACCUMULATION \
-    CHOICE("fast_accumulation", products, 1, "products whose sums tensor cores may take in fewer bits than float32 has")
+#define FAST_ACCUMULATION                                                                                              \
+    CHOICE("fast_accumulation", te_fast_accumulation_names, 1,                                                         \
+           "products whose sums tensor cores may take in fewer bits than float32 has")
 #define FP8_ATTENTION \
     SWITCH("fp8_dpa", false, "forward of attention multiplies E4M3"), \
     SWITCH("fp8_mha", false, "forward of attention multiplies E4M3, and its projection the bytes that it leaves")
@@ -264,6 +266,13 @@ bool te_recipe_operand(const te_recipe_settings *s, te_role role, bool attention
     else
         kind->quantizer(s, role, q);
     return true;
+}
+
+bool te_recipe_hands_on(const te_recipe_settings *s)
+{
+    te_quantizer q;
+    if (!is_on(s, "fp8_mha") || !te_recipe_operand(s, TE_ROLE_INPUT, false, &q)) return false;
+    return q.element == TE_E4M3 && q.scale == TE_SCALE_F32 && !q.block_rows;
 }
 
 /* --- te.h --------------------------------------------------------------------------------------------------------- */

@@ -42,5 +42,7 @@ double te_recipe_setting(const te_recipe_settings *s, const char *name, double o
 te_quantizer te_quantizer_usual(void);
 /* The quantizer of an operand; false: it stays in high precision. Of recipes that have a function for it. */
 bool te_recipe_operand(const te_recipe_settings *s, te_role role, bool attention, te_quantizer *q);
+/* Whether attention's result goes on as it is: in the format that the recipe's products multiply. */
+bool te_recipe_hands_on(const te_recipe_settings *s);
 
 #endif

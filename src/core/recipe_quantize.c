@@ -69,12 +69,13 @@ void te_scale_tape_clear(te_scale_tape *tape)
 static bool counts(const te_recipe_state *state, te_role role)
 {
     const te_context *ctx = state->ctx;
-    bool wanted = ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
+    bool wanted =
+        ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
     return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
 }
 
-/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves behind
- * does not depend on what an earlier one had made already. */
+/* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves
+ * behind does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
     if (state->weight_collected || !counts(state, TE_ROLE_WEIGHT)) return TE_OK;
@@ -98,8 +99,8 @@ static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, 
 /* Of a factor in memory of the host. */
 static float number(const te_tensor *factor) { return *(const float *)te_tensor_data((te_tensor *)factor); }
 
-/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there the
- * factor counts as another one once it was written, and the kernel compares (te_quantize_job.kept). */
+/* Whether the weight would be multiplied by the same factor again. Nobody waits for a device to find that out: there
+ * the factor counts as another one once it was written, and the kernel compares (te_quantize_job.kept). */
 static bool factor_is_current(const te_recipe_state *state)
 {
     const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
@@ -166,7 +167,10 @@ static te_tensor *attach(te_context *ctx, te_tensor *values, te_quantized *copie
     return values;
 }
 
-te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies) { return attach(ctx, te_dequantize(ctx, copies, 0), copies); }
+te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies)
+{
+    return attach(ctx, te_dequantize(ctx, copies, 0), copies);
+}
 
 te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies)
 {
@@ -197,7 +201,8 @@ te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
     return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
 }
 
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over, te_quantized *result)
+te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over,
+                                    te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1, .again = over};
@@ -254,14 +259,15 @@ static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_quantiz
 {
     te_device *device = t->storage->device;
     te_graph *graph = t->ctx->capture;
-    if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph)) return TE_OK;
+    if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph))
+        return TE_OK;
     options->kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
     if (graph && options->kept) options->stale = te_graph_stale(graph, t);
     return options->kept ? TE_OK : t->ctx->status;
 }
 
-/* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a factor of its
- * first run, which need not be the one of now. */
+/* Keeps another holder of the weight's copies, and what they were made with: where a stretch runs again that is a
+ * factor of its first run, which need not be the one of now. */
 static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_quantized *z, te_tensor *factor,
                         bool collected)
 {
@@ -277,7 +283,8 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     state->weight_collected = collected;
 }
 
-/* The weight, where what is there will not do; `same`: it may be that nothing but the factor was written, and maybe not changed. */
+/* The weight, where what is there will not do; `same`: it may be that nothing but the factor was written,
+ * and maybe not changed. */
 static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype compute, bool same,
                                  te_quantize_options *options, te_quantized *result)
 {

@@ -183,15 +183,6 @@ te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand,
 
 /* --- forms -------------------------------------------------------------------------------------------------------- */
 
-/* Whether attention's result goes on as it is: in the format that the recipe's products multiply. */
-static bool hands_on(const te_recipe *recipe)
-{
-    te_quantizer q;
-    if (te_recipe_setting(&recipe->settings, "fp8_mha", 0) == 0) return false;
-    te_recipe_operand(&recipe->settings, TE_ROLE_INPUT, false, &q);
-    return q.element == TE_E4M3 && q.scale == TE_SCALE_F32 && !q.block_rows;
-}
-
 /* The quantizer of one role in *made, and whose rule updates it. */
 static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te_product_recipe *made,
                            te_recipe_form *form)
@@ -213,11 +204,10 @@ static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te
 te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attention, te_recipe_form *form)
 {
     const te_recipe_settings *s = &recipe->settings;
-    int fast = (int)te_recipe_setting(s, "fast_accumulation", 0);
     te_product_recipe made = {.history_length = 1};
     made.backward = (te_backward_precision)(1 + (int)te_recipe_setting(s, "backward_override", -1));
-    for (int k = 0; k < TE_PRODUCT_COUNT; k++) made.fast_sums[k] = fast > (k == TE_PRODUCT_FORWARD ? 0 : 1);
-    made.hands_on = attention && hands_on(recipe);
+    te_product_recipe_set_fast_sums(&made, (int)te_recipe_setting(s, "fast_accumulation", 0));
+    made.hands_on = attention && te_recipe_hands_on(s);
     *form = (te_recipe_form){.recipe = NULL};
     te_status status = TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT && status == TE_OK; r++)

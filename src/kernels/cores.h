@@ -2,9 +2,9 @@
 #ifndef TE_CORES_H
 #define TE_CORES_H
 
-/* How many threads are worth starting: the processors that this process may run on, or fewer where its control group gets
- * less time than those have: a container may see sixty-four processors and be given two. At least 1.
- * With OMP_PROC_BIND the OpenMP library holds the first thread on one processor; then those of all its places count. */
+/* How many threads are worth starting: the processors that this process may run on, or fewer where its control group
+ * gets less time than those have: a container may see sixty-four processors and be given two. At least 1. With
+ * OMP_PROC_BIND the OpenMP library holds the first thread on one processor; then those of all its places count. */
 int te_cores(void);
 
 /* The processor that the calling thread runs on; -1 where that is not known. */

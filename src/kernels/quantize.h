@@ -49,8 +49,8 @@ typedef struct te_quantized_side {
     int64_t line_groups; /* on devices: groups from row to row, of a part of a side; 0: those of its columns */
 } te_quantized_side;
 
-/* Where factors follow from the whole tensor (te_quantizer_measures) it is looked at before any of it is converted. The two
- * steps may be jobs apart, over the same source or over parts of it:
+/* Where factors follow from the whole tensor (te_quantizer_measures) it is looked at before any of it is converted. The
+ * two steps may be jobs apart, over the same source or over parts of it:
  *
  *      MEASURE   raises amaxes[0] to the amax of the source, amaxes[1] to that of what side 1 sees; on a device an amax per row
  *                as well. Nothing else is written
@@ -68,9 +68,9 @@ struct te_quantize_job {
     float *seen;                       /* likewise: raised to the amax of the source; NULL: not wanted */
     te_quantize_step step;
     float *amaxes; /* of MEASURE and CONVERT, two, in device memory */
-    /* On devices, so that nobody waits to learn that nothing has changed: {the factor that the bytes were made with, whether this
-     * job makes them}. A job whose factor is that one leaves its sides as they are, unless `force`, or *stale is not 0. NULL: every
-     * job makes them. */
+    /* On devices, so that nobody waits to learn that nothing has changed: {the factor that the bytes were made with,
+     * whether this job makes them}. A job whose factor is that one leaves its sides as they are, unless `force`, or
+     * *stale is not 0. NULL: every job makes them. */
     float *kept;
     const float *stale;
     bool force;

@@ -14,6 +14,14 @@ double te_lua_check_number(lua_State *L, int index, const char *function, const 
     return lua_tonumber(L, index);
 }
 
+double te_lua_number_field(lua_State *L, int table, const char *function, const char *name, double otherwise)
+{
+    lua_getfield(L, table, name);
+    double value = lua_isnil(L, -1) ? otherwise : te_lua_check_number(L, -1, function, name);
+    lua_pop(L, 1);
+    return value;
+}
+
 int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument)
 {
     char   text[256];

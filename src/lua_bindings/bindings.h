@@ -154,6 +154,8 @@ te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const
 /* Whole number within 2^53; raises otherwise. */
 int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument);
 double  te_lua_check_number(lua_State *L, int index, const char *function, const char *argument);
+/* The field of the table at `table`. */
+double  te_lua_number_field(lua_State *L, int table, const char *function, const char *name, double otherwise);
 /* A shape: a table at `index`, or the numbers from there on. Returns how many stack entries it took. */
 int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape);
 /* Reads `shape` (a table of whole numbers, at most TE_MAX_DIMS) into ints; returns how many. */
@@ -205,6 +207,9 @@ void te_lua_push_quantizer(lua_State *L, const struct te_quantizer *q);
 struct te_recipe_state *te_lua_check_recipe_state(lua_State *L, int index, const char *function);
 /* The signature as Lua sees it: defaults of dimensions and positions count from 1. Returns text. */
 const char *te_lua_signature(const te_op *op, char *text, size_t size);
+/* Pushes a list of { name =, type =, optional =, by_name =, default =, choices = }: default is the number that stands
+ * for what is absent, choices are one text with | between them. */
+void te_lua_push_params(lua_State *L, const te_op *op);
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 

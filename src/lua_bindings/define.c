@@ -60,32 +60,6 @@ static int print_operation(lua_State *L)
     return 1;
 }
 
-/* A list of {name =, type =, by_name =, optional =, default =}; default is the number that stands for what is absent.
- */
-static void push_params(lua_State *L, const te_op *op)
-{
-    static const char *const types[] = {"tensor", "tensors", "number", "int",    "bool", "dim",   "index",
-                                        "dims",   "shape",   "dtype",  "device", "text", "choice"};
-    lua_createtable(L, op->n_params, 0);
-    for (int i = 0; i < op->n_params; i++) {
-        const te_param *p = &op->params[i];
-        lua_createtable(L, 0, 5);
-        lua_pushstring(L, p->name);
-        lua_setfield(L, -2, "name");
-        lua_pushstring(L, types[p->type]);
-        lua_setfield(L, -2, "type");
-        lua_pushboolean(L, p->by_name);
-        lua_setfield(L, -2, "by_name");
-        lua_pushboolean(L, p->optional);
-        lua_setfield(L, -2, "optional");
-        if (p->has_default) {
-            lua_pushnumber(L, p->number);
-            lua_setfield(L, -2, "default");
-        }
-        lua_rawseti(L, -2, i + 1);
-    }
-}
-
 /* op.name, op.signature, op.doc, op.outputs, op.formula (nil when it has none), op.params; op.gated: the last dimension
  * of the first input is halved; op.truth: the results are bool. */
 static int index_operation(lua_State *L)
@@ -104,7 +78,7 @@ static int index_operation(lua_State *L)
     else if (strcmp(key, "formula") == 0)
         lua_pushstring(L, op->def->formula);
     else if (strcmp(key, "params") == 0)
-        push_params(L, op);
+        te_lua_push_params(L, op);
     else if (strcmp(key, "gated") == 0)
         lua_pushboolean(L, (op->def->flags & TE_OP_GATED) != 0);
     else if (strcmp(key, "truth") == 0)

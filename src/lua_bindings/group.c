@@ -3,16 +3,19 @@
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
  *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or
- * false and why group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states) the
- * value of an operation's result; false in `values`: absent, or the number at the same place in `numbers`; the state of
- * a linear operation that recipes quantize, or nil; whether backward gets the first input in a byte a value; values of
- *                                                   weights and biases of a grouped linear operation, and the states
- *                                                   of those products
+ *                                                   false and why
+ *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states)
+ *                                                   the value of an operation's result; false in `values`: absent, or
+ *                                                   the number at the same place in `numbers`; the state of a linear
+ *                                                   operation that recipes quantize, or nil; whether backward gets the
+ *                                                   first input in a byte a value; values of weights and biases of a
+ *                                                   grouped linear operation, and the states of those products
  *     group_output(g, value)
  *     group_plans(g)                                how many plans there are so far
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be
- * planned group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the
- * reason
+ *                                                   planned
+ *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the
+ *                                                   reason
  */
 #include "bindings.h"
 

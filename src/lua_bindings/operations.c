@@ -31,6 +31,24 @@ const char *te_lua_signature(const te_op *op, char *text, size_t size)
     return text;
 }
 
+void te_lua_push_params(lua_State *L, const te_op *op)
+{
+    static const char *const types[] = {"tensor", "tensors", "number", "int",    "bool", "dim",   "index",
+                                        "dims",   "shape",   "dtype",  "device", "text", "choice"};
+    lua_createtable(L, op->n_params, 0);
+    for (int i = 0; i < op->n_params; i++) {
+        const te_param *p = &op->params[i];
+        lua_createtable(L, 0, 6);
+        te_lua_text_entry(L, "name", p->name);
+        te_lua_text_entry(L, "type", types[p->type]);
+        te_lua_flag_entry(L, "optional", p->optional);
+        te_lua_flag_entry(L, "by_name", p->by_name);
+        if (p->has_default) te_lua_number_entry(L, "default", p->number);
+        if (p->type == TE_TYPE_CHOICE) te_lua_text_entry(L, "choices", p->text);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
 static bool takes_list(const te_param *p)
 {
     return p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE || p->type == TE_TYPE_TENSORS;

@@ -10,14 +10,6 @@
 #include "core/optim.h"
 
 /* The field of the table at `group`. */
-static double number_field(lua_State *L, int group, const char *function, const char *name, double otherwise)
-{
-    lua_getfield(L, group, name);
-    double value = lua_isnil(L, -1) ? otherwise : te_lua_check_number(L, -1, function, name);
-    lua_pop(L, 1);
-    return value;
-}
-
 static int64_t int_field(lua_State *L, int group, const char *function, const char *name, int64_t otherwise)
 {
     lua_getfield(L, group, name);
@@ -63,13 +55,13 @@ static void read_adamw(lua_State *L, int group, step_group *g)
                                           "beta2",  "eps",   "weight_decay", "step",       "grad_scale", NULL};
     const char *f = "adamw_step";
     te_lua_check_options(L, group, f, options);
-    g->adamw = (te_adamw){.lr = number_field(L, group, f, "lr", 1e-3),
-                          .beta1 = number_field(L, group, f, "beta1", 0.9),
-                          .beta2 = number_field(L, group, f, "beta2", 0.999),
-                          .eps = number_field(L, group, f, "eps", 1e-8),
-                          .weight_decay = number_field(L, group, f, "weight_decay", 0),
+    g->adamw = (te_adamw){.lr = te_lua_number_field(L, group, f, "lr", 1e-3),
+                          .beta1 = te_lua_number_field(L, group, f, "beta1", 0.9),
+                          .beta2 = te_lua_number_field(L, group, f, "beta2", 0.999),
+                          .eps = te_lua_number_field(L, group, f, "eps", 1e-8),
+                          .weight_decay = te_lua_number_field(L, group, f, "weight_decay", 0),
                           .step = int_field(L, group, f, "step", 1),
-                          .grad_scale = number_field(L, group, f, "grad_scale", 1)};
+                          .grad_scale = te_lua_number_field(L, group, f, "grad_scale", 1)};
     list_field(L, group, f, g, 0, "params", false);
     list_field(L, group, f, g, 1, "grads", false);
     list_field(L, group, f, g, 2, "exp_avg", false);
@@ -84,11 +76,11 @@ static void read_sgd(lua_State *L, int group, step_group *g)
                                           "nesterov", "first",    "grad_scale",       NULL};
     const char *f = "sgd_step";
     te_lua_check_options(L, group, f, options);
-    g->sgd = (te_sgd){.lr = number_field(L, group, f, "lr", 1e-3),
-                      .momentum = number_field(L, group, f, "momentum", 0),
-                      .dampening = number_field(L, group, f, "dampening", 0),
-                      .weight_decay = number_field(L, group, f, "weight_decay", 0),
-                      .grad_scale = number_field(L, group, f, "grad_scale", 1),
+    g->sgd = (te_sgd){.lr = te_lua_number_field(L, group, f, "lr", 1e-3),
+                      .momentum = te_lua_number_field(L, group, f, "momentum", 0),
+                      .dampening = te_lua_number_field(L, group, f, "dampening", 0),
+                      .weight_decay = te_lua_number_field(L, group, f, "weight_decay", 0),
+                      .grad_scale = te_lua_number_field(L, group, f, "grad_scale", 1),
                       .nesterov = bool_field(L, group, "nesterov"),
                       .first = bool_field(L, group, "first")};
     list_field(L, group, f, g, 0, "params", false);

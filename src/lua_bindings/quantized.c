@@ -10,7 +10,6 @@
 #include "bindings.h"
 
 #include "core/quantized.h"
-#include "core/quantized_parameter.h"
 
 static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
                                      "needs_history", "has_columnwise", "transposed", "replicated",
@@ -24,14 +23,6 @@ static bool read_bool(lua_State *L, int table, const char *function, const char 
     if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
         te_lua_fail(L, function, "%s: expected true or false, got %s", name, te_lua_describe(L, -1, text, sizeof text));
     bool value = lua_isnil(L, -1) ? otherwise : lua_toboolean(L, -1);
-    lua_pop(L, 1);
-    return value;
-}
-
-static double read_number(lua_State *L, int table, const char *function, const char *name, double otherwise)
-{
-    lua_getfield(L, table, name);
-    double value = lua_isnil(L, -1) ? otherwise : te_lua_check_number(L, -1, function, name);
     lua_pop(L, 1);
     return value;
 }
@@ -81,8 +72,8 @@ te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function
     q.row_scaled = read_bool(L, index, function, "row_scaled", false);
     q.hadamard = read_bool(L, index, function, "hadamard", false);
     q.stochastic = read_bool(L, index, function, "stochastic", false);
-    q.epsilon = (float)read_number(L, index, function, "epsilon", 0);
-    q.scale_max = (float)read_number(L, index, function, "scale_max", 448);
+    q.epsilon = (float)te_lua_number_field(L, index, function, "epsilon", 0);
+    q.scale_max = (float)te_lua_number_field(L, index, function, "scale_max", 448);
     return q;
 }
 
@@ -124,7 +115,7 @@ static te_quantize_options read_options(lua_State *L, int index, const te_quanti
     if (!lua_istable(L, index)) return o;
     o.want[0] = read_bool(L, index, "quantize", "rowwise", true);
     o.want[1] = read_bool(L, index, "quantize", "columnwise", o.want[1]);
-    o.scale = (float)read_number(L, index, "quantize", "scale", 1);
+    o.scale = (float)te_lua_number_field(L, index, "quantize", "scale", 1);
     lua_getfield(L, index, "seed");
     if (!lua_isnil(L, -1)) {
         *seed = (uint64_t)te_lua_check_int(L, -1, "quantize", "seed");
@@ -148,8 +139,7 @@ static int quantize(lua_State *L)
     te_lua_tensor *parts[PARTS];
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
-    te_tensor *source = te_tensor_dequantized(te_lua_check_tensor(L, 1, "quantize", "t"));
-    if (!source) return te_lua_raise(rt, L, "quantize", rt->ctx->status);
+    te_tensor *source = te_tensor_retain(te_lua_check_tensor(L, 1, "quantize", "t"));
     te_status status = te_quantize(source, &q, &options, &result);
     te_tensor_release(source);
     if (status != TE_OK) return te_lua_raise(rt, L, "quantize", status);

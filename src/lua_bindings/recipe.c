@@ -3,9 +3,12 @@
  *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation, hands_on)
  *                                          quantizers of the three roles, false: high precision; how backward computes;
  *                                          whose sums may be fast: forward, all, none; of an attention: whether its
- * result goes on quantized recipe_state()                       what one operation remembers recipe_state_use(state,
- * recipe)      what it runs under from now on recipe_states_update{state, role, algorithm, margin, state, …} ends a
- * step of delayed scaling for these recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
+ *                                          result goes on quantized
+ *     recipe_state()                       what one operation remembers
+ *     recipe_state_use(state, recipe)      what it runs under from now on
+ *     recipe_states_update{state, role, algorithm, margin, state, …}
+ *                                          ends a step of delayed scaling for these
+ *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
  *     set_recipe_mode(enabled, calibrating)  returns the two before
@@ -73,9 +76,7 @@ static int product_recipe(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
     recipe.history_length = lua_isnoneornil(L, 5) ? 1 : te_lua_check_int(L, 5, "recipe", "history_length");
-    static const char *const fast[] = {"none", "forward", "all", NULL};
-    int fast_sums = luaL_checkoption(L, 6, "none", fast);
-    for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe.fast_sums[k] = fast_sums > (k == TE_PRODUCT_FORWARD ? 0 : 1);
+    te_product_recipe_set_fast_sums(&recipe, luaL_checkoption(L, 6, "none", te_fast_accumulation_names));
     recipe.hands_on = lua_toboolean(L, 7);
     if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
     for (int r = 0; r < TE_ROLE_COUNT; r++) {

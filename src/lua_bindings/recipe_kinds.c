@@ -1,9 +1,11 @@
 /* recipe_kinds.c - the engine's table of recipes, for lua/te/recipe.lua: te._core.*
  *
- *     recipe_kinds()                              by name a table of options by name: { type, default, choices =, min
- * =, max =, help = }, as lua/te/options.lua declares them check_recipe(name, options)                 raises where
- * options, all of the recipe's, contradict each other recipe_quantizer(name, options, role, attention) the fields of an
- * operand's quantizer; nil: it stays in high precision
+ *     recipe_kinds()                      by name a table of options by name, as lua/te/options.lua declares them:
+ *                                         { type, default, choices =, min =, max =, help = }
+ *     check_recipe(name, options)         raises where options, all of the recipe's, contradict each other
+ *     recipe_quantizer(name, options, role, attention)
+ *                                         the fields of an operand's quantizer; nil: it stays in high precision
+ *     recipe_hands_on(name, options)      whether attention's result goes on as it is
  *
  * An option may have a value that is none of its choices, such as a function: what it says is the script's business. */
 #include "bindings.h"
@@ -127,7 +129,15 @@ static int recipe_quantizer(lua_State *L)
     return 1;
 }
 
+static int recipe_hands_on(lua_State *L)
+{
+    te_recipe_settings s = read_settings(L);
+    lua_pushboolean(L, te_recipe_hands_on(&s));
+    return 1;
+}
+
 const luaL_Reg te_lua_recipe_kind_functions[] = {{"recipe_kinds", recipe_kinds},
                                                  {"check_recipe", check_recipe},
                                                  {"recipe_quantizer", recipe_quantizer},
+                                                 {"recipe_hands_on", recipe_hands_on},
                                                  {NULL, NULL}};

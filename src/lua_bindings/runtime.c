@@ -170,41 +170,6 @@ static int is_tensor(lua_State *L)
 
 /* --- the list of operations --------------------------------------------------------------------------------------- */
 
-static const char *type_name(te_param_type type)
-{
-    static const char *const names[] = {"tensor", "tensors", "number", "int",    "bool", "dim",   "index",
-                                        "dims",   "shape",   "dtype",  "device", "text", "choice"};
-    return names[type];
-}
-
-static void push_params(lua_State *L, const te_op *op)
-{
-    lua_createtable(L, op->n_params, 0);
-    for (int i = 0; i < op->n_params; i++) {
-        const te_param *p = &op->params[i];
-        lua_createtable(L, 0, 5);
-        lua_pushstring(L, p->name);
-        lua_setfield(L, -2, "name");
-        lua_pushstring(L, type_name(p->type));
-        lua_setfield(L, -2, "type");
-        lua_pushboolean(L, p->optional);
-        lua_setfield(L, -2, "optional");
-        lua_pushboolean(L, p->by_name);
-        lua_setfield(L, -2, "by_name");
-        if (p->type == TE_TYPE_CHOICE) {
-            lua_pushstring(L, p->text);
-            lua_setfield(L, -2, "choices");
-        }
-        lua_rawseti(L, -2, i + 1);
-    }
-}
-
-static void set_flag(lua_State *L, const te_op *op, const char *name, unsigned flag)
-{
-    lua_pushboolean(L, (op->def->flags & flag) != 0);
-    lua_setfield(L, -2, name);
-}
-
 /* te.ops_list(): what every operation declares, for help and for tests that walk all of them. */
 static int ops_list(lua_State *L)
 {
@@ -217,25 +182,18 @@ static int ops_list(lua_State *L)
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
         if (op->def->flags & TE_OP_HIDDEN) continue;
         lua_createtable(L, 0, 13);
-        lua_pushstring(L, op->name);
-        lua_setfield(L, -2, "name");
-        lua_pushstring(L, te_lua_signature(op, signature, sizeof signature));
-        lua_setfield(L, -2, "signature");
-        lua_pushstring(L, te_op_doc(op));
-        lua_setfield(L, -2, "doc");
-        lua_pushstring(L, op->group);
-        lua_setfield(L, -2, "group");
-        lua_pushstring(L, op->def->domain);
-        lua_setfield(L, -2, "domain");
-        lua_pushinteger(L, op->n_outputs);
-        lua_setfield(L, -2, "n_outputs");
-        lua_pushboolean(L, !(op->def->flags & TE_OP_NOGRAD));
-        lua_setfield(L, -2, "differentiable");
-        set_flag(L, op, "method", TE_OP_METHOD);
-        set_flag(L, op, "inplace", TE_OP_INPLACE);
-        set_flag(L, op, "numbers", TE_OP_NUMBERS);
-        set_flag(L, op, "gated", TE_OP_GATED);
-        push_params(L, op);
+        te_lua_text_entry(L, "name", op->name);
+        te_lua_text_entry(L, "signature", te_lua_signature(op, signature, sizeof signature));
+        te_lua_text_entry(L, "doc", te_op_doc(op));
+        te_lua_text_entry(L, "group", op->group);
+        te_lua_text_entry(L, "domain", op->def->domain);
+        te_lua_number_entry(L, "n_outputs", op->n_outputs);
+        te_lua_flag_entry(L, "differentiable", !(op->def->flags & TE_OP_NOGRAD));
+        te_lua_flag_entry(L, "method", (op->def->flags & TE_OP_METHOD) != 0);
+        te_lua_flag_entry(L, "inplace", (op->def->flags & TE_OP_INPLACE) != 0);
+        te_lua_flag_entry(L, "numbers", (op->def->flags & TE_OP_NUMBERS) != 0);
+        te_lua_flag_entry(L, "gated", (op->def->flags & TE_OP_GATED) != 0);
+        te_lua_push_params(L, op);
         lua_setfield(L, -2, "params");
         lua_rawseti(L, -2, ++n);
     }

@@ -19,9 +19,11 @@ void manual_print_help(FILE *out)
           "       tetrain [options] TOOL [arguments]\n\n", out);
     print_row(out, "script", NULL, "a Lua file; also the name of one of tetrain's own, like train_gpt.lua");
     print_row(out, "-", NULL, "run standard input");
-    for (const option_row *row = command_line_options; row->spelling; row++) print_row(out, row->spelling, row->value, row->help);
+    for (const option_row *row = command_line_options; row->spelling; row++)
+        print_row(out, row->spelling, row->value, row->help);
     fputs("\nTools (\"tetrain TOOL --help\" says more; a file of such a name is run as ./NAME)\n", out);
-    for (const tool_row *row = command_line_tools; row->name; row++) print_row(out, row->name, row->arguments, row->help);
+    for (const tool_row *row = command_line_tools; row->name; row++)
+        print_row(out, row->name, row->arguments, row->help);
     fprintf(out, "\nExit status: %s\n", exit_statuses);
 }
 
@@ -57,12 +59,15 @@ void manual_print_man(FILE *out)
           ".SH DESCRIPTION\nRuns a Lua script with the library \\fBte\\fR at hand. Everything after the script goes to it untouched, as the\n"
           "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those installed.\n"
           ".SH OPTIONS\n", out);
-    for (const option_row *row = command_line_options; row->spelling; row++) put_entry(out, row->spelling, row->value, row->help);
+    for (const option_row *row = command_line_options; row->spelling; row++)
+        put_entry(out, row->spelling, row->value, row->help);
     fputs(".SH TOOLS\n", out);
-    for (const tool_row *row = command_line_tools; row->name; row++) put_entry(out, row->name, row->arguments, row->help);
+    for (const tool_row *row = command_line_tools; row->name; row++)
+        put_entry(out, row->name, row->arguments, row->help);
     fputs(".SH ENVIRONMENT\n", out);
     put_entry(out, "TE_CPU_ISA", NULL, "highest instruction set of the CPU kernels: portable, avx2 or avx512");
-    put_entry(out, "TETRAIN_HISTORY", NULL, "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
+    put_entry(out, "TETRAIN_HISTORY", NULL,
+              "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
     fputs(".SH EXIT STATUS\n", out);
     put_roff(out, exit_statuses);
     fputc('\n', out);

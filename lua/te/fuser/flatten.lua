@@ -1,13 +1,13 @@
 --- Containers as one list of operations with explicit wiring.
 --
--- Nested Sequentials dissolve; a Residual becomes MakeExtraOutput, its branch, and an AddExtraInput that reads what was set
--- aside, so that nothing marks its border any more. Values are numbers: 1 is x, then seq_lens if given, then the extra
--- inputs. An item is
+-- Nested Sequentials dissolve; a Residual becomes MakeExtraOutput, its branch, and an AddExtraInput that reads what was
+-- set aside, so that nothing marks its border any more. Values are numbers: 1 is x, then seq_lens if given, then the
+-- extra inputs. An item is
 --
 --     { op = module, x = value, extras = { values }, y = value, outs = { values }, lens = value or nil }
 --
--- An operation with a `channel` hands its extra output to, or takes its extra input from, the operation with the same channel
--- later in the same container instead of the caller.
+-- An operation with a `channel` hands its extra output to, or takes its extra input from, the operation with the same
+-- channel later in the same container instead of the caller.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -29,8 +29,8 @@ function flatten.check_member(container, position, value)
     return value
 end
 
---- The modules of a container in order: its array part, or what its method chain() lists. nil for anything else: a container
---- runs fuser.forward and nothing of its own.
+--- The modules of a container in order: its array part, or what its method chain() lists. nil for anything else: a
+--- container runs fuser.forward and nothing of its own.
 local function members(m)
     if type(m) ~= "table" or m.forward ~= flatten.forward then return nil end
     return m.chain and m:chain() or m
@@ -100,8 +100,9 @@ function Walk:enter(container, list)
     for i = 1, #list do self.members[#self.members + 1] = list[i] end
 end
 
--- The list's modules one after the other; the first is module `position` of the container. They are looked at here as well as where they
--- are put in, since Lua does not tell a container that one of its modules is replaced by an assignment.
+-- The list's modules one after the other; the first is module `position` of the container. They are looked at
+-- here as well as where they are put in, since Lua does not tell a container that one of its modules is
+-- replaced by an assignment.
 function Walk:chain(container, list, x, position)
     local channels = {}
     for i = 1, #list do
@@ -110,7 +111,8 @@ function Walk:chain(container, list, x, position)
     return x
 end
 
--- sum + what the branch makes of x. Where both are the same value, MakeExtraOutput splits it, as it would be written by hand.
+-- sum + what the branch makes of x. Where both are the same value, MakeExtraOutput splits it, as it
+-- would be written by hand.
 function Walk:branch(m, list, x, sum, position)
     if x == sum then
         local split = self:add(flatten.split, x, {})

@@ -1,9 +1,9 @@
 --- Groups whose rows are several dimensions of their tensors, for norms over several dimensions.
 --
--- The engine's groups know rows of one dimension. Where a norm takes more, the last dimensions of all that its group reads
--- are made one, which costs nothing for tensors as they usually lie, and taken apart again in what the group gives. That is
--- right for operations that go element by element through tensors of one shape; any other, such as a matrix product, stands
--- in a group of its own.
+-- The engine's groups know rows of one dimension. Where a norm takes more, the last dimensions of all that its group
+-- reads are made one, which costs nothing for tensors as they usually lie, and taken apart again in what the group
+-- gives. That is right for operations that go element by element through tensors of one shape; any other, such as a
+-- matrix product, stands in a group of its own.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -1,5 +1,5 @@
---- What seq:explain(x) returns: the steps of a container's plan, what each moves and computes, and why neighbours did not
---- become one step.
+--- What seq:explain(x) returns: the steps of a container's plan, what each moves and computes, and why neighbours
+--- did not become one step.
 --
 --     plan.forward, plan.backward   lists of steps in order: name, ops (names of the basic operations), kernels, reads and writes
 --                                   (bytes of tensors), bytes, flops
@@ -83,8 +83,9 @@ local function read_by(part, env)
     return list
 end
 
--- A called part and its backward, with what they move at least: inputs and parameters, results; gradients of results, and of
--- inputs and parameters that take one. Results are known where the part has run. Returns the backward's step, if there is one.
+-- A called part and its backward, with what they move at least: inputs and parameters, results; gradients of
+-- results, and of inputs and parameters that take one. Results are known where the part has run. Returns the
+-- backward's step, if there is one.
 local function add_called(plan, part, reason, env)
     local name, read, results = op_name(part.item), read_by(part, env), {}
     for i, v in ipairs(part.results or {}) do results[i] = env[v] end
@@ -151,8 +152,8 @@ local function add_border(plan, part, after, items)
         to = op_name(items[after.steps[1].label]), reason = "rows of several dimensions beside rows of one" }
 end
 
---- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a later
---- part needs the results of an earlier one.
+--- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a
+--- later part needs the results of an earlier one.
 function Plan.of(program, env, step)
     local plan = setmetatable({ forward = {}, backward = {}, reasons = {}, choices = {} }, Plan)
     plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
@@ -301,8 +302,8 @@ end
 
 function Plan:json() return json({ forward = self.forward, backward = self.backward, reasons = self.reasons }) end
 
---- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width of
---- a bar is a step's share of the bytes of its pass.
+--- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width
+--- of a bar is a step's share of the bytes of its pass.
 function Plan:svg() return require("te.fuser.picture")(self, amount) end
 
 return Plan

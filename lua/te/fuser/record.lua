@@ -1,7 +1,8 @@
 --- From items to parts: what the engine plans as a group, and what is called as it is.
 --
--- The recorder stands for `g` in the lower methods of operations (te.operation says what it offers). Consecutive described
--- operations form one group of the engine; an operation that does not describe itself is called between two groups.
+-- The recorder stands for `g` in the lower methods of operations (te.operation says what it offers).
+-- Consecutive described operations form one group of the engine; an operation that does not describe itself is
+-- called between two groups.
 --
 -- What lower methods hand around are symbols, tables; in steps and parts a value is its number.
 
@@ -79,8 +80,8 @@ local function add_params(g, list, module, name, n)
     return list
 end
 
---- The products of a GroupedLinear, without its biases where these are scaled. `ways`: integers(module, sizes, device) makes a
---- tensor of what the caller gives as sizes, products(module, x, sizes) does the same by itself.
+--- The products of a GroupedLinear, without its biases where these are scaled. `ways`: integers(module, sizes, device)
+--- makes a tensor of what the caller gives as sizes, products(module, x, sizes) does the same by itself.
 function Recorder:grouped_linear(module, x, sizes, ways)
     local n = module.num_groups
     local list = add_params(self, {}, module, "weight", n)
@@ -94,15 +95,17 @@ function Recorder:grouped_linear(module, x, sizes, ways)
     return y
 end
 
---- y with every row's bias added, that of its group, times the row's scale: the biases spread over the rows of their groups,
---- which a program reads. ways.add_scaled_biases(module, y, scales, sizes) does it by itself.
+--- y with every row's bias added, that of its group, times the row's scale: the biases spread over the rows of their
+--- groups, which a program reads. ways.add_scaled_biases(module, y, scales, sizes) does it by itself.
 function Recorder:add_scaled_biases(module, y, scales, sizes, ways)
     local list = add_params(self, {}, module, "bias", module.num_groups)
     local spread = self:op("grouped_biases", { scales, sizes })
     local step = self.steps[#self.steps]
     step.list, step.instead = list, function(_, given) return given end
     local result = self:op(core.operation "addcmul_rows", { y, scales, spread })
-    self.steps[#self.steps].instead = function(rows, numbers, given) return ways.add_scaled_biases(module, rows, numbers, given) end
+    self.steps[#self.steps].instead = function(rows, numbers, given)
+        return ways.add_scaled_biases(module, rows, numbers, given)
+    end
     return result
 end
 
@@ -239,8 +242,8 @@ local function make_group(g, first, last, readers)
     return part
 end
 
--- The last step that stands in a group with step `first`, and the sizes that their rows join: steps that go element by element
--- stand with any.
+-- The last step that stands in a group with step `first`, and the sizes that their rows join: steps that go element
+-- by element stand with any.
 local function group_end(g, first)
     local at, fixed, sizes = first, false, nil
     while g.steps[at] and not g.steps[at].item do

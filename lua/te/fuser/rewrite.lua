@@ -1,8 +1,8 @@
 --- Puts what rules fused in the place of operations.
 --
--- A walk (te.fuser.flatten) is cut into runs of basic operations, each the only reader of what the one before makes. Forward
--- and backward rules (te.fuser.rules) each make a list of a run; where units of the two overlap, they belong together, and
--- what belongs together becomes one item that runs a script (te.fuser.script):
+-- A walk (te.fuser.flatten) is cut into runs of basic operations, each the only reader of what the one before makes.
+-- Forward and backward rules (te.fuser.rules) each make a list of a run; where units of the two overlap, they belong
+-- together, and what belongs together becomes one item that runs a script (te.fuser.script):
 --
 --     operations   1    2    3    4    5    6    7
 --     forward          [ F     ]
@@ -114,8 +114,8 @@ local function continues(items, at, run, readers)
     return before == nil or before.y == items[at].x and readers[before.y].count == 1
 end
 
---- Replaces items of a walk (te.fuser.flatten) that rules fuse by scripts. Returns the fields that the rules may have looked
---- at, as checks of a program: { operation, field, value }.
+--- Replaces items of a walk (te.fuser.flatten) that rules fuse by scripts. Returns the fields that the rules may have
+--- looked at, as checks of a program: { operation, field, value }.
 function rewrite.walk(walk, situation)
     local readers, result, checks, at = readers_of(walk), {}, {}, 1
     local items = walk.items

@@ -1,25 +1,26 @@
 --- Fusions that users register.
 --
--- A rule is a function rule(ops, opts). It gets the basic operations of one run of neighbours in order, and returns the list
--- with some neighbours replaced by instances of te.FusedOperation that stand for them. Rules run in the order of their
--- registration, each on what the one before returned, and before anything else is fused. opts says what the input is like:
+-- A rule is a function rule(ops, opts). It gets the basic operations of one run of neighbours in order, and
+-- returns the list with some neighbours replaced by instances of te.FusedOperation that stand for them. Rules run
+-- in the order of their registration, each on what the one before returned, and before anything else is fused.
+-- opts says what the input is like:
 --
 --     opts.dtype      what operations compute in: that of te.autocast, otherwise that of the input
 --     opts.device     where the input is
 --     opts.training   whether the container is in training mode
 --     opts.recipe     the quantization, nil without
 --
--- Forward and backward are planned apart. A fused operation from a forward rule that has a fuser_backward is joint: backward
--- rules find it in their list in place of the operations it stands for, which otherwise they find as they are. Backward
--- rules apply when something wants a gradient.
+-- Forward and backward are planned apart. A fused operation from a forward rule that has a fuser_backward is joint:
+-- backward rules find it in their list in place of the operations it stands for, which otherwise they find as they are.
+-- Backward rules apply when something wants a gradient.
 --
 -- te.fuser.rewrite puts what they fused in the place of the operations; the others are planned by the engine as ever.
 --
--- A run ends where several operations read a result: what a fused operation computes on its way is known to nobody else. An
--- operation called by itself, and a fused operation that stands in a container, run as they are.
+-- A run ends where several operations read a result: what a fused operation computes on its way is known to nobody
+-- else. An operation called by itself, and a fused operation that stands in a container, run as they are.
 --
--- A rule runs when a container is planned: at its first call, and again when the rules, opts, the container, or a field that
--- an operation names in plan_fields have changed.
+-- A rule runs when a container is planned: at its first call, and again when the rules, opts, the container, or a field
+-- that an operation names in plan_fields have changed.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -1,14 +1,14 @@
 --- Scripts: basic operations that run by the methods their authors wrote, some of them together.
 --
--- A script is a short chain of basic operations and the units that it runs as: a unit is one operation, or a fused operation
--- that stands for a few neighbours. Forward and backward have units of their own:
+-- A script is a short chain of basic operations and the units that it runs as: a unit is one operation, or a fused
+-- operation that stands for a few neighbours. Forward and backward have units of their own:
 --
 --     steps       scale      add      linear            each { op =, x =, extras = {}, lens =, y =, outs = {} }
 --     forward    [ ForwardAxpy   ]  [ linear ]          each { first =, last =, op = fused operation, or nothing, rule = }
 --     backward   [ scale ]  [ BackwardAddLinear ]
 --
--- A script with backward units is one node of the tape; without, the tape sees what forward does. Backward walks its units
--- from the end and finds what forward kept in the contexts, one for each basic operation:
+-- A script with backward units is one node of the tape; without, the tape sees what forward does. Backward walks its
+-- units from the end and finds what forward kept in the contexts, one for each basic operation:
 --
 -- * An operation with an op_backward saves what that wants.
 -- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself. Backward
@@ -16,9 +16,9 @@
 -- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When it saves
 --   nothing at all, backward runs those operations one by one on its inputs first.
 --
--- ctx.seq_lens are the lengths of packed sequences, for operations that take them. A value that one operation of a unit hands
--- to another one's extra input stays inside the unit: nothing stands for it among the extra inputs, and no gradient is
--- expected.
+-- ctx.seq_lens are the lengths of packed sequences, for operations that take them. A value that one operation of a
+-- unit hands to another one's extra input stays inside the unit: nothing stands for it among the extra inputs, and
+-- no gradient is expected.
 
 local core = require("te")._core
 local backward = require "te.fuser.script.backward"
@@ -73,7 +73,8 @@ end
 
 local script = {}
 
---- A script from steps, units, and the values that others read, y first. Without backward units the tape sees its forward.
+--- A script from steps, units, and the values that others read, y first. Without backward units
+--- the tape sees its forward.
 function script.new(steps, forward_units, backward_units, outputs)
     local names = {}
     for i, unit in ipairs(forward_units) do names[i] = (unit.op or steps[unit.first].op).__name end

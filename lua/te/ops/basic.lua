@@ -156,7 +156,8 @@ function AddExtraInput:lower(g, x, extra) return g:op("add", { x, extra }) end
 
 -- Between processes ---------------------------------------------------------------------------------------------------
 
--- A process is a group of one, where reducing, gathering and scattering change nothing: models written for more run here.
+-- A process is a group of one, where reducing, gathering and scattering change nothing: models
+-- written for more run here.
 local function define_collective(name, declarations)
     local class = Identity:extend(name)
     class.pure, class.takes = true, 1

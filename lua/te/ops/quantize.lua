@@ -1,8 +1,8 @@
 --- te.Quantize: values as the recipe's format holds them, where a product is not next to what makes them.
 --
--- Forward: the result has the values that quantizing leaves, and carries the quantized copies: linear operations that read it
--- multiply those, so that several share one quantization. Backward: the same for the gradient. Outside te.autocast with a
--- recipe it does nothing.
+-- Forward: the result has the values that quantizing leaves, and carries the quantized copies: linear operations that
+-- read it multiply those, so that several share one quantization. Backward: the same for the gradient. Outside
+-- te.autocast with a recipe it does nothing.
 
 local te = require "te"
 local options = require "te.options"

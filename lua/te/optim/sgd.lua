@@ -16,7 +16,8 @@ local SGD = Optimizer.define("SGD", {
 
 function SGD.check(who, group)
     if group.nesterov and (group.momentum == 0 or group.dampening ~= 0) then
-        fail("%s: option nesterov: it needs momentum above 0 and no dampening, got %g and %g", who, group.momentum, group.dampening)
+        fail("%s: option nesterov: it needs momentum above 0 and no dampening, got %g and %g", who, group.momentum,
+            group.dampening)
     end
 end
 

@@ -2,10 +2,11 @@
 --
 --     te.autocast({ dtype = "bfloat16", recipe = te.recipe.DelayedScaling{} }, function() return model(x) end)
 --
--- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how products
--- quantize their operands, that of the te.autocast around it unless given; when: "faster" leaves products in dtype that the
--- recipe makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always", the default;
--- calibrating: with enabled = false, amaxes are collected and scales follow from them when the function ends; group: processes that share amaxes, not built yet.
+-- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how
+-- products quantize their operands, that of the te.autocast around it unless given; when: "faster" leaves products in
+-- dtype that the recipe makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always",
+-- the default; calibrating: with enabled = false, amaxes are collected and scales follow from them when the function
+-- ends; group: processes that share amaxes, not built yet.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -1,9 +1,9 @@
 --- te.autocast{ when = "faster" }: whether a product's low precision pays on this device.
 --
--- A linear layer of the product's shape makes a step both ways, forward and backward, and the faster way is kept: in memory,
--- and on disk beside compiled kernels, by device, recipe, dtype and shape. So does an attention that the recipe would give FP8
--- operands (te.recipe.faster_attention). The CPU multiplies no bytes, so there it never pays.
--- Nothing is measured where it would leave traces, while a graph is recorded: the recipe is used, and nothing is kept.
+-- A linear layer of the product's shape makes a step both ways, forward and backward, and the faster way is kept: in
+-- memory, and on disk beside compiled kernels, by device, recipe, dtype and shape. So does an attention that the recipe
+-- would give FP8 operands (te.recipe.faster_attention). The CPU multiplies no bytes, so there it never pays. Nothing is
+-- measured where it would leave traces, while a graph is recorded: the recipe is used, and nothing is kept.
 
 local te = require "te"
 local core = te._core
@@ -83,7 +83,9 @@ end
 -- Within the te.autocast that asks, so that no step ends here, and without a trace in it.
 local function measure(case, recipe)
     local rng, paused = te.rng_state(), core.pause_recorded_scales(true)
-    local function both() return te.enable_grad(faster.seconds, case, faster.plain()), te.enable_grad(faster.seconds, case, recipe) end
+    local function both()
+        return te.enable_grad(faster.seconds, case, faster.plain()), te.enable_grad(faster.seconds, case, recipe)
+    end
     local ok, high, low = pcall(both)
     core.pause_recorded_scales(paused)
     te.rng_state(rng)

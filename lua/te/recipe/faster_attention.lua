@@ -1,8 +1,8 @@
 --- What te.recipe.faster measures of an attention: a step of one of the same sizes, forward and backward.
 --
--- Under fp8_dpa forward quantizes its operands and multiplies E4M3, and backward reads the values of those bytes: more kernels
--- around a faster one, which pays for long sequences first. Packed sequences are measured as if all had the same length, so
--- that nobody has to wait for theirs.
+-- Under fp8_dpa forward quantizes its operands and multiplies E4M3, and backward reads the values of those bytes: more
+-- kernels around a faster one, which pays for long sequences first. Packed sequences are measured as if all had the
+-- same length, so that nobody has to wait for theirs.
 
 local te = require "te"
 
@@ -42,8 +42,8 @@ local function separate(q, k, v)
         dim = q.shape[4], dim_v = v.shape[4] }
 end
 
---- How a module attends: self-attention over rows x and the lengths of packed sequences, other attention over q, k and v.
---- Nil for operands that it will refuse.
+--- How a module attends: self-attention over rows x and the lengths of packed sequences, other attention over q, k and
+--- v. Nil for operands that it will refuse.
 function attentions.describe(module, x, ...)
     local found
     if module.takes_seq_lens then found = projected(module, x, (...)) else found = separate(x, ...) end

@@ -1,5 +1,5 @@
---- The recipe that products run under now: what te.autocast sets and operations ask. Small, since every operation with a
---- product loads it; te.recipe.products does the work once a recipe is used.
+--- The recipe that products run under now: what te.autocast sets and operations ask. Small, since every operation with
+--- a product loads it; te.recipe.products does the work once a recipe is used.
 
 local te = require "te"
 local core = te._core
@@ -32,8 +32,8 @@ function mode.set(new)
     return before
 end
 
---- The state of a product: what `module` keeps for the parameter named `key`, or where that is the module's `attention_key`,
---- for the operands of its attention. Made when first asked for.
+--- The state of a product: what `module` keeps for the parameter named `key`, or where that is the module's
+--- `attention_key`, for the operands of its attention. Made when first asked for.
 function mode.product(module, key)
     local products = rawget(module, "_products")
     if not products then
@@ -53,8 +53,8 @@ function mode.weight(module, key, tensor)
     return require("te.recipe.parameters").quantized(mode.product(module, key), tensor, mode.init)
 end
 
---- Makes products ready to run under the recipe in force, on the rows of x; beyond it what an attention among them has beside:
---- the lengths of packed sequences, or k and v.
+--- Makes products ready to run under the recipe in force, on the rows of x; beyond it what an attention among them has
+--- beside: the lengths of packed sequences, or k and v.
 function mode.prepare(products, x, ...)
     require("te.recipe.products").prepare(products, mode.recipe, mode.faster and mode.enabled and x or nil, ...)
 end

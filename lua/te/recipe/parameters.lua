@@ -4,9 +4,10 @@
 --         return te.Sequential(te.Linear(512, 2048), te.GELU(), te.Linear(2048, 512))
 --     end)
 --
--- The weights of linear operations that are made inside exist in the recipe's format alone: row-wise, and column-wise too
--- unless te.no_grad says that nothing will be trained. They are multiplied as they are. Everything else sees their values;
--- copy_ and fill_ quantize what they write. An optimizer keeps a master of each and quantizes it anew at every step.
+-- The weights of linear operations that are made inside exist in the recipe's format alone: row-wise, and
+-- column-wise too unless te.no_grad says that nothing will be trained. They are multiplied as they are. Everything
+-- else sees their values; copy_ and fill_ quantize what they write. An optimizer keeps a master of each and
+-- quantizes it anew at every step.
 
 local te = require "te"
 local fail = require "te.fail"

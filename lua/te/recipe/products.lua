@@ -1,10 +1,10 @@
 --- Products under recipes: quantizers for their operands, and the updates of delayed scaling.
 --
--- A product is one matrix that an operation multiplies with, its weight (te.recipe.mode.product), or an attention, whose
--- q, k and v are its input. It gets its quantizers when
--- it first runs under a recipe, and others when the recipe or one of its options has changed. Scales change at the end of a
--- step: those of inputs and weights where the outermost te.autocast ends, those of gradients where backward has ended; of
--- all products, whether they ran or not: an amax of 0 says that they did not, and changes nothing.
+-- A product is one matrix that an operation multiplies with, its weight (te.recipe.mode.product), or an attention,
+-- whose q, k and v are its input. It gets its quantizers when it first runs under a recipe, and others when the recipe
+-- or one of its options has changed. Scales change at the end of a step: those of inputs and weights where the
+-- outermost te.autocast ends, those of gradients where backward has ended; of all products, whether they ran or not: an
+-- amax of 0 says that they did not, and changes nothing.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -17,12 +17,6 @@ local ROLES = { "input", "weight", "grad_output" }
 
 -- Products with delayed scaling, to be updated.
 local known = setmetatable({}, { __mode = "k" })
-
--- Whether attention's result goes on as it is: in the format that the recipe's products multiply.
-local function hands_on(recipe)
-    local input = recipe:options().fp8_mha and recipe:quantizer "input"
-    return input and input.element == "float8_e4m3" and input.scale == "float32" and input.block_rows == 0 or false
-end
 
 -- The engine's form of a recipe, and which recipe's rule updates each role.
 local function make(recipe, product)
@@ -40,7 +34,7 @@ local function make(recipe, product)
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
         recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none",
-        product.attends and hands_on(recipe))
+        product.attends and recipe:hands_on())
     return { handle = handle, rules = rules, options = recipe:options() }
 end
 
@@ -68,7 +62,8 @@ local function weight_of(product)
     return product.owner[product.name]
 end
 
--- What there is to measure: of a linear layer its sizes, of an attention how it attends; nil: nothing that could be chosen.
+-- What there is to measure: of a linear layer its sizes, of an attention how it attends; nil:
+-- nothing that could be chosen.
 local function case_of(product, recipe, x, tokens, ...)
     if product.attends then
         if not recipe:resolve { module_type = "attention", tensor_type = "input" } then return nil end
@@ -103,8 +98,8 @@ local function choose(product, recipe, x, ...)
     local rows, shape, dtype = rows_of(product, x, ...), x.shape, core.compute_dtype() or x.dtype
     local tokens = x:numel() / math.max(shape[#shape] or 1, 1)
     local last, options = product.decided, recipe:options()
-    if not last or last.tokens ~= tokens or last.rows ~= rows or last.dtype ~= dtype or last.recipe ~= recipe or last.options ~= options
-        or last.device ~= x.device then
+    if not last or last.tokens ~= tokens or last.rows ~= rows or last.dtype ~= dtype or last.recipe ~= recipe
+        or last.options ~= options or last.device ~= x.device then
         last = { tokens = tokens, rows = rows, dtype = dtype, recipe = recipe, options = options, device = x.device }
         last.wanted, last.choice = decide(product, recipe, x, tokens, dtype, ...)
         product.decided = last
@@ -112,7 +107,8 @@ local function choose(product, recipe, x, ...)
     return last.wanted, last.choice
 end
 
---- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those alone that it makes faster.
+--- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those
+--- alone that it makes faster.
 function products.prepare(list, recipe, x, ...)
     for i = 1, #list do
         local product, wanted = list[i], recipe
@@ -188,8 +184,8 @@ end
 
 local function fits(t) return te.is_tensor(t) and t.dtype == "float32" and t:dim() == 1 and t:numel() > 0 end
 
---- Looks for the same in `given`, where names begin with `prefix`. Returns the names found, a function that puts the tensors
---- in place, and what is wrong with them.
+--- Looks for the same in `given`, where names begin with `prefix`. Returns the names found, a function that puts the
+--- tensors in place, and what is wrong with them.
 function products.loader(module, prefix, given)
     local found, steps, problem = {}, {}, nil
     if not module.product_keys then return found end

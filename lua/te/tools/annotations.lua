@@ -1,4 +1,5 @@
---- te.tools.annotations: tetrain.d.lua, which tells the Lua language server what `te` offers. Made from te.tools.reference.
+--- te.tools.annotations: tetrain.d.lua, which tells the Lua language server what `te` offers. Made
+--- from te.tools.reference.
 
 local reference = require "te.tools.reference"
 
@@ -82,7 +83,9 @@ end
 local function sorted_names(class)
     local names = {}
     for name, value in pairs(class) do
-        if type(name) == "string" and type(value) == "function" and not name:find "^_" and name ~= "init" then names[#names + 1] = name end
+        if type(name) == "string" and type(value) == "function" and not name:find "^_" and name ~= "init" then
+            names[#names + 1] = name
+        end
     end
     table.sort(names)
     return names

@@ -1,5 +1,5 @@
---- te.tools.api_source: everything that `te` offers as comments that ldoc makes pages of. From te.tools.reference, so that
---- operations, which have no Lua source, stand beside what is written in Lua.
+--- te.tools.api_source: everything that `te` offers as comments that ldoc makes pages of. From te.tools.reference, so
+--- that operations, which have no Lua source, stand beside what is written in Lua.
 
 local te = require "te"
 local reference = require "te.tools.reference"
@@ -58,6 +58,8 @@ return function()
         end
     end
     add_section(out, "methods", "Methods of tensors. In place with a trailing underscore.")
-    for _, entry in ipairs(reference.methods()) do add_entry(out, "x:" .. entry.name, entry, entry.native and entry.params or { unpack(entry.params, 2) }) end
+    for _, entry in ipairs(reference.methods()) do
+        add_entry(out, "x:" .. entry.name, entry, entry.native and entry.params or { unpack(entry.params, 2) })
+    end
     return table.concat(out, "\n")
 end

@@ -1,7 +1,7 @@
 --- tetrain bench: the engine's kernels beside what this machine allows, in a few seconds.
 ---
---- Two floors are measured first: how fast one big copy streams, and the best matrix product. Kernels that read and write
---- memory are shown as a share of the first, those that multiply as a share of the second.
+--- Two floors are measured first: how fast one big copy streams, and the best matrix product. Kernels that read and
+--- write memory are shown as a share of the first, those that multiply as a share of the second.
 
 local te = require "te"
 local train = te.train

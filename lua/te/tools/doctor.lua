@@ -43,7 +43,9 @@ local function check_cpu()
     local info = core.cpu_info()
     local model, features = processor()
     line("processor", "%s, %d cores", model or "unknown", info.cores)
-    if features then line("", "has %s", #features > 0 and table.concat(features, " ") or "no vector instructions that are used") end
+    if features then
+        line("", "has %s", #features > 0 and table.concat(features, " ") or "no vector instructions that are used")
+    end
     local wanted = os.getenv "TE_CPU_ISA"
     line("kernels", "%s%s, %d threads", info.isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads)
     if not wanted and features and info.isa == "portable" and #features > 0 then
@@ -87,7 +89,9 @@ end
 
 local function check_device(name)
     local ok, message = pcall(te.empty, { 1 }, { device = name })
-    line(name, "%s", ok and (core.device_info(name) or "there") or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", ""))
+    local state = ok and (core.device_info(name) or "there")
+        or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", "")
+    line(name, "%s", state)
 end
 
 return function(words)

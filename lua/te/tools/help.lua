@@ -17,7 +17,9 @@ local function describe(entry)
     local lines = { entry.signature }
     if entry.doc ~= "" then lines[#lines + 1] = entry.doc end
     for _, line in ipairs(parameter_lines(entry)) do lines[#lines + 1] = line end
-    if #entry.results > 0 and entry.kind ~= "operation" then lines[#lines + 1] = "  returns " .. table.concat(entry.results, ", ") end
+    if #entry.results > 0 and entry.kind ~= "operation" then
+        lines[#lines + 1] = "  returns " .. table.concat(entry.results, ", ")
+    end
     return table.concat(lines, "\n")
 end
 

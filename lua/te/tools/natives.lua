@@ -1,6 +1,6 @@
 --- te.tools.natives: the functions of `te` and methods of tensors that the engine's binding writes by hand, as rows of
---- { name, parameters, results, sentence }. Operations declare themselves and Lua functions carry annotations; a spec holds
---- these rows against the live module, both ways.
+--- { name, parameters, results, sentence }. Operations declare themselves and Lua functions carry annotations; a spec
+--- holds these rows against the live module, both ways.
 
 local OPTIONS = "opts?: te.TensorOptions"
 

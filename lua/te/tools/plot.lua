@@ -125,7 +125,9 @@ end
 
 local WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 240, 70, 20, 34, 30
 
-local function escape(text) return (text:gsub("[&<>\"]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" })) end
+local ENTITIES = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;" }
+
+local function escape(text) return (text:gsub("[&<>\"]", ENTITIES)) end
 
 local function svg_axes(out, title, top, x0, x1, y0, y1, at)
     local function add(...) out[#out + 1] = string.format(...) end

@@ -172,7 +172,8 @@ end
 
 local function by_name(a, b) return a.name < b.name end
 
---- Everything in `te`, sorted by name: { name, kind = operation, function, class or module, signature, doc, params, results }.
+--- Everything in `te`, sorted by name: { name, kind = operation, function, class or module,
+--- signature, doc, params, results }.
 ---@return table[]
 function reference.entries()
     local entries, known = {}, {}

@@ -1,5 +1,5 @@
---- te.tools.repl: what the prompt does with a chunk. The executable reads lines and calls `take` until a chunk is whole, then
---- `run` in a call of its own, which Ctrl-C ends.
+--- te.tools.repl: what the prompt does with a chunk. The executable reads lines and calls `take` until a chunk is
+--- whole, then `run` in a call of its own, which Ctrl-C ends.
 --
 -- An expression is printed without `return`; `_` keeps the last value. Lines that begin with ? or : are commands.
 
@@ -120,7 +120,8 @@ end
 
 -- Frames that are the prompt's own.
 local function is_own(frame)
-    return frame:find "^\tte/tools/%w+%.lua:" or frame:find "^\ttetrain:%d+: in main chunk" or frame:find "^\tprompt:%d+: in function 'chunk'"
+    return frame:find "^\tte/tools/%w+%.lua:" or frame:find "^\ttetrain:%d+: in main chunk"
+        or frame:find "^\tprompt:%d+: in function 'chunk'"
 end
 
 --- A message for people: without the frames of the prompt, and with a hint where there is one.

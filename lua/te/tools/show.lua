@@ -1,4 +1,5 @@
---- te.tools.show: a value as the prompt prints it. Tables are written out in short; what has a __tostring speaks for itself.
+--- te.tools.show: a value as the prompt prints it. Tables are written out in short; what has a
+--- __tostring speaks for itself.
 
 local MOST, DEPTH, WIDTH = 30, 3, 100
 

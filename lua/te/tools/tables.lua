@@ -85,7 +85,8 @@ local function describe(q)
     return table.concat(parts, ", ")
 end
 
--- A recipe with the options that it has at first, or the error that names the one it cannot do without; nil for anything else.
+-- A recipe with the options that it has at first, or the error that names the one it cannot do
+-- without; nil for anything else.
 local function usual(name)
     local ok, made = pcall(te.recipe[name])
     if ok and te.recipe.is_recipe(made) then return made end

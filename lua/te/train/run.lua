@@ -19,7 +19,8 @@ function run.fail(code, message)
     error(setmetatable({ code = code, message = message }, Failure), 0)
 end
 
---- The message of an error without the line and the function that it comes from, for who uses a script and did not write it.
+--- The message of an error without the line and the function that it comes from, for who uses a
+--- script and did not write it.
 function run.plain(problem)
     return (tostring(problem):gsub("^[^\n]-:%d+: te%.[%w_]+: ", ""))
 end

@@ -1,8 +1,8 @@
 --- te.train.steps: the optimizer steps of a run, and what they come to.
 --
--- On the CPU, and with graph = false, a step is done when start returns. On CUDA it is one launch of a graph in which the device
--- decides by itself whether the step is finite and how to clip it. What the host wants to know of it, the loss and the norm,
--- comes in one copy, which it looks at when the next step is under way:
+-- On the CPU, and with graph = false, a step is done when start returns. On CUDA it is one launch of a graph in which
+-- the device decides by itself whether the step is finite and how to clip it. What the host wants to know of it, the
+-- loss and the norm, comes in one copy, which it looks at when the next step is under way:
 --
 --     host      feed k, launch k   feed k+1, launch k+1   look at k   feed k+2 …
 --     device                       step k                  step k+1
@@ -15,8 +15,8 @@ local core = te._core
 local Steps = {}
 Steps.__index = Steps
 
---- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest norm; 0:
---- no limit) and grad_accumulation (batches of a step).
+--- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest
+--- norm; 0: no limit) and grad_accumulation (batches of a step).
 local function new(opts)
     return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda" }, Steps)
 end
@@ -32,8 +32,8 @@ local function backward(self, batches)
     return total
 end
 
--- Forward, backward, clipping and update without the host: what a graph can hold. Takes all batches of a step; gives norm, factor,
--- whether the step is made, and the sum of the losses.
+-- Forward, backward, clipping and update without the host: what a graph can hold. Takes all batches of a step; gives
+-- norm, factor, whether the step is made, and the sum of the losses.
 local function device_step(self, ...)
     local o = self.o
     local total = backward(self, { ... })
@@ -89,8 +89,8 @@ function Steps:start(step)
     self.started[#self.started + 1] = s
 end
 
---- For a loop: steps that are over, in order: { step =, loss =, grad_norm =, lr =, ms =, allowed = }. One that is not allowed has
---- not touched the weights.
+--- For a loop: steps that are over, in order: { step =, loss =, grad_norm =, lr =, ms =, allowed = }. One that is not
+--- allowed has not touched the weights.
 ---@param all boolean  waits for all that were started; else one launched graph may be under way
 function Steps:finished(all)
     local under_way = not all and self.graph and self.graph:recorded() and 1 or 0

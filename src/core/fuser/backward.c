@@ -100,8 +100,8 @@ static te_status bind_bias(te_group_backward *b, const te_unit *unit, int k, con
     return TE_OK;
 }
 
-/* An activation's gradient goes to new memory, both halves of a gated one to the same; where it is one that came in or one
- * before it, it is that tensor. */
+/* An activation's gradient goes to new memory, both halves of a gated one to the same; where it is one that came in or
+ * one before it, it is that tensor. */
 static te_status bind_activation(te_group_backward *b, const te_unit *unit, int k, const te_space *s, result *results,
                                  te_operand *operand)
 {

@@ -223,9 +223,9 @@ static int same_as(const te_fuse_plan *plan, const te_unit *unit, int k)
     for (int j = 0; j < k; j++) {
         const te_plan_value *other = &plan->values[unit->slots[grads[j].slot].value];
         bool whole = !unit->slots[grads[k].slot].part.half && !unit->slots[grads[j].slot].part.half;
-        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM && whole &&
-            mine != other && mine->dtype == other->dtype && mine->space == other->space && mine->width == other->width &&
-            mine->cls == other->cls)
+        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM &&
+            whole && mine != other && mine->dtype == other->dtype && mine->space == other->space &&
+            mine->width == other->width && mine->cls == other->cls)
             return j;
     }
     return -1;
@@ -251,21 +251,22 @@ static te_status add_bias_gradients(te_fuse_plan *plan, int position)
         if (!product || unit->grads[k].kind != TE_OUT_ELEM) continue;
         int value = unit->gradient.backward->outputs[k].value;
         if (te_program_output(unit->gradient.backward, TE_OUT_COLSUM, value) < 0) return out_of_memory(plan);
-        unit->grads[unit->n_grads++] =
-            (te_unit_grad){.slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
+        unit->grads[unit->n_grads++] = (te_unit_grad){
+            .slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
         product->bias_elsewhere = true;
     }
     return TE_OK;
 }
 
 /* The gradient that gives results again, in the other's place where that keeps less. */
-static te_status recompute(te_fuse_plan *plan, te_unit *unit, te_gradient_request *request, te_gradient *gradient)
+static te_status recompute(te_fuse_plan *plan, te_unit *unit, const te_gradient_request *asked, te_gradient *gradient)
 {
     bool again[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false};
     te_gradient other;
     if (!te_plan_may_recompute(plan, unit, again)) return TE_OK;
-    request->again = again;
-    te_status status = te_program_differentiate(request, &other, NULL);
+    te_gradient_request request = *asked;
+    request.again = again;
+    te_status status = te_program_differentiate(&request, &other, NULL);
     if (status != TE_OK) return status == TE_ERROR_MEMORY ? out_of_memory(plan) : TE_OK;
     if (te_plan_recompute_pays(plan, unit, again, gradient, &other)) {
         te_gradient keeping = *gradient;

@@ -342,7 +342,8 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
     te_group_state *state = te_group_state_new(plan, inputs);
     if (!state) return group->ctx->status;
-    te_describing d = {.plan = plan, .device = inputs[0]->storage->device, .frames = state->frames, .step = step, .user = user};
+    te_describing d = {
+        .plan = plan, .device = inputs[0]->storage->device, .frames = state->frames, .step = step, .user = user};
     for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
     for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
     te_describe_splits(&d, split, user);

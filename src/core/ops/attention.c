@@ -24,6 +24,18 @@ static void release_state(te_call *call)
     call->pointer = NULL;
 }
 
+/* What backward reads is kept where the call is recorded; elsewhere, and after a failure, the state goes. */
+static te_status keep_for_backward(te_call *call, te_status status, te_tensor *const *tensors, int n)
+{
+    for (int i = 0; i < n && status == TE_OK && call->record; i++)
+        if (te_call_save(call, tensors[i]) < 0) status = call->ctx->status;
+    if (!call->record || status != TE_OK) {
+        release_state(call);
+        call->release = NULL;
+    }
+    return status;
+}
+
 static te_attention_state *new_state(te_call *call, int n_offsets)
 {
     te_attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
@@ -161,7 +173,8 @@ static te_status sdpa_forward(te_call *call)
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
     if (status == TE_OK) status = run_forward(call, s, qkv[0]->dtype, qkv[0]->storage->device, &out, &lse);
     if (status == TE_OK) {
-        te_tensor *values = s->result.side[0].data ? te_attention_open_result(call, s, 4, out->shape) : te_tensor_retain(out);
+        te_tensor *values =
+            s->result.side[0].data ? te_attention_open_result(call, s, 4, out->shape) : te_tensor_retain(out);
         call->out[0] = values ? te_tensor_alias(values, 4, s->a.out.shape, s->a.out.stride, 0) : NULL;
         te_tensor_release(values);
         if (!call->out[0]) status = ctx->status;
@@ -169,15 +182,10 @@ static te_status sdpa_forward(te_call *call)
     bool plain = !s->n_operands;
     te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL,
                          s->result.side[0].data ? NULL : out, lse, bias};
-    for (int i = 0; i < 6 && status == TE_OK && call->record; i++)
-        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    status = keep_for_backward(call, status, keep, 6);
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
     te_tensor_release(out);
     te_tensor_release(lse);
-    if (!call->record || status != TE_OK) {
-        release_state(call);
-        call->release = NULL;
-    }
     return status;
 }
 
@@ -188,7 +196,8 @@ static te_status open_dscores(te_call *call, te_attention_grad *g, te_tensor **d
     int64_t shape[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]};
     *dscores = NULL;
     if (call->node->n_edges < 4 || !te_grad_wanted(call, 3)) return TE_OK;
-    *dscores = te_tensor_new(call->ctx, call->saved[4]->storage->device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 4, shape);
+    *dscores =
+        te_tensor_new(call->ctx, call->saved[4]->storage->device, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, 4, shape);
     te_status status = *dscores ? te_tensor_fill(*dscores, 0) : call->ctx->status;
     if (status == TE_OK) g->dbias = te_tensor_view(*dscores);
     return status;
@@ -207,7 +216,8 @@ static te_status sdpa_backward(te_call *call)
     const te_attention_state *s = call->pointer;
     te_exec *exec = te_call_exec(call, call->saved[4]);
     te_attention_grad g = {.forward = s->a};
-    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *dscores = NULL, *out = te_attention_result_values(call, s, call->saved[3]);
+    te_tensor *values[3] = {NULL}, *grads[3] = {NULL}, *dscores = NULL,
+              *out = te_attention_result_values(call, s, call->saved[3]);
     te_tensor *dout = out ? unit_stride(call->dout[0]) : NULL;
     te_view *views[3] = {&g.dq, &g.dk, &g.dv}, *operands[3] = {&g.forward.q, &g.forward.k, &g.forward.v};
     te_status status = dout ? TE_OK : call->ctx->status;
@@ -358,17 +368,12 @@ static te_status self_attention_forward(te_call *call)
         if (!call->out[0]) status = ctx->status;
     }
     te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};
-    for (int i = 0; i < 3 && status == TE_OK && call->record; i++)
-        if (te_call_save(call, keep[i]) < 0) status = ctx->status;
+    status = keep_for_backward(call, status, keep, 3);
     call->memo[0] = heads;
     call->memo[1] = kv_heads;
     te_tensor_release(qkv);
     te_tensor_release(out);
     te_tensor_release(lse);
-    if (!call->record || status != TE_OK) {
-        release_state(call);
-        call->release = NULL;
-    }
     return status;
 }
 

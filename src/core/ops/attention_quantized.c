@@ -16,8 +16,8 @@ static bool has_other_copies(const te_recipe_state *state, const te_tensor *t)
 {
     const struct te_quantized_values *attached = t->storage->attached;
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_INPUT];
-    return attached && (attached->copies.quantizer.element != q->element || attached->copies.quantizer.scale != q->scale ||
-                        attached->copies.quantizer.block_rows);
+    return attached && (attached->copies.quantizer.element != q->element ||
+                        attached->copies.quantizer.scale != q->scale || attached->copies.quantizer.block_rows);
 }
 
 static te_status quantize_operand(te_call *call, te_attention_state *s, te_recipe_state *state, te_tensor *t)
@@ -49,7 +49,8 @@ void te_attention_mark(te_attention_state *s, int i, te_view *view)
     view->quant = &s->quants[i];
 }
 
-te_tensor *te_attention_result(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device, const int64_t rows[4])
+te_tensor *te_attention_result(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device,
+                               const int64_t rows[4])
 {
     const te_quantized *v = s->n_operands ? &s->operands[s->n_operands - 1] : NULL;
     const bool want[2] = {true, false};

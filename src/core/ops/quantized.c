@@ -49,7 +49,8 @@ static te_status forward(te_call *call)
     te_tensor *y = call->out[0] = te_tensor_new(ctx, x->storage->device, compute, x->ndim, shape);
     if (!y) return ctx->status;
     bool want_dx = call->record && te_needs_grad(x), want_dweight = call->record && te_needs_grad(w);
-    status = te_quantized_product(state, y, x, NULL, w, call->in[2], want_dx, want_dweight ? TE_X_KEPT : TE_X_UNREAD, saved);
+    status =
+        te_quantized_product(state, y, x, NULL, w, call->in[2], want_dx, want_dweight ? TE_X_KEPT : TE_X_UNREAD, saved);
     if (status == TE_OK && !call->record) release_saved(call);
     if (!call->pointer) call->release = NULL;
     return status;

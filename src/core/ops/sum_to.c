@@ -8,6 +8,8 @@ static const te_utility sum_columns = {.name = "sum_columns",
                                        .outputs = "y",
                                        .formula = "y = x * scale",
                                        .kind = TE_OUT_COLSUM};
+/* For a factor of 1, which is bound when a program runs: too late to be simplified away. Without
+ * it only sums are left. */
 static const te_utility add_columns = {
     .name = "sum_columns", .inputs = "x", .outputs = "y", .formula = "y = x", .kind = TE_OUT_COLSUM};
 static const te_utility scale_elements = {

@@ -24,58 +24,6 @@ const te_attention_blocks *te_attention_blocks_of(te_exec *exec, te_dtype dtype)
 
 /* --- operands --------------------------------------------------------------------------------------------------- */
 
-static bool has_shape(const te_view *v, int ndim, const int64_t *shape)
-{
-    bool same = v->ndim == ndim;
-    for (int i = 0; same && i < ndim; i++) same = v->shape[i] == shape[i];
-    return same;
-}
-
-static te_status check_shapes(te_exec *exec, const char *op, const te_attention *a)
-{
-    const te_view *q = &a->q, *k = &a->k, *v = &a->v;
-    char qs[160], ks[160], vs[160];
-    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] &&
-                k->shape[3] == q->shape[3] &&
-                has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
-    fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op,
-                            te_view_text(q, qs), te_view_text(k, ks), te_view_text(v, vs));
-    if (q->shape[3] > TE_ATTENTION_MAX_DIM || v->shape[3] > TE_ATTENTION_MAX_DIM)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op,
-                            (long long)q->shape[3], (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
-    if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op,
-                            te_view_text(&a->out, ks), te_view_text(q, qs), te_view_text(v, vs));
-    if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_view_text(&a->lse, ks),
-                            te_view_text(q, qs));
-    if (te_view_present(&a->bias) &&
-        !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
-                            te_view_text(&a->bias, vs), te_view_text(q, qs), te_view_text(k, ks));
-    return TE_OK;
-}
-
-static te_status check_dtypes(te_exec *exec, const char *op, const te_attention *a)
-{
-    te_dtype t = a->q.dtype;
-    if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
-    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
-    if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
-    const te_view *views[4] = {&a->q, &a->k, &a->v, &a->out};
-    static const char *const names[4] = {"q", "k", "v", "out"};
-    for (int i = 0; i < 4; i++)
-        if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed",
-                                op, names[i], (long long)views[i]->stride[3]);
-    return TE_OK;
-}
-
 static te_status check_offsets(te_exec *exec, const char *op, const char *name, const int32_t *offsets, int n,
                                int64_t extent)
 {
@@ -88,17 +36,8 @@ static te_status check_offsets(te_exec *exec, const char *op, const char *name, 
 
 te_status te_attention_check(te_exec *exec, const char *op, const te_attention *a)
 {
-    te_status status = check_shapes(exec, op, a);
-    if (status == TE_OK) status = check_dtypes(exec, op, a);
-    if (status != TE_OK) return status;
-    if (!(a->dropout >= 0.0 && a->dropout <= 1.0))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
-    if (!a->cu_seqlens_q && !a->cu_seqlens_kv) return TE_OK;
-    if (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0)
-        return te_exec_fail(
-            exec, TE_ERROR_ARGUMENT,
-            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
-            (long long)a->q.shape[0], a->n_seqs);
+    te_status status = te_check_attention(exec, op, a);
+    if (status != TE_OK || !a->cu_seqlens_q) return status;
     status = check_offsets(exec, op, "cu_seqlens_q", a->cu_seqlens_q, a->n_seqs, a->q.shape[2]);
     if (status != TE_OK) return status;
     return check_offsets(exec, op, "cu_seqlens_kv", a->cu_seqlens_kv, a->n_seqs, a->k.shape[2]);

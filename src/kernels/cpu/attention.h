@@ -19,13 +19,14 @@
  * must not get through by 0 * inf, so a block that is partly masked and holds such numbers is multiplied row by row,
  * each row over its exact range.
  *
- * The loops are templates over the arithmetic (float, double, float with products of bfloat16), compiled per instruction
- * set in isa/attention_blocks.c. With products of bfloat16, weights and their gradients are rounded before they are
- * multiplied, sums are float32.
+ * The loops are templates over the arithmetic (float, double, float with products of bfloat16), compiled per
+ * instruction set in isa/attention_blocks.c. With products of bfloat16, weights and their gradients are rounded before
+ * they are multiplied, sums are float32.
  */
 #ifndef TE_KERNELS_CPU_ATTENTION_H
 #define TE_KERNELS_CPU_ATTENTION_H
 
+#include "../check.h"
 #include "cpu.h"
 
 enum {
@@ -33,7 +34,6 @@ enum {
     TE_ATTENTION_QUERIES = 256,     /* most queries of a forward task */
     TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores in a block that is partly masked */
     TE_ATTENTION_LANES = 16,        /* columns are padded to this */
-    TE_ATTENTION_MAX_DIM = 512,
     TE_ATTENTION_ONE = 448          /* what a probability of 1 is rounded as: the largest E4M3 */
 };
 
@@ -62,10 +62,10 @@ typedef struct te_attention_blocks {
                              bool whole); /* whole: dq_part NULL */
     void (*forward)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
                     void *scratch);
-    /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over the values.
-     * Dropout leaves entries out and scales nothing. NULL in float64. */
-    void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,
-                            float times, void *scratch);
+    /* The same with probabilities rounded to E4M3, as multiples of 1 / TE_ATTENTION_ONE; out = `times` their sum over
+     * the values. Dropout leaves entries out and scales nothing. NULL in float64. */
+    void (*forward_rounded)(const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t first,
+                            int64_t end, float times, void *scratch);
     void (*backward)(const te_attention_grad *g, const te_attention_keys *keys, void *scratch);
     /* dq of rows first … end of a head from its parts, `part_stride` elements apart, each for `chunk` keys. */
     void (*sum_dq)(const te_attention_grad *g, const te_attention_seq *seq, int64_t head, int64_t first, int64_t end,

@@ -38,20 +38,17 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
         for (int d = 0; fits && d < 4; d++) fits = views[i]->shape[d] == like[i]->shape[d];
         te_dtype t = views[i]->dtype;
         bool ok = t == a->q.dtype || (a->q.dtype != TE_F64 && t == TE_F32);
-        char text[160], expected[160];
         if (!fits || !ok)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
                                 "attention backward: %s %s must be %s with unit stride and the dtype of q (or float32)",
-                                names[i], te_view_text(views[i], text), te_view_text(like[i], expected));
+                                names[i], te_describe_view(views[i]).text, te_describe_view(like[i]).text);
     }
     const te_view *b = &g->dbias;
     const int64_t scores[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]};
     if (te_view_present(b) && (b->ndim != 4 || memcmp(b->shape, scores, sizeof scores) != 0 ||
-                               b->dtype != (a->q.dtype == TE_F64 ? TE_F64 : TE_F32))) {
-        char text[160];
+                               b->dtype != (a->q.dtype == TE_F64 ? TE_F64 : TE_F32)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
-                            te_dtype_name(b->dtype), te_view_text(b, text));
-    }
+                            te_dtype_name(b->dtype), te_describe_view(b).text);
     if (!te_view_present(&a->lse) || !te_view_present(&a->out))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: out and lse of the forward pass are needed");
     return TE_OK;
@@ -61,7 +58,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
 static void plan_make(backward_plan *p, te_exec *exec, const te_attention_grad *g)
 {
     const te_attention *a = &g->forward;
-    *p = (backward_plan){.exec = exec, .g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
+    *p = (backward_plan){
+        .exec = exec, .g = g, .seqs = te_attention_seq_count(a), .heads = a->q.shape[1], .kv_heads = a->k.shape[1]};
     p->blocks = te_attention_blocks_of(exec, a->q.dtype == TE_BF16 ? g->dout.dtype : a->q.dtype);
     for (int64_t i = 0; i < p->seqs; i++) {
         te_attention_seq s = te_attention_seq_at(a, i);

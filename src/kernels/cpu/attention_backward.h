@@ -7,8 +7,8 @@
  *
  * The gradient of the bias is dS.
  *
- * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is loaded,
- * dk needs no further factor; dq gets it when it is written.
+ * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is
+ * loaded, dk needs no further factor; dq gets it when it is written.
  */
 
 typedef struct T(backward_state) {
@@ -128,8 +128,8 @@ static void T(store_dbias)(const T(backward_state) *s, const REAL *ds, int64_t q
 {
     const te_attention_seq *seq = &s->keys->seq;
     const te_view *b = &s->g->dbias;
-    REAL *to = (REAL *)b->data + seq->batch * b->stride[0] + s->head * b->stride[1] + (seq->q_start + query) * b->stride[2] +
-               (seq->kv_start + key) * b->stride[3];
+    REAL *to = (REAL *)b->data + seq->batch * b->stride[0] + s->head * b->stride[1] +
+               (seq->q_start + query) * b->stride[2] + (seq->kv_start + key) * b->stride[3];
     for (int j = low; j < high; j++) to[j * b->stride[3]] = ds[j];
 }
 

@@ -1,11 +1,11 @@
 /* attention_forward.h - out and lse of some queries of one head (a template; see attention_loops.h).
  *
- * Per block of keys: k is packed transposed, v for the right side; then tiles of queries go from scores to weights to weighted
- * values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the block; where
- * masks cut through it, tiles are low, so that little is computed in vain.
+ * Per block of keys: k is packed transposed, v for the right side; then tiles of queries go from scores to weights to
+ * weighted values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the
+ * block; where masks cut through it, tiles are low, so that little is computed in vain.
  *
- * One walk over the keys does: weights are relative to the largest score so far. Weights that are rounded take two walks
- * (attention_rounded.h), of which the first finds maxima and sums alone.
+ * One walk over the keys does: weights are relative to the largest score so far. Weights that are rounded take two
+ * walks (attention_rounded.h), of which the first finds maxima and sums alone.
  */
 
 /* Per-thread memory of one task, all carved from one block of scratch. */
@@ -97,8 +97,8 @@ static inline void T(round_rows)(const T(forward_state) *s, int rows, REAL *p, i
     }
 }
 
-/* One tile of queries against one block of keys, whose values are v. row: first row of the tile within the task; query: the same
- * within the sequence. */
+/* One tile of queries against one block of keys, whose values are v. row: first row of the tile within the task; query:
+ * the same within the sequence. */
 static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t row, int rows, int64_t query, int64_t key,
                             const block_ranges *ranges, int at, const REAL *v, bool exact)
 {

@@ -1,11 +1,11 @@
-/* attention_pairs.h - products of tiles of bfloat16 with sums in float32, by instructions that multiply and add pairs (a
- * template; see attention_loops.h). attention_products.h has the same words for the arithmetic's own type.
+/* attention_pairs.h - products of tiles of bfloat16 with sums in float32, by instructions that multiply and add pairs
+ * (a template; see attention_loops.h). attention_products.h has the same words for the arithmetic's own type.
  *
- * A pair of neighbouring numbers along the summed dimension takes the place of one float: rows keep the pairs as they lie
- * in memory, `across` are rows of pairs transposed, right operands are two rows interleaved. So the loops of products are
- * those of float, with another instruction. Weights are rounded to bfloat16; numbers below the normal range count as 0,
- * which is what the instruction does. Numbers outside of a row's range meet weights of zero, also where a range begins
- * or ends within a pair.
+ * A pair of neighbouring numbers along the summed dimension takes the place of one float: rows keep the pairs as they
+ * lie in memory, `across` are rows of pairs transposed, right operands are two rows interleaved. So the loops of
+ * products are those of float, with another instruction. Weights are rounded to bfloat16; numbers below the normal
+ * range count as 0, which is what the instruction does. Numbers outside of a row's range meet weights of zero, also
+ * where a range begins or ends within a pair.
  */
 static inline int64_t T(rows_width)(int64_t dim) { return te_attention_pad((dim + 1) / 2); }
 

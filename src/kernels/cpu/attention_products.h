@@ -1,9 +1,9 @@
 /* attention_products.h - products of tiles whose numbers all are of the arithmetic's own type (a template; see
  * attention_loops.h). attention_pairs.h has the same words for products of bfloat16.
  *
- * Rows of an operand are loaded as *rows*, which stand left in scores = rows across; `across` are another operand's rows
- * transposed. Weighted sums of rows are products with those rows on the right, packed as *right*: here they are the rows
- * themselves.
+ * Rows of an operand are loaded as *rows*, which stand left in scores = rows across; `across` are another operand's
+ * rows transposed. Weighted sums of rows are products with those rows on the right, packed as *right*: here they
+ * are the rows themselves.
  */
 
 /* Elements that a loaded row takes, and that packing rows for the right side takes in addition. */

@@ -1,8 +1,8 @@
 /* attention_quantized.c - the forward pass on E4M3 operands.
  *
  * Every E4M3 number is exact in bfloat16, and so is a product of two of them in float32. So the bytes are decoded to
- * bfloat16 as they are, and the loops of bfloat16 multiply them; the factors of q and k go to the scale of scores, that of v
- * to the result, unless that is to be bytes with the same factor.
+ * bfloat16 as they are, and the loops of bfloat16 multiply them; the factors of q and k go to the scale of scores, that
+ * of v to the result, unless that is to be bytes with the same factor.
  */
 #include "attention.h"
 #include "decode.h"
@@ -10,8 +10,8 @@
 static te_status check_operand(te_exec *exec, const char *name, const te_view *v)
 {
     const te_quant *q = v->quant;
-    bool fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv && v->ndim == 4 &&
-                (v->stride[3] == 1 || v->shape[3] <= 1);
+    bool fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv &&
+                v->ndim == 4 && (v->stride[3] == 1 || v->shape[3] <= 1);
     if (fits) return TE_OK;
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
                         "attention: quantized operands are E4M3 with one float32 factor and unit stride, which %s is not", name);

@@ -1,8 +1,8 @@
 /* attention_rounded.h - forward with probabilities rounded to E4M3 (a template; see attention_loops.h).
  *
  * What is rounded is 448 times the probability, not a weight relative to the largest score so far: the result must not
- * depend on where the blocks of keys begin. So the maximum and the sum of a row are known before anything is rounded: one walk
- * over the keys finds them, a second weighs the values. Everything else is as in attention_forward.h.
+ * depend on where the blocks of keys begin. So the maximum and the sum of a row are known before anything is rounded:
+ * one walk over the keys finds them, a second weighs the values. Everything else is as in attention_forward.h.
  */
 
 /* Rows first … end of the result as E4M3. */

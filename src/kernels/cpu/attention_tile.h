@@ -86,7 +86,8 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
 }
 
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
- * apart, where no hardware prefetcher follows. They mostly are whole vectors, so what is left of one is not worth any. */
+ * apart, where no hardware prefetcher follows. They mostly are whole vectors, so what is left of
+ * one is not worth any. */
 static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, int64_t batch, int64_t head,
                          int64_t first, int64_t rows, REAL scale)
 {

@@ -7,16 +7,14 @@
  *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
  *      anything else                            runs along the last dimension
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
- * read first, and nobody would find them later. Measured, that pays where half of what is read is written. Tiles go past
- * the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
+ * read first, and nobody would find them later. Measured, that pays where half of what is read is written. Tiles go
+ * past the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
  * registers, whose rows are whole lines. Where they can, past the caches or not, tiles are long, eight lines of a
  * destination's row and more one behind the other, and follow the rows of the source. The work is cut into units by
  * shape alone; each element has one writer, so the number of threads changes nothing.
  */
 #include "copy.h"
 #include "workers.h"
-
-#include <stdio.h>
 
 enum {
     TILE = 64,
@@ -96,15 +94,6 @@ void te_convert(const te_copy_blocks *blocks, void *dst, te_dtype dst_dtype, int
         load(&values, te_element(src, src_dtype, i * src_stride), src_stride, count);
         store(te_element(dst, dst_dtype, i * dst_stride), dst_stride, &values, 1, count);
     }
-}
-
-const char *te_view_text(const te_view *view, char text[static 160])
-{
-    size_t used = (size_t)snprintf(text, 160, "{");
-    for (int i = 0; i < view->ndim && used < 130; i++)
-        used += (size_t)snprintf(text + used, 160 - used, "%s%lld", i ? ", " : "", (long long)view->shape[i]);
-    snprintf(text + used, 160 - used, "}");
-    return text;
 }
 
 /* A copy after its dimensions are ordered and merged. The last dimension (and `across`, when tiled) are the inner ones.
@@ -359,11 +348,9 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
     for (int i = 0; same && i < dst->ndim; i++) same = dst->shape[i] == src->shape[i];
-    if (!same) {
-        char a[160], b[160];
+    if (!same)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "copy: destination %s and source %s differ in shape",
-                            te_view_text(dst, a), te_view_text(src, b));
-    }
+                            te_describe_view(dst).text, te_describe_view(src).text);
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};

@@ -6,13 +6,14 @@
  *      f64                  -> TE_CLASS_F64  double
  *      i64, i32, u8, bool   -> TE_CLASS_I64  int64_t
  *
- * Ten loaders and thirty storers replace a hundred pairs; a block of values stays in L1 between the two, unless one side
- * holds such values itself. Storing follows the rules of row programs: floats narrow to the nearest (by way of float32),
- * integers take the integer part and saturate, NaN becomes 0, bool is `!= 0`.
+ * Ten loaders and thirty storers replace a hundred pairs; a block of values stays in L1 between the two, unless one
+ * side holds such values itself. Storing follows the rules of row programs: floats narrow to the nearest (by way of
+ * float32), integers take the integer part and saturate, NaN becomes 0, bool is `!= 0`.
  */
 #ifndef TE_KERNELS_CPU_COPY_H
 #define TE_KERNELS_CPU_COPY_H
 
+#include "../check.h"
 #include "cpu.h"
 
 typedef enum te_value_class { TE_CLASS_F32, TE_CLASS_F64, TE_CLASS_I64, TE_CLASS_COUNT } te_value_class;
@@ -72,8 +73,5 @@ static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
     }
     return offset;
 }
-
-/* "{2, 3, 4}" into text, for messages. Returns text. */
-const char *te_view_text(const te_view *view, char text[static 160]);
 
 #endif

@@ -18,18 +18,12 @@ static int64_t id_at(const te_view *ids, int64_t position)
     return ids->dtype == TE_I64 ? ((const int64_t *)ids->data)[offset] : ((const int32_t *)ids->data)[offset];
 }
 
-/* rows: out or dy, of ids' shape with the table's width appended. */
+/* Also that ids are rows of the table. */
 static te_status check_operands(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
                                 const te_view *ids)
 {
-    char a[160], b[160], c[160];
-    bool fits = table->ndim == 2 && rows->ndim == ids->ndim + 1 && rows->shape[ids->ndim] == table->shape[1];
-    for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
-                            te_view_text(rows, a), te_view_text(table, b), te_view_text(ids, c));
-    if (ids->dtype != TE_I32 && ids->dtype != TE_I64)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
+    te_status status = te_check_embedding(exec, op, rows, table, ids);
+    if (status != TE_OK) return status;
     int64_t n = te_view_numel(ids);
     for (int64_t i = 0; i < n; i++) {
         int64_t id = id_at(ids, i);

@@ -244,9 +244,9 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_ROWS = 2048, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 1 << 20 };
 
-/* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs no
- * packing, for our way to be the faster one; with few rows less of both. Where sums are short it is c that costs: ours
- * adds to it from registers. */
+/* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
+ * no packing, for our way to be the faster one; with few rows less of both. Where sums are short it is c that costs:
+ * ours adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return "measured with avx512 only";
@@ -257,11 +257,11 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
     return p->k * p->n < OWN_F32_B ? "b is small" : NULL;
 }
 
-/* What our own kernel multiplies faster than oneDNN. Both reach the same share of the processor's peak in the inner loop,
- * but oneDNN rearranges b for every piece of c, one piece after the other, which costs a tenth to a fifth of the time of
- * bfloat16 in a training step: there weights are other ones in every step and come from memory. With few rows b is better
- * kept rearranged, as oneDNN does; few columns or steps of k leave tiles incomplete, which its code for the very shape
- * does not mind. bench_gemm shows both. */
+/* What our own kernel multiplies faster than oneDNN. Both reach the same share of the processor's peak in the inner
+ * loop, but oneDNN rearranges b for every piece of c, one piece after the other, which costs a tenth to a fifth of the
+ * time of bfloat16 in a training step: there weights are other ones in every step and come from memory. With few rows b
+ * is better kept rearranged, as oneDNN does; few columns or steps of k leave tiles incomplete, which its code for the
+ * very shape does not mind. bench_gemm shows both. */
 static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);

@@ -80,7 +80,8 @@ typedef enum te_gemm_word {
 } te_gemm_word;
 
 /* Packs `extent` lines (rows of a, columns of b) of k elements into panels `width` words wide, one after the other.
- * Lines that are not there are zeros in the `filled` first of a panel and left out behind them. Strides in bytes: from line to line, and along k. */
+ * Lines that are not there are zeros in the `filled` first of a panel and left out behind them. Strides in bytes: from
+ * line to line, and along k. */
 typedef struct te_gemm_pack {
     te_gemm_word word;
     const char  *src;

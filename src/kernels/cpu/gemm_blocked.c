@@ -8,9 +8,9 @@
  *            for each panel of a: a tile of sums         after the last slice it is finished into c
  *
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
- * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would cost
- * more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what is
- * packed next, which is worth 5 % of the time where weights come from memory.
+ * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would
+ * cost more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what
+ * is packed next, which is worth 5 % of the time where weights come from memory.
  *
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes

@@ -120,8 +120,8 @@ static double many_units_cycles(const te_gemm_plan *plan, const gemm_division *d
     return mean > most ? mean : most;
 }
 
-/* When the last thread is done, and a little for large units, since threads do not begin at one time. Where units are few
- * it matters which of them are neighbours, in one thread's share. */
+/* When the last thread is done, and a little for large units, since threads do not begin at one time. Where units are
+ * few it matters which of them are neighbours, in one thread's share. */
 static double plan_cycles(const te_gemm_plan *plan, gemm_division *d)
 {
     double tail = plan->threads > 1 ? TAIL * unit_cycles(plan, d, 0) : 0;
@@ -196,7 +196,7 @@ static void plan_workspace(te_gemm_plan *plan)
     plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
 }
 
-/* --- divisions that were found before ------------------------------------------------------------------------------ */
+/* --- divisions that were found before ----------------------------------------------------------------------------- */
 
 static te_gemm_division *entry_of(te_gemm_state *state, const te_gemm_division *key)
 {

@@ -21,23 +21,6 @@ typedef struct walk {
     int64_t        row; /* extent of the last dimension */
 } walk;
 
-static te_status check_shapes(te_exec *exec, const char *op, const walk *w)
-{
-    const te_view *whole = w->whole, *part = w->part, *index = w->index;
-    char a[160], b[160], c[160];
-    bool fits = whole->ndim == index->ndim && part->ndim == index->ndim && w->dim >= 0 && w->dim < index->ndim;
-    for (int i = 0; fits && i < index->ndim; i++)
-        fits = part->shape[i] == index->shape[i] && (i == w->dim || index->shape[i] <= whole->shape[i]);
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, w->dim,
-                            te_view_text(whole, a), te_view_text(part, b), te_view_text(index, c));
-    if (index->dtype != TE_I32 && index->dtype != TE_I64)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
-    if (whole->dtype != part->dtype)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: both operands must have the same dtype", op);
-    return TE_OK;
-}
-
 static te_status check_indices(te_exec *exec, const char *op, const walk *w)
 {
     const te_view *index = w->index;
@@ -107,7 +90,7 @@ static void gather_parts(void *context, int64_t first, int64_t end, int thread)
 te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
 {
     walk w = {.whole = src, .part = out, .index = index, .dim = dim};
-    te_status status = check_shapes(exec, "gather", &w);
+    te_status status = te_check_index(exec, "gather", w.whole, w.part, w.index, w.dim);
     int64_t numel = te_view_numel(index);
     if (status != TE_OK || numel == 0) return status;
     w.row = index->shape[index->ndim - 1];
@@ -184,7 +167,7 @@ static void scatter_shares(void *context, int64_t first, int64_t end, int thread
 te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
 {
     walk w = {.whole = dst, .part = src, .index = index, .dim = dim};
-    te_status status = check_shapes(exec, "scatter_add", &w);
+    te_status status = te_check_index(exec, "scatter_add", w.whole, w.part, w.index, w.dim);
     int64_t numel = te_view_numel(index);
     if (status != TE_OK || numel == 0) return status;
     if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");

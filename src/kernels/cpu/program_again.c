@@ -1,11 +1,11 @@
 /* program_again.c - small runs that come again.
  *
- * A run of a few elements takes less time than finding out how to run it: geometry, layout of the workspace, which operands
- * are read and written in place. None of that depends on where the operands lie, only on shape, strides, types and on
- * which outputs have the memory of which inputs. So a program keeps its last small runs as te_walkers in workspaces of
- * their own, and a run like one of them is done by pointing that te_walker at its operands. Where the run is a single tile,
- * what each step will do is known as well: loads and stores of tensors that are read and written in place are but pointers,
- * and the steps that remain are listed.
+ * A run of a few elements takes less time than finding out how to run it: geometry, layout of the workspace, which
+ * operands are read and written in place. None of that depends on where the operands lie, only on shape, strides, types
+ * and on which outputs have the memory of which inputs. So a program keeps its last small runs as te_walkers in
+ * workspaces of their own, and a run like one of them is done by pointing that te_walker at its operands. Where the run
+ * is a single tile, what each step will do is known as well: loads and stores of tensors that are read and written in
+ * place are but pointers, and the steps that remain are listed.
  *
  * Small is what is one chunk and takes MOST_BYTES to keep. All runs of a call must be small, and together too little
  * work for a second thread; else nothing is done here and the call goes the long way, which also finds the words for
@@ -180,8 +180,8 @@ static size_t lay_out(te_again *again, const te_job *job, char *base)
     const te_program *program = job->program;
     size_t            operands = (size_t)(program->n_inputs + program->n_outputs), at = te_align64(sizeof *again);
     size_t            steps = (size_t)job->plan->n_steps, places = steps + (size_t)program->n_outputs;
-    size_t            starts[4], sizes[4] = {operands * sizeof(te_operand), places * sizeof(place), steps * sizeof(int32_t),
-                                             (size_t)program->n_insns * sizeof(int32_t)};
+    size_t starts[4], sizes[4] = {operands * sizeof(te_operand), places * sizeof(place), steps * sizeof(int32_t),
+                                  (size_t)program->n_insns * sizeof(int32_t)};
     for (int i = 0; i < 4; i++) {
         starts[i] = at;
         at += te_align64(sizes[i]);

@@ -216,8 +216,8 @@ static bool goes_on(const te_walker *w, int operand)
 {
     enum { LEAST = 512 };
     const te_bound_operand *bound = &w->operands[operand];
-    return bound->present && bound->flat && !bound->constant && !bound->streamed && te_walker_row_stride(w, bound) != 0 &&
-           w->job->tile_rows * w->job->columns * bound->size >= LEAST;
+    return bound->present && bound->flat && !bound->constant && !bound->streamed &&
+           te_walker_row_stride(w, bound) != 0 && w->job->tile_rows * w->job->columns * bound->size >= LEAST;
 }
 
 /* Inputs, and outputs with memory of their own that is too much for the second-level cache: stores would wait for their
@@ -253,10 +253,10 @@ static void take_share(const te_walker *w, te_share *share, const int *fetched, 
 }
 
 /* Rows that are gone over several times leave memory idle meanwhile, and the hardware does not fetch the next ones by
- * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at a
- * time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's, as long
- * as both stay in the second-level cache: the first steps those of the first operands, the last ones those of the last. Lines
- * all at once would hold up what is at hand. */
+ * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at
+ * a time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's,
+ * as long as both stay in the second-level cache: the first steps those of the first operands, the last ones those of
+ * the last. Lines all at once would hold up what is at hand. */
 static void settle_shares(te_walker *w)
 {
     enum { ALONE = 4 << 10, MOST = 384 << 10, FAR = 4 << 20 };
@@ -275,7 +275,8 @@ static void settle_shares(te_walker *w)
     }
     if (bytes > MOST || (n < 2 && bytes < ALONE)) return;
     w->fetches = true;
-    for (size_t t = 0; t < turns; t++) take_share(w, &w->shares[t], fetched, n, lines * t / turns, lines * (t + 1) / turns);
+    for (size_t t = 0; t < turns; t++)
+        take_share(w, &w->shares[t], fetched, n, lines * t / turns, lines * (t + 1) / turns);
 }
 
 void te_walker_uniform_value(te_walker *w, int v)

@@ -62,8 +62,8 @@ typedef struct te_block_random {
     const void *p;         /* KEEP: drop probabilities, one per element */
 } te_block_random;
 
-/* Memory that will be wanted next, fetched while something else is computed: `each` bytes, whole lines, per TE_FOLD_LANES
- * elements of a fold, or per strip of a chain, as long as there are any; then `next`. */
+/* Memory that will be wanted next, fetched while something else is computed: `each` bytes, whole lines, per
+ * TE_FOLD_LANES elements of a fold, or per strip of a chain, as long as there are any; then `next`. */
 typedef struct te_ahead te_ahead;
 struct te_ahead {
     const char     *at, *end;
@@ -80,8 +80,8 @@ typedef struct te_fold_columns te_fold_columns;
 
 /* Rows that are folded. Steps are in elements, to the next row's. Of sums with `times` its products with `by` take the
  * place of `by`; where `also` is not NULL, it gets the sums of what stands for `by`. Each argument is read once for
- * both. So for the column sums `beside`, if any: these are of the same src, by and about. Then src_half is by_half, there
- * are `times` in values, and the columns fill all lanes. */
+ * both. So for the column sums `beside`, if any: these are of the same src, by and about. Then src_half is by_half,
+ * there are `times` in values, and the columns fill all lanes. */
 typedef struct te_fold_rows {
     const void *src, *by, *about, *times; /* by, about: as in fold_add; about one number per row, its step may be 0 */
     void       *also;
@@ -101,9 +101,9 @@ struct te_fold_columns {
     bool        src_half, by_half; /* are bfloat16 */
 };
 
-/* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in the
- * next one, where tensors go on. With `step` windows are rows: what is in slot i goes on by step[i] bytes, and numbers are
- * one per row. */
+/* What a chain goes over: n elements in windows, both multiples of the strip. Registers hold a window and begin anew in
+ * the next one, where tensors go on. With `step` windows are rows: what is in slot i goes on by step[i] bytes, and
+ * numbers are one per row. */
 typedef struct te_chain_run {
     const struct te_link *links;
     char *const          *slot;
@@ -125,8 +125,8 @@ typedef struct te_blocks {
     void (*repeat)(void *dst, const void *src, size_t rows, size_t columns); /* each of `rows` values `columns` times */
 
     void (*fold_start)(te_fold *fold, te_fold_kind kind);
-    /* Sums only: where `by` is not NULL, the products src[i] * by[i] are added; where `about` is not, a number, the distance
-     * src[i] - *about takes the place of src[i] and, without `by`, of both factors. */
+    /* Sums only: where `by` is not NULL, the products src[i] * by[i] are added; where `about` is not, a number, the
+     * distance src[i] - *about takes the place of src[i] and, without `by`, of both factors. */
     void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
                      te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);

@@ -33,7 +33,8 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 #define TE_JOIN1_AMAX(h, v) (TE_REAL_FN(fabs)(v) > (h) ? TE_REAL_FN(fabs)(v) : (h))
 #define TE_SIZE(v)          ((te_vec)((te_vec_bits)(v) & TE_SIZE_BITS))
 
-/* The same with the machine's maximum and minimum, which give their second argument where both are equal or one is NaN. */
+/* The same with the machine's maximum and minimum, which give their second argument where both
+ * are equal or one is NaN. */
 #if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
 #define TE_OR_NAN(joined, v) _mm512_mask_mov_ps(joined, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v)
 static inline te_vec join_max_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_max_ps(v, h), v); }
@@ -47,8 +48,8 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 #define TE_JOIN_AMAX(h, v) join_amax_vector(h, v)
 #endif
 
-/* What is folded: the element, its product with another block's, the square of its distance from a number, or that distance's
- * product with another block's. */
+/* What is folded: the element, its product with another block's, the square of its distance from a number, or that
+ * distance's product with another block's. */
 #define TE_PLAIN(x, y, about)    (x)
 #define TE_PRODUCT(x, y, about)  ((x) * (y))
 #define TE_SQUARE(x, y, about)   (((x) - (about)) * ((x) - (about)))

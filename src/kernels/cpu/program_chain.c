@@ -32,8 +32,8 @@ static bool makes_part_of(const te_step *step, const te_step *sum)
     return makes;
 }
 
-/* Column sums go right behind the last step that makes what they add, row loads to the front: then operations stand next
- * to each other. */
+/* Column sums go right behind the last step that makes what they add, row loads to the front: then operations
+ * stand next to each other. */
 static void order_sums(te_plan *plan, const te_pass *pass)
 {
     int rows = pass->body;
@@ -86,7 +86,8 @@ void te_maker_order_steps(te_maker *m, const te_pass *pass, bool *pending)
     if (sums) order_sums(plan, pass);
     for (int s = pass->body; s < pass->end;) {
         int end = s;
-        while (end < pass->end && (is_pointwise(&plan->steps[end]) || (sums && is_linked_sum(&plan->steps[end])))) end++;
+        while (end < pass->end && (is_pointwise(&plan->steps[end]) || (sums && is_linked_sum(&plan->steps[end]))))
+            end++;
         if (end > s) order_operations(plan, order_loads(plan, s, end), end, pending);
         s = end > s ? end : s + 1;
     }
@@ -273,11 +274,12 @@ static void find_brief(te_plan *plan, const te_pass *pass)
         for (int j = 0; j < plan->n_slots && !plan->slots[i].brief && plan->slots[i].kind == TE_SLOT_REGISTER; j++)
             if (plan->slots[j].kind == TE_SLOT_REGISTER && plan->slots[j].index == plan->slots[i].index)
                 plan->slots[j].brief = false;
-    for (int i = 0; i < plan->n_slots; i++) plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
+    for (int i = 0; i < plan->n_slots; i++)
+        plan->n_long += plan->slots[i].kind == TE_SLOT_REGISTER && !plan->slots[i].brief;
 }
 
-/* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may be
- * apart, block functions do not know. */
+/* Whether a step can be done to several rows at once: that numbers differ from row to row, and that a tensor's rows may
+ * be apart, block functions do not know. */
 static bool knows_rows(const te_maker *m, const te_step *step)
 {
     if (step->kind == TE_STEP_RANDOM && step->arg[0] >= 0) /* a scalar's slot has the number of its instruction */

@@ -17,12 +17,12 @@
  *
  * A link says where each argument is: acc, a block of elements, or one number. There is a function for every operation
  * and every such combination, so a chain decides nothing while it runs. Tensors of bfloat16 need not be loaded first:
- * the block is the tensor itself (HALF). Likewise a KEEP may round acc to a tensor of bfloat16. Elements behind the last
- * whole strip of a tile are done by the operations' block functions; the bits are the same.
+ * the block is the tensor itself (HALF). Likewise a KEEP may round acc to a tensor of bfloat16. Elements behind the
+ * last whole strip of a tile are done by the operations' block functions; the bits are the same.
  *
- * Binding links to a tile takes as long as some hundred elements. Where a chain is all there is to a program, and all that
- * it loads and stores are tensors, one tile is a whole chunk: the chain goes over it in *windows*, in which tensors go on
- * and registers, only used between its links, begin anew.
+ * Binding links to a tile takes as long as some hundred elements. Where a chain is all there is to a program, and all
+ * that it loads and stores are tensors, one tile is a whole chunk: the chain goes over it in *windows*, in which
+ * tensors go on and registers, only used between its links, begin anew.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_CHAIN_H
 #define TE_KERNELS_CPU_PROGRAM_CHAIN_H
@@ -39,8 +39,9 @@ typedef struct te_link {
     int32_t arg[3]; /* slots, -1: acc or none; KEEP: the first is where acc goes, sums: the last is where they are */
 } te_link;
 
-/* What a slot's memory is while a chain runs, unless it is just values: a tensor of bfloat16; an output too large for the
- * caches, written past them, which saves reading its lines first; any tensor, so that it goes on behind the tile. */
+/* What a slot's memory is while a chain runs, unless it is just values: a tensor of bfloat16; an output
+ * too large for the caches, written past them, which saves reading its lines first; any tensor, so that it
+ * goes on behind the tile. */
 typedef enum te_slot_form {
     TE_FORM_HALF = 1,
     TE_FORM_STREAM = 2,
@@ -61,7 +62,8 @@ enum {
 /* The function of an operation; arguments that it does not have count as acc. */
 #define TE_LINK_OF(op, a, b, c) ((op) * TE_LINK_WAYS + ((c) * TE_FROM_COUNT + (b)) * TE_FROM_COUNT + (a))
 
-/* Whether an operation may have blocks of bfloat16 for arguments: those of two do, and pairs, which become two links. */
+/* Whether an operation may have blocks of bfloat16 for arguments: those of two do, and pairs,
+ * which become two links. */
 static inline bool te_link_takes_halves(int op) { return op != TE_PW_WHERE; }
 
 #endif

@@ -41,13 +41,13 @@ static inline __attribute__((always_inline)) te_strip_part load_halves(const uin
 #endif
 }
 
-/* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand: the
- * upper halves are picked from what te_f32_to_bf16 has before its shift. */
+/* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand:
+ * the upper halves are picked from what te_f32_to_bf16 has before its shift. */
 #if defined(TE_ISA_avx512)
 static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part x, te_strip_part y)
 {
-    const __m512i pick = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
-                                          23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i pick = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                                          25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     __m512i bits[2] = {_mm512_castps_si512(x), _mm512_castps_si512(y)};
     for (int i = 0; i < 2; i++) {
         __mmask16 nan = _mm512_cmp_ps_mask(_mm512_castsi512_ps(bits[i]), _mm512_castsi512_ps(bits[i]), _CMP_UNORD_Q);

@@ -107,8 +107,8 @@ static void measure_tensors(te_job *job)
 }
 
 /* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
- * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary functions
- * take most of the time, so that bands save little. */
+ * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary
+ * functions take most of the time, so that bands save little. */
 static bool stores_wait(const te_job *job)
 {
     const te_program *program = job->program;

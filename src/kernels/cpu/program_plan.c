@@ -5,9 +5,10 @@
  * element work also what the outputs need, each from the loads up unless the value was kept. program_registers.c
  * finishes each pass.
  *
- * A tile that is a whole row goes by the same levels within one pass, so that reductions of a level stand next to each other
- * and what no reduction needs comes last. What is made of tensors and numbers in one operation is made anew at each level,
- * which takes no longer than reading it, and where it is made of one tensor, for each use: there it becomes half of a pair.
+ * A tile that is a whole row goes by the same levels within one pass, so that reductions of a level stand next to
+ * each other and what no reduction needs comes last. What is made of tensors and numbers in one operation is made
+ * anew at each level, which takes no longer than reading it, and where it is made of one tensor, for each use: there
+ * it becomes half of a pair.
  */
 #include "program_maker.h"
 
@@ -50,8 +51,8 @@ static bool reduces(const te_maker *m, int v)
     return te_op_reduces(m->program->insns[v].op) && m->values[v].picks < 0;
 }
 
-/* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the one
- * element gives the same bits. */
+/* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the
+ * one element gives the same bits. */
 static void find_picks(te_maker *m)
 {
     const te_program *p = m->program;
@@ -311,8 +312,8 @@ static void emit_row_outputs(te_maker *m)
     for (int o = 0; o < p->n_outputs; o++) {
         if (p->outputs[o].kind != TE_OUT_ROW) continue;
         int v = p->outputs[o].value;
-        te_step step = {
-            .kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1, .arg = {m->values[v].slot, -1, -1, -1, -1}};
+        te_step step = {.kind = TE_STEP_STORE_ROW, .operand = p->n_inputs + o, .dst = -1,
+                        .arg = {m->values[v].slot, -1, -1, -1, -1}};
         step.scalars = p->insns[v].rate == TE_RATE_UNIFORM;
         add_step(m, step);
     }

@@ -1,7 +1,7 @@
 /* program_run.c - the backend's entry for programs: memory, threads, and the joining of sums.
  *
- * All runs of a call share one loop of the workers. The chunks of all of them, one run after the other, are dealt out in
- * contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
+ * All runs of a call share one loop of the workers. The chunks of all of them, one run after the other, are dealt out
+ * in contiguous pieces of equal numbers of elements. Small calls, and most calls of a training step are small, take
  * neither threads nor memory: their workspace is on the stack. The smallest do not even come that far: program_again.c.
  */
 #include "program_exec.h"
@@ -58,9 +58,9 @@ static const te_job *job_of(const call *c, int run, te_job *other)
     return other;
 }
 
-/* Of a run's chunks, the first that starts at `element` or later; chunk i starts at i * elements / chunks. Threads that ask for
- * the same element get the same answer, which is all that matters, so that rounding may move it: the exact product need not
- * fit 64 bits. */
+/* Of a run's chunks, the first that starts at `element` or later; chunk i starts at i * elements / chunks. Threads that
+ * ask for the same element get the same answer, which is all that matters, so that rounding may move it: the exact
+ * product need not fit 64 bits. */
 static int64_t first_chunk(int64_t element, int64_t elements, int64_t chunks)
 {
     if (element <= 0) return 0;
@@ -79,7 +79,8 @@ static void run_share(const call *c, int index, int count, void *workspace, char
         const te_job *job = job_of(c, r, &other);
         int64_t       elements = te_job_elements(job), chunks = te_job_chunks(job);
         if (chunks > 0) {
-            int64_t first = first_chunk(begin - before, elements, chunks), last = first_chunk(end - before, elements, chunks);
+            int64_t first = first_chunk(begin - before, elements, chunks),
+                    last = first_chunk(end - before, elements, chunks);
             if (first < last) te_job_run(job, first, last, workspace, parts);
         }
         before += elements;

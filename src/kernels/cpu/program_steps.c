@@ -371,8 +371,8 @@ static bool is_rounded_output(const te_walker *w, int32_t slot)
     return is;
 }
 
-/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register, where
- * the values of an output are before they are rounded. */
+/* Argument k of a link from element `skip` on, for the block functions: bfloat16 is loaded into the slot's register,
+ * where the values of an output are before they are rounded. */
 static const char *rest_of(const te_walker *w, const te_step *step, int k, size_t skip, size_t n)
 {
     int32_t slot = step->arg[k];
@@ -406,7 +406,8 @@ void te_walker_chain(te_walker *w, int first)
 {
     const te_blocks *blocks = w->blocks;
     const te_step   *steps = w->plan->steps, *chain = &steps[first];
-    size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip, left = n - skip;
+    size_t n = w->tile_rows * w->tile_columns, strips = n / blocks->strip, skip = strips * blocks->strip,
+           left = n - skip;
     for (int s = first; chain->chain_sums && s < chain->chain_end; s++) {
         if (steps[s].kind != TE_STEP_COLSUM) continue;
         w->slot[steps[s].arg[2]] = column_sums(w, steps[s].operand);

@@ -9,7 +9,8 @@
 
 enum { TE_FETCHED_MAX = 6 };
 
-/* What a step fetches of the next tile's rows while it goes over this one's: parts of operands, to the first of none. */
+/* What a step fetches of the next tile's rows while it goes over this one's: parts of operands,
+ * to the first of none. */
 typedef struct te_share {
     struct te_share_part {
         int32_t operand;
@@ -70,8 +71,8 @@ void   te_walker_bind(te_walker *w);
 void   te_walker_uniform(te_walker *w); /* computes the UNIFORM values, once it is bound */
 void   te_walker_uniform_value(te_walker *w, int v);
 
-/* program_exec.c: lays out and binds; goes through a chunk of the job; says whether the chain that begins with step `first`
- * runs on the tile at hand. */
+/* program_exec.c: lays out and binds; goes through a chunk of the job; says whether the chain that begins with step
+ * `first` runs on the tile at hand. */
 void te_walker_start(te_walker *w, const te_job *job, char *workspace, char *parts);
 void te_walker_chunk(te_walker *w, int64_t chunk);
 bool te_walker_takes_chain(const te_walker *w, int first);
@@ -80,8 +81,8 @@ bool te_walker_takes_chain(const te_walker *w, int first);
 void te_walker_step(te_walker *w, const te_step *step);
 void te_walker_chain(te_walker *w, int first);
 
-/* Slots that are the tensors themselves. A load, or an output that the step which makes its value writes, is pointed at the
- * tile where that may be: then true, and nothing is left to do for the load, or the store of the output. */
+/* Slots that are the tensors themselves. A load, or an output that the step which makes its value writes, is pointed at
+ * the tile where that may be: then true, and nothing is left to do for the load, or the store of the output. */
 bool te_walker_point_load(te_walker *w, const te_step *step);
 bool te_walker_point_output(te_walker *w, int output); /* program_exec.c */
 bool te_walker_stored(const te_walker *w, const te_step *store);

@@ -45,16 +45,6 @@ static int threads_for(te_exec *exec, int64_t rows, int64_t elements)
     return rows < 2 || elements < PARALLEL_FROM ? 1 : exec->threads;
 }
 
-static te_status check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b)
-{
-    char left[160], right[160];
-    bool fits = a->ndim == b->ndim && a->ndim > 0;
-    for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
-    if (fits) return TE_OK;
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
-                        te_view_text(a, left), te_view_text(b, right));
-}
-
 /* --- keys ------------------------------------------------------------------------------------------------------- */
 
 static uint64_t key_of_double(double x, bool largest)
@@ -127,16 +117,9 @@ static void find_best(void *context, int64_t first, int64_t end, int thread)
 
 te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
-    char a[160], b[160];
-    bool fits = src->ndim > 0 && index->ndim == src->ndim - 1 && index->dtype == TE_I64;
-    for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "arg_reduce: index must be int64 %s without the last dimension, not %s",
-                            te_view_text(src, a), te_view_text(index, b));
+    te_status status = te_check_arg_reduce(exec, index, src);
+    if (status != TE_OK) return status;
     int64_t rows = row_count(src), n = row_length(src);
-    if (rows > 0 && n == 0)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_view_text(src, a));
     int threads = threads_for(exec, rows, rows * n);
     rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .index = index, .flag = largest};
     te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), find_best, &job);
@@ -220,8 +203,8 @@ static void take_topk(void *context, int64_t first, int64_t end, int thread)
 
 te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
 {
-    te_status status = check_rows(exec, "topk", values, src);
-    if (status == TE_OK) status = check_rows(exec, "topk", indices, src);
+    te_status status = te_check_rows(exec, "topk", values, src);
+    if (status == TE_OK) status = te_check_rows(exec, "topk", indices, src);
     if (status != TE_OK) return status;
     int64_t rows = row_count(src), k = row_length(values);
     if (row_length(indices) != k || k > row_length(src) || indices->dtype != TE_I64 || values->dtype != src->dtype)
@@ -281,7 +264,7 @@ static void sum_rows(void *context, int64_t first, int64_t end, int thread)
 
 te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
-    te_status status = check_rows(exec, "cumsum", dst, src);
+    te_status status = te_check_rows(exec, "cumsum", dst, src);
     if (status != TE_OK) return status;
     int64_t rows = row_count(src), n = row_length(src);
     if (row_length(dst) != n)
@@ -344,7 +327,7 @@ static void tree_remove(weight_tree *tree, int64_t leaf)
 
 te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
 {
-    te_status status = check_rows(exec, "multinomial", out, src);
+    te_status status = te_check_rows(exec, "multinomial", out, src);
     if (status != TE_OK) return status;
     if (out->dtype != TE_I64) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: samples must be int64");
     int64_t rows = row_count(src), n = row_length(src), draws = row_length(out);

@@ -13,9 +13,9 @@
  * Every thread has a share of neighbouring pieces, the same in every loop of as many, so that rows stay in the cache of
  * one core from one kernel to the next. Who is through with its share takes from those of others.
  *
- * Between the loops of a training step pass some microseconds, and waking a thread takes tens of them; so who waits first
- * spins for a while, unless there are more threads than processors. A worker that no loop needs spins no longer because
- * others are called.
+ * Between the loops of a training step pass some microseconds, and waking a thread takes tens of them; so who waits
+ * first spins for a while, unless there are more threads than processors. A worker that no loop needs spins no longer
+ * because others are called.
  *
  * A scheduler may wake a worker on the caller's processor, where it waits for the caller's time slice to end, some
  * milliseconds; a worker that finds itself there moves away while there are processors enough.

@@ -9,8 +9,8 @@
  *
  * E4M3 operands are multiplied from Hopper on, where the result is E4M3, too: with 16-bit results Hopper has no engine.
  *
- * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024: where a plan
- * wants more than TETRAIN_CUDNN_WORKSPACE its batch is split.
+ * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024:
+ * where a plan wants more than TETRAIN_CUDNN_WORKSPACE its batch is split.
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"
@@ -258,7 +258,8 @@ static te_status send_ragged(call *c, te_packed_args *args, size_t bytes)
 static te_status bind_offsets(call *c)
 {
     int uids[TE_PACKED_STEPS];
-    te_packed_args args = {.n = c->a->n_seqs, .offsets = (int32_t *)(uintptr_t)c->a->cu_seqlens_q, .batch = c->key.batch};
+    te_packed_args args = {
+        .n = c->a->n_seqs, .offsets = (int32_t *)(uintptr_t)c->a->cu_seqlens_q, .batch = c->key.batch};
     te_status status = packed_steps(c, &args, uids);
     size_t bytes = (size_t)(args.batch + args.n_steps * (args.batch + 1)) * sizeof(int32_t);
     if (status == TE_OK && c->a->longest == 0) status = send_ragged(c, &args, bytes);
@@ -363,7 +364,8 @@ static bool in_halves(te_exec *exec, const te_attention *a, const te_attention_g
         int64_t first = i ? batch / 2 : 0, n = i ? batch - batch / 2 : batch / 2;
         te_attention_grad g = {.forward = *a};
         if (grad) g = *grad;
-        te_view *views[] = {&g.forward.q, &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse, &g.dout, &g.dq, &g.dk, &g.dv};
+        te_view *views[] = {&g.forward.q, &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse,
+                            &g.dout,      &g.dq,        &g.dk,        &g.dv};
         for (size_t k = 0; k < sizeof views / sizeof *views; k++) *views[k] = half_of(views[k], first, n);
         taken = te_cuda_attention_dnn(exec, &g.forward, grad ? &g : NULL, status);
     }
@@ -372,7 +374,8 @@ static bool in_halves(te_exec *exec, const te_attention *a, const te_attention_g
 
 bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attention_grad *grad, te_status *status)
 {
-    const char *operation = grad ? "attention.backward" : "attention", *reason = te_dnn_attention_decline(exec, a, grad);
+    const char *operation = grad ? "attention.backward" : "attention",
+               *reason = te_dnn_attention_decline(exec, a, grad);
     struct te_cuda_dnn *dnn = reason ? NULL : open_dnn(exec);
     known_plan *known = NULL;
     call c = {.exec = exec, .a = a, .grad = grad};
@@ -394,7 +397,8 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
     if ((double)known->plan.workspace > dnn->most && !c.key.packed && c.key.batch > 1)
         return in_halves(exec, a, grad, status);
     if ((double)known->plan.workspace > dnn->most && a->longest > 0) {
-        te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN's workspace counts every sequence as long as all\n", operation);
+        te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN's workspace counts every sequence as long as all\n",
+                      operation);
         return false;
     }
     *status = run(&c, dnn, known, operation);

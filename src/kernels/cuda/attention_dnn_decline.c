@@ -1,4 +1,5 @@
-/* attention_dnn_decline.c - which attentions cuDNN is asked for. What the library itself refuses comes out when a plan is made.
+/* attention_dnn_decline.c - which attentions cuDNN is asked for. What the library itself refuses comes
+ * out when a plan is made.
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"
@@ -14,7 +15,8 @@ const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_g
 /* Sixteen bytes at a time. */
 static bool aligned(const te_view *v)
 {
-    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3], step = 16 / (int64_t)te_dtype_size(v->dtype);
+    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3],
+            step = 16 / (int64_t)te_dtype_size(v->dtype);
     return (uintptr_t)v->data % 16 == 0 && steps % step == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
 }
 
@@ -79,6 +81,7 @@ const char *te_dnn_attention_fault(size_t version, const te_dnn_attention *key)
 {
     bool ragged_end = key->backward && !key->packed && key->seq_kv % 128 != 0;
     if (version <= 91500 && ragged_end) return "until 9.15.0 gradients of such lengths are wrong";
-    if (version == 91400 && key->window >= 0 && !key->causal && key->seq_kv > 1024) return "9.14.0 errs in such windows";
+    if (version == 91400 && key->window >= 0 && !key->causal && key->seq_kv > 1024)
+        return "9.14.0 errs in such windows";
     return NULL;
 }

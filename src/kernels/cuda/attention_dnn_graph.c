@@ -10,8 +10,8 @@
  *
  *   s = scale fq fk q k^T, masked         p = E4M3(448 softmax(s))       out = E4M3(p v / 448)
  *
- * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and out, which nobody
- * needs.
+ * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and
+ * out, which nobody needs.
  *
  * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
  * the same bits every time.
@@ -217,7 +217,8 @@ static void forward_quantized(writer *w)
     const te_dnn_attention *a = w->a;
     te_dnn_tensor q = plain_operand(w, TE_DNN_Q, a->heads, a->seq_q, a->dim);
     te_dnn_tensor k = operand(w, TE_DNN_K, a->kv_heads, a->seq_kv, a->dim, true, offsets_of(w, TE_DNN_K));
-    te_dnn_tensor scores = on_scores(w, CUDNN_POINTWISE_MUL, scaled_scores(w, q, k), device_number(w, TE_DNN_DESCALE_Q));
+    te_dnn_tensor scores =
+        on_scores(w, CUDNN_POINTWISE_MUL, scaled_scores(w, q, k), device_number(w, TE_DNN_DESCALE_Q));
     scores = on_scores(w, CUDNN_POINTWISE_MUL, scores, device_number(w, TE_DNN_DESCALE_K));
     te_dnn_tensor p = softmax(w, mask(w, scores), CUDNN_DATA_FLOAT), rounded = new_scores(w, a->type);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_AMAX, p, device_number(w, TE_DNN_AMAX_P));

@@ -85,8 +85,8 @@ void te_cuda_note(te_exec *exec, const char *operation);
 /* Reports on standard error under TE_TRACE=dispatch. */
 void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* timing.c: milliseconds of a few runs of some work on the device, after one that is not counted; the status of the first run
- * that fails, else of the measurement. */
+/* timing.c: milliseconds of a few runs of some work on the device, after one that is not counted; the status of the
+ * first run that fails, else of the measurement. */
 typedef te_status te_cuda_work(te_exec *exec, void *work);
 te_status te_cuda_time(te_exec *exec, te_cuda_work *run, void *work, float *ms);
 
@@ -96,8 +96,8 @@ void      te_cuda_stages_close(te_exec *exec);
 void     *te_cuda_memory_alloc(te_exec *exec, size_t bytes);
 void      te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes);
 te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t bytes, te_copy_kind kind);
-/* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. A graph
- * brings the same bytes every time. */
+/* Host bytes into device memory lent for a kernel; NULL with the message set. Given back with exec->scratch_free. A
+ * graph brings the same bytes every time. */
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
 
 /* reading.c */
@@ -122,7 +122,8 @@ void      te_cuda_reports_close(te_exec *exec);
 te_status te_cuda_outside_graph(te_exec *exec, const char *what);
 /* While one is recorded: host memory that stays as it is until the graph goes; NULL with the message set. */
 void     *te_cuda_graph_keep(te_exec *exec, size_t bytes);
-/* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL with the message set. */
+/* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL
+ * with the message set. */
 uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check);
 /* What graphs that have finished reported. */
 te_status te_cuda_graph_reports(te_exec *exec);
@@ -138,8 +139,8 @@ te_status te_cuda_gemm(te_exec *, const te_gemm *);                             
 void      te_cuda_gemm_close(te_exec *);
 void      te_cuda_forget(te_exec *, const void *data, size_t bytes);                    /* gemm_kept.c */
 void      te_cuda_forget_all(te_exec *);
-/* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does. Addresses are
- * not looked at where they are NULL. */
+/* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does.
+ * Addresses are not looked at where they are NULL. */
 const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
@@ -150,7 +151,8 @@ struct te_packed_args;
 te_status te_cuda_ragged(te_exec *, const struct te_packed_args *);
 te_status te_cuda_attention(te_exec *, const te_attention *);
 te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
-/* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that; own kernels do the rest. */
+/* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that;
+ * own kernels do the rest. */
 #ifdef TE_HAVE_CUDNN
 bool te_cuda_attention_dnn(te_exec *, const te_attention *, const te_attention_grad *grad, te_status *);
 /* Why cuDNN is not there; NULL: it is, in that version. */

@@ -108,8 +108,8 @@ void te_cuda_describe(te_exec *exec, char *text, size_t size)
     if (missing)
         snprintf(text + n, size - (size_t)n, "own kernels, without cuDNN: %s", missing);
     else
-        snprintf(text + n, size - (size_t)n, "cuDNN %zu.%zu.%zu where it takes it", version / 10000, version / 100 % 100,
-                 version % 100);
+        snprintf(text + n, size - (size_t)n, "cuDNN %zu.%zu.%zu where it takes it", version / 10000,
+                 version / 100 % 100, version % 100);
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */

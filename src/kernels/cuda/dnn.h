@@ -1,8 +1,9 @@
-/* dnn.h - graphs of cuDNN's backend interface: tensors and operations described one by one, and the plan that runs them.
+/* dnn.h - graphs of cuDNN's backend interface: tensors and operations described one by one, and
+ * the plan that runs them.
  *
- * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph can be made for a
- * device that is described, not present (te_dnn_device), so that tests on machines without one hear whether the library
- * takes it. Calls on a graph that has failed do nothing; the first failure is kept.
+ * cuDNN recognises an attention by the operations it is written as, and compiles one kernel for it. A graph can be made
+ * for a device that is described, not present (te_dnn_device), so that tests on machines without one hear whether the
+ * library takes it. Calls on a graph that has failed do nothing; the first failure is kept.
  */
 #ifndef TE_KERNELS_CUDA_DNN_H
 #define TE_KERNELS_CUDA_DNN_H
@@ -83,7 +84,8 @@ cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const cha
  * `handle`, where it can be run, or for a described one, where it cannot: one of the two is NULL. */
 bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan);
 /* Of a call that failed: the library's words. */
-void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status, char reason[TE_DNN_REASON]);
+void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status,
+                     char reason[TE_DNN_REASON]);
 /* Whether the failure is of what was asked for, not of the device. */
 static inline bool te_dnn_declines(cudnnStatus_t status) { return status / 1000 == 2 || status / 1000 == 3; }
 cudnnStatus_t te_dnn_run(const te_cuda_dnn_library *dnn, cudnnHandle_t handle, const te_dnn_plan *plan, int n,

@@ -3,8 +3,8 @@
  * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
  * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride
  * in either dimension are only described; others are copied. What no epilogue does (float64, an activation together
- * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so does
- * what is measured to be faster that way (gemm_end.c).
+ * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so
+ * does what is measured to be faster that way (gemm_end.c).
  */
 #include "gemm.h"
 
@@ -245,7 +245,8 @@ static void describe_narrow(te_cuda_product *p, const te_gemm *g, const te_cuda_
 }
 
 /* The product of the last batch dimension, which is cuBLASLt's; addresses are looked at later. */
-static te_cuda_product describe(te_exec *exec, const te_gemm *g, const batches *r, bool scales, const te_cuda_narrow *narrow)
+static te_cuda_product describe(te_exec *exec, const te_gemm *g, const batches *r, bool scales,
+                                const te_cuda_narrow *narrow)
 {
     bool swap = row_major(&g->c);
     int last = r->n - 1, first = swap ? 1 : 0;
@@ -274,7 +275,8 @@ static void align(te_cuda_product *p, const void *a, const void *b, const void *
     p->align_d = alignment(d);
 }
 
-bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow, te_cuda_product *p)
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow,
+                         te_cuda_product *p)
 {
     te_gemm g = *gemm;
     batches r = batches_of(&g);
@@ -305,7 +307,8 @@ te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *b
             rest /= r.extent[i];
         }
         int64_t in = (int64_t)te_dtype_size(g.a.dtype), out = (int64_t)te_dtype_size(g.c.dtype);
-        char *a = (char *)g.a.data + at[0] * in, *b = (char *)g.b.data + at[1] * in, *c = (char *)g.c.data + at[2] * out;
+        char *a = (char *)g.a.data + at[0] * in, *b = (char *)g.b.data + at[1] * in,
+             *c = (char *)g.c.data + at[2] * out;
         te_cuda_product_data data = {
             .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g.aux.data, .alpha = g.alpha,
             .device_alpha = scales, .device_beta = scales ? scales + (g.beta != 0 ? 1 : 2) : NULL};

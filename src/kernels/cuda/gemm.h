@@ -72,9 +72,12 @@ typedef struct te_cuda_narrow {
  * device memory, NULL: those of the gemm. */
 te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *scales, const te_cuda_narrow *narrow);
 
-/* Its parts. The product as it is, `bias` being what the epilogue reads; and its description where it is a single one. */
-te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales, const te_cuda_narrow *narrow);
-bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow, te_cuda_product *p);
+/* Its parts. The product as it is, `bias` being what the epilogue reads; and its description
+ * where it is a single one. */
+te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales,
+                               const te_cuda_narrow *narrow);
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow,
+                         te_cuda_product *p);
 /* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
 te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype);
 
@@ -88,19 +91,21 @@ te_status te_cuda_gemm_ended(te_exec *exec, const te_gemm *g, const float *scale
 te_status te_cuda_gemm_apart(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow);
 void      te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas);
 
-/* gemm_narrow.c: the product of operands that te_cuda_decline_narrow lets pass; TE_ERROR_UNSUPPORTED where the library declines after all. */
+/* gemm_narrow.c: the product of operands that te_cuda_decline_narrow lets pass; TE_ERROR_UNSUPPORTED where the
+ * library declines after all. */
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);
 /* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);
 
-/* gemm_kept.c. A copy of an operand, by the key of its contents (te_gemm, 0: there is none), where it lies, and how it is made. */
+/* gemm_kept.c. A copy of an operand, by the key of its contents (te_gemm, 0: there is none), where it
+ * lies, and how it is made. */
 typedef struct te_cuda_kept_id {
     uint64_t    key;
     const void *of;
     int64_t     form[8];
 } te_cuda_kept_id;
-/* Memory of so many bytes that stays: with the copy where it is `there`, otherwise the caller makes it now, and has it forgotten
- * where that fails. NULL: nothing is kept. */
+/* Memory of so many bytes that stays: with the copy where it is `there`, otherwise the caller makes it now, and has it
+ * forgotten where that fails. NULL: nothing is kept. */
 void *te_cuda_kept_copy(te_exec *exec, const te_cuda_kept_id *id, size_t bytes, bool *there);
 void  te_cuda_kept_close(te_exec *exec, te_cuda_blas *blas);
 

@@ -1,11 +1,11 @@
-/* gemm_end.c - the end of a product, which is its bias and activation: fused into it as cuBLASLt's epilogue, or apart from it,
- * a row program over the dense product (gemm_finish.c).
+/* gemm_end.c - the end of a product, which is its bias and activation: fused into it as cuBLASLt's epilogue, or apart
+ * from it, a row program over the dense product (gemm_finish.c).
  *
- * Fused moves fewer bytes. But a library has fewer kernels with an epilogue than without, and the best of them may lose more
- * than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways are timed
- * as well, once, each with its own fastest algorithm, and the answer is kept in memory and on disk beside the algorithms. Only
- * where a repetition changes nothing: not where the product is added to its result. While a graph is recorded nothing runs,
- * so that what is not known yet stays fused.
+ * Fused moves fewer bytes. But a library has fewer kernels with an epilogue than without, and the best of them may lose
+ * more than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways
+ * are timed as well, once, each with its own fastest algorithm, and the answer is kept in memory and on disk beside the
+ * algorithms. Only where a repetition changes nothing: not where the product is added to its result. While a graph is
+ * recorded nothing runs, so that what is not known yet stays fused.
  */
 #include "gemm.h"
 
@@ -23,7 +23,8 @@ typedef struct te_cuda_end {
 static end *find(end *entries, size_t capacity, te_hash128 key)
 {
     size_t i = (size_t)key.a & (capacity - 1);
-    while (entries[i].way != UNKNOWN && (entries[i].key.a != key.a || entries[i].key.b != key.b)) i = (i + 1) & (capacity - 1);
+    while (entries[i].way != UNKNOWN && (entries[i].key.a != key.a || entries[i].key.b != key.b))
+        i = (i + 1) & (capacity - 1);
     return &entries[i];
 }
 
@@ -143,9 +144,11 @@ static te_status measure(te_exec *exec, product *p, const te_cuda_product *descr
     uint32_t found = possible && apart < fused ? APART : FUSED;
     remember(exec, key, (way)found);
     te_disk_cache_write(&te_cuda(exec)->cache, key, ".gemm", &found, sizeof found);
-    te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: its end %s (%.4g ms fused, %.4g ms in two passes)\n",
+    te_cuda_trace(exec,
+                  "dispatch: matrix product %lldx%lldx%lld x%lld: its end %s (%.4g ms fused, %.4g ms in two passes)\n",
                   (long long)described->rows, (long long)described->columns, (long long)described->inner,
-                  (long long)described->batch, found == APART ? "is a pass of its own" : "is fused", (double)fused, (double)apart);
+                  (long long)described->batch, found == APART ? "is a pass of its own" : "is fused", (double)fused,
+                  (double)apart);
     return found == APART ? run_apart(exec, p) : TE_OK;
 }
 

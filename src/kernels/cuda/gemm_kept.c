@@ -1,10 +1,12 @@
-/* gemm_kept.c - copies of operands that come again: weights with zeros around them, and their factors as cuBLASLt reads them.
+/* gemm_kept.c - copies of operands that come again: weights with zeros around them, and their
+ * factors as cuBLASLt reads them.
  *
- * As on the CPU (cpu/gemm_cache.h) contents are known by a key, and a copy is kept from the second sight of one on: a weight
- * that changes in every step costs nothing here, one that serves several batches, or many tokens of a sample, is copied once.
- * Copies go when what they are copies of dies or has another key, and when nobody has asked for them for long; where they have
- * no room, operands are copied for each product. While a graph is recorded nothing is kept or taken, since a launch may come after
- * a change of the weight that the recording does not know; and a launch may change weights under their keys, so all copies go.
+ * As on the CPU (cpu/gemm_cache.h) contents are known by a key, and a copy is kept from the second sight of one on: a
+ * weight that changes in every step costs nothing here, one that serves several batches, or many tokens of a sample, is
+ * copied once. Copies go when what they are copies of dies or has another key, and when nobody has asked for them for
+ * long; where they have no room, operands are copied for each product. While a graph is recorded nothing is kept or
+ * taken, since a launch may come after a change of the weight that the recording does not know; and a launch may change
+ * weights under their keys, so all copies go.
  */
 #include "gemm.h"
 
@@ -45,7 +47,8 @@ static struct te_cuda_kept *find(te_exec *exec, te_cuda_blas *blas, const te_cud
 static void remember(te_exec *exec, te_cuda_blas *blas, const te_cuda_kept_id *id)
 {
     if (!blas->kept) blas->kept = te_mem_alloc(exec->mem, MOST_COPIES * sizeof *blas->kept);
-    if (blas->kept && blas->n_kept < MOST_COPIES) blas->kept[blas->n_kept++] = (struct te_cuda_kept){*id, blas->kept_clock, NULL, 0};
+    if (blas->kept && blas->n_kept < MOST_COPIES)
+        blas->kept[blas->n_kept++] = (struct te_cuda_kept){*id, blas->kept_clock, NULL, 0};
 }
 
 void *te_cuda_kept_copy(te_exec *exec, const te_cuda_kept_id *id, size_t bytes, bool *there)

@@ -8,13 +8,14 @@
  *                       float32, blocks of 128 x 128    blocks of K follow one another, lines padded to 4
  *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged (kernels/quantize.cu)
  *
- * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Before 10.0, on 12.x, and
- * of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1 are stored. fp4's
- * factors of whole tensors go to alpha.
+ * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Before 10.0, on
+ * 12.x, and of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1
+ * are stored. fp4's factors of whole tensors go to alpha.
  *
- * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied with
- * zeros beyond them: a byte read and written an element, where to decode would write two or four. What the zeros add to the
- * result is left out when its end is written (gemm_finish.c). What is copied of a weight serves its next products (gemm_kept.c).
+ * Sizes and lines have to be multiples of 16 bytes, a last block may be short. Operands that have others are copied
+ * with zeros beyond them: a byte read and written an element, where to decode would write two or four. What the
+ * zeros add to the result is left out when its end is written (gemm_finish.c). What is copied of a weight serves its
+ * next products (gemm_kept.c).
  */
 #include "gemm.h"
 
@@ -119,8 +120,10 @@ const char *te_cuda_decline_narrow(te_exec *exec, const te_gemm *g)
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
 
-/* Memory for a copy of an operand: kept for its next products, with the copy where that is `there`, or lent for this one. */
-static void *room_for(te_exec *exec, const narrow_operand *o, const int64_t form[7], size_t bytes, bool *there, void **lent)
+/* Memory for a copy of an operand: kept for its next products, with the copy where that is `there`,
+ * or lent for this one. */
+static void *room_for(te_exec *exec, const narrow_operand *o, const int64_t form[7], size_t bytes, bool *there,
+                      void **lent)
 {
     te_cuda_kept_id id = {.key = o->key, .of = o->view->data, .form = {o->line}};
     memcpy(id.form + 1, form, 7 * sizeof *form);
@@ -141,7 +144,8 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 /* What the sum's length has to be a multiple of. */
 static int64_t step_of(int mode, bool whole_blocks)
 {
-    bool scale_bytes = mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 || mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    bool scale_bytes =
+        mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 || mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
     return scale_bytes ? 32 : is_float32_block(mode) && whole_blocks ? 128 : 16;
 }
 
@@ -194,9 +198,11 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
                         : args.layout == TE_ARRANGE_BY_BLOCKS ? round_up(args.lines, 16)
                                                               : args.lines;
     args.padded_blocks = args.layout == TE_ARRANGE_BY_BLOCKS ? args.blocks : round_up(args.blocks, 4);
-    const int64_t form[7] = {args.layout, args.lines, args.blocks, args.stride[0], args.stride[1], args.padded_lines, args.padded_blocks};
+    const int64_t form[7] = {args.layout,    args.lines,        args.blocks,       args.stride[0],
+                             args.stride[1], args.padded_lines, args.padded_blocks};
     bool there;
-    *factors = args.to = room_for(exec, o, form, (size_t)(args.padded_lines * args.padded_blocks * args.bytes), &there, lent);
+    *factors = args.to =
+        room_for(exec, o, form, (size_t)(args.padded_lines * args.padded_blocks * args.bytes), &there, lent);
     if (!args.to || there) return args.to ? TE_OK : TE_ERROR_MEMORY;
     return made(exec, o, te_cuda_arrange_factors(exec, &args));
 }
@@ -204,15 +210,18 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
 /* --- the product -------------------------------------------------------------------------------------------------- */
 
 /* c of whole multiples; in float32 and dense, for gemm_finish.c, where c itself is not. */
-static te_status run_padded(te_exec *exec, const te_gemm *gemm, te_gemm *g, const float *scales, const te_cuda_narrow *narrow)
+static te_status run_padded(te_exec *exec, const te_gemm *gemm, te_gemm *g, const float *scales,
+                            const te_cuda_narrow *narrow)
 {
     int d = gemm->c.ndim;
     int64_t rows = g->a.shape[d - 2], columns = g->b.shape[d - 1];
-    if (rows == gemm->c.shape[d - 2] && columns == gemm->c.shape[d - 1]) return te_cuda_gemm_scaled(exec, g, scales, narrow);
+    if (rows == gemm->c.shape[d - 2] && columns == gemm->c.shape[d - 1])
+        return te_cuda_gemm_scaled(exec, g, scales, narrow);
     void *room = exec->scratch(exec, (size_t)(rows * columns) * sizeof(float));
     if (!room) return TE_ERROR_MEMORY;
-    te_cuda_trace(exec, "dispatch: a product of bytes is padded from %lld x %lld to %lld x %lld\n", (long long)gemm->c.shape[d - 2],
-                  (long long)gemm->c.shape[d - 1], (long long)rows, (long long)columns);
+    te_cuda_trace(exec, "dispatch: a product of bytes is padded from %lld x %lld to %lld x %lld\n",
+                  (long long)gemm->c.shape[d - 2], (long long)gemm->c.shape[d - 1], (long long)rows,
+                  (long long)columns);
     te_gemm whole = {.a = g->a, .b = g->b, .c = g->c, .alpha = g->alpha, .fast_sums = g->fast_sums};
     whole.c.data = room;
     whole.c.dtype = TE_F32;

@@ -34,8 +34,10 @@ static te_status fail_blas(te_exec *exec, const te_cuda_blas *blas, cublasStatus
 
 static te_status fail_unsupported(te_exec *exec, const te_cuda_product *p)
 {
-    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product {%lld, %lld} by {%lld, %lld}, %lld times: cuBLASLt has no algorithm",
-                        (long long)p->rows, (long long)p->inner, (long long)p->inner, (long long)p->columns, (long long)p->batch);
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                        "matrix product {%lld, %lld} by {%lld, %lld}, %lld times: cuBLASLt has no algorithm",
+                        (long long)p->rows, (long long)p->inner, (long long)p->inner, (long long)p->columns,
+                        (long long)p->batch);
 }
 
 /* Whether the failure is of what was asked for, not of the device. */
@@ -197,7 +199,8 @@ typedef struct candidate {
 static te_status run_candidate(te_exec *exec, void *work)
 {
     const candidate *c = work;
-    cublasStatus_t r = multiply(exec, c->blas, c->plan, &c->found->algo, c->data, false, c->workspace, c->found->workspaceSize);
+    cublasStatus_t r =
+        multiply(exec, c->blas, c->plan, &c->found->algo, c->data, false, c->workspace, c->found->workspaceSize);
     return r == CUBLAS_STATUS_SUCCESS ? TE_OK : TE_ERROR_UNSUPPORTED;
 }
 
@@ -351,8 +354,9 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
     if (r == CUBLAS_STATUS_SUCCESS) r = choose(exec, blas, plan, data);
     plan->unsupported = declines(r);
     if (plan->unsupported)
-        te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: cuBLASLt declines: %s\n", (long long)p->rows,
-                      (long long)p->columns, (long long)p->inner, (long long)p->batch, blas->library.cublasLtGetStatusName(r));
+        te_cuda_trace(exec, "dispatch: matrix product %lldx%lldx%lld x%lld: cuBLASLt declines: %s\n",
+                      (long long)p->rows, (long long)p->columns, (long long)p->inner, (long long)p->batch,
+                      blas->library.cublasLtGetStatusName(r));
     if (r != CUBLAS_STATUS_SUCCESS && !plan->unsupported) {
         free_plan(exec, blas, plan);
         if (r == CUBLAS_STATUS_ALLOC_FAILED)

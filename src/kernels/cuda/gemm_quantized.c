@@ -1,5 +1,5 @@
-/* gemm_quantized.c - products of quantized operands: as bytes where the device multiplies them (gemm_narrow.c), else decoded
- * on the device, then an ordinary product.
+/* gemm_quantized.c - products of quantized operands: as bytes where the device multiplies them (gemm_narrow.c), else
+ * decoded on the device, then an ordinary product.
  *
  * As on the CPU (cpu/gemm_quantized.c) bfloat16 carries what it holds exactly, and the factor of a whole tensor,
  * which is in device memory, goes to alpha there; everything else is float32. No value is looked at before: of

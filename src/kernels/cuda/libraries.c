@@ -37,8 +37,8 @@ typedef struct search {
 
 enum { HOW = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE };
 
-/* NVRTC asks the loader for the file of its built-in functions without saying where, and so finds it on the loader's path or
- * where it has been opened before: from the folder that NVRTC itself was found in. */
+/* NVRTC asks the loader for the file of its built-in functions without saying where, and so finds it on the loader's
+ * path or where it has been opened before: from the folder that NVRTC itself was found in. */
 static void open_beside(const search *s, const char *path)
 {
     char pattern[2 * PATH_BYTES];
@@ -96,8 +96,8 @@ static te_status fail_search(const search *s, const char *const *files, const ch
                         names, s->broken);
 }
 
-static te_status load(te_exec *exec, const char *const *files, const char *beside, const char *const *functions, size_t n,
-                      void *table)
+static te_status load(te_exec *exec, const char *const *files, const char *beside, const char *const *functions,
+                      size_t n, void *table)
 {
     const char *wish = te_environment(TE_ENV_CUDA_LIBRARIES);
     char path[PATH_BYTES];

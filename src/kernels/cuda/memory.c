@@ -78,7 +78,8 @@ static te_status copy_up(te_exec *exec, CUdeviceptr dst, const char *src, size_t
     if (bytes <= TE_CUDA_SMALL_BYTES) {
         int k = d->next_small;
         d->next_small = (k + 1) % TE_CUDA_SMALL_STAGES;
-        return copy_piece(exec, dst, src, bytes, (char *)d->small + (size_t)k * TE_CUDA_SMALL_BYTES, d->small_staged[k]);
+        return copy_piece(exec, dst, src, bytes, (char *)d->small + (size_t)k * TE_CUDA_SMALL_BYTES,
+                          d->small_staged[k]);
     }
     for (size_t at = 0; at < bytes; at += TE_CUDA_STAGE_BYTES) {
         size_t n = bytes - at < TE_CUDA_STAGE_BYTES ? bytes - at : TE_CUDA_STAGE_BYTES;

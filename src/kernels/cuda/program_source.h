@@ -33,8 +33,8 @@
 
 enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 32752, TE_CUDA_LAUNCHES = 3 };
 
-/* One launch. The kernel takes one struct by value, whose bytes are `args`, at most TE_CUDA_ARGS as drivers for CUDA 12.1 and later
- * take them: cuLaunchKernel's kernelParams is the array of the one pointer `args`, which is borrowed. */
+/* One launch. The kernel takes one struct by value, whose bytes are `args`, at most TE_CUDA_ARGS as drivers for CUDA
+ * 12.1 and later take them: cuLaunchKernel's kernelParams is the array of the one pointer `args`, which is borrowed. */
 typedef struct te_cuda_launch {
     const char *name; /* of the kernel in its module */
     uint32_t    grid[3], block[3];
@@ -88,12 +88,14 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
 int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_program_shape *shape, const te_run *runs,
                           int n_runs);
 
-/* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums and values of rows; 0: none. */
+/* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums and
+ * values of rows; 0: none. */
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
 /* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES
- * needs them, the program, the joining of sums. n_runs as te_cuda_program_batch gave; `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
+ * needs them, the program, the joining of sums. n_runs as te_cuda_program_batch gave; `multiprocessors` of the device,
+ * `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
                            te_cuda_launch launches[TE_CUDA_LAUNCHES]);

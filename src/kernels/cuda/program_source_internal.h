@@ -4,7 +4,8 @@
 
 #include "program_source.h"
 
-enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024, TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
+enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
+enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
 static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
 static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
@@ -84,8 +85,8 @@ typedef void (*te_field_visitor)(void *user, te_field field);
 void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
                           void *user);
 
-/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows; then a
- * te_quantize_args for each quantized output. */
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows;
+ * then a te_quantize_args for each quantized output. */
 enum { TE_CUDA_TAIL_WORDS = 6 };
 
 /* Words of one run. */

@@ -273,7 +273,8 @@ size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_sh
     size_t rows = row_value_bytes(program, shape, runs);
     if (sums + columns == 0) return rows;
     int64_t blocks = all_blocks(program, shape, runs, n_runs, 1);
-    return (columns ? column_bytes(program, shape, runs, blocks) : 0) + (size_t)(sums * blocks) * sizeof(double) + 64 + rows;
+    return (columns ? column_bytes(program, shape, runs, blocks) : 0) + (size_t)(sums * blocks) * sizeof(double) + 64 +
+           rows;
 }
 
 static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid, int threads)
@@ -362,7 +363,9 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
     if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = square_bytes(program, &runs[0]);
     if (columns + te_shape_sums(program, shape) == 0) return n;
     int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
-    int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) == 0 ? 0 : sums_apart(program, shape, runs, n_runs) ? n_runs : 1);
+    int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) == 0         ? 0
+                                           : sums_apart(program, shape, runs, n_runs) ? n_runs
+                                                                                      : 1);
     if (join_blocks == 0) return n; /* sums of no columns */
     set_geometry(same_arguments(launches, n++), "te_program_join", join_blocks, TE_CUDA_JOIN_THREADS);
     return n;

@@ -12,7 +12,8 @@ static void emit_opening(te_emitter *e, const char *name)
 {
     int threads = te_shape_row_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
     bool sums = e->shape->kind == TE_CUDA_ROWS;
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ te_args a)\n{\n", threads, name);
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ te_args a)\n{\n", threads,
+            name);
     te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
                "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
                "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
@@ -254,9 +255,11 @@ void te_emit_join(te_emitter *e)
         "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
         TE_CUDA_JOIN_THREADS);
     if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
-    if (te_shape_sums(e->program, e->shape)) te_emit(e, "    for (int at = (int)blockIdx.x - %s; at < a.n_runs; at += (int)gridDim.x - %s) {\n"
-                                                        "        const te_run_args &r = a.run[at];\n",
-                                                        columns, columns);
+    if (te_shape_sums(e->program, e->shape))
+        te_emit(e,
+                "    for (int at = (int)blockIdx.x - %s; at < a.n_runs; at += (int)gridDim.x - %s) {\n"
+                "        const te_run_args &r = a.run[at];\n",
+                columns, columns);
     for (int o = 0; o < e->program->n_outputs; o++) {
         int  kind = e->program->outputs[o].kind;
         char place[32];

@@ -257,8 +257,8 @@ static void share_row(sketch *s)
 static bool turns(const sketch *s, int i, int axis)
 {
     const te_operand *operand = operand_of(s, i);
-    return s->shape->operand[i].access == TE_CUDA_STRIDED && !s->shape->operand[i].accumulate && !s->shape->operand[i].blocked &&
-           operand->stride[axis] == 1;
+    return s->shape->operand[i].access == TE_CUDA_STRIDED && !s->shape->operand[i].accumulate &&
+           !s->shape->operand[i].blocked && operand->stride[axis] == 1;
 }
 
 /* The outer dimension along which most operands have their neighbours becomes the last outer one. */
@@ -304,11 +304,13 @@ static te_status check_quantized(te_exec *exec, const te_program *program, const
     const te_quantize_job *job = run->outputs[o].quantized;
     int64_t rows = 1;
     for (int d = 0; d + 1 < run->ndim; d++) rows *= run->shape[d];
-    bool fits = program->outputs[o].kind == TE_OUT_ELEM && !run->outputs[o].data && !run->compute_f64 && rows == job->rows &&
-                run->shape[run->ndim - 1] == job->cols && (job->step != TE_QUANTIZE_BOTH || !te_quantizer_measures(job->quantizer));
+    bool fits = program->outputs[o].kind == TE_OUT_ELEM && !run->outputs[o].data && !run->compute_f64 &&
+                rows == job->rows && run->shape[run->ndim - 1] == job->cols &&
+                (job->step != TE_QUANTIZE_BOTH || !te_quantizer_measures(job->quantizer));
     return fits ? TE_OK
-                : te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: output %d cannot be left quantized: rows of %lld, %lld",
-                               program->name, o, (long long)job->rows, (long long)job->cols);
+                : te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                               "program %s: output %d cannot be left quantized: rows of %lld, %lld", program->name, o,
+                               (long long)job->rows, (long long)job->cols);
 }
 
 static te_status check_run(te_exec *exec, const te_program *program, const te_run *run)

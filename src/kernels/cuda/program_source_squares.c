@@ -1,8 +1,8 @@
 /* program_source_squares.c - kernels whose results are quantized where they are made.
  *
- * A block computes 128 x 128 elements, thread after thread along the rows, and puts those that are left quantized, rounded, into
- * a tile per output in shared memory; kernels/quantize_tile.cu then makes both copies from it. Nothing is reduced along a row
- * here: values of a row are loaded from where te_program_rows left them.
+ * A block computes 128 x 128 elements, thread after thread along the rows, and puts those that are left quantized,
+ * rounded, into a tile per output in shared memory; kernels/quantize_tile.cu then makes both copies from it. Nothing is
+ * reduced along a row here: values of a row are loaded from where te_program_rows left them.
  *
  *      threads of a square, units of 8 elements:   0  1 … 15        y = 0, 16, … 112
  *                                                 16 17 … 31        y = 1, 17, … 113

@@ -1,7 +1,8 @@
 /* reading.c - numbers on their way to the host that nobody waits for.
  *
- * A reading has pinned memory and an event of its own, which are used again once it has ended: the stream keeps the next copy
- * into that memory behind the one before. Its end asks the event, and waits only where the numbers have not arrived.
+ * A reading has pinned memory and an event of its own, which are used again once it has ended: the stream keeps
+ * the next copy into that memory behind the one before. Its end asks the event, and waits only where the
+ * numbers have not arrived.
  */
 #include "cuda_backend.h"
 
@@ -48,11 +49,13 @@ te_status te_cuda_read_begin(te_exec *exec, const void *src, size_t bytes, void 
     if (status == TE_OK) status = te_cuda_outside_graph(exec, "a copy to the host");
     if (status != TE_OK) return status;
     if (bytes > TE_CUDA_READING_BYTES)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%zu bytes to be read on the way, %d at most", bytes, TE_CUDA_READING_BYTES);
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%zu bytes to be read on the way, %d at most", bytes,
+                            TE_CUDA_READING_BYTES);
     te_cuda_reading *r = d->readings;
     while (r && r->open) r = r->next;
     if (!r && !(r = make(exec))) return TE_ERROR_MEMORY;
-    CUresult result = bytes ? d->driver.cuMemcpyDtoHAsync(r->pinned, te_cuda_address(src), bytes, d->stream) : CUDA_SUCCESS;
+    CUresult result =
+        bytes ? d->driver.cuMemcpyDtoHAsync(r->pinned, te_cuda_address(src), bytes, d->stream) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) result = d->driver.cuEventRecord(r->arrived, d->stream);
     if (result != CUDA_SUCCESS) return te_cuda_result(exec, result, "copy from the device");
     r->bytes = bytes;

@@ -1,8 +1,9 @@
 /* reports.c - what operations find wrong with their operands while they run, such as ids out of range.
  *
- * Nobody waits for that. An operation is lent a word on the device, all ones, which its kernel lowers to where the first fault is
- * and what was found there; kernels skip what is wrong, so no foreign memory is reached. Where the host waits next, the words
- * used since come along, and the first operation that reported becomes an error with its name, as a failed kernel does.
+ * Nobody waits for that. An operation is lent a word on the device, all ones, which its kernel lowers to where the
+ * first fault is and what was found there; kernels skip what is wrong, so no foreign memory is reached. Where the host
+ * waits next, the words used since come along, and the first operation that reported becomes an error with its name,
+ * as a failed kernel does.
  */
 #include "cuda_backend.h"
 #include "kernels/hand.h"
@@ -19,8 +20,9 @@ struct te_cuda_reports {
 static te_status clear_words(te_exec *exec, struct te_cuda_reports *r)
 {
     te_cuda_device *d = te_cuda(exec);
-    return te_cuda_result(exec, d->driver.cuMemsetD8Async(te_cuda_address(r->words), 0xff, REPORTS * sizeof *r->words, d->stream),
-                          "clearing the reports of kernels");
+    return te_cuda_result(
+        exec, d->driver.cuMemsetD8Async(te_cuda_address(r->words), 0xff, REPORTS * sizeof *r->words, d->stream),
+        "clearing the reports of kernels");
 }
 
 static void discard(te_exec *exec, struct te_cuda_reports *r)
@@ -41,7 +43,8 @@ static te_status open_reports(te_exec *exec)
     if (!(r->words = te_cuda_memory_alloc(exec, REPORTS * sizeof *r->words)))
         status = te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
     if (status == TE_OK)
-        status = te_cuda_result(exec, d->driver.cuMemHostAlloc(&pinned, REPORTS * sizeof *r->seen, 0), "memory for reports");
+        status =
+            te_cuda_result(exec, d->driver.cuMemHostAlloc(&pinned, REPORTS * sizeof *r->seen, 0), "memory for reports");
     r->seen = pinned;
     if (status == TE_OK) status = clear_words(exec, r);
     if (status == TE_OK)
@@ -68,7 +71,8 @@ te_status te_cuda_reports_fetch(te_exec *exec)
     te_cuda_device *d = te_cuda(exec);
     struct te_cuda_reports *r = d->reports;
     if (!r || r->n == 0) return TE_OK;
-    CUresult result = d->driver.cuMemcpyDtoHAsync(r->seen, te_cuda_address(r->words), (size_t)r->n * sizeof *r->seen, d->stream);
+    CUresult result =
+        d->driver.cuMemcpyDtoHAsync(r->seen, te_cuda_address(r->words), (size_t)r->n * sizeof *r->seen, d->stream);
     r->coming = result == CUDA_SUCCESS;
     return te_cuda_result(exec, result, "reports of kernels");
 }

@@ -41,8 +41,9 @@ static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=nat
 };
 
 /* Under TE_SIM_STRICT: what a GPU refuses, or does in silence, ends the process. */
-static const char *const strict_options[] = {"-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
-                                             "-fsanitize-undefined-trap-on-error"};
+static const char *const strict_options[] = {
+    "-fsanitize=alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
+    "-fsanitize-undefined-trap-on-error"};
 
 enum { N_OPTIONS = sizeof compiler_options / sizeof compiler_options[0], N_STRICT = 2, PATH_SIZE = 512 };
 

@@ -5,8 +5,9 @@
  * A thread that never waits borrows a stack and gives it back, so most kernels need one stack. The memory of the stacks
  * is kept for the next launch: most launches are of a few elements, and would spend their time on fresh pages.
  *
- * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come in another order and
- * warps take turns at every wait: what a missing barrier or an order of blocks decides has other results then.
+ * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come
+ * in another order and warps take turns at every wait: what a missing barrier or an order of blocks
+ * decides has other results then.
  */
 #include "run.h"
 
@@ -65,7 +66,8 @@ static _Thread_local launch *starting;
 static order order_wanted(void)
 {
     const char *wish = getenv("TE_SIM_STRICT");
-    return (order){.strict = wish != NULL, .shuffled = wish && strcmp(wish, "reverse") != 0, .state = 0x9e3779b97f4a7c15u};
+    return (order){
+        .strict = wish != NULL, .shuffled = wish && strcmp(wish, "reverse") != 0, .state = 0x9e3779b97f4a7c15u};
 }
 
 /* The bits to turn in the next round of visits: none, all, or some. */
@@ -142,7 +144,8 @@ static unsigned lanes_alike(const launch *l, int first, int end, const thread *t
     unsigned alike = 0;
     for (int i = first; i < end; i++) {
         const thread *other = &l->threads[i];
-        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round) alike |= 1u << (i - first);
+        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round)
+            alike |= 1u << (i - first);
     }
     return alike;
 }

@@ -1,4 +1,5 @@
---- What forward and backward of a script (te.fuser.script) share: calling methods of operations, checking what they return.
+--- What forward and backward of a script (te.fuser.script) share: calling methods of operations,
+--- checking what they return.
 
 local te = require "te"
 local fail = require "te.fail"

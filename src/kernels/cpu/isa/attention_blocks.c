@@ -22,8 +22,8 @@ typedef struct block_ranges {
     bool whole; /* every query sees every key of a full block */
 } block_ranges;
 
-/* What a walk of forward over the keys does with scores: WALK_ONCE weighs values relative to the largest score so far; WALK_SUMS
- * finds maxima and sums alone, for WALK_ROUNDED, which weighs values by rounded probabilities. */
+/* What a walk of forward over the keys does with scores: WALK_ONCE weighs values relative to the largest score so far;
+ * WALK_SUMS finds maxima and sums alone, for WALK_ROUNDED, which weighs values by rounded probabilities. */
 typedef enum attention_walk { WALK_ONCE, WALK_SUMS, WALK_ROUNDED } attention_walk;
 
 /* Ranges move monotonically, so the first and the last query tell whether the block is whole. */

@@ -12,8 +12,8 @@
 
 enum { MAX_COLS = 64 };
 
-/* A few lines from each of some rows: no pattern that hardware foresees. They are asked for as lines to write, where the
- * instruction set can say so; as lines to read they would be asked for again when they are written. */
+/* A few lines from each of some rows: no pattern that hardware foresees. They are asked for as lines to write, where
+ * the instruction set can say so; as lines to read they would be asked for again when they are written. */
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols)
 {
     if (c->cs != 1) return;
@@ -110,8 +110,8 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
 /* The most frequent finish: the sums as they are, or with a bias per column, stored or added, in contiguous rows. */
 static bool is_plain(const te_gemm_finish *f)
 {
-    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE && f->c.cs == 1 &&
-           f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
+    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE &&
+           f->c.cs == 1 && f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
 }
 
 static inline __attribute__((always_inline)) void finish_plain(const te_gemm_finish *f, const float *restrict sums,

@@ -270,7 +270,8 @@ static void pack_pairs(const te_gemm_pack *p, uint32_t *panel)
         for (int64_t w = 0; w < pairs; w++) {
             const char *src = p->src + w * whole.k_stride;
             for (int i = 0; i < p->extent; i++)
-                panel[w * p->width + i] = half_at(src + i * p->line_stride) | half_at(src + i * p->line_stride + next) << 16;
+                panel[w * p->width + i] =
+                    half_at(src + i * p->line_stride) | half_at(src + i * p->line_stride + next) << 16;
         }
     if (p->k % 2)
         for (int i = 0; i < p->extent; i++)

@@ -86,8 +86,8 @@ static inline __attribute__((always_inline)) void square_16(uint16_t *dst, int64
     }
 }
 
-/* Rows of the source are far apart, so the machine does not foresee the lines of the next tiles, which lie beside those at
- * hand. Of these the second ones from here are fetched to the second-level cache. */
+/* Rows of the source are far apart, so the machine does not foresee the lines of the next tiles, which lie beside those
+ * at hand. Of these the second ones from here are fetched to the second-level cache. */
 static inline __attribute__((always_inline)) void fetch_beside(const void *src, int64_t row_bytes, int rows)
 {
     enum { BESIDE = 128 };

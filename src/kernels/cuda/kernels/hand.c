@@ -1,7 +1,6 @@
 /* hand.c - plans of hand-written kernels: their launches, their source, what their fault words mean. */
 #include "hand_internal.h"
 
-#include <stdio.h>
 #include <string.h>
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
@@ -9,17 +8,6 @@ extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand
     te_cuda_hand_attention_rounded[], te_cuda_hand_quantize[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
-
-te_view_words te_describe_view(const te_view *view)
-{
-    te_view_words words;
-    size_t        used = (size_t)snprintf(words.text, sizeof words.text, "{");
-    for (int i = 0; i < view->ndim && used < 130; i++)
-        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s%lld", i ? ", " : "",
-                                 (long long)view->shape[i]);
-    snprintf(words.text + used, sizeof words.text - used, "}");
-    return words;
-}
 
 te_cuda_view te_cuda_view_of(const te_view *view)
 {
@@ -83,8 +71,9 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens add up to %ld of %lld tokens", check->operation,
                             (long)(int32_t)(uint32_t)fault, (long long)check->bound);
     if (check->kind == TE_CUDA_CHECK_LENGTHS)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens[%lu] = %ld does not fit %lld tokens", check->operation,
-                            (unsigned long)(fault >> 32) + 1, (long)(int32_t)(uint32_t)fault, (long long)check->bound);
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens[%lu] = %ld does not fit %lld tokens",
+                            check->operation, (unsigned long)(fault >> 32) + 1, (long)(int32_t)(uint32_t)fault,
+                            (long long)check->bound);
     static const char *const found[][2] = {[TE_CUDA_CHECK_IDS] = {"id", "outside"},
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};

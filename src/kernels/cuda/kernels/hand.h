@@ -51,9 +51,9 @@ typedef enum te_cuda_check_kind {
     TE_CUDA_CHECK_WEIGHTS
 } te_cuda_check_kind;
 
-/* What a fault word means: of ids, indices, classes and lengths, the place of the first in the upper half and the value found
- * there in the lower, of lengths their sum at the place `count`; of weights 4 times the row and what is wrong with it. Small,
- * to be kept where it is read later. */
+/* What a fault word means: of ids, indices, classes and lengths, the place of the first in the upper half and the value
+ * found there in the lower, of lengths their sum at the place `count`; of weights 4 times the row and what is wrong
+ * with it. Small, to be kept where it is read later. */
 typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */
@@ -74,7 +74,8 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
                                  const te_view *ids);
 te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
                                           const te_view *ids);
-te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored);
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes,
+                                     double ignored);
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim);
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
@@ -95,8 +96,8 @@ void      te_cuda_plan_ragged(te_cuda_plan *plan, const te_packed_args *args);
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
 te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
 
-/* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, and shared memory in elements of a tile, bytes of codes,
- * bytes for blocks of several lines. */
+/* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, and shared memory in elements of a tile,
+ * bytes of codes, bytes for blocks of several lines. */
 enum { TE_CUDA_SQUARE_TILE = 128 * 129, TE_CUDA_SQUARE_CODES = 128 * 132 };
 te_quantize_args te_cuda_quantize_args(const te_quantize_job *job);
 size_t           te_cuda_quantize_lines(const te_quantizer *quantizer);

@@ -3,69 +3,7 @@
 
 #include "kernels/philox.h"
 
-enum { THREADS = 128, MAX_DIM = 512, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
-
-/* --- operands ---------------------------------------------------------------------------------------------------- */
-
-static bool has_shape(const te_view *v, int ndim, const int64_t *shape)
-{
-    bool same = v->ndim == ndim;
-    for (int i = 0; same && i < ndim; i++) same = v->shape[i] == shape[i];
-    return same;
-}
-
-static te_status check_shapes(te_exec *exec, const char *op, const te_attention *a)
-{
-    const te_view *q = &a->q, *k = &a->k, *v = &a->v;
-    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] &&
-                k->shape[3] == q->shape[3] &&
-                has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
-    fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op,
-                            te_describe_view(q).text, te_describe_view(k).text, te_describe_view(v).text);
-    if (q->shape[3] > MAX_DIM || v->shape[3] > MAX_DIM)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op,
-                            (long long)q->shape[3], (long long)v->shape[3], MAX_DIM);
-    if (!has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op,
-                            te_describe_view(&a->out).text, te_describe_view(q).text, te_describe_view(v).text);
-    if (te_view_present(&a->lse) && !has_shape(&a->lse, 3, q->shape))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op, te_describe_view(&a->lse).text,
-                            te_describe_view(q).text);
-    if (te_view_present(&a->bias) &&
-        !has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
-                            te_describe_view(&a->bias).text, te_describe_view(q).text, te_describe_view(k).text);
-    return TE_OK;
-}
-
-static te_status check_operands(te_exec *exec, const char *op, const te_attention *a)
-{
-    te_dtype       t = a->q.dtype;
-    const te_view *views[4] = {&a->q, &a->k, &a->v, &a->out};
-    te_status      status = check_shapes(exec, op, a);
-    if (status != TE_OK) return status;
-    if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
-    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
-    if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
-    for (int i = 0; i < 4; i++)
-        if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: operand %d of q, k, v, out has stride %lld in its last "
-                                "dimension; 1 is needed", op, i + 1, (long long)views[i]->stride[3]);
-    if (!(a->dropout >= 0.0 && a->dropout <= 1.0))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
-    bool packed = a->cu_seqlens_q || a->cu_seqlens_kv;
-    if (packed && (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0))
-        return te_exec_fail(
-            exec, TE_ERROR_ARGUMENT,
-            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
-            (long long)a->q.shape[0], a->n_seqs);
-    return TE_OK;
-}
+enum { THREADS = 128, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -90,7 +28,8 @@ static te_attention_args args_for(const te_attention *a)
     return args;
 }
 
-/* Tiles per head of so many rows: of a batch entry, or of packed extents, in which each part may add one (te_sequence_of). */
+/* Tiles per head of so many rows: of a batch entry, or of packed extents, in which each part may add
+ * one (te_sequence_of). */
 static int64_t tiles_of(const te_attention *a, int64_t rows, int tile)
 {
     return a->cu_seqlens_q ? rows / tile + a->n_seqs + 2 : (rows + tile - 1) / tile;
@@ -160,8 +99,9 @@ static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad 
 }
 
 /* One of a pair of kernels, over the tiles of `rows` rows of `heads` heads. */
-static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, const char *mma_name, te_attention_args *args,
-                          int64_t rows, int64_t heads, const te_attention *a, const te_attention_grad *g)
+static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, const char *mma_name,
+                          te_attention_args *args, int64_t rows, int64_t heads, const te_attention *a,
+                          const te_attention_grad *g)
 {
     te_cuda_kernel kernel = kernel_for(a, g);
     int            tile = kernel.dim[0] ? MMA_ROWS : kernel.vector;
@@ -169,8 +109,8 @@ static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, c
     args->tiles = tiles_of(a, rows, tile);
     te_status status = count_blocks(exec, a, args->tiles, heads, &blocks);
     if (status != TE_OK) return status;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name, blocks, THREADS, args,
-                                          sizeof *args);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? mma_name : name, blocks,
+                                          THREADS, args, sizeof *args);
     call->kernel = kernel;
     if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
     return TE_OK;
@@ -185,10 +125,10 @@ static te_status check_quantized(te_exec *exec, const te_attention *a)
     bool           known = t == TE_F32 || t == TE_BF16 || t == TE_F16 || t == TE_F8E4M3;
     const te_view *views[3] = {&a->q, &a->k, &a->v};
     plain.q.dtype = plain.k.dtype = plain.v.dtype = plain.out.dtype = TE_F32; /* as if they were decoded */
-    te_status status = check_operands(exec, "attention", &plain);
+    te_status status = te_check_attention(exec, "attention", &plain);
     for (int i = 0; i < 3 && status == TE_OK; i++) {
         const te_quant *q = views[i]->quant;
-        bool            fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
+        bool fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
         if (!fits || !known)
             return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
                                 "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16, "
@@ -223,7 +163,7 @@ te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_att
 {
     te_cuda_plan_open(plan);
     if (a->q.quant) return plan_quantized(exec, plan, a);
-    te_status status = check_operands(exec, "attention", a);
+    te_status status = te_check_attention(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);
     return add_call(exec, plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
@@ -237,14 +177,14 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
     if (!te_view_present(&g->forward.lse))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: lse of the forward pass is needed");
     for (int i = 0; i < 4; i++)
-        if (!has_shape(views[i], 4, like[i]->shape) || views[i]->dtype != g->forward.q.dtype ||
+        if (!te_view_has_shape(views[i], 4, like[i]->shape) || views[i]->dtype != g->forward.q.dtype ||
             (views[i]->stride[3] != 1 && views[i]->shape[3] > 1))
             return te_exec_fail(exec, TE_ERROR_ARGUMENT,
                                 "attention backward: %s must be %s of q's dtype with stride 1 in its last dimension",
                                 names[i], te_describe_view(like[i]).text);
     const te_view *b = &g->dbias, *q = &g->forward.q;
     int64_t        scores[4] = {q->shape[0], q->shape[1], q->shape[2], g->forward.k.shape[2]};
-    if (te_view_present(b) && (!has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
+    if (te_view_present(b) && (!te_view_has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
                             te_dtype_name(b->dtype), te_describe_view(b).text);
     return TE_OK;
@@ -254,7 +194,7 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
 {
     const te_attention *a = &g->forward;
     te_cuda_plan_open(plan);
-    te_status status = check_operands(exec, "attention backward", a);
+    te_status status = te_check_attention(exec, "attention backward", a);
     if (status == TE_OK) status = check_gradients(exec, g);
     if (status != TE_OK) return status;
     te_attention_args args = args_for(a);
@@ -270,9 +210,11 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
             te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
                              (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
         rows->kernel = kernel_for(a, g);
-        status = add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
+        status =
+            add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }
     if (status == TE_OK && a->k.shape[0] * a->k.shape[1] * a->k.shape[2] > 0)
-        status = add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
+        status =
+            add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
     return status;
 }

@@ -29,18 +29,6 @@ static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32
 
 /* --- embedding --------------------------------------------------------------------------------------------------- */
 
-static te_status check_embedding(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
-                                 const te_view *ids)
-{
-    bool fits = table->ndim == 2 && rows->ndim == ids->ndim + 1 && rows->shape[ids->ndim] == table->shape[1];
-    for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
-                            te_describe_view(rows).text, te_describe_view(table).text, te_describe_view(ids).text);
-    if (!is_index(ids->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
-    return TE_OK;
-}
-
 /* Elements of both sides that 16-byte accesses may move at a time; 1 also where columns are apart. */
 static int embedding_vector(const te_view *rows, const te_view *table)
 {
@@ -79,7 +67,7 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
                                  const te_view *ids)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_embedding(exec, "embedding", out, table, ids);
+    te_status status = te_check_embedding(exec, "embedding", out, table, ids);
     te_embedding_args args = embedding_args(out, table, ids);
     if (status != TE_OK || args.n == 0 || args.width == 0) return status;
     bool same = out->dtype == table->dtype;
@@ -97,7 +85,7 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
                                           const te_view *ids)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_embedding(exec, "embedding backward", dy, dtable, ids);
+    te_status status = te_check_embedding(exec, "embedding backward", dy, dtable, ids);
     te_embedding_args args = embedding_args(dy, dtable, ids);
     if (status != TE_OK || args.n == 0 || args.width == 0) return status;
     if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
@@ -115,7 +103,8 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
 
 /* --- classes ----------------------------------------------------------------------------------------------------- */
 
-te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes, double ignored)
+te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te_view *targets, int64_t classes,
+                                     double ignored)
 {
     te_cuda_plan_open(plan);
     te_classes_args args = {.targets = te_cuda_view_of(targets),
@@ -124,31 +113,18 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
                             .classes = classes,
                             .ignored = ignored};
     if (!is_index(targets->dtype) && targets->dtype != TE_U8)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s", te_dtype_name(targets->dtype));
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "classes must be int64, int32 or uint8, not %s",
+                            te_dtype_name(targets->dtype));
     if (args.n == 0) return TE_OK;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes, 0};
     /* the types of the embeddings that the build compiles */
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS, &args, sizeof args),
-              TE_F32, TE_F32);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS,
+                                          &args, sizeof args);
+    set_types(call, TE_F32, TE_F32);
     return TE_OK;
 }
 
 /* --- gather and scatter_add -------------------------------------------------------------------------------------- */
-
-static te_status check_index(te_exec *exec, const char *op, const te_view *whole, const te_view *part,
-                             const te_view *index, int dim)
-{
-    bool fits = whole->ndim == index->ndim && part->ndim == index->ndim && dim >= 0 && dim < index->ndim;
-    for (int i = 0; fits && i < index->ndim; i++)
-        fits = part->shape[i] == index->shape[i] && (i == dim || index->shape[i] <= whole->shape[i]);
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, dim,
-                            te_describe_view(whole).text, te_describe_view(part).text, te_describe_view(index).text);
-    if (!is_index(index->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
-    if (whole->dtype != part->dtype)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: both operands must have the same dtype", op);
-    return TE_OK;
-}
 
 static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
 {
@@ -164,7 +140,7 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
                               const te_view *index, int dim)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_index(exec, "gather", src, out, index, dim);
+    te_status status = te_check_index(exec, "gather", src, out, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     te_index_args args = index_args(src, out, index, dim);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim], 0};
@@ -179,7 +155,7 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
 {
     enum { MANY_LINES = 256, SHORT_LINE = 64 };
     te_cuda_plan_open(plan);
-    te_status status = check_index(exec, "scatter_add", dst, src, index, dim);
+    te_status status = te_check_index(exec, "scatter_add", dst, src, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");
     te_index_args args = index_args(dst, src, index, dim);

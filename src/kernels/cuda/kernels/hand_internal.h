@@ -4,14 +4,8 @@
 
 #include "hand.h"
 
+#include "../../check.h"
 #include "args.h"
-
-typedef struct te_view_words {
-    char text[160];
-} te_view_words;
-
-/* "{2, 3}" for messages. */
-te_view_words te_describe_view(const te_view *view);
 
 te_cuda_view te_cuda_view_of(const te_view *view);
 int64_t      te_row_count(const te_view *view);

@@ -74,7 +74,8 @@ size_t te_cuda_quantize_lines(const te_quantizer *q)
 /* Values, codes and what blocks need. */
 static size_t shared_bytes(const te_quantize_job *job)
 {
-    return TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype) + TE_CUDA_SQUARE_CODES + te_cuda_quantize_lines(job->quantizer);
+    return TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype) + TE_CUDA_SQUARE_CODES +
+           te_cuda_quantize_lines(job->quantizer);
 }
 
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
@@ -85,7 +86,8 @@ te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
     te_cuda_plan_open(plan);
     plan->scratch_bytes = 64;
     if (job->step == TE_QUANTIZE_BOTH) add_call(plan, "te_quantize_clear", job, &args, 0);
-    if (job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q)) add_call(plan, "te_quantize_measure", job, &args, shared);
+    if (job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q))
+        add_call(plan, "te_quantize_measure", job, &args, shared);
     if (job->step != TE_QUANTIZE_MEASURE) add_call(plan, "te_quantize", job, &args, shared);
     return TE_OK;
 }
@@ -155,7 +157,8 @@ te_status te_cuda_plan_arrange(te_cuda_plan *plan, const te_arrange_args *args)
 {
     te_cuda_plan_open(plan);
     int64_t blocks = (args->padded_lines * args->padded_blocks + THREADS - 1) / THREADS;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_arrange_factors", blocks, THREADS, args, sizeof *args);
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_arrange_factors", blocks, THREADS, args, sizeof *args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }
@@ -165,8 +168,8 @@ te_status te_cuda_plan_pad(te_cuda_plan *plan, const te_pad_args *args)
     enum { FULL = 16384 };
     te_cuda_plan_open(plan);
     int64_t blocks = (args->padded_lines * args->padded_bytes / 16 + THREADS - 1) / THREADS;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_pad_lines", blocks < FULL ? blocks : FULL, THREADS, args,
-                                          sizeof *args);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_pad_lines", blocks < FULL ? blocks : FULL,
+                                          THREADS, args, sizeof *args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }
@@ -175,7 +178,8 @@ te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, in
 {
     te_delayed_args args = {.tensors = tensors, .n = n, .skipped = skipped};
     te_cuda_plan_open(plan);
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_delayed_update", n, THREADS, &args, sizeof args);
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_delayed_update", n, THREADS, &args, sizeof args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32;
     return TE_OK;
 }

@@ -5,15 +5,6 @@ enum { THREADS = 256, FULL = 8192, TREES = 256 /* blocks of multinomial, each wi
 
 static int64_t row_length(const te_view *v) { return v->shape[v->ndim - 1]; }
 
-static te_status check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b)
-{
-    bool fits = a->ndim == b->ndim && a->ndim > 0;
-    for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
-    if (fits) return TE_OK;
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
-                        te_describe_view(a).text, te_describe_view(b).text);
-}
-
 static te_select_args args_for(const te_view *src)
 {
     return (te_select_args){.src = te_cuda_view_of(src), .rows = te_row_count(src), .n = row_length(src)};
@@ -33,15 +24,9 @@ te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_vi
                                   bool largest)
 {
     te_cuda_plan_open(plan);
-    bool fits = src->ndim > 0 && index->ndim == src->ndim - 1 && index->dtype == TE_I64;
-    for (int i = 0; fits && i < index->ndim; i++) fits = index->shape[i] == src->shape[i];
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "arg_reduce: index must be int64 %s without the last dimension, not %s",
-                            te_describe_view(src).text, te_describe_view(index).text);
+    te_status status = te_check_arg_reduce(exec, index, src);
+    if (status != TE_OK) return status;
     te_select_args args = args_for(src);
-    if (args.rows > 0 && args.n == 0)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_describe_view(src).text);
     if (args.rows == 0) return TE_OK;
     args.indices = te_cuda_view_of(index);
     args.flag = largest;
@@ -53,8 +38,8 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
                             const te_view *src, bool largest)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_rows(exec, "topk", values, src);
-    if (status == TE_OK) status = check_rows(exec, "topk", indices, src);
+    te_status status = te_check_rows(exec, "topk", values, src);
+    if (status == TE_OK) status = te_check_rows(exec, "topk", indices, src);
     if (status != TE_OK) return status;
     te_select_args args = args_for(src);
     args.k = row_length(values);
@@ -73,7 +58,7 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_rows(exec, "cumsum", dst, src);
+    te_status status = te_check_rows(exec, "cumsum", dst, src);
     if (status != TE_OK) return status;
     te_select_args args = args_for(src);
     if (row_length(dst) != args.n)
@@ -90,7 +75,7 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
                                    bool replacement, te_rng rng)
 {
     te_cuda_plan_open(plan);
-    te_status status = check_rows(exec, "multinomial", out, src);
+    te_status status = te_check_rows(exec, "multinomial", out, src);
     if (status != TE_OK) return status;
     if (out->dtype != TE_I64) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: samples must be int64");
     te_select_args args = args_for(src);

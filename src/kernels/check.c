@@ -1,0 +1,138 @@
+/* check.c - see check.h. */
+#include "check.h"
+
+#include <stdio.h>
+
+te_view_words te_describe_view(const te_view *view)
+{
+    te_view_words words;
+    size_t used = (size_t)snprintf(words.text, sizeof words.text, "{");
+    for (int i = 0; i < view->ndim && used < 130; i++)
+        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s%lld", i ? ", " : "",
+                                 (long long)view->shape[i]);
+    snprintf(words.text + used, sizeof words.text - used, "}");
+    return words;
+}
+
+bool te_view_has_shape(const te_view *view, int ndim, const int64_t *shape)
+{
+    bool same = view->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++) same = view->shape[i] == shape[i];
+    return same;
+}
+
+static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
+
+static te_status check_attention_shapes(te_exec *exec, const char *op, const te_attention *a)
+{
+    const te_view *q = &a->q, *k = &a->k, *v = &a->v;
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && k->shape[0] == q->shape[0] &&
+                k->shape[3] == q->shape[3] &&
+                te_view_has_shape(v, 4, (int64_t[4]){k->shape[0], k->shape[1], k->shape[2], v->shape[3]});
+    fits = fits && (q->shape[1] == 0 || (k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0));
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q %s, k %s and v %s do not fit together", op,
+                            te_describe_view(q).text, te_describe_view(k).text, te_describe_view(v).text);
+    if (q->shape[3] > TE_ATTENTION_MAX_DIM || v->shape[3] > TE_ATTENTION_MAX_DIM)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: dim %lld and dim_v %lld; at most %d", op,
+                            (long long)q->shape[3], (long long)v->shape[3], TE_ATTENTION_MAX_DIM);
+    if (!te_view_has_shape(&a->out, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], v->shape[3]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: out %s does not fit q %s and v %s", op,
+                            te_describe_view(&a->out).text, te_describe_view(q).text, te_describe_view(v).text);
+    if (te_view_present(&a->lse) && !te_view_has_shape(&a->lse, 3, q->shape))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse %s does not fit q %s", op,
+                            te_describe_view(&a->lse).text, te_describe_view(q).text);
+    if (te_view_present(&a->bias) &&
+        !te_view_has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
+                            te_describe_view(&a->bias).text, te_describe_view(q).text, te_describe_view(k).text);
+    return TE_OK;
+}
+
+static te_status check_attention_elements(te_exec *exec, const char *op, const te_attention *a)
+{
+    static const char *const names[4] = {"q", "k", "v", "out"};
+    const te_view *views[4] = {&a->q, &a->k, &a->v, &a->out};
+    te_dtype t = a->q.dtype;
+    if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
+    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
+    if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
+    for (int i = 0; i < 4; i++)
+        if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed",
+                                op, names[i], (long long)views[i]->stride[3]);
+    return TE_OK;
+}
+
+te_status te_check_attention(te_exec *exec, const char *op, const te_attention *a)
+{
+    te_status status = check_attention_shapes(exec, op, a);
+    if (status == TE_OK) status = check_attention_elements(exec, op, a);
+    if (status != TE_OK) return status;
+    if (!(a->dropout >= 0.0 && a->dropout <= 1.0))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: dropout probability %g is outside 0 to 1", op, a->dropout);
+    bool packed = a->cu_seqlens_q || a->cu_seqlens_kv;
+    if (packed && (!a->cu_seqlens_q || !a->cu_seqlens_kv || a->q.shape[0] != 1 || a->n_seqs < 0))
+        return te_exec_fail(
+            exec, TE_ERROR_ARGUMENT,
+            "%s: packed sequences need both lists of offsets and batch 1, not batch %lld with %d sequences", op,
+            (long long)a->q.shape[0], a->n_seqs);
+    return TE_OK;
+}
+
+/* --- look-ups ----------------------------------------------------------------------------------------------------- */
+
+te_status te_check_embedding(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
+                             const te_view *ids)
+{
+    bool fits = table->ndim == 2 && rows->ndim == ids->ndim + 1 && rows->shape[ids->ndim] == table->shape[1];
+    for (int i = 0; fits && i < ids->ndim; i++) fits = rows->shape[i] == ids->shape[i];
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, table %s and ids %s do not fit together", op,
+                            te_describe_view(rows).text, te_describe_view(table).text, te_describe_view(ids).text);
+    if (!is_index(ids->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: ids must be int32 or int64", op);
+    return TE_OK;
+}
+
+te_status te_check_index(te_exec *exec, const char *op, const te_view *whole, const te_view *part,
+                         const te_view *index, int dim)
+{
+    bool fits = whole->ndim == index->ndim && part->ndim == index->ndim && dim >= 0 && dim < index->ndim;
+    for (int i = 0; fits && i < index->ndim; i++)
+        fits = part->shape[i] == index->shape[i] && (i == dim || index->shape[i] <= whole->shape[i]);
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s along %d: %s, %s and index %s do not fit together", op, dim,
+                            te_describe_view(whole).text, te_describe_view(part).text, te_describe_view(index).text);
+    if (!is_index(index->dtype)) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index must be int32 or int64", op);
+    if (whole->dtype != part->dtype)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: both operands must have the same dtype", op);
+    return TE_OK;
+}
+
+te_status te_check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b)
+{
+    bool fits = a->ndim == b->ndim && a->ndim > 0;
+    for (int i = 0; fits && i + 1 < a->ndim; i++) fits = a->shape[i] == b->shape[i];
+    if (fits) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s and %s differ before the last dimension", op,
+                        te_describe_view(a).text, te_describe_view(b).text);
+}
+
+te_status te_check_arg_reduce(te_exec *exec, const te_view *index, const te_view *src)
+{
+    int64_t rows = 1;
+    bool fits = src->ndim > 0 && index->dtype == TE_I64 && te_view_has_shape(index, src->ndim - 1, src->shape);
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
+                            "arg_reduce: index must be int64 %s without the last dimension, not %s",
+                            te_describe_view(src).text, te_describe_view(index).text);
+    for (int i = 0; i + 1 < src->ndim; i++) rows *= src->shape[i];
+    if (rows > 0 && src->shape[src->ndim - 1] == 0)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_describe_view(src).text);
+    return TE_OK;
+}

@@ -1,0 +1,31 @@
+/* check.h - what operands must be to each other, the same on every device, and how messages name them. A backend asks
+ * before it plans or touches anything; where values must be looked at, such as ids, it does so itself. */
+#ifndef TE_KERNELS_CHECK_H
+#define TE_KERNELS_CHECK_H
+
+#include "kernels.h"
+
+enum { TE_ATTENTION_MAX_DIM = 512 }; /* columns of a head */
+
+typedef struct te_view_words {
+    char text[160];
+} te_view_words;
+
+/* The shape, "{2, 3}". */
+te_view_words te_describe_view(const te_view *view);
+bool te_view_has_shape(const te_view *view, int ndim, const int64_t *shape);
+
+/* Shapes, dtypes, strides and options of attention in plain dtypes: `op` is what the message begins with. */
+te_status te_check_attention(te_exec *exec, const char *op, const te_attention *a);
+
+/* rows: of ids' shape with the table's width appended. */
+te_status te_check_embedding(te_exec *exec, const char *op, const te_view *rows, const te_view *table,
+                             const te_view *ids);
+/* `whole` is indexed along dim; part has index's shape. */
+te_status te_check_index(te_exec *exec, const char *op, const te_view *whole, const te_view *part,
+                         const te_view *index, int dim);
+/* Equal but for the last dimension, which both have. */
+te_status te_check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b);
+te_status te_check_arg_reduce(te_exec *exec, const te_view *index, const te_view *src);
+
+#endif

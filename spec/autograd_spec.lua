@@ -147,6 +147,10 @@ describe("scopes", function()
 end)
 
 describe("te.gradcheck", function()
+    it("takes one input without a list", function()
+        assert.is_true(te.gradcheck(te.gelu, te.randn({ 3 }, { dtype = "float64" })))
+    end)
+
     it("accepts right gradients and says where wrong ones are", function()
         local x = te.tensor({ { 0.3, 0.7 }, { 1.1, -0.4 } }, { dtype = "float64" })
         assert.is_true(te.gradcheck(function(a) return te.exp(a) * a end, { x }))

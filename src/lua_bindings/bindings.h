@@ -15,6 +15,7 @@
 #ifndef TE_LUA_BINDINGS_H
 #define TE_LUA_BINDINGS_H
 
+#include "core/io.h"
 #include "core/op.h"
 
 #include <lauxlib.h>
@@ -105,6 +106,8 @@ static inline void te_lua_text_entry(lua_State *L, const char *name, const char 
 int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
 /* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
 int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* Raises what reading or writing a file failed with, which a host can tell by its status. */
+int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_error *error);
 /* The entry of `names` (n of them, or up to NULL when n < 0) most like `name`; NULL when none is near. */
 const char *te_lua_nearest(const char *name, const char *const *names, int n);
 /* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */

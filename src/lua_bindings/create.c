@@ -5,7 +5,6 @@
  */
 #include "bindings.h"
 
-#include "core/io.h"
 #include "kernels/philox.h"
 
 #include <math.h>
@@ -409,7 +408,7 @@ static int create_from_file(lua_State *L)
     te_lua_enter(rt, L, "from_file");
     te_lua_tensor *result = te_lua_new_tensor(L);
     if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK)
-        return te_lua_fail(L, "from_file", "%s", error.message);
+        return te_lua_raise_io(rt, L, "from_file", &error);
     if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
     bool fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) &&
                 end <= size;

@@ -273,6 +273,33 @@ describe("te.checkpoint", function()
         w.grad = nil
     end)
 
+    it("gives te.grad the gradients of parameters, and touches no .grad", function()
+        local make = {
+            function(layer, x) return layer(x) end,
+            function(layer, x) return te.checkpoint(layer, x) end,
+            function(layer, x) return te.checkpoint(function(v) return te.checkpoint(layer, v) * 1 end, x) end,
+            function(layer, x) -- the weight is used outside, too
+                return te.checkpoint(layer, x) + te.linear(x, layer.weight) * 0
+            end,
+        }
+        local layer, other = te.Linear(4, 3, { params_dtype = "float64" }), te.ones({ 2 }, { requires_grad = true })
+        local values = te.randn({ 2, 4 }, { dtype = "float64" })
+        local expected
+        for _, run in ipairs(make) do
+            local x = te.tensor(values, { requires_grad = true })
+            local y = run(layer, x)
+            local got = te.grad((y * y):sum(), { layer.weight, x, layer.bias, other })
+            assert.is_false(got[4])
+            assert.is_nil(layer.weight.grad)
+            assert.is_nil(x.grad)
+            expected = expected or got
+            for i = 1, 3 do close(expected[i]:totable(), got[i]) end
+        end
+        te.checkpoint(layer, values):sum():backward() -- and a backward pass fills them
+        assert.is_not_nil(layer.weight.grad)
+        layer:zero_grad()
+    end)
+
     it("has several results and passes other arguments", function()
         local x = leaf { 1, 2 }
         local a, b = te.checkpoint(function(v, k) return v * k, v * v end, x, 3)

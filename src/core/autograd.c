@@ -370,6 +370,11 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     return status == TE_OK && !outer ? te_products_update(ctx, true) : status;
 }
 
+te_status te_autograd_give(te_tensor *t, te_tensor *grad)
+{
+    return t->ctx->engine ? seed(t->ctx->engine, t, grad) : TE_OK;
+}
+
 te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
 {
     if (!loss) return TE_ERROR_ARGUMENT;

@@ -239,8 +239,19 @@ local function run_recorded(state, fn, ...)
     return recorded(state, before, core.within(fn, ...))
 end
 
+-- What fn gave, which a graph node can only have as tensors.
+local function tensors(...)
+    local n = select("#", ...)
+    for i = 1, n do
+        local value = (select(i, ...))
+        if not te.is_tensor(value) then core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, type(value))) end
+    end
+    if n == 0 then core.fail("te.checkpoint: the function gave nothing, not a tensor") end
+    return ...
+end
+
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
---- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives up to three tensors.
+--- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives tensors.
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
@@ -249,7 +260,7 @@ function te.checkpoint(fn, ...)
         mode = mode.get() }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
-        return run_recorded(state, fn, ...)
+        return tensors(run_recorded(state, fn, ...))
     end
     return core.custom(forward, checkpoint_backward, anchor, ...)
 end

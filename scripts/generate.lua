@@ -18,11 +18,11 @@ local command_line = train.command_line {
     { "top-k", "integer", 40, min = 0, help = "choose among so many likeliest tokens; 0: among all" },
     { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
     { "seed", "integer", 1, min = 0, help = "of the choices" },
-    { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
+    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores" },
 }
 
 local function load(o)
-    local path = o.checkpoint or train.checkpoint.latest(o.out)
+    local path = o.checkpoint or train.io(train.checkpoint.latest, o.out)
     if not path then train.fail(train.exit.io, ("no checkpoint in %s; train_gpt.lua makes one"):format(o.out)) end
     local saved = train.io(train.checkpoint.load, path)
     if not saved.metadata.tokenizer then

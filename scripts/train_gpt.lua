@@ -51,7 +51,7 @@ local command_line = train.command_line {
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
-    { "threads", "integer", 0, min = 0, max = 4096, help = "0: all cores" },
+    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores" },
     { "device", "string", te.get_default_device(), help = "cpu, cuda, cuda:1" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
@@ -98,6 +98,14 @@ local function recipe_of(o)
     return RECIPES[o.recipe] and te.recipe[RECIPES[o.recipe]](fp8)
 end
 
+-- A batch of shards may hold ids that the model has no row for.
+local function check_ids(run, x, y)
+    if run.tokenizer then return x, y end
+    local largest, size = math.max(x:max():item(), y:max():item()), run.model.config.vocab_size
+    if largest >= size then refuse("--vocab-size=%d, but %s has token %d", size, run.set.description, largest) end
+    return x, y
+end
+
 local function loss_of(run, x, y)
     x, y = x:to(run.options.device), y:to(run.options.device)
     return te.autocast(run.autocast, function()
@@ -131,6 +139,8 @@ local function open_run(o, given, script)
     if saved then
         train.checkpoint.check_data(saved, run.set)
         run.model = te.models.gpt.from_checkpoint(saved)
+        local limit = run.model.config.block_size
+        if o.block > limit then refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit) end
     else
         run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
@@ -140,7 +150,7 @@ local function open_run(o, given, script)
     run.model:to(o.device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model)
-    run.steps = train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end,
+    run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(), optimizer = run.optimizer,
         schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps },
         guard = run.guard, device = o.device, graph = o.graph, clip = o.clip, grad_accumulation = o.grad_accumulation }
@@ -159,7 +169,7 @@ local function open_run(o, given, script)
 end
 
 local function validate(run)
-    local function loss(x, y) return loss_of(run, x, y):item() end
+    local function loss(x, y) return loss_of(run, check_ids(run, x, y)):item() end
     run.model:eval()
     local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
     run.model:train()

@@ -147,6 +147,10 @@ describe("scopes", function()
 end)
 
 describe("te.gradcheck", function()
+    it("takes one input without a list", function()
+        assert.is_true(te.gradcheck(te.gelu, te.randn({ 3 }, { dtype = "float64" })))
+    end)
+
     it("accepts right gradients and says where wrong ones are", function()
         local x = te.tensor({ { 0.3, 0.7 }, { 1.1, -0.4 } }, { dtype = "float64" })
         assert.is_true(te.gradcheck(function(a) return te.exp(a) * a end, { x }))
@@ -267,6 +271,33 @@ describe("te.checkpoint", function()
         te.sum(te.checkpoint(block, te.ones({ 2, 4 }, { dtype = "float64" }))):backward()
         assert.is_not_nil(w.grad)
         w.grad = nil
+    end)
+
+    it("gives te.grad the gradients of parameters, and touches no .grad", function()
+        local make = {
+            function(layer, x) return layer(x) end,
+            function(layer, x) return te.checkpoint(layer, x) end,
+            function(layer, x) return te.checkpoint(function(v) return te.checkpoint(layer, v) * 1 end, x) end,
+            function(layer, x) -- the weight is used outside, too
+                return te.checkpoint(layer, x) + te.linear(x, layer.weight) * 0
+            end,
+        }
+        local layer, other = te.Linear(4, 3, { params_dtype = "float64" }), te.ones({ 2 }, { requires_grad = true })
+        local values = te.randn({ 2, 4 }, { dtype = "float64" })
+        local expected
+        for _, run in ipairs(make) do
+            local x = te.tensor(values, { requires_grad = true })
+            local y = run(layer, x)
+            local got = te.grad((y * y):sum(), { layer.weight, x, layer.bias, other })
+            assert.is_false(got[4])
+            assert.is_nil(layer.weight.grad)
+            assert.is_nil(x.grad)
+            expected = expected or got
+            for i = 1, 3 do close(expected[i]:totable(), got[i]) end
+        end
+        te.checkpoint(layer, values):sum():backward() -- and a backward pass fills them
+        assert.is_not_nil(layer.weight.grad)
+        layer:zero_grad()
     end)
 
     it("has several results and passes other arguments", function()

@@ -56,6 +56,7 @@ describe("tetrain", function()
     it("says its version and options", function()
         assert.equal("tetrain " .. te.version .. "\n", (run "--version"))
         assert.is_truthy(run("--help"):find("--threads", 1, true))
+        assert.equal(run("--help"), (run("-h")))
     end)
 
     it("ends with 2 for a wrong command line, naming the option and the value", function()

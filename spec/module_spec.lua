@@ -129,6 +129,19 @@ describe("te.Module", function()
         assert.is_false(m.list[2].training)
         m:train()
         assert.is_true(m.up.training)
+        m:train(false)
+        assert.is_false(m.up.training)
+        assert.error_matches(function() m:train(0) end, ":train: on: expected boolean, got 0")
+        m:train(true)
+        assert.is_true(m.up.training)
+    end)
+
+    it("takes a device and a dtype in either order", function()
+        for _, words in ipairs { { "cpu", "float64" }, { "float64", "cpu" } } do
+            assert.equal("float64", te.Linear(2, 2):to(unpack(words)).weight.dtype)
+        end
+        assert.error_matches(function() te.Linear(2, 2):to("cpu", "flaot64") end, 'did you mean "float64"')
+        assert.error_matches(function() te.Linear(2, 2):to("cpu", "float64", 1) end, "argument 3, number 1, is too much")
     end)
 
     it("converts its parameters", function()

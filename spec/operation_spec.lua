@@ -55,6 +55,13 @@ describe("te.BasicOperation", function()
         assert.error_matches(function() Op()(x) end, "Op: takes 1 extra inputs, got 0")
     end)
 
+    it("names a class without op_forward", function()
+        local Empty = te.BasicOperation:extend("Empty")
+        for _, run in ipairs { Empty(), te.Sequential(te.ReLU(), Empty()) } do
+            assert.error_matches(function() run(te.ones { 2 }) end, "Empty: the class has no method op_forward")
+        end
+    end)
+
     it("raises what backward raises", function()
         local Op = te.BasicOperation:extend("Op")
         function Op.op_forward(_, _, x) return x * 1 end

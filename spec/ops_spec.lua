@@ -147,7 +147,7 @@ local UNARY = {
     reciprocal = function(v) return 1 / v end, relu = function(v) return math.max(v, 0) end,
     silu = function(v) return v * sigmoid(v) end, quick_gelu = function(v) return v * sigmoid(1.702 * v) end,
     srelu = function(v) return math.max(v, 0) ^ 2 end, sign = function(v) return v > 0 and 1 or v < 0 and -1 or 0 end,
-    gelu = function(v) return v * (0.5 + 0.5 * math.tanh(v * (0.79788456 + 0.03567741 * v * v))) end,
+    gelu = function(v) return 0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3))) end,
 }
 
 local BINARY = {
@@ -170,6 +170,18 @@ describe("elementwise operations", function()
             end)
         end
     end
+
+    it("are as exact in float64 as their definitions", function()
+        local list = {}
+        for i = -30, 30 do list[#list + 1] = i / 10 end
+        local x = te.tensor(list, { dtype = "float64" })
+        for _, name in ipairs { "exp", "tanh", "sigmoid", "silu", "quick_gelu", "gelu", "sin", "cos" } do
+            for i, got in ipairs(te[name](x):totable()) do
+                local want = UNARY[name](list[i])
+                assert.is_true(math.abs(got - want) <= 1e-14 * math.max(1, math.abs(want)), name .. " of " .. list[i])
+            end
+        end
+    end)
 
     it("te.log, te.sqrt and te.rsqrt of positive numbers", function()
         local positive = { 0.25, 1, 2, 1e6 }

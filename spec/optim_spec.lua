@@ -128,6 +128,57 @@ describe("te.optim.AdamW", function()
         assert.error_matches(function() te.optim.AdamW({ p, p }) end, "came before")
         local opt = te.optim.AdamW({ p })
         assert.error_matches(function() opt:load_state_dict({}) end, "expected what state_dict returns")
+        assert.error_matches(function() te.optim.AdamW({ p, nil, parameter { 2 } }) end, "params: entry 2 is nil, but there is one at 3")
+        assert.error_matches(function() te.optim.AdamW({ p, lr = 1 }) end, 'params: a list has no entry "lr"')
+        assert.error_matches(function() te.optim.clip_grad_norm({ p, nil, p }, 1) end, "params: entry 2 is nil")
+        for _, lr in ipairs { -1, "a", 0 / 0 } do
+            assert.error_matches(function() opt:set_lr(lr) end, "te%.optim%.AdamW:set_lr: lr: expected number, at least 0")
+        end
+        assert.error_matches(function() opt:set_lr() end, "got nil")
+    end)
+
+    it("loads all of a state or nothing", function()
+        local a, b = parameter { 1 }, parameter { 2 }
+        local opt = te.optim.AdamW({ a, b }, { lr = 0.5 })
+        a.grad, b.grad = te.ones { 1 }, te.ones { 1 }
+        opt:step()
+        local good = { step = 7, exp_avg = te.ones { 1 }, exp_avg_sq = te.ones { 1 } }
+        local function with(name, value)
+            local bad = { step = 7, exp_avg = te.ones { 1 }, exp_avg_sq = te.ones { 1 } }
+            bad[name] = value
+            return bad
+        end
+        for message, saved in pairs {
+            ["parameter 2: state: expected table, got 3"] = { state = { good, 3 }, groups = { { lr = 1 } } },
+            ["parameter 2: step: expected integer"] = { state = { good, with("step", "a") }, groups = { { lr = 1 } } },
+            ["parameter 2: step is missing"] = { state = { good, with("step", nil) }, groups = { { lr = 1 } } },
+            ["parameter 2: exp_avg: expected a tensor, got number"] = { state = { good, with("exp_avg", 3) }, groups = { { lr = 1 } } },
+            ["parameter 2: exp_avg has shape {1,1}"] = { state = { good, with("exp_avg", te.ones { 1, 1 }) }, groups = { { lr = 1 } } },
+            ["a state of parameter 3, of 2"] = { state = { good, good, good }, groups = { { lr = 1 } } },
+            ["option lr: expected number, at least 0"] = { state = { good, good }, groups = { { lr = -1 } } },
+            ["group: expected table, got 3"] = { state = { good, good }, groups = { 3 } },
+        } do
+            local ok, problem = pcall(opt.load_state_dict, opt, saved)
+            assert.is_false(ok)
+            assert.matches(message, problem, 1, true)
+            assert.equal(0.5, opt.groups[1].lr)
+            assert.equal(1, opt:state_dict().state[1].step)
+        end
+        opt:load_state_dict({ state = { good }, groups = { { lr = 1 } } })
+        assert.equal(1, opt.groups[1].lr)
+        assert.equal(7, opt:state_dict().state[1].step)
+        assert.is_nil(opt:state_dict().state[2])
+    end)
+
+    it("has options of its own, not those of the next optimizer", function()
+        local betas = { 0.8, 0.9 }
+        local first = te.optim.AdamW({ parameter { 1 } })
+        local pair = te.optim.AdamW({ { params = { parameter { 1 } } }, { params = { parameter { 1 } } } }, { betas = betas })
+        local saved = first:state_dict()
+        first.groups[1].betas[1], pair.groups[1].betas[1] = 0.5, 0.5
+        assert.equal(0.9, te.optim.AdamW({ parameter { 1 } }).groups[1].betas[1])
+        assert.equal(0.9, saved.groups[1].betas[1])
+        assert.same({ 0.8, 0.8 }, { pair.groups[2].betas[1], betas[1] })
     end)
 
     it("takes a module and clears gradients", function()

@@ -24,6 +24,8 @@ describe("te.profile", function()
             end
         end
         assert.is_true(p.seconds > 0)
+        assert.equal(p.events[1], p[1])
+        assert.equal(#names, #p)
         assert.matches("layer_norm.backward", tostring(p))
     end)
 

@@ -50,6 +50,12 @@ describe("the prompt, piped", function()
         assert.is_truthy(err:find("near '<eof>'", 1, true))
     end)
 
+    it("writes tables inside tables with two spaces each", function()
+        local long = ("x"):rep(99)
+        assert.equal(('{\n  a = {\n    {\n      "%s"\n    },\n    2\n  }\n}\n'):format(long), (piped "{ a = { { ('x'):rep(99) }, 2 } }\n"))
+        assert.equal("{\n  float32 tensor {2}\n  {1, 1}\n}\n", (piped "{ te.ones(2) }\n"))
+    end)
+
     it("goes on after an error, shown without its own frames", function()
         local out, err = piped "function f() error('oops') end\nlocal y = f()\n1\nf(\n)\n"
         assert.equal("1\n", out)

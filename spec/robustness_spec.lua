@@ -277,8 +277,8 @@ describe("hostile scripts", function()
             dequantize = function(x, args) return core.dequantize(quantizer, "float32", args, "rowwise", x, x, x) end,
             quantized_linear = function(x) return core.quantized_linear(new_state(), x, x, x) end,
             quantized_parameter = function(x) return core.quantized_parameter(new_state(), x, true) end,
-            group_run = function(x, args) return core.group_run(args.group, x) end,
-            group_explain = function(x, args) return core.group_explain(args.group, x) end,
+            group_run = function(x, _, group) return core.group_run(group, x) end,
+            group_explain = function(x, _, group) return core.group_explain(group, x) end,
         }
         for name, call_it in pairs(in_finalizers) do
             it("in a finalizer: " .. name, function()
@@ -288,8 +288,8 @@ describe("hostile scripts", function()
                         x = te.rand({ 4, 4 }, { dtype = "float64", requires_grad = true })
                         te.sum(x):backward()
                     end
-                    local args = { x, x, group = handles[2]() }
-                    local ok, problem = while_collecting(function() x:release() end, call_it, x, args)
+                    local args, group = { x, x }, handles[2]()
+                    local ok, problem = while_collecting(function() x:release() end, call_it, x, args, group)
                     assert.is_false(ok)
                     assert.is_truthy(tostring(problem):find("released") or tostring(problem):find("expected"), problem)
                 end

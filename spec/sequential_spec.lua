@@ -38,6 +38,15 @@ describe("te.Sequential", function()
         assert.error_matches(function() te.Sequential():pop() end, "position %-1 of 0 modules")
     end)
 
+    it("drops nothing behind an argument that is nil", function()
+        for _, container in ipairs { te.Sequential, te.Residual } do
+            assert.error_matches(function() container(te.ReLU(), nil, te.GELU()) end, "module 2: expected a module or something callable, got nil")
+            assert.error_matches(function() container(te.ReLU(), nil) end, "module 2: expected a module")
+        end
+        assert.error_matches(function() te.Sequential():extend({ te.ReLU(), nil, te.GELU() }) end, "entry 2 is nil")
+        assert.equal(2, #te.Residual(te.ReLU(), te.GELU(), { drop_path = 0.5 }))
+    end)
+
     it("has no gaps", function()
         for _, container in ipairs { te.Sequential, te.Residual } do
             local seq = container(te.Identity(), te.ReLU(), te.GELU())

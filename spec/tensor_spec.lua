@@ -36,7 +36,39 @@ describe("making tensors", function()
         assert.error_matches(function() te.tensor(endless) end, "nested more than 8 deep")
     end)
 
+    it("refuses lists with more behind a hole, or under names, than it would read", function()
+        local x, hole = te.ones { 2, 3 }, "entry 2 is nil, but there is one at 3"
+        for call, message in pairs {
+            [function() te.tensor { 1, nil, 3 } end] = "te.tensor: value: " .. hole,
+            [function() te.tensor({ { 1 }, { 2, x = 3 } }) end] = 'te.tensor: value: a list has no entry string "x"',
+            [function() te.tensor({ 1, 2, dtype = "int64" }) end] = 'no entry string "dtype"; options stand in a table of their own',
+            [function() te.zeros { 2, 3, dtype = "int64" } end] = 'te.zeros: shape: a list has no entry string "dtype"',
+            [function() te.zeros { 2, nil, 3 } end] = "te.zeros: shape: " .. hole,
+            [function() x:sum { 1, keepdim = true } end] = 'te.sum: dim: a list has no entry string "keepdim"',
+            [function() te.cat { x, x, dim = 2 } end] = 'te.cat: list: a list has no entry string "dim"',
+            [function() x:split({ 1, nil, 2 }, 2) end] = "te.split: sizes: " .. hole,
+            [function() te.full(2, 3) end] = "te.full: shape: expected a table of whole numbers, got number 2",
+        } do
+            local ok, problem = pcall(call)
+            assert.is_false(ok)
+            assert.matches(message, problem, 1, true)
+        end
+        local backwards = {}
+        for i = 100, 1, -1 do backwards[i] = i end
+        assert.equal(5050, te.tensor(backwards):sum():item())
+    end)
+
+    it("draws numbers in dtypes that hold them", function()
+        for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64" } do
+            assert.equal(dtype, te.rand({ 2 }, { dtype = dtype }).dtype)
+        end
+        assert.error_matches(function() te.rand({ 2 }, { dtype = "int64" }) end, "te%.rand: dtype: int64 holds no such numbers")
+        assert.error_matches(function() te.randn({ 2 }, { dtype = "bool" }) end, "te%.randn: dtype: bool")
+    end)
+
     it("filled and counted", function()
+        assert.same({ true, true }, te.full({ 2 }, true):totable())
+        assert.same({ 0, 0 }, te.full({ 2 }, false, { dtype = "int64" }):totable())
         assert.same({ { 0, 0 } }, te.zeros({ 1, 2 }):totable())
         assert.same({ { 0, 0 } }, te.zeros(1, 2):totable())
         assert.same({ 1, 1 }, te.ones({ 2 }, { dtype = "int32" }):totable())
@@ -89,6 +121,8 @@ describe("fields and queries", function()
         assert.error_matches(function() return x:item() end, "6 elements, shape {2,3}, not one")
         assert.error_matches(function() x.grad = te.ones(2) end, "grad")
         assert.error_matches(function() te.ones({ 2 }, { dtype = "int64" }).requires_grad = true end, "int64")
+        assert.error_matches(function() te.ones(2).requires_grad = 1 end, "requires_grad: expected true or false, got number 1")
+        assert.error_matches(function() return x[{ 1 }] end, "index: expected a whole number or a name, got table")
     end)
 
     it("compares by identity", function()
@@ -226,6 +260,27 @@ describe("memory", function()
     end)
 end)
 
+describe("parts and conversion", function()
+    local x = counting(2, 3)
+
+    it("take options in a table, too", function()
+        assert.same({ { 3 }, { 6 } }, x:split(2, { dim = 2 })[2]:totable())
+        assert.same({ { 3 }, { 6 } }, x:chunk(2, { dim = -1 })[2]:totable())
+        assert.error_matches(function() x:split(1, { dimm = 2 }) end, 'te%.split: unknown option "dimm"; did you mean "dim"')
+        assert.error_matches(function() x:split({ 2, 2 }, 2) end, "te%.split: sizes sum to 4, dimension 2 has 3")
+        assert.error_matches(function() x:split(1, 2, 3) end, "te%.split: argument 4")
+        assert.error_matches(function() x:chunk(1, 2, 3) end, "te%.chunk: argument 4")
+    end)
+
+    it("go to a dtype and a device in either order", function()
+        assert.equal("float64", x:to("cpu", "float64").dtype)
+        assert.equal("float64", x:to("float64", "cpu").dtype)
+        assert.error_matches(function() x:to("cpu", "float32", 3) end, "te%.to: argument 4")
+        assert.error_matches(function() x:to({ dtype = "float64" }, "cpu") end, "te%.to: argument 3")
+        assert.is_false(pcall(te.to, x, "cpu", "flaot32"))
+    end)
+end)
+
 describe("files", function()
     local path = os.tmpname()
     teardown(function() os.remove(path) end)
@@ -243,6 +298,15 @@ describe("files", function()
         assert.error_matches(function() te.save(path, { x = 1 }) end, "te%.save: x: expected a tensor")
         assert.error_matches(function() te.save("/no/such/folder/x", tensors) end, "te%.save: /no/such/folder")
         assert.error_matches(function() te.load("/no/such/file") end, "te%.load: /no/such/file")
+    end)
+
+    it("do not take the place of a device or a pipe", function()
+        local pipe = os.tmpname()
+        os.remove(pipe)
+        os.execute("mkfifo " .. pipe)
+        assert.error_matches(function() te.save(pipe, { x = te.ones { 2 } }) end, "te%.save: " .. pipe:gsub("%p", "%%%0"))
+        assert.equal(0, os.execute("test -p " .. pipe))
+        os.remove(pipe)
     end)
 
     it("are read as tensors that nobody writes", function()

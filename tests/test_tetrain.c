@@ -23,9 +23,37 @@ static void test_running(void)
     CHECK(run(rt, "local function f() return f() + 1 end f()") == TETRAIN_ERROR_SCRIPT && says(rt, "stack overflow"));
     CHECK(run(rt, "require('te').empty(1e13)") == TETRAIN_ERROR_MEMORY);
     CHECK(tetrain_run_file(rt, "/no/such/file.lua", 0, NULL) == TETRAIN_ERROR_IO && says(rt, "/no/such/file.lua"));
+    static const char *const files[] = {"te.load('/no/such/file')", "te.from_file('/no/such/file', 'uint8')",
+                                        "te.save('/no/such/folder/x', { x = te.ones(1) })",
+                                        "te._core.tokens_open { paths = { '/no/such/file' }, batch = 1, block = 1 }"};
+    CHECK(run(rt, "te = require 'te'") == TETRAIN_OK);
+    for (int i = 0; i < (int)(sizeof files / sizeof *files); i++)
+        CHECK_MSG(run(rt, files[i]) == TETRAIN_ERROR_IO && says(rt, "/no/such/f"), "%s", tetrain_error(rt));
+    CHECK(run(rt, "pcall(te.load, '/no/such/file') error('x')") == TETRAIN_ERROR_SCRIPT);
     CHECK(run(rt, "assert(x == 2)") == TETRAIN_OK);
     tetrain_close(rt);
     tetrain_close(NULL);
+}
+
+/* What a host that looks at nothing passes on when tetrain_open gave NULL. */
+static void test_no_runtime(void)
+{
+    te_context *none = tetrain_context(NULL);
+    CHECK(te_context_error(none)[0] != 0);
+    CHECK(!te_tensor_empty(none, TE_F32, 0, NULL) && !te_tensor_full(none, TE_F32, 0, NULL, 1));
+    CHECK(!te_tensor_from_data(none, NULL, TE_F32, 0, NULL, NULL, NULL) && !te_group_new(none));
+    CHECK(!te_op_find(none, "exp") && !te_op_at(none, 0));
+    CHECK(!te_op_name(NULL) && !te_op_signature(NULL) && !te_op_doc(NULL));
+    te_tensor *out = NULL;
+    CHECK(te_op_run(none, NULL, NULL, 0, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    CHECK(te_tensor_dtype(NULL) == TE_DTYPE_COUNT && te_tensor_ndim(NULL) == 0 && !te_tensor_shape(NULL));
+    CHECK(te_tensor_numel(NULL) == 0 && !te_tensor_data(NULL) && !te_tensor_device(NULL) && !te_tensor_context(NULL));
+    CHECK(te_dtype_from_name(NULL) == TE_DTYPE_COUNT);
+    tetrain_options many = {.struct_size = sizeof many, .threads = 1000000};
+    tetrain        *rt = tetrain_open(&many);
+    CHECK(te_context_threads(tetrain_context(rt)) == 1024);
+    CHECK(!te_op_find(tetrain_context(rt), NULL));
+    tetrain_close(rt);
 }
 
 static void test_tensors(void)
@@ -168,6 +196,7 @@ static void test_threads(void)
 int main(void)
 {
     test_running();
+    test_no_runtime();
     test_tensors();
     test_graph_outlives();
     test_limits();

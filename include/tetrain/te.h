@@ -7,7 +7,8 @@
  *   - Tensors are reference counted. A function that returns a te_tensor * gives the caller one reference unless its
  *     comment says "borrowed"; arguments are borrowed. Releasing NULL is a no-op.
  *   - A NULL tensor or operation in a function that returns a status is an error, so that a chain of calls may be
- *     looked at once, at its end; the message is that of what gave the NULL.
+ *     looked at once, at its end; the message is that of what gave the NULL. What makes tensors and groups or finds
+ *     operations gives NULL where the context is NULL.
  *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
  *   - One context is used by one thread at a time. Two contexts know nothing of each other.
  *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.
@@ -31,7 +32,7 @@ typedef struct te_optimizer te_optimizer;
 
 typedef struct te_context_options {
     size_t struct_size;         /* sizeof(te_context_options): lets the struct grow */
-    int    threads;             /* CPU threads for kernels, 0: all cores */
+    int    threads;             /* CPU threads for kernels, 1024 at most; 0: all cores */
     size_t tensor_memory_limit; /* bytes of tensor memory per device, 0: none */
     /* Host memory hook with lua_Alloc's contract, NULL: the C library. */
     void *(*realloc)(void *user, void *ptr, size_t old_size, size_t new_size);
@@ -92,7 +93,8 @@ TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtyp
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
 TE_API void           te_tensor_release(te_tensor *t);
-/* Host pointer of a contiguous CPU tensor, else NULL, also of NULL. */
+/* Host pointer of a contiguous CPU tensor, else NULL, also of NULL. Of NULL the shape is NULL, the dtype
+ * TE_DTYPE_COUNT, dimensions and elements are 0. */
 TE_API void          *te_tensor_data(te_tensor *t);
 /* After writing there: copies that were made of the values (of weights in the compute dtype, or quantized) are made
  * anew, and a backward pass that was to read the old values fails. What functions of the engine write, they mark

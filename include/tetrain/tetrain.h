@@ -14,7 +14,7 @@
  *
  * The interface is small because Lua is the interface: what to train, how, and what to save stands in a script that can
  * change without compiling the host. Numbers, text and tables are not passed across; a script reads its arguments, and
- * a result that is a number comes as a tensor of one element. A host that wants more has the Lua state
+ * makes a tensor of one element of a number that it returns (te.tensor(3)). A host that wants more has the Lua state
  * (tetrain_lua_state) and the engine (te.h) under the same roof.
  *
  * Ownership

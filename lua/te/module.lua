@@ -324,7 +324,13 @@ local function set_training(self, on)
     return self:apply(function(module) module.training = on end)
 end
 
-function Module:train() return set_training(self, true) end
+--- Training is switched on, or off with m:train(false).
+---@param on boolean|nil
+function Module:train(on)
+    if on == nil then on = true end
+    return set_training(self, options.argument(self.__name .. ":train", "on", on, { "boolean" }))
+end
+
 function Module:eval() return set_training(self, false) end
 
 -- A parameter that is stored quantized keeps its bytes; a dtype says what they stand for.
@@ -349,10 +355,18 @@ local function place(who, where)
 end
 
 --- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
---- device = }. Buffers of whole numbers keep their dtype. They become new tensors, so optimizers are made after.
+--- device = }, or both in either order. Buffers of whole numbers keep their dtype. They become new tensors, so optimizers are
+--- made after.
 ---@param where string|table
-function Module:to(where)
+---@param also string|nil
+function Module:to(where, also, ...)
     local who = self.__name .. ":to"
+    options.last(who, 2, ...)
+    if also ~= nil then
+        place(who, where)
+        place(who, also)
+        self:to(also)
+    end
     if type(where) == "table" then
         where = options.check(who, where, { dtype = { "string" }, device = { "string" } })
         if where.device then self:to(where.device) end

@@ -60,6 +60,8 @@ local function check_extra_inputs(self, given)
     end
 end
 
+function BasicOperation:op_forward() fail("%s: the class has no method op_forward", self.__name) end
+
 local RUNS = { "forward", "op_forward", "op_backward" }
 
 --- The method that lowers `op`; nil and the reason when it has none, or when what runs was written in a class further
@@ -105,7 +107,8 @@ FusedOperation.is_operation = true
 function FusedOperation:set_basic_ops(...)
     local ops = { ... }
     self.num_extra_inputs, self.num_extra_outputs = 0, 0
-    for i, op in ipairs(ops) do
+    for i = 1, select("#", ...) do
+        local op = ops[i]
         if not Module.is(op, BasicOperation) then
             fail("%s:set_basic_ops: argument %d is no basic operation", self.__name, i)
         end

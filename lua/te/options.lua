@@ -113,6 +113,18 @@ function options.last(who, takes, ...)
     end
 end
 
+--- Length of a list. Raises where there is more behind a hole, or under names: a loop over the entries would leave it out.
+function options.list(who, name, list)
+    local n = 0
+    while list[n + 1] ~= nil do n = n + 1 end
+    for key in pairs(list) do
+        local counted = type(key) == "number" and key % 1 == 0
+        if counted and key > n then fail("%s: %s: entry %d is nil, but there is one at %d", who, name, n + 1, key) end
+        if not counted then fail("%s: %s: a list has no entry %s", who, name, options.shown(key)) end
+    end
+    return n
+end
+
 --- Checks one positional argument.
 function options.argument(who, name, value, declared)
     local reason = options.reason(declared, value)

@@ -4,9 +4,10 @@
 --     print(p)                          -- by kernel: calls, time, share, rates, share of the floor
 --     p:save_trace("trace.json")        -- for chrome://tracing or ui.perfetto.dev
 --
--- p.events lists them in order: { name, kind, device, start, seconds, bytes, flops }. The device is synchronized around
--- each kernel, so times are those of the kernels alone. The floor of a kernel is the larger of its bytes over the measured
--- copy bandwidth and its work over the measured peak of a matrix product; both are measured once, when first printed.
+-- p[1] … p[#p] are they in order: { name, kind, device, start, seconds, bytes, flops }; p.events is p. The device is
+-- synchronized around each kernel, so times are those of the kernels alone. The floor of a kernel is the larger of its
+-- bytes over the measured copy bandwidth and its work over the measured peak of a matrix product; both are measured once,
+-- when first printed.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -79,6 +80,7 @@ return function(fn, ...)
     options.last("te.profile", 1, ...)
     if type(fn) ~= "function" then fail("te.profile: expected a function, got %s", type(fn)) end
     local begin = core.clock()
-    local events = core.profile(fn)
-    return setmetatable({ events = events, seconds = core.clock() - begin }, Profile)
+    local profile = core.profile(fn)
+    profile.events, profile.seconds = profile, core.clock() - begin
+    return setmetatable(profile, Profile)
 end

@@ -20,11 +20,11 @@ function Residual:init(...)
         local opts = options.check("te.Residual", modules[n], {
             drop_path = { "number", 0, min = 0, max = 1 }, parallel = { "boolean", false },
         })
-        modules[n] = nil
+        modules[n], n = nil, n - 1
         self.parallel = opts.parallel
         if opts.drop_path > 0 then self.drop_path = te.StochasticDepth(opts.drop_path) end
     end
-    Sequential.init(self, unpack(modules))
+    Sequential.init(self, unpack(modules, 1, n))
 end
 
 function Residual:describe() return self.parallel and "parallel" or "" end

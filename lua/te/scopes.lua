@@ -87,7 +87,27 @@ local function with_updates(backward)
     end
 end
 
-te.backward, te.grad = with_updates(core.backward), with_updates(core.grad)
+local run_backward, run_grad = with_updates(core.backward), with_updates(core.grad)
+local asked -- while te.grad runs: the tensors whose gradients it gives
+
+local function answered(before, ok, ...)
+    asked = before
+    return pass(ok, ...)
+end
+
+function te.grad(outputs, inputs, ...)
+    local before = asked
+    asked = type(inputs) == "table" and inputs or { inputs }
+    return answered(before, xpcall(run_grad, core.remember, outputs, inputs, ...))
+end
+
+function te.backward(...)
+    if not asked then return run_backward(...) end
+    local before = asked
+    asked = nil
+    return answered(before, xpcall(run_backward, core.remember, ...))
+end
+
 core.tensor_methods.backward = te.backward
 
 -- Operations with a backward in Lua -------------------------------------------------------------------------------
@@ -156,6 +176,31 @@ local function weighted_sum(results, douts)
     return total
 end
 
+-- What te.grad asks for and a recomputation finds, where it does not come through the inputs: parameters.
+local function give_asked(results, inputs, douts)
+    local outputs, seeds, wanted, leaves = {}, {}, {}, asked
+    for i = 2, results.n do
+        if douts[i - 1] and results[i].requires_grad then
+            outputs[#outputs + 1], seeds[#seeds + 1] = results[i], douts[i - 1]
+        end
+    end
+    for i = 1, inputs.n do
+        if te.is_tensor(inputs[i]) and inputs[i].requires_grad then wanted[#wanted + 1] = inputs[i] end
+    end
+    local n = #wanted
+    for _, t in ipairs(leaves) do
+        if t.is_leaf and t.requires_grad then wanted[#wanted + 1] = t end
+    end
+    if #outputs == 0 or #wanted == 0 then return end
+    for k, gradient in ipairs(te.grad(outputs, wanted, { grad_outputs = seeds })) do
+        if gradient and k > n then
+            core.give_gradient(wanted[k], gradient)
+        elseif gradient then
+            wanted[k].grad = gradient
+        end
+    end
+end
+
 local function checkpoint_backward(ctx, ...)
     local inputs, douts = { n = ctx.inputs.n }, { ... }
     for i = 1, inputs.n do
@@ -168,7 +213,9 @@ local function checkpoint_backward(ctx, ...)
         inputs[i] = x
     end
     local results = replay(ctx.state, ctx.fn, inputs)
-    if results.n == 2 then
+    if asked then
+        give_asked(results, inputs, douts)
+    elseif results.n == 2 then
         if results[2].requires_grad then results[2]:backward(douts[1]) end
     else
         local total = te.enable_grad(weighted_sum, results, douts)
@@ -193,9 +240,19 @@ local function run_recorded(state, fn, ...)
     return recorded(state, before, core.within(fn, ...))
 end
 
+-- What fn gave, which a graph node can only have as tensors.
+local function tensors(...)
+    local n = select("#", ...)
+    for i = 1, n do
+        local value = (select(i, ...))
+        if not te.is_tensor(value) then core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, type(value))) end
+    end
+    if n == 0 then core.fail("te.checkpoint: the function gave nothing, not a tensor") end
+    return ...
+end
+
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
---- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn
---- gives up to three tensors.
+--- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives tensors.
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
@@ -204,7 +261,7 @@ function te.checkpoint(fn, ...)
         mode = mode.get() }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
-        return run_recorded(state, fn, ...)
+        return tensors(run_recorded(state, fn, ...))
     end
     return core.custom(forward, checkpoint_backward, anchor, ...)
 end

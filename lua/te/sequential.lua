@@ -34,7 +34,7 @@ local function check_position(self, method, i, last)
 end
 
 function Sequential:init(...)
-    self:extend({ ... })
+    for i = 1, select("#", ...) do self[i] = flatten.check_member(self, i, (select(i, ...))) end
 end
 
 -- Runs for positions that are free: one further than behind the last module would leave a gap.
@@ -59,6 +59,7 @@ function Sequential:extend(list)
     if type(list) ~= "table" then
         fail("%s:extend: expected a list of modules, got %s", self.__name, type(list))
     end
+    if not getmetatable(list) then options.list(self.__name .. ":extend", "list", list) end
     for i = 1, #list do self[#self + 1] = flatten.check_member(self, #self + 1, list[i]) end
     return self
 end

@@ -27,11 +27,14 @@ local dtypes, dtype_names = {}, {
 }
 for _, name in ipairs(dtype_names) do dtypes[name] = true end
 
---- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}.
-define("to", function(x, where, device)
+--- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}; both in either order.
+define("to", function(x, where, device, ...)
     check_tensor("to", x)
+    if select("#", ...) > 0 then options().last("te.to", 3, ...) end
     local dtype
+    if dtypes[device] and type(where) == "string" then where, device = device, where end
     if type(where) == "table" then
+        options().last("te.to", 2, device)
         for key in pairs(where) do
             local near = core.nearest(tostring(key), { "dtype", "device" })
             if key ~= "dtype" and key ~= "device" then
@@ -42,7 +45,7 @@ define("to", function(x, where, device)
         dtype, device = where.dtype, where.device
     elseif dtypes[where] then
         dtype = where
-    elseif type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
+    elseif device == nil and type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
         device = where
     elseif where ~= nil or device == nil then
         local near = type(where) == "string" and core.nearest(where, dtype_names)
@@ -63,7 +66,11 @@ function methods.clear_high_precision_init_val(x) mode.initial[x] = nil end
 -- Splitting -------------------------------------------------------------------------------------------------------
 
 local function dimension(name, x, dim)
-    dim = dim or 1
+    if type(dim) == "table" then
+        dim = options().check("te." .. name, dim, { dim = { "integer", 1 } }).dim
+    elseif dim == nil then
+        dim = 1
+    end
     local n = x:dim()
     if type(dim) ~= "number" or dim == 0 or dim > n or dim < -n or dim % 1 ~= 0 then
         fail(3, name, "dim: %s out of range for %d dimensions, counted from 1", shown(dim), n)
@@ -72,8 +79,9 @@ local function dimension(name, x, dim)
 end
 
 --- Pieces of `size` along dim (the last may be smaller), or pieces of the listed sizes: a list of views.
-define("split", function(x, size, dim)
+define("split", function(x, size, dim, ...)
     check_tensor("split", x)
+    options().last("te.split", 3, ...)
     dim = dimension("split", x, dim)
     local extent, sizes = x:size(dim), size
     if type(size) == "number" then
@@ -84,21 +92,27 @@ define("split", function(x, size, dim)
     elseif type(size) ~= "table" then
         fail(2, "split", "size: expected a number or a list of sizes, got %s", type(size))
     end
-    local pieces, start = {}, 1
-    for i, length in ipairs(sizes) do
+    local sum = 0
+    for i = 1, options().list("te.split", "sizes", sizes) do
+        local length = sizes[i]
         if type(length) ~= "number" or length < 0 or length % 1 ~= 0 then
             fail(2, "split", "size %d: %s is no size", i, tostring(length))
         end
+        sum = sum + length
+    end
+    if sum ~= extent then fail(2, "split", "sizes sum to %d, dimension %d has %d", sum, dim, extent) end
+    local pieces, start = {}, 1
+    for i, length in ipairs(sizes) do
         pieces[i] = length > 0 and x:narrow(dim, start, length) or x:narrow(dim, 1, 0)
         start = start + length
     end
-    if start ~= extent + 1 then fail(2, "split", "sizes sum to %d, dimension %d has %d", start - 1, dim, extent) end
     return pieces
 end)
 
 --- At most n pieces of equal size (the last may be smaller): a list of views.
-define("chunk", function(x, n, dim)
+define("chunk", function(x, n, dim, ...)
     check_tensor("chunk", x)
+    options().last("te.chunk", 3, ...)
     if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", shown(n)) end
     dim = dimension("chunk", x, dim)
     return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
@@ -211,6 +225,7 @@ function te.gradcheck(fn, inputs, opts, ...)
     options().last("te.gradcheck", 3, ...)
     options().argument("te.gradcheck", "fn", fn, { "callable" })
     opts = options().check("te.gradcheck", opts, GRADCHECK)
+    if te.is_tensor(inputs) then inputs = { inputs } end
     if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end
     local rng, n, some = te.rng_state(), 0, false
     for i, x in pairs(inputs) do

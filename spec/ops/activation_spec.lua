@@ -42,11 +42,12 @@ end)
 local function sigmoid(v) return 1 / (1 + math.exp(-v)) end
 local function clamp(v, low, high) return math.min(math.max(v, low), high) end
 local function tanh(v) return math.tanh(v) end
+local function gelu(v) return 0.5 * v * (1 + tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ^ 3))) end
 
 -- f(a, b) of gated activations in plain Lua, with the defaults of their options.
 local GATED = {
     GLU = function(a, b) return sigmoid(a) * b end,
-    GEGLU = function(a, b) return a * (0.5 + 0.5 * tanh(a * (0.79788456 + 0.03567741 * a * a))) * b end,
+    GEGLU = function(a, b) return gelu(a) * b end,
     QGEGLU = function(a, b) return a * sigmoid(1.702 * a) * b end,
     ReGLU = function(a, b) return math.max(a, 0) * b end,
     SReGLU = function(a, b) return math.max(a, 0) ^ 2 * b end,

@@ -25,6 +25,13 @@ end
 describe("attention modules", function()
     before_each(function() te.manual_seed(7) end)
 
+    it("say at once what dropout they cannot have", function()
+        for _, p in ipairs { 1, 1.5, -1 } do
+            assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { dropout = p }) end, "option dropout: expected")
+            assert.error_matches(function() te.DotProductAttention { dropout = p } end, "option dropout: expected")
+        end
+    end)
+
     for name, make in pairs {
         MultiHeadedSelfAttention = function() return te.MultiHeadedSelfAttention(16, 4) end,
         GroupedQueryAttention = function() return te.GroupedQueryAttention(16, 4, 2) end,

@@ -73,6 +73,15 @@ describe("te.train.checkpoint", function()
         assert.same({}, checkpoint.steps(folder .. "/nothing"))
     end)
 
+    it("removes what a killed run was writing, and nothing else", function()
+        local run = folder .. "/claimed"
+        te._core.mkdir(run)
+        local names = { ".checkpoint-00000003.safetensors.61f187a30d082ffb.tmp", "checkpoint-00000002.safetensors", "notes.tmp" }
+        for _, name in ipairs(names) do io.open(run .. "/" .. name, "w"):close() end
+        checkpoint.claim(run)
+        assert.same({ "checkpoint-00000002.safetensors", "notes.tmp" }, te._core.list_dir(run))
+    end)
+
     it("refuses damaged and foreign files", function()
         local model, optimizer = make(1)
         local path = save(model, optimizer, 10)

@@ -314,14 +314,15 @@ static te_status run_node(te_engine *e, te_node *node)
 static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
 {
     te_context *ctx = e->ctx;
+    const char *name = e->captures ? "te.grad" : "te.backward";
     if (!te_needs_grad(output))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "te.backward: the tensor does not depend on anything that requires a gradient");
+                       "%s: the tensor does not depend on anything that requires a gradient", name);
     if (grad && (!te_same_shape(grad, output)))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: gradient %s for a tensor %s", TE_SHAPE_TEXT(grad),
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: gradient %s for a tensor %s", name, TE_SHAPE_TEXT(grad),
                        TE_SHAPE_TEXT(output));
     if (!grad && te_tensor_numel(output) != 1)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.backward: a gradient is needed for a tensor of shape %s",
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a gradient is needed for a tensor of shape %s", name,
                        TE_SHAPE_TEXT(output));
     te_tensor *first = NULL;
     if (grad) {
@@ -368,6 +369,11 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     ctx->engine = outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
     return status == TE_OK && !outer ? te_products_update(ctx, true) : status;
+}
+
+te_status te_autograd_give(te_tensor *t, te_tensor *grad)
+{
+    return t->ctx->engine ? seed(t->ctx->engine, t, grad) : TE_OK;
 }
 
 te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)

@@ -42,7 +42,13 @@ te_status te_fail_memory(te_context *ctx, const char *what)
     return te_fail(ctx, TE_ERROR_MEMORY, "%s: out of host memory", what);
 }
 
-const char *te_context_error(const te_context *ctx) { return ctx->message; }
+const char *te_context_error(const te_context *ctx) { return ctx ? ctx->message : "there is no context"; }
+
+static int thread_count(int asked)
+{
+    if (asked <= 0) return te_cores();
+    return asked < TE_MAX_THREADS ? asked : TE_MAX_THREADS;
+}
 
 /* --- devices ------------------------------------------------------------------------------------------------------ */
 
@@ -215,7 +221,7 @@ te_context *te_context_open(const te_context_options *options)
     if (!ctx) return NULL;
     ctx->mem = mem;
     ctx->refs = 1;
-    ctx->threads = o.threads > 0 ? o.threads : te_cores();
+    ctx->threads = thread_count(o.threads);
     ctx->tensor_memory_limit = o.tensor_memory_limit;
     ctx->grad_enabled = true;
     ctx->recompute_width = 256; /* computing a GELU again for 128 columns is 2 % of a step, for 256 it is lost in the
@@ -262,7 +268,7 @@ te_status te_context_poll(te_context *ctx)
 
 void te_context_set_threads(te_context *ctx, int threads)
 {
-    ctx->threads = threads > 0 ? threads : te_cores();
+    ctx->threads = thread_count(threads);
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.threads = ctx->threads;
 }
 

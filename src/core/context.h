@@ -16,6 +16,7 @@ typedef struct te_node     te_node;
 typedef struct te_variants te_variants;
 
 enum { TE_MAX_DEVICES = 9 }; /* cpu and eight accelerators */
+enum { TE_MAX_THREADS = 1024 };
 
 /* A device that this context has opened. */
 typedef struct te_device {

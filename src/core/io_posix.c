@@ -57,9 +57,14 @@ static int posix_close(void *user, int fd)
     return close(fd) != 0 ? -errno : 0;
 }
 
+/* A file takes the place of a file or a link, never that of a device or a pipe: whoever writes to those means what is
+ * behind them. */
 static int posix_rename(void *user, const char *from, const char *to)
 {
     (void)user;
+    struct stat info;
+    if (lstat(to, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISLNK(info.st_mode) && !S_ISDIR(info.st_mode))
+        return -EEXIST;
     return rename(from, to) != 0 ? -errno : 0;
 }
 

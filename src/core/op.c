@@ -142,16 +142,17 @@ void te_ops_close(te_context *ctx)
 
 const te_op *te_op_find(te_context *ctx, const char *name)
 {
-    for (int i = 0; i < ctx->n_ops; i++)
+    if (!ctx) return NULL;
+    for (int i = 0; name && i < ctx->n_ops; i++)
         if (strcmp(ctx->ops[i].name, name) == 0) return &ctx->ops[i];
-    te_fail(ctx, TE_ERROR_ARGUMENT, "no operation \"%s\"", name);
+    te_fail(ctx, TE_ERROR_ARGUMENT, "no operation \"%s\"", name ? name : "NULL");
     return NULL;
 }
 
-const te_op *te_op_at(te_context *ctx, int i) { return i >= 0 && i < ctx->n_ops ? &ctx->ops[i] : NULL; }
-const char *te_op_name(const te_op *op) { return op->name; }
-const char *te_op_signature(const te_op *op) { return op->def->signature; }
-const char *te_op_doc(const te_op *op) { return op->def->doc; }
+const te_op *te_op_at(te_context *ctx, int i) { return ctx && i >= 0 && i < ctx->n_ops ? &ctx->ops[i] : NULL; }
+const char *te_op_name(const te_op *op) { return op ? op->name : NULL; }
+const char *te_op_signature(const te_op *op) { return op ? op->def->signature : NULL; }
+const char *te_op_doc(const te_op *op) { return op ? op->def->doc : NULL; }
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
@@ -415,6 +416,7 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
 {
     te_status status;
     for (int i = 0; i < n_out; i++) out[i] = NULL;
+    if (!ctx) return TE_ERROR_ARGUMENT;
     if (!op) { /* as te_op_find gave it, whose message is the better one */
         bool named = strncmp(ctx->message, "no operation ", 13) == 0;
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s", named ? ctx->message : "te_op_run: the operation is NULL");

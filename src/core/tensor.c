@@ -242,7 +242,7 @@ te_tensor *te_tensor_new_unbacked(te_context *ctx, te_device *device, te_dtype d
 
 te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape)
 {
-    return te_tensor_new(ctx, NULL, dtype, ndim, shape);
+    return ctx ? te_tensor_new(ctx, NULL, dtype, ndim, shape) : NULL;
 }
 
 te_tensor *te_tensor_new_like(const te_tensor *t)
@@ -336,16 +336,16 @@ void te_tensor_written(te_tensor *t)
     if (t) t->storage->version++;
 }
 
-te_dtype te_tensor_dtype(const te_tensor *t) { return t->dtype; }
-int te_tensor_ndim(const te_tensor *t) { return t->ndim; }
-const int64_t *te_tensor_shape(const te_tensor *t) { return t->shape; }
-const char *te_tensor_device(const te_tensor *t) { return t->storage->device->name; }
-te_context *te_tensor_context(const te_tensor *t) { return t->ctx; }
+te_dtype te_tensor_dtype(const te_tensor *t) { return t ? t->dtype : TE_DTYPE_COUNT; }
+int te_tensor_ndim(const te_tensor *t) { return t ? t->ndim : 0; }
+const int64_t *te_tensor_shape(const te_tensor *t) { return t ? t->shape : NULL; }
+const char *te_tensor_device(const te_tensor *t) { return t ? t->storage->device->name : NULL; }
+te_context *te_tensor_context(const te_tensor *t) { return t ? t->ctx : NULL; }
 
 int64_t te_tensor_numel(const te_tensor *t)
 {
-    int64_t n = 1;
-    for (int i = 0; i < t->ndim; i++) n *= t->shape[i];
+    int64_t n = t ? 1 : 0;
+    for (int i = 0; t && i < t->ndim; i++) n *= t->shape[i];
     return n;
 }
 

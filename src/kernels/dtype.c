@@ -18,7 +18,7 @@ const char *te_dtype_name(te_dtype dtype) { return (unsigned)dtype < TE_DTYPE_CO
 
 te_dtype te_dtype_from_name(const char *name)
 {
-    for (int i = 0; i < TE_DTYPE_COUNT; i++)
+    for (int i = 0; name && i < TE_DTYPE_COUNT; i++)
         if (strcmp(dtypes[i].name, name) == 0) return (te_dtype)i;
     return TE_DTYPE_COUNT;
 }

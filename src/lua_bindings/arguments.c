@@ -62,13 +62,34 @@ te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const
     return TE_F32;
 }
 
-int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints)
+size_t te_lua_check_list(lua_State *L, int index, const char *function, const char *argument)
 {
     char   text[256];
     size_t n = lua_objlen(L, index);
+    if (index < 0) index += lua_gettop(L) + 1;
+    if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many entries", argument);
+    if (n) /* entries follow one another; after the last comes what is no part of the list, if anything */
+        lua_pushinteger(L, (lua_Integer)n);
+    else
+        lua_pushnil(L);
+    for (; lua_next(L, index); lua_pop(L, 1)) {
+        double key = lua_type(L, -2) == LUA_TNUMBER ? lua_tonumber(L, -2) : NAN;
+        if (key >= 1 && key <= (double)n && key == floor(key)) continue; /* where Lua keeps some entries elsewhere */
+        if (key > (double)n && key == floor(key))
+            te_lua_fail(L, function, "%s: entry %d is nil, but there is one at %.14g", argument, (int)n + 1, key);
+        te_lua_fail(L, function, "%s: a list has no entry %s; options stand in a table of their own", argument,
+                    te_lua_describe(L, -2, text, sizeof text));
+    }
+    return n;
+}
+
+int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints)
+{
+    char text[256];
     if (lua_type(L, index) != LUA_TTABLE)
         te_lua_fail(L, function, "%s: expected a table of whole numbers, got %s", argument,
                     te_lua_describe(L, index, text, sizeof text));
+    size_t n = te_lua_check_list(L, index, function, argument);
     if (n > TE_MAX_DIMS)
         te_lua_fail(L, function, "%s: %d entries, at most %d are possible", argument, (int)n, TE_MAX_DIMS);
     for (size_t i = 0; i < n; i++) {
@@ -192,8 +213,7 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
     if (lua_type(L, index) != LUA_TTABLE)
         te_lua_fail(L, function, "%s: expected a list of tensors, got %s", argument,
                     te_lua_describe(L, index, text, sizeof text));
-    size_t n = lua_objlen(L, index);
-    if (n > INT32_MAX / 2) te_lua_fail(L, function, "%s: too many tensors", argument);
+    size_t         n = te_lua_check_list(L, index, function, argument);
     te_lua_tensors list = te_lua_new_tensors(L, (int)n);
     for (int i = 0; i < list.n; i++) {
         lua_rawgeti(L, index, i + 1);

@@ -102,6 +102,20 @@ static int grad(lua_State *L)
     return 1;
 }
 
+/* give_gradient(t, grad): adds to what the backward pass that runs gathers for t. */
+static int give_gradient(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "grad");
+    te_tensor *t = te_lua_check_tensor(L, 1, "grad", "t"), *grad = te_lua_check_tensor(L, 2, "grad", "grad");
+    te_tensor_retain(t);
+    te_tensor_retain(grad);
+    te_status status = te_autograd_give(t, grad);
+    te_tensor_release(t);
+    te_tensor_release(grad);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "grad", status);
+}
+
 static int set_grad_enabled(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -163,6 +177,7 @@ static int compute_dtype(lua_State *L)
 const luaL_Reg te_lua_autograd_functions[] = {
     {"backward", backward},
     {"grad", grad},
+    {"give_gradient", give_gradient},
     {"set_grad_enabled", set_grad_enabled},
     {"grad_enabled", grad_enabled},
     {"set_compute_dtype", set_compute_dtype},

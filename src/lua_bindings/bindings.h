@@ -15,6 +15,7 @@
 #ifndef TE_LUA_BINDINGS_H
 #define TE_LUA_BINDINGS_H
 
+#include "core/io.h"
 #include "core/op.h"
 
 #include <lauxlib.h>
@@ -105,6 +106,8 @@ static inline void te_lua_text_entry(lua_State *L, const char *name, const char 
 int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
 /* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
 int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* Raises what reading or writing a file failed with, which a host can tell by its status. */
+int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_error *error);
 /* The entry of `names` (n of them, or up to NULL when n < 0) most like `name`; NULL when none is near. */
 const char *te_lua_nearest(const char *name, const char *const *names, int n);
 /* "number 3", "string \"x\"", "tensor {2, 3}", for messages. Returns text. */
@@ -158,6 +161,9 @@ double  te_lua_check_number(lua_State *L, int index, const char *function, const
 double  te_lua_number_field(lua_State *L, int table, const char *function, const char *name, double otherwise);
 /* A shape: a table at `index`, or the numbers from there on. Returns how many stack entries it took. */
 int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape);
+/* How many entries the list at `index` has; raises where there are more behind a hole, or under names, which a loop over
+ * them would leave out. */
+size_t te_lua_check_list(lua_State *L, int index, const char *function, const char *argument);
 /* Reads `shape` (a table of whole numbers, at most TE_MAX_DIMS) into ints; returns how many. */
 int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints);
 /* Whether the value at `index` (absolute) is a table of options: it has text keys; `empty` is the answer for an empty

@@ -5,7 +5,6 @@
  */
 #include "bindings.h"
 
-#include "core/io.h"
 #include "kernels/philox.h"
 
 #include <math.h>
@@ -125,8 +124,9 @@ static int create_full(lua_State *L)
     te_lua  *rt = te_lua_runtime(L);
     int64_t  shape[TE_MAX_DIMS];
     int      ndim = te_lua_check_ints(L, 1, "full", "shape", shape);
-    double   value = te_lua_check_number(L, 2, "full", "value");
-    creation c = read_creation(rt, L, 3, "full", TE_F32);
+    bool     truth = lua_isboolean(L, 2); /* as te.tensor(true) is of bool */
+    double   value = truth ? lua_toboolean(L, 2) : te_lua_check_number(L, 2, "full", "value");
+    creation c = read_creation(rt, L, 3, "full", truth ? TE_BOOL : TE_F32);
     return finish(rt, L, &c, te_tensor_fill(push_empty(rt, L, &c, ndim, shape), value));
 }
 
@@ -199,7 +199,7 @@ static void measure_nested(nested *v, int index)
     lua_pushvalue(L, index);
     while (lua_type(L, -1) == LUA_TTABLE) {
         if (v->ndim == TE_MAX_DIMS) te_lua_fail(L, "tensor", "tables nested more than %d deep", TE_MAX_DIMS);
-        size_t n = lua_objlen(L, -1);
+        size_t n = te_lua_check_list(L, -1, "tensor", "value");
         v->shape[v->ndim++] = (int64_t)n;
         if (n == 0) break;
         lua_rawgeti(L, -1, 1);
@@ -224,7 +224,7 @@ static void fill_nested(nested *v, int depth)
         return;
     }
     if (lua_type(L, -1) != LUA_TTABLE) bad_value(v);
-    int64_t n = (int64_t)lua_objlen(L, -1);
+    int64_t n = (int64_t)te_lua_check_list(L, -1, "tensor", "value");
     if (n != v->shape[depth])
         te_lua_fail(L, "tensor", "rows of different length: %lld and %lld entries at depth %d",
                     (long long)v->shape[depth], (long long)n, depth + 1);
@@ -280,6 +280,9 @@ static int drawn(lua_State *L, const char *function, const char *op_name)
     int          ndim;
     int64_t      shape[TE_MAX_DIMS];
     creation     c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    if (!te_dtype_is_float(c.dtype))
+        return te_lua_fail(L, function, "dtype: %s holds no such numbers; te.randint draws whole ones",
+                           te_dtype_name(c.dtype));
     te_tensor   *t = push_empty(rt, L, &c, ndim, shape);
     const te_op *op = te_op_find(rt->ctx, op_name);
     te_arg       self = {.kind = TE_ARG_TENSOR, .as.tensor = t};
@@ -405,7 +408,7 @@ static int create_from_file(lua_State *L)
     te_lua_enter(rt, L, "from_file");
     te_lua_tensor *result = te_lua_new_tensor(L);
     if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK)
-        return te_lua_fail(L, "from_file", "%s", error.message);
+        return te_lua_raise_io(rt, L, "from_file", &error);
     if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
     bool fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) &&
                 end <= size;

@@ -1,6 +1,7 @@
 /* errors.c - messages: where, what, what was given instead, and what was probably meant. */
 #include "bindings.h"
 
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -49,6 +50,12 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
         return lua_error(L);
     }
     return te_lua_fail(L, strncmp(message, "te.", 3) == 0 ? NULL : function, "%s", message);
+}
+
+int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_error *error)
+{
+    if (!rt->ctx) return te_lua_fail(L, function, "%s", error->message);
+    return te_lua_raise(rt, L, function, te_fail(rt->ctx, error->status, "%s", error->message));
 }
 
 /* --- nearest name ------------------------------------------------------------------------------------------------- */

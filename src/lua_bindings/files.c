@@ -1,7 +1,6 @@
 /* files.c - folders and safetensors files. Not there in restricted runtimes. */
 #include "bindings.h"
 
-#include "core/io.h"
 #include "core/safetensors.h"
 
 #include <errno.h>
@@ -14,11 +13,6 @@
 static const char *check_path(lua_State *L, int index, const char *function)
 {
     return te_lua_check_text(L, index, function, "path");
-}
-
-static int raise_io(lua_State *L, const char *function, const te_io_error *error)
-{
-    return te_lua_fail(L, function, "%s", error->message);
 }
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
@@ -43,7 +37,7 @@ static int list_dir(lua_State *L)
     te_io_error error;
     te_lua_enter(rt, L, "list_dir");
     lua_pushcfunction(L, push_names);
-    if (te_io_list(&te_io_posix, &rt->ctx->mem, path, &names, &error) != TE_OK) return raise_io(L, "list_dir", &error);
+    if (te_io_list(&te_io_posix, &rt->ctx->mem, path, &names, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, "list_dir", &error);
     lua_pushlightuserdata(L, &names);
     int failed = lua_pcall(L, 1, 1, 0);
     te_io_names_free(&names);
@@ -77,7 +71,7 @@ static int make_folder(lua_State *L)
     const char *path = check_path(L, 1, "mkdir");
     te_io_error error;
     te_lua_enter(rt, L, "mkdir");
-    if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK) return raise_io(L, "mkdir", &error);
+    if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, "mkdir", &error);
     return 0;
 }
 
@@ -218,7 +212,7 @@ static int safetensors_write(lua_State *L)
     te_lua_drop_tensors(&s.given);
     te_lua_drop_tensors(&s.copies);
     if (status == TE_OK) return 0;
-    return copied ? raise_io(L, "save", &error) : te_lua_raise(rt, L, "save", status);
+    return copied ? te_lua_raise_io(te_lua_runtime(L), L, "save", &error) : te_lua_raise(rt, L, "save", status);
 }
 
 /* --- safetensors: reading ----------------------------------------------------------------------------------------- */
@@ -280,7 +274,7 @@ static int safetensors_read(lua_State *L)
     lua_pushcfunction(L, load_all);
     lua_pushlightuserdata(L, &job);
     if (te_safetensors_open(&job.file, &te_io_posix, &rt->ctx->mem, path, &job.error) != TE_OK)
-        return raise_io(L, "load", &job.error);
+        return te_lua_raise_io(te_lua_runtime(L), L, "load", &job.error);
     int failed = lua_pcall(L, 1, 3, 0);
     te_safetensors_close(job.file);
     if (failed) return lua_error(L);

@@ -87,7 +87,8 @@ static int set_num_threads(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     int64_t n = te_lua_check_int(L, 1, "set_num_threads", "n");
     te_lua_check_count(L, 1, "set_num_threads");
-    if (n < 0 || n > 1024) return te_lua_fail(L, "set_num_threads", "n: %lld is not in 0 to 1024", (long long)n);
+    if (n < 0 || n > TE_MAX_THREADS)
+        return te_lua_fail(L, "set_num_threads", "n: %lld is not in 0 to %d", (long long)n, TE_MAX_THREADS);
     te_lua_enter(rt, L, "set_num_threads");
     if (rt->restricted && (n == 0 || n > rt->threads)) n = rt->threads; /* the host's number is the most */
     te_context_set_threads(rt->ctx, (int)n);

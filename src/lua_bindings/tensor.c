@@ -192,7 +192,11 @@ static int tensor_index(lua_State *L)
     te_lua    *rt = te_lua_runtime(L);
     te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self");
     if (lua_type(L, 2) == LUA_TNUMBER) return push_row(L, rt);
-    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+    char        text[256];
+    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : NULL;
+    if (!key)
+        return te_lua_fail(L, NULL, "index: expected a whole number or a name, got %s",
+                           te_lua_describe(L, 2, text, sizeof text));
     if (strcmp(key, "shape") == 0)
         te_lua_push_shape(L, t);
     else if (strcmp(key, "dtype") == 0)
@@ -236,10 +240,13 @@ static int tensor_newindex(lua_State *L)
     te_tensor  *t = te_lua_check_tensor(L, 1, NULL, "self");
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
     te_status   status;
+    char        text[256];
     te_lua_enter(rt, L, NULL);
     if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt);
     if (strcmp(key, "requires_grad") == 0) {
-        luaL_argcheck(L, lua_isboolean(L, 3), 3, "requires_grad is true or false");
+        if (!lua_isboolean(L, 3))
+            return te_lua_fail(L, NULL, "requires_grad: expected true or false, got %s",
+                               te_lua_describe(L, 3, text, sizeof text));
         status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
     } else if (strcmp(key, "grad") == 0) {
         status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "grad"));

@@ -145,7 +145,7 @@ static int encode_text(lua_State *L)
         release_ids(ids_block(ids));
     else
         status = adopt_ids(s, ids, n, &error);
-    return status == TE_OK ? 1 : te_lua_fail(L, "encode_text", "%s", error.message);
+    return status == TE_OK ? 1 : te_lua_raise_io(rt, L, "encode_text", &error);
 }
 
 /* text_points(text): the code points that occur, ascending; a stray byte counts as U+DC00 + byte. */
@@ -160,7 +160,7 @@ static int text_points(lua_State *L)
     enum { MOST_POINTS = 0x110000 + 256 };
     uint32_t *copy = te_lua_scratch(L, (size < MOST_POINTS ? size + 1 : MOST_POINTS) * sizeof *copy);
     if (te_text_points(&rt->ctx->mem, (const unsigned char *)text, size, &points, &count, &error) != TE_OK)
-        return te_lua_fail(L, "text_points", "%s", error.message);
+        return te_lua_raise_io(rt, L, "text_points", &error);
     memcpy(copy, points, count * sizeof *copy);
     te_mem_free(&rt->ctx->mem, points, count * sizeof *points);
     lua_createtable(L, (int)count, 0);
@@ -193,7 +193,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
         int32_t *ids = new_ids(rt, n);
         if (!ids) te_lua_fail(L, "tokens_open", "out of host memory");
         memcpy(ids, staged, n * sizeof *ids);
-        if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_fail(L, "tokens_open", "%s", error.message);
+        if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_raise_io(rt, L, "tokens_open", &error);
         return s;
     }
     lua_getfield(L, 1, "paths");
@@ -209,7 +209,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     }
     token_stream *s = push_stream(rt, L);
     if (te_token_stream_open(&s->stream, &te_io_posix, &rt->ctx->mem, paths, n, &error) != TE_OK)
-        te_lua_fail(L, "tokens_open", "%s", error.message);
+        te_lua_raise_io(rt, L, "tokens_open", &error);
     return s;
 }
 
@@ -262,7 +262,7 @@ static int loader_next(lua_State *L)
         if (!results[i]->t) return te_lua_raise(rt, L, "next", rt->ctx->status);
     }
     check_loader(L, "next"); /* a finalizer may have closed it by now; none runs from here on */
-    if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
+    if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, NULL, &error);
     const void *sources[2] = {batch.x, batch.y};
     for (int i = 0; i < 2 && status == TE_OK; i++) status = te_tensor_write(results[i]->t, l->dtype, sources[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "next", status);
@@ -275,7 +275,7 @@ static int loader_seek(lua_State *L)
     token_loader *l = check_loader(L, "seek");
     te_io_error   error;
     int64_t       index = te_lua_check_int(L, 2, NULL, "batch number");
-    if (te_tokens_seek(l->tokens, index, &error) != TE_OK) return te_lua_fail(L, NULL, "%s", error.message);
+    if (te_tokens_seek(l->tokens, index, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, NULL, &error);
     return 0;
 }
 
@@ -360,7 +360,7 @@ static int tokens_open(lua_State *L)
     l->dtype = o.dtype;
     if (!source->stream) return te_lua_fail(L, "tokens_open", "tokens: the stream is closed");
     if (te_tokens_open(&l->tokens, &te_io_posix, &rt->ctx->mem, source->stream, &o, &error) != TE_OK)
-        return te_lua_fail(L, "tokens_open", "%s", error.message);
+        return te_lua_raise_io(rt, L, "tokens_open", &error);
     return 1;
 }
 

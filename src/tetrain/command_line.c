@@ -21,6 +21,7 @@ const option_row command_line_options[] = {
     {OPTION_COMPLETION, "--completion", NULL, "print the completion script for bash"},
     {OPTION_VERSION, "--version", NULL, "print the version"},
     {OPTION_HELP, "--help", NULL, "print this"},
+    {OPTION_HELP, "-h", NULL, "print this, too"},
     {OPTION_HELP, NULL, NULL, NULL},
 };
 

@@ -14,9 +14,13 @@ local operation = require "te.operation"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
+local DROPOUT = { "number", 0, min = 0, max = 1, wrong = function(p)
+    if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
+end }
+
 local SELF_ATTENTION = {
     causal = { "boolean", true },
-    dropout = { "number", 0, min = 0, max = 1 }, -- of attention probabilities, while training
+    dropout = DROPOUT,                           -- of attention probabilities, while training
     scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
     window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
     window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
@@ -166,7 +170,7 @@ DotProductAttention.product_keys = SelfAttention.product_keys
 local DOT_PRODUCT = {
     causal = { "boolean", false },
     scale = { "number" },
-    dropout = { "number", 0, min = 0, max = 1 },
+    dropout = DROPOUT,
     window_left = { "integer", -1, min = -1 },
     window_right = { "integer", nil, min = -1 },
     bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers

@@ -13,6 +13,7 @@ local function gradients(who, params)
         fail("%s: params: expected a list of tensors or a module, got %s", who, type(params))
     end
     local list, owners = {}, {}
+    options.list(who, "params", params)
     for i, parameter in ipairs(params) do
         if not te.is_tensor(parameter) then
             fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))

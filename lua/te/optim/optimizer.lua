@@ -52,22 +52,33 @@ end
 
 local function as_parameters(who, params)
     if is_module(params, Module) then params = params:parameters() end
-    if type(params) ~= "table" or getmetatable(params) or #params == 0 or not is_list_of_tensors(params) then
+    if type(params) ~= "table" or getmetatable(params) or params[1] == nil or not is_list_of_tensors(params) then
         fail(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }")
     end
+    options.list(who, "params", params)
     return params
 end
 
-local function add_group(self, who, group, defaults, seen)
-    local given = {}
-    for name, value in pairs(defaults) do given[name] = value end
-    for name, value in pairs(group) do
-        if name ~= "params" then given[name] = value end
+-- A value of an option, for one group alone.
+local function own(value) return type(value) == "table" and { unpack(value) } or value end
+
+-- The options of a group: checked, those in `given` before those in `defaults`.
+local function group_options(self, who, given, defaults)
+    local all = {}
+    for name, value in pairs(defaults) do all[name] = value end
+    for name, value in pairs(given) do
+        if name ~= "params" then all[name] = value end
     end
-    local complete = options.check(who, given, self.declared)
+    local complete = options.check(who, all, self.declared)
     if self.check then self.check(who, complete) end
-    complete.params = as_parameters(who, group.params)
+    for name, value in pairs(complete) do complete[name] = own(value) end
     complete.slots = self.slots(complete)
+    return complete
+end
+
+local function add_group(self, who, group, defaults, seen)
+    local complete = group_options(self, who, group, defaults)
+    complete.params = as_parameters(who, group.params)
     for i, parameter in ipairs(complete.params) do
         if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
             fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
@@ -86,6 +97,7 @@ function Optimizer.new(class, params, opts)
     options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
+    if grouped then options.list(who, "params", params) end
     local seen = {}
     for _, group in ipairs(grouped and params or { { params = params } }) do
         add_group(self, who, group, opts or {}, seen)
@@ -320,6 +332,7 @@ end
 
 --- Sets the learning rate of all groups.
 function Optimizer:set_lr(lr)
+    options.argument("te.optim." .. self.name .. ":set_lr", "lr", lr, { "number", min = 0 })
     for _, group in ipairs(self.groups) do group.lr = lr end
 end
 
@@ -336,30 +349,42 @@ function Optimizer:state_dict()
     end
     for i, group in ipairs(self.groups) do
         saved.groups[i] = {}
-        for name in pairs(self.declared) do saved.groups[i][name] = group[name] end
+        for name in pairs(self.declared) do saved.groups[i][name] = own(group[name]) end
     end
     return saved
 end
 
-local function load_parameter(self, who, i, group, parameter, saved)
+-- The state that was saved of a parameter of a group; `who` names the parameter, too.
+local function saved_state(who, group, parameter, saved)
+    options.argument(who, "state", saved, { "table" })
     local state = new_state(group, parameter)
     for name, value in pairs(state) do
         local given = saved[name]
         if given == nil then
-            fail("%s: parameter %d: %s is missing", who, i, name)
+            fail("%s: %s is missing", who, name)
         elseif name == "step" then
-            state.step = given
-        elseif given:numel() ~= value:numel() then
-            fail("%s: parameter %d: %s has shape %s, the parameter %s", who, i, name,
-                options.shape(given), options.shape(parameter))
+            state.step = options.argument(who, name, given, { "integer", min = 0 })
+        elseif not te.is_tensor(given) then
+            fail("%s: %s: expected a tensor, got %s", who, name, type(given))
+        elseif options.shape(given) ~= options.shape(value) then
+            fail("%s: %s has shape %s, the parameter %s", who, name, options.shape(given), options.shape(parameter))
         else
             value:copy_(given)
         end
     end
-    self.state[parameter] = state
+    return state
 end
 
---- Takes over what state_dict returned; the parameters must be the same ones in the same order.
+-- The options that were saved of a group, those that it does not know left out.
+local function saved_options(self, who, group, saved)
+    options.argument(who, "group", saved, { "table" })
+    local known, before = {}, {}
+    for name in pairs(self.declared) do known[name], before[name] = saved[name], group[name] end
+    return group_options(self, who, known, before)
+end
+
+--- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed unless
+--- everything fits.
 function Optimizer:load_state_dict(saved)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
@@ -367,21 +392,24 @@ function Optimizer:load_state_dict(saved)
     elseif #saved.groups ~= #self.groups then
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
-    local i = 0
-    if self.unmade then self.unmade_known = self.unmade:item() end -- the counts are those of steps that were made
+    local groups, state, i = {}, {}, 0
     for g, group in ipairs(self.groups) do
-        for name, value in pairs(saved.groups[g]) do
-            if self.declared[name] then group[name] = value end
-        end
+        groups[g] = saved_options(self, who, group, saved.groups[g])
         for _, parameter in ipairs(group.params) do
             i = i + 1
-            if saved.state[i] then
-                load_parameter(self, who, i, group, parameter, saved.state[i])
-            else
-                self.state[parameter] = nil
-            end
+            local given = saved.state[i]
+            state[parameter] = given ~= nil and saved_state(("%s: parameter %d"):format(who, i), groups[g], parameter, given)
+                or nil
         end
     end
+    for key in pairs(saved.state) do
+        if not self.order[key] then fail("%s: a state of parameter %s, of %d", who, options.shown(key), i) end
+    end
+    if self.unmade then self.unmade_known = self.unmade:item() end -- the counts are those of steps that were made
+    for g, group in ipairs(self.groups) do
+        for name, value in pairs(groups[g]) do group[name] = value end
+    end
+    self.state = state
 end
 
 return Optimizer

@@ -40,9 +40,8 @@ local function show_table(t, depth, seen)
     seen[t] = nil
     for _, part in ipairs(parts) do length, broken = length + #part + 2, broken or part:find("\n", 1, true) end
     if not broken and length < WIDTH - 2 * depth then return "{" .. table.concat(parts, ", ") .. "}" end
-    local indent = ("  "):rep(depth + 1)
-    for i, part in ipairs(parts) do parts[i] = indent .. part:gsub("\n", "\n" .. indent) end
-    return "{\n" .. table.concat(parts, ",\n") .. "\n" .. ("  "):rep(depth) .. "}"
+    for i, part in ipairs(parts) do parts[i] = "  " .. part:gsub("\n", "\n  ") end -- of tables inside likewise
+    return "{\n" .. table.concat(parts, ",\n") .. "\n}"
 end
 
 ---@param value any

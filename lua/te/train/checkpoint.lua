@@ -11,6 +11,7 @@ local checkpoint = {}
 
 local NAME = "checkpoint-%08d.safetensors"
 local PATTERN = "^checkpoint%-(%d+)%.safetensors$"
+local UNFINISHED = "^%.checkpoint%-%d+%.safetensors%.%x+%.tmp$" -- te.save renames it when it is whole
 
 --- Steps that have a checkpoint in the folder, in order.
 function checkpoint.steps(folder)
@@ -126,13 +127,16 @@ end
 local claimed = {}
 
 --- Keeps the folder for this process until it ends: a second run that claims it gets an error. Of a folder that is not
--- there nothing is kept.
+-- there nothing is kept. What a run that was killed was writing is removed.
 ---@param make boolean|nil  the folder is made where there is none
 function checkpoint.claim(folder, make)
     if make then te._core.mkdir(folder) end
     if claimed[folder] or not te._core.stat(folder) then return end
     claimed[folder] = te._core.lock_folder(folder)
     if not claimed[folder] then error(folder .. ": another run writes into this folder", 0) end
+    for _, name in ipairs(te._core.list_dir(folder)) do
+        if name:find(UNFINISHED) then os.remove(folder .. "/" .. name) end
+    end
 end
 
 --- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new

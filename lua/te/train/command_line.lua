@@ -155,18 +155,21 @@ function CommandLine:restore(values, given, texts)
     end
 end
 
+-- A value, or its text, for people.
+local function value_text(value)
+    if value == nil or value == "" then return "" end
+    return tonumber(value) and ("%.7g"):format(value) or tostring(value)
+end
+
 --- The first of the named options that the command line gave another value than a checkpoint has, and both as texts.
 function CommandLine:changed(given, texts, names)
     local wanted = self:texts(given)
     for _, name in ipairs(names) do
         local key = "option." .. key_of(name)
-        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then return name, wanted[key], texts[key] end
+        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then
+            return name, value_text(wanted[key]), value_text(texts[key])
+        end
     end
-end
-
-local function value_text(value)
-    if value == nil or value == "" then return "" end
-    return type(value) == "number" and ("%.7g"):format(value) or tostring(value)
 end
 
 --- The text of --help.

@@ -9,8 +9,9 @@
 
 te_group *te_group_new(te_context *ctx)
 {
-    te_group *group = te_mem_zalloc(&ctx->mem, sizeof *group);
+    te_group *group = ctx ? te_mem_zalloc(&ctx->mem, sizeof *group) : NULL;
     if (!group) {
+        if (!ctx) return NULL;
         te_fail_memory(ctx, "fuser");
         return NULL;
     }

@@ -11,7 +11,8 @@
 #define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
 #define BLOCKS         " Where interleave is not 0, a and b alternate in blocks of so many features."
-#define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.79788456 + 0.03567741 * " v " * " v ")))"
+/* sqrt(2 / pi) and 0.044715 times it, to float64's last digit */
+#define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.7978845608028654 + 0.035677408136300125 * " v " * " v ")))"
 
 static te_status gelu_resolve(te_call *call, te_delegate *to)
 {

@@ -2,16 +2,16 @@
 #include "ops.h"
 
 static const te_utility add_into = {.name = "add_into", .inputs = "x", .outputs = "y", .formula = "y = x"};
-static const te_utility sum_columns = {.name = "sum_columns",
-                                       .inputs = "x",
-                                       .params = "scale",
-                                       .outputs = "y",
-                                       .formula = "y = x * scale",
-                                       .kind = TE_OUT_COLSUM};
-/* For a factor of 1, which is bound when a program runs: too late to be simplified away. Without
- * it only sums are left. */
-static const te_utility add_columns = {
-    .name = "sum_columns", .inputs = "x", .outputs = "y", .formula = "y = x", .kind = TE_OUT_COLSUM};
+/* Sums, and the same for a factor of 1, which is bound when a program runs: too late to be simplified away. Adding is
+ * then all that they do, which is faster. */
+#define SUMS(NAME, KIND)                                                                                            \
+    {                                                                                                               \
+        {.name = NAME, .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale", .kind = KIND}, \
+        {.name = NAME, .inputs = "x", .outputs = "y", .formula = "y = x", .kind = KIND},                            \
+    }
+
+static const te_utility sum_columns[] = SUMS("sum_columns", TE_OUT_COLSUM);
+static const te_utility sum_all[] = SUMS("sum_all", TE_OUT_SUM);
 static const te_utility scale_elements = {
     .name = "scale_elements", .inputs = "x", .params = "scale", .outputs = "y", .formula = "y = x * scale"};
 static const te_utility sum_rows = {.name = "sum_rows",
@@ -20,12 +20,6 @@ static const te_utility sum_rows = {.name = "sum_rows",
                                     .outputs = "y",
                                     .formula = "y = rowsum(x) * scale",
                                     .kind = TE_OUT_ROW};
-static const te_utility sum_all = {.name = "sum_all",
-                                   .inputs = "x",
-                                   .params = "scale",
-                                   .outputs = "y",
-                                   .formula = "y = x * scale",
-                                   .kind = TE_OUT_SUM};
 
 static te_operand operand(const te_tensor *t)
 {
@@ -130,8 +124,8 @@ te_status te_sum_to(te_tensor *dst, te_tensor *src, double scale, bool accumulat
         last_kept = i;
     }
     te_operand in = operand(src), out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
-    if (last_kept < 0) return run(dst, &sum_all, src->ndim, src->shape, in, out, scale);
-    const te_utility *columns = scale == 1 ? &add_columns : &sum_columns;
+    if (last_kept < 0) return run(dst, &sum_all[scale == 1], src->ndim, src->shape, in, out, scale);
+    const te_utility *columns = &sum_columns[scale == 1];
     bool only_last = first_kept == src->ndim - 1;
     for (int i = 0; i < src->ndim - 1; i++) only_last &= reduced[i] || src->shape[i] == 1;
     if (only_last) {

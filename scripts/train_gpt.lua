@@ -140,7 +140,9 @@ local function open_run(o, given, script)
         train.checkpoint.check_data(saved, run.set)
         run.model = te.models.gpt.from_checkpoint(saved)
         local limit = run.model.config.block_size
-        if o.block > limit then refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit) end
+        if o.block > limit then
+            refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit)
+        end
     else
         run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,

@@ -53,6 +53,16 @@ describe("tetrain", function()
         assert.equal("true\n", (run(script("print(arg[0]:find('%.lua$') ~= nil)"))))
     end)
 
+    it("fails where its output cannot be written", function()
+        for _, words in ipairs { "-e 'print(1)'", "-e 'print(1) os.exit(0)'", "--help" } do
+            local _, err, status = shell(("'%s' %s >/dev/full"):format(TETRAIN, words))
+            assert.equal(74, status)
+            assert.equal("tetrain: cannot write standard output: No space left on device\n", err)
+        end
+        local _, _, status = shell(("'%s' -e 'local x = 1' >&-"):format(TETRAIN))
+        assert.equal(0, status)
+    end)
+
     it("says its version and options", function()
         assert.equal("tetrain " .. te.version .. "\n", (run "--version"))
         assert.is_truthy(run("--help"):find("--threads", 1, true))

@@ -308,6 +308,15 @@ describe("te.Pointwise", function()
         end, { x, g:detach(), b:detach() }))
     end)
 
+    it("takes its options before or behind the function", function()
+        local x = te.randn { 2, 4 }
+        local function scale(v, p) return v * p.g end
+        local first, last = te.Pointwise({ params = { g = te.ones { 4 } } }, scale), te.Pointwise(scale, { params = { g = te.ones { 4 } } })
+        assert.same(first(x):totable(), last(x):totable())
+        assert.same(first.formula, last.formula)
+        assert.error_matches(function() te.Pointwise(scale, { parms = {} }) end, 'did you mean "params"')
+    end)
+
     it("keeps the dtype of x, or that of te.autocast", function()
         local m = te.Pointwise({ params = { g = te.ones({ 4 }) } }, function(x, p) return x * p.g end)
         assert.equal("bfloat16", m(te.ones({ 2, 4 }, { dtype = "bfloat16" })).dtype)

@@ -45,6 +45,12 @@ describe("te.Sequential", function()
         end
         assert.error_matches(function() te.Sequential():extend({ te.ReLU(), nil, te.GELU() }) end, "entry 2 is nil")
         assert.equal(2, #te.Residual(te.ReLU(), te.GELU(), { drop_path = 0.5 }))
+        local Tail = te.Sequential:extend("Tail")
+        function Tail:init(...)
+            self:append(te.ReLU())
+            te.Sequential.init(self, ...)
+        end
+        assert.equal(3, #Tail(te.GELU(), te.SiLU()))
     end)
 
     it("has no gaps", function()

@@ -355,8 +355,8 @@ local function place(who, where)
 end
 
 --- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
---- device = }, or both in either order. Buffers of whole numbers keep their dtype. They become new tensors, so optimizers are
---- made after.
+--- device = }, or both in either order. Buffers of whole numbers keep their dtype. They become new tensors, so
+--- optimizers are made after.
 ---@param where string|table
 ---@param also string|nil
 function Module:to(where, also, ...)

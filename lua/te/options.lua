@@ -113,7 +113,7 @@ function options.last(who, takes, ...)
     end
 end
 
---- Length of a list. Raises where there is more behind a hole, or under names: a loop over the entries would leave it out.
+--- Length of a list. Raises where there is more behind a hole, or under names: a loop would leave it out.
 function options.list(who, name, list)
     local n = 0
     while list[n + 1] ~= nil do n = n + 1 end

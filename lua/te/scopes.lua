@@ -245,7 +245,9 @@ local function tensors(...)
     local n = select("#", ...)
     for i = 1, n do
         local value = (select(i, ...))
-        if not te.is_tensor(value) then core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, type(value))) end
+        if not te.is_tensor(value) then
+            core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, type(value)))
+        end
     end
     if n == 0 then core.fail("te.checkpoint: the function gave nothing, not a tensor") end
     return ...

@@ -34,7 +34,7 @@ local function check_position(self, method, i, last)
 end
 
 function Sequential:init(...)
-    for i = 1, select("#", ...) do self[i] = flatten.check_member(self, i, (select(i, ...))) end
+    for i = 1, select("#", ...) do self[#self + 1] = flatten.check_member(self, #self + 1, (select(i, ...))) end
 end
 
 -- Runs for positions that are free: one further than behind the last module would leave a gap.

@@ -161,8 +161,8 @@ double  te_lua_check_number(lua_State *L, int index, const char *function, const
 double  te_lua_number_field(lua_State *L, int table, const char *function, const char *name, double otherwise);
 /* A shape: a table at `index`, or the numbers from there on. Returns how many stack entries it took. */
 int te_lua_check_shape(lua_State *L, int index, const char *function, const char *argument, int *ndim, int64_t *shape);
-/* How many entries the list at `index` has; raises where there are more behind a hole, or under names, which a loop over
- * them would leave out. */
+/* How many entries the list at `index` has; raises where there are more behind a hole, or under names, which a loop
+ * over them would leave out. */
 size_t te_lua_check_list(lua_State *L, int index, const char *function, const char *argument);
 /* Reads `shape` (a table of whole numbers, at most TE_MAX_DIMS) into ints; returns how many. */
 int te_lua_check_ints(lua_State *L, int index, const char *function, const char *argument, int64_t *ints);

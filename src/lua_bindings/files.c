@@ -37,7 +37,8 @@ static int list_dir(lua_State *L)
     te_io_error error;
     te_lua_enter(rt, L, "list_dir");
     lua_pushcfunction(L, push_names);
-    if (te_io_list(&te_io_posix, &rt->ctx->mem, path, &names, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, "list_dir", &error);
+    if (te_io_list(&te_io_posix, &rt->ctx->mem, path, &names, &error) != TE_OK)
+        return te_lua_raise_io(rt, L, "list_dir", &error);
     lua_pushlightuserdata(L, &names);
     int failed = lua_pcall(L, 1, 1, 0);
     te_io_names_free(&names);
@@ -71,7 +72,8 @@ static int make_folder(lua_State *L)
     const char *path = check_path(L, 1, "mkdir");
     te_io_error error;
     te_lua_enter(rt, L, "mkdir");
-    if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, "mkdir", &error);
+    if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK)
+        return te_lua_raise_io(rt, L, "mkdir", &error);
     return 0;
 }
 

@@ -6,20 +6,31 @@
  * Tools are Lua files of the embedded library (te.tools.NAME); the prompt is the one that C runs, since every line
  * must be a call of its own for an interrupt to end that line alone.
  *
- * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 130 after an interrupt that a script did not
- * handle; or what the script passes to os.exit.
+ * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 74 where standard output cannot be written; 130
+ * after an interrupt that a script did not handle; or what the script passes to os.exit.
  */
 #include "command_line.h"
 #include "lua_call.h"
 #include "prompt.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 130 };
+enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_OUTPUT = 74, EXIT_INTERRUPTED = 130 };
+
+/* At the end of the process, which would drop what the disk has no room for without a word. */
+static void write_out(void)
+{
+    bool lost = ferror(stdout);
+    errno = 0;
+    if (fflush(stdout) == 0 && !lost) return;
+    fprintf(stderr, "tetrain: cannot write standard output: %s\n", errno ? strerror(errno) : "some of it is lost");
+    _exit(EXIT_OUTPUT);
+}
 
 /* The runtime that signals are for: the one thing a signal handler can reach. */
 static tetrain *running;
@@ -147,6 +158,7 @@ static int run(const command_line *line)
 
 int main(int argc, char **argv)
 {
+    atexit(write_out);
     command_line line;
     int          code = command_line_parse(&line, argc, argv);
     if (code >= 0) return code;

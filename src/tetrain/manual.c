@@ -4,7 +4,8 @@
 #include <string.h>
 
 static const char exit_statuses[] =
-    "0; 1 when the script fails; 2 for a wrong command line; 130 after an interrupt; or what the script passes to os.exit.";
+    "0; 1 when the script fails; 2 for a wrong command line; 74 when standard output cannot be written; 130 after an "
+    "interrupt; or what the script passes to os.exit.";
 
 static void print_row(FILE *out, const char *name, const char *value, const char *help)
 {

@@ -35,7 +35,7 @@ end
 --- The first result is passed on, others are extra outputs. The result has the dtype of x, or that of te.autocast.
 ---@overload fun(fn: function)
 function Pointwise:init(opts, fn)
-    if fn == nil and type(opts) == "function" then opts, fn = {}, opts end
+    if type(opts) == "function" then opts, fn = fn, opts end -- options may come last, as everywhere
     opts = options.check("te.Pointwise", opts, POINTWISE)
     if type(fn) ~= "function" then fail("te.Pointwise: expected a function, got %s", type(fn)) end
     local names = check_params(opts.params or {})

@@ -383,8 +383,8 @@ local function saved_options(self, who, group, saved)
     return group_options(self, who, known, before)
 end
 
---- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed unless
---- everything fits.
+--- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
+--- unless everything fits.
 function Optimizer:load_state_dict(saved)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
@@ -397,9 +397,8 @@ function Optimizer:load_state_dict(saved)
         groups[g] = saved_options(self, who, group, saved.groups[g])
         for _, parameter in ipairs(group.params) do
             i = i + 1
-            local given = saved.state[i]
-            state[parameter] = given ~= nil and saved_state(("%s: parameter %d"):format(who, i), groups[g], parameter, given)
-                or nil
+            local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)
+            if given ~= nil then state[parameter] = saved_state(name, groups[g], parameter, given) end
         end
     end
     for key in pairs(saved.state) do

@@ -35,6 +35,10 @@ static void convert(const te_panel_job *p, te_panel_lane *l, te_panel x)
         te_panel_both(p, l, x);
         return;
     }
+    if (te_panel_goes_by_groups(p)) {
+        te_panel_by_groups(p, l, x);
+        return;
+    }
     if (p->job.side[0].data) te_panel_rowwise(p, l, x);
     if (p->job.side[1].data) te_panel_columnwise(p, l, x);
 }
@@ -89,8 +93,7 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
         memcpy(amax, job->amaxes, 2 * sizeof *amax);
         return TE_OK;
     }
-    te_status status = te_panels_visit(exec, p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
-                                       panels ? TE_PANEL_COLS / 2 : TE_FLAT_COLS, measure, amax);
+    te_status status = te_panels_visit(exec, p, panels ? TE_GROUP : TE_FLAT_ROWS, TE_FLAT_COLS, measure, amax);
     for (int i = 0; i < 2 && job->step == TE_QUANTIZE_MEASURE; i++) job->amaxes[i] = te_amax(job->amaxes[i], amax[i]);
     return status;
 }

@@ -107,7 +107,8 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
     bool narrow = te_dtype_size(p->job.dtype) == 2, both = p->job.side[1].data != NULL;
     int few = narrow && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
     bool rows = q->block_rows == 1 && q->block_cols >= (narrow ? 8 : 128); /* float32 leaves the first cache soon */
-    if (rows && !both) return TE_MOST_COLUMNS;
+    bool squares = q->element == TE_E2M1 && q->block_rows == TE_GROUP && q->block_cols == TE_GROUP && !q->stochastic;
+    if ((rows || squares) && !both) return TE_MOST_COLUMNS;
     if (te_panel_follows_rows(p)) return TE_WIDE_COLS;
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
     if (enough && te_panel_in_bands(p)) return TE_MOST_COLUMNS;

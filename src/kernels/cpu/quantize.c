@@ -35,6 +35,10 @@ static void convert(const te_panel_job *p, te_panel_lane *l, te_panel x)
         te_panel_both(p, l, x);
         return;
     }
+    if (te_panel_goes_by_groups(p)) {
+        te_panel_by_groups(p, l, x);
+        return;
+    }
     if (p->job.side[0].data) te_panel_rowwise(p, l, x);
     if (p->job.side[1].data) te_panel_columnwise(p, l, x);
 }
@@ -89,8 +93,7 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
         memcpy(amax, job->amaxes, 2 * sizeof *amax);
         return TE_OK;
     }
-    te_status status = te_panels_visit(exec, p, panels ? TE_PANEL_ROWS : TE_FLAT_ROWS,
-                                       panels ? TE_PANEL_COLS / 2 : TE_FLAT_COLS, measure, amax);
+    te_status status = te_panels_visit(exec, p, panels ? TE_GROUP : TE_FLAT_ROWS, TE_FLAT_COLS, measure, amax);
     for (int i = 0; i < 2 && job->step == TE_QUANTIZE_MEASURE; i++) job->amaxes[i] = te_amax(job->amaxes[i], amax[i]);
     return status;
 }
@@ -104,7 +107,8 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
     bool narrow = te_dtype_size(p->job.dtype) == 2, both = p->job.side[1].data != NULL;
     int few = narrow && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
     bool rows = q->block_rows == 1 && q->block_cols >= (narrow ? 8 : 128); /* float32 leaves the first cache soon */
-    if (rows && !both) return TE_MOST_COLUMNS;
+    bool squares = q->element == TE_E2M1 && q->block_rows == TE_GROUP && q->block_cols == TE_GROUP && !q->stochastic;
+    if ((rows || squares) && !both) return TE_MOST_COLUMNS;
     if (te_panel_follows_rows(p)) return TE_WIDE_COLS;
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
     if (enough && te_panel_in_bands(p)) return TE_MOST_COLUMNS;

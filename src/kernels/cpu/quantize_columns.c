@@ -23,7 +23,7 @@ static rows rows_of(const te_panel_job *p, te_panel_lane *l, te_panel x)
         return (rows){p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype),
                       x.rows};
     int count = te_panel_transform(p, l, x);
-    return (rows){p->loops, (const char *)l->values, TE_STRIP_COLS, te_dtype_size(p->job.dtype), count};
+    return (rows){p->loops, (const char *)l->values, te_panel_strip(x), te_dtype_size(p->job.dtype), count};
 }
 
 static const void *row_at(const rows *r, int i) { return r->data + (size_t)(i * r->stride) * r->size; }
@@ -37,13 +37,37 @@ static bool gathers_factors(const te_panel_job *p)
     return each && q->transposed && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
 }
 
+/* Two rows to a byte on their way to columns, from row i of x on. */
+static uint8_t *pairs_at(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    int64_t row = (x.row + i) % TE_PANEL_ROWS / 2;
+    return l->band ? l->band + row * te_panel_band_stride(p) + x.col : l->pairs[row] + x.col % TE_PANEL_COLS;
+}
+
+static int64_t pairs_stride(const te_panel_job *p, const te_panel_lane *l)
+{
+    return l->band ? te_panel_band_stride(p) : TE_PANEL_COLS;
+}
+
+/* Factors on their way to columns, of the blocks that begin in row i of x; a band has pieces of TE_DOWN_COLUMNS. */
+static uint8_t *down_at(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    int64_t row = (x.row + i) % TE_PANEL_ROWS / p->job.quantizer->block_cols, col = x.col % TE_DOWN_COLUMNS;
+    if (!l->band || !te_panel_goes_by_groups(p)) return l->down[row] + col;
+    int64_t piece = x.col / TE_DOWN_COLUMNS * (TE_PANEL_ROWS / TE_GROUP);
+    return l->band + TE_PANEL_ROWS / 2 * te_panel_band_stride(p) + (piece + row) * TE_DOWN_COLUMNS + col;
+}
+
 static void put_gathered(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantized_side *side = &p->job.side[1];
-    int high = p->job.quantizer->block_cols;
-    if (!gathers_factors(p)) return;
-    uint8_t *to = (uint8_t *)side->scale_inv + x.col * side->scale_row_stride + x.row / high;
-    p->blocks->turn_factors(to, side->scale_row_stride, l->down[0], (x.rows + high - 1) / high, x.cols);
+    int high = p->job.quantizer->block_cols, count = (x.rows + high - 1) / high, end = x.cols;
+    uint8_t *to = (uint8_t *)side->scale_inv + x.row / high;
+    for (int n = 0; gathers_factors(p) && end > 0; end -= n, x.col += n) {
+        n = end < TE_DOWN_COLUMNS ? end : TE_DOWN_COLUMNS;
+        p->blocks->turn_factors(to + x.col * side->scale_row_stride, side->scale_row_stride, down_at(p, l, x, 0), count,
+                                n);
+    }
 }
 
 /* Stores the factors of the blocks that begin in row i. */
@@ -55,7 +79,7 @@ static void put_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int
     int64_t along = (x.row + i) / q->block_cols * side->scale_col_stride;
     if (gathers_factors(p)) {
         const uint8_t *factors = (const uint8_t *)l->factors;
-        uint8_t *down = l->down[i / q->block_cols];
+        uint8_t *down = down_at(p, l, x, i);
         for (int b = 0; b < n && wide > 1; b++)
             memset(down + b * wide, factors[b], (size_t)(x.cols - b * wide < wide ? x.cols - b * wide : wide));
         if (wide == 1) memcpy(down, factors, (size_t)n);
@@ -80,7 +104,8 @@ static void make_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     const te_quantizer *q = p->job.quantizer;
     int wide = q->block_rows, n = (x.cols + wide - 1) / wide;
     if (te_panel_shares_amaxes(p)) {
-        memcpy(l->amaxes, l->squares + i / wide * n, (size_t)n * sizeof *l->amaxes);
+        te_panel square = {x.row + i, x.col, high, x.cols, x.next};
+        memcpy(l->amaxes, te_panel_squares(p, l, square), (size_t)n * sizeof *l->amaxes);
     } else {
         r->loops->amax_down(wide == 1 ? l->amaxes : l->multipliers, row_at(r, i), r->stride, high, x.cols);
         if (wide > 1) p->blocks->of[0].amax_along(l->amaxes, l->multipliers, x.cols, wide);
@@ -107,7 +132,7 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
                                       l->multipliers, x.cols);
 }
 
-/* The same two rows to a byte, into l->pairs: at most TE_GROUP rows, from a multiple of TE_GROUP on. */
+/* The same two rows to a byte, to pairs_at: at most TE_GROUP rows, from a multiple of TE_GROUP on. */
 static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, int i, int high)
 {
     const te_quantized_side *side = &p->job.side[1];
@@ -118,7 +143,9 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng, (uint64_t)x.col * across + down, across, x.cols);
         w.random = l->random[0];
     }
-    int64_t done = r->loops->pairs_down ? r->loops->pairs_down(l->pairs[i / 2], TE_PANEL_COLS, &w, x.cols) : 0;
+    uint8_t *pairs = pairs_at(p, l, x, i);
+    int64_t stride = pairs_stride(p, l);
+    int64_t done = r->loops->pairs_down ? r->loops->pairs_down(pairs, stride, &w, x.cols) : 0;
     if (done == x.cols) return; /* else the rest byte by byte */
     for (int k = i; k < i + high; k++) {
         const void *from = (const char *)row_at(r, k) + (size_t)done * r->size;
@@ -129,16 +156,17 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, co
     }
     if (high % 2) memset(l->codes[i + high], 0, (size_t)(x.cols - done));
     for (int k = i; k < i + high; k += 2)
-        p->blocks->pack_down(l->pairs[k / 2] + done, l->codes[k], l->codes[k + 1], x.cols - done);
+        p->blocks->pack_down(pairs + (k - i) / 2 * stride + done, l->codes[k], l->codes[k + 1], x.cols - done);
 }
 
-/* Codes of x.cols columns and `count` rows to the transposed side; two rows to a byte they are in l->pairs. */
+/* Codes of x.cols columns and `count` rows to the transposed side; two rows to a byte they are at pairs_at. */
 static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint8_t *codes, int64_t stride, int count)
 {
     const te_quantized_side *side = &p->job.side[1];
     uint8_t *to = side->data + x.col * side->row_stride;
     if (p->job.quantizer->element == TE_E2M1)
-        p->transpose(to + x.row / 2, side->row_stride, l->pairs[0], TE_PANEL_COLS, x.cols, (count + 1) / 2);
+        p->transpose(to + x.row / 2, side->row_stride, pairs_at(p, l, x, 0), pairs_stride(p, l), x.cols,
+                     (count + 1) / 2);
     else
         p->transpose(to + x.row, side->row_stride, codes, stride, x.cols, count);
 }
@@ -174,7 +202,9 @@ bool te_panel_in_bands(const te_panel_job *p)
     bool shared = p->job.side[0].data && (!p->job.side[1].data || te_panel_shares_codes(p));
     bool squares = q->block_rows == TE_PANEL_ROWS && q->element != TE_E2M1 && !q->replicated;
     bool lines = te_panel_rounds_once(p) && q->block_cols == TE_PANEL_ROWS && q->transposed && q->scale == TE_SCALE_F32;
-    return ((shared && squares && p->loops->amax_squares) || lines) && p->job.cols <= TE_MOST_COLUMNS;
+    int64_t group = TE_GROUP * p->job.cols * (int64_t)te_dtype_size(p->job.dtype);
+    bool groups = te_panel_goes_by_groups(p) && group <= TE_BAND_BYTES;
+    return ((shared && squares && p->loops->amax_squares) || lines || groups) && p->job.cols <= TE_MOST_COLUMNS;
 }
 
 /* What lies between column j and the right edge of `w`, each way by itself. */
@@ -235,7 +265,8 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
     if (q->transposed) turn(p, l, x, turned, stride, x.rows);
 }
 
-static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
+/* Codes and factors of a strip, on their way to columns where they are transposed. Returns the number of rows. */
+static int encode_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;
     rows r = rows_of(p, l, x);
@@ -250,20 +281,52 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
         if (q->element != TE_E2M1 && !shared)
             encode_rows(p, l, x, &r, i, high);
     }
+    return r.count;
+}
+
+static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *rowwise = &p->job.side[0];
+    int count = encode_strip(p, l, x);
     if (q->block_rows) put_gathered(p, l, x);
     if (!q->transposed) return;
-    const te_quantized_side *rowwise = &p->job.side[0];
-    if (shared)
-        turn(p, l, x, rowwise->data + x.row * rowwise->row_stride + x.col, rowwise->row_stride, r.count);
+    if (te_panel_shares_codes(p))
+        turn(p, l, x, rowwise->data + x.row * rowwise->row_stride + x.col, rowwise->row_stride, count);
     else
-        turn(p, l, x, l->codes[0], TE_PANEL_COLS, r.count);
+        turn(p, l, x, l->codes[0], TE_PANEL_COLS, count);
 }
 
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
-    int width = p->job.quantizer->hadamard ? TE_STRIP_COLS : x.cols;
+    int width = p->job.quantizer->hadamard ? te_panel_strip(x) : x.cols;
     for (int j = 0; j < x.cols; j += width) {
         te_panel strip = {x.row, x.col + j, x.rows, x.cols - j < width ? x.cols - j : width, x.next};
         quantize_strip(p, l, strip);
     }
+}
+
+bool te_panel_goes_by_groups(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    bool high = q->block_rows == TE_GROUP && !q->stochastic;
+    return p->job.side[1].data && q->element == TE_E2M1 && q->block_cols == TE_GROUP && (q->block_rows == 1 || high);
+}
+
+/* Rows are read from memory once: columns find a group of them in the second cache. */
+void te_panel_by_groups(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    int count = 0;
+    for (int i = 0; i < x.rows; i += TE_GROUP) {
+        te_panel group = {x.row + i, x.col, x.rows - i < TE_GROUP ? x.rows - i : TE_GROUP, x.cols, x.next};
+        if (p->job.side[0].data) te_panel_rowwise(p, l, group);
+        te_panel strip = group;
+        for (int j = 0; j < x.cols; j += TE_LINE_COLS) {
+            strip.col = x.col + j;
+            strip.cols = x.cols - j < TE_LINE_COLS ? x.cols - j : TE_LINE_COLS;
+            count = i + encode_strip(p, l, strip);
+        }
+    }
+    put_gathered(p, l, x);
+    turn(p, l, x, NULL, 0, count);
 }

@@ -92,6 +92,7 @@ typedef struct choice {
     te_panel_lane *l;
     float *multipliers;
     float amax, encode;
+    int first; /* block of squares that are chosen together */
     candidates c;
 } choice;
 
@@ -166,9 +167,9 @@ static void choose_strip(choice *k, te_panel part, int side, int first, int cols
     for (int i = 0; i < part.rows; i++)
         p->loops->load(k->l->values[i], te_panel_source(p, part.row + i, part.col + first), cols);
     if (side == 0)
-        choose_along(k, part.rows, cols, width, first / width);
+        choose_along(k, part.rows, cols, width, k->first + first / width);
     else
-        choose_down(k, part.rows, cols, first / width);
+        choose_down(k, part.rows, cols, k->first + first / width);
 }
 
 /* Block b by sums that may be off by 2^-9 of its largest error under either factor, or 2^-8 if squared; -1: that is not
@@ -178,7 +179,7 @@ static int decide(const choice *k, const float *sums[2], int b)
 {
     const te_quantizer *q = k->p->job.quantizer;
     bool squared = q->four_over_six == TE_46_MSE;
-    float amax = k->l->amaxes[b], difference = sums[1][b] - sums[0][b];
+    float amax = k->l->amaxes[k->first + b], difference = sums[1][b] - sums[0][b];
     float margin = squared ? amax * amax * 0x1p-8f : amax * 0x1p-9f;
     if (!(amax > 0x1p-40f && k->amax < 0x1p40f)) return -1;
     for (int four = 0; four < 2; four++) {
@@ -207,12 +208,12 @@ static void choose_about(choice *k, te_panel part, int8_t *chosen)
 static void choose_squares(choice *k, te_panel part, int side)
 {
     const te_panel_job *p = k->p;
-    int8_t *chosen = k->l->chosen[part.row % TE_PANEL_ROWS / TE_GROUP];
+    int8_t *chosen = k->l->chosen[part.row % TE_PANEL_ROWS / TE_GROUP] + part.col % TE_MOST_COLUMNS / TE_GROUP;
     int blocks = (part.cols + TE_GROUP - 1) / TE_GROUP;
-    propose(p, &k->c, k->l->amaxes, blocks, k->encode);
+    propose(p, &k->c, k->l->amaxes + k->first, blocks, k->encode);
     if (side == 0 || !p->job.side[0].data || p->job.quantizer->row_scaled) choose_about(k, part, chosen);
     for (int b = 0; b < blocks; b++)
-        if (chosen[b] >= 0) put(k, b, b, chosen[b]);
+        if (chosen[b] >= 0) put(k, k->first + b, b, chosen[b]);
     for (int b = 0; b < blocks; b++) {
         int left = part.cols - b * TE_GROUP;
         if (chosen[b] < 0) choose_strip(k, part, side, b * TE_GROUP, left < TE_GROUP ? left : TE_GROUP);
@@ -227,7 +228,13 @@ void te_four_over_six_factors(const te_panel_job *p, te_panel_lane *l, te_panel 
     choice k = {.p = p, .l = l, .multipliers = multipliers, .encode = rule->encode};
     k.amax = s->amax[side == 0 ? part.row * s->amax_stride : 0];
     if (q->block_rows == TE_GROUP && q->block_cols == TE_GROUP) {
-        choose_squares(&k, part, side);
+        te_panel piece = part;
+        for (int at = 0; at < part.cols; at += LINES * TE_GROUP) {
+            k.first = at / TE_GROUP;
+            piece.col = part.col + at;
+            piece.cols = part.cols - at < LINES * TE_GROUP ? part.cols - at : LINES * TE_GROUP;
+            choose_squares(&k, piece, side);
+        }
         return;
     }
     for (int first = 0; first < part.cols; first += TE_STRIP_COLS) /* widths divide it */

@@ -58,8 +58,11 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
 /* Bytes of codes that a thread has on their way to columns, where panels are too wide for its own. */
 static size_t band_bytes(const te_panel_job *p, int rows, int cols)
 {
-    bool bands = te_panel_rounds_once(p) && te_panel_in_bands(p) && cols > TE_PANEL_COLS;
-    return bands ? (size_t)(rows * te_panel_band_stride(p)) : 0;
+    if (!te_panel_in_bands(p) || cols <= TE_PANEL_COLS) return 0;
+    if (te_panel_goes_by_groups(p))
+        return (size_t)(rows / 2 * te_panel_band_stride(p)) +
+               (size_t)(p->job.cols / TE_DOWN_COLUMNS + 1) * (size_t)(rows / TE_GROUP) * TE_DOWN_COLUMNS;
+    return te_panel_rounds_once(p) ? (size_t)(rows * te_panel_band_stride(p)) : 0;
 }
 
 te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])
@@ -109,7 +112,7 @@ int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip)
     size_t size = te_dtype_size(p->job.dtype);
     for (int i = 0; i < strip.rows; i += TE_GROUP) {
         int rows = strip.rows - i < TE_GROUP ? strip.rows - i : TE_GROUP;
-        p->loops->transform((char *)l->values + (size_t)(i * TE_STRIP_COLS) * size, TE_STRIP_COLS,
+        p->loops->transform((char *)l->values + (size_t)(i * te_panel_strip(strip)) * size, te_panel_strip(strip),
                             te_panel_source(p, strip.row + i, strip.col), p->job.source_stride, rows, strip.cols);
     }
     return (strip.rows + TE_GROUP - 1) / TE_GROUP * TE_GROUP;

@@ -3,8 +3,8 @@
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
  * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Blocks of
  * 128 go by bands as wide as the source: short runs from memory cost more than a second visit to what is in the last
- * cache. Panels have nothing in common but maxima, so no result depends on the order or on the number of threads in
- * which they are visited.
+ * cache. So does E2M1, sixteen rows at a time, which stay in the second one. Panels have nothing in common but maxima, so
+ * no result depends on the order or on the number of threads in which they are visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
 #define TE_KERNELS_QUANTIZE_PANEL_H
@@ -16,17 +16,20 @@ enum {
     TE_PANEL_ROWS = 128,
     TE_PANEL_COLS = 1024, /* of halves; of what is wider, or has more on the way, half as many */
     TE_STRIP_COLS = 128,
+    TE_LINE_COLS = 512, /* of a group of rows on their way to columns: they stay in the first cache */
     TE_FLAT_ROWS = 4, /* follow memory, where no column is looked at */
     TE_FLAT_COLS = 1 << 16,
     TE_WIDE_COLS = 4096, /* of a panel that is low */
     TE_APART = 64,
+    TE_BAND_BYTES = 1 << 19, /* of a group of rows as wide as the source, which stays in the second cache */
     TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };
 
 /* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
  * TE_APART longer than what they hold, a column or a block each, so that they do not throw each other out of the first cache. */
 typedef struct te_panel_lane {
-    uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart; NULL: there is none */
+    uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart, and after pairs of
+                      rows their factors; NULL: there is none */
     float   amax[2];
     float   amaxes[TE_MOST_COLUMNS + TE_APART], blocks[TE_MOST_COLUMNS + TE_APART];
     float   multipliers[TE_MOST_COLUMNS + TE_APART], factors[TE_MOST_COLUMNS + TE_APART]; /* or bytes */
@@ -35,8 +38,8 @@ typedef struct te_panel_lane {
     float   values[TE_PANEL_ROWS][TE_STRIP_COLS]; /* a strip of the panel; transformed: in its dtype */
     float   turned[TE_STRIP_COLS][TE_PANEL_ROWS];
     uint8_t down[TE_PANEL_ROWS / TE_GROUP][TE_DOWN_COLUMNS]; /* factors on their way to columns */
-    float   squares[TE_PANEL_ROWS / TE_GROUP * (TE_PANEL_COLS / TE_GROUP)]; /* amaxes of square blocks, for both sides */
-    int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_PANEL_COLS / TE_GROUP]; /* candidates of squares (quantize_four.c) */
+    float   squares[TE_PANEL_ROWS / TE_GROUP][TE_MOST_COLUMNS / TE_GROUP]; /* amaxes of square blocks, for both sides */
+    int8_t  chosen[TE_PANEL_ROWS / TE_GROUP][TE_MOST_COLUMNS / TE_GROUP];  /* candidates of squares (quantize_four.c) */
 } te_panel_lane;
 
 /* What every panel of a job has in common. */
@@ -92,12 +95,22 @@ bool te_panel_in_bands(const te_panel_job *p);
 
 static inline int64_t te_panel_band_stride(const te_panel_job *p) { return (p->job.cols + 63) / 64 * 64 + TE_APART; }
 
-/* Whether blocks of both sides are the same squares, and side 0 has had their amaxes. */
+/* Whether blocks of both sides are the same squares, and side 0 has had their amaxes; where these are kept. */
 bool te_panel_shares_amaxes(const te_panel_job *p);
+
+static inline float *te_panel_squares(const te_panel_job *p, te_panel_lane *l, te_panel x)
+{
+    const te_quantizer *q = p->job.quantizer;
+    return l->squares[x.row % TE_PANEL_ROWS / q->block_rows] + x.col % TE_MOST_COLUMNS / q->block_cols;
+}
 
 /* Quantizes what a panel gives to the row-wise side, and to the column-wise one. */
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
 void te_panel_columnwise(const te_panel_job *p, te_panel_lane *l, te_panel x);
+
+/* Both sides of a panel, or the column-wise one, sixteen rows after the other: blocks of E2M1 that are no higher. */
+bool te_panel_goes_by_groups(const te_panel_job *p);
+void te_panel_by_groups(const te_panel_job *p, te_panel_lane *l, te_panel x);
 
 /* Both sides of a panel whose codes may come from one rounding (te_panel_rounds_once). */
 bool te_panel_rounds_once(const te_panel_job *p);
@@ -113,9 +126,11 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
 /* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be short. */
 void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count);
 
-/* A strip of at most TE_STRIP_COLS columns, transformed in groups of 16 rows, into l->values, rows of TE_STRIP_COLS elements
- * of the source's dtype; what is missing of the last group counts as 0. Returns the number of rows. */
+/* A strip transformed in groups of 16 rows, into l->values, rows of te_panel_strip elements of the source's dtype,
+ * which is as wide as a strip may be; what is missing of the last group counts as 0. Returns the number of rows. */
 int te_panel_transform(const te_panel_job *p, te_panel_lane *l, te_panel strip);
+
+static inline int te_panel_strip(te_panel x) { return x.rows > TE_GROUP ? TE_STRIP_COLS : TE_LINE_COLS; }
 
 /* Factors of n amaxes: as stored to l->factors, multipliers to l->blocks. */
 te_factor_rule te_panel_rule(const te_panel_job *p, int side, int64_t row);

@@ -28,9 +28,10 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     bool turned = p->job.quantizer->transposed;
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
-    if (side[1].data && turned && !p->past) foresee_columns(p, x, i);
+    int ahead = p->job.quantizer->block_rows;
+    if (side[1].data && turned && !p->past && !te_panel_goes_by_groups(p)) foresee_columns(p, x, i);
     if (x.next > TE_PANEL_COLS) {
-        if (p->job.quantizer->block_rows == 1 && x.row + i + 1 < p->job.rows) foresee_row(p, x, i + 1);
+        if ((ahead == 1 || ahead == TE_GROUP) && x.row + i + ahead < p->job.rows) foresee_row(p, x, i + ahead);
         return;
     }
     if (!te_panel_foresee(p, x, i, &row, &col)) return;
@@ -139,7 +140,7 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     } else {
         te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
         measure_squares(p, l, part);
-        if (te_panel_shares_amaxes(p)) memcpy(l->squares + i / q->block_rows * n, l->amaxes, (size_t)n * sizeof *l->amaxes);
+        if (te_panel_shares_amaxes(p)) memcpy(te_panel_squares(p, l, part), l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     te_panel part = {x.row + i, x.col, rows, x.cols, x.next};

@@ -28,6 +28,30 @@ typedef struct te_fours {
     uint32_t unsure;
 } te_fours;
 
+/* Constants of the loops. By chance there are so many that compilers would make them anew in every turn. */
+typedef struct te_four_constants {
+    __m512i size, upper, sign, by_half, three, one, last;
+} te_four_constants;
+
+TE_INLINE __m512i te_kept(__m512i v, bool kept)
+{
+    if (kept) __asm__("" : "+v"(v));
+    return v;
+}
+
+TE_INLINE te_four_constants te_constants_of_fours(bool halves, bool chance)
+{
+    const __m512i by_half = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7));
+    return (te_four_constants){
+        .size = te_kept(halves ? _mm512_set1_epi16(0x7fff) : _mm512_set1_epi32(0x7fffffff), chance),
+        .upper = te_kept(_mm512_set1_epi32((int)0xffff0000u), chance),
+        .sign = te_kept(_mm512_set1_epi8(8), chance),
+        .by_half = te_kept(by_half, chance),
+        .three = te_kept(_mm512_set1_epi16(3), chance),
+        .one = te_kept(_mm512_set1_epi16(1), chance),
+        .last = te_kept(_mm512_set1_epi16((short)0x87ff), chance)};
+}
+
 /* Which of 4096ths are a quarter above which the next code begins, .25, 1.25, 2.5 or 5, or are not numbers. */
 TE_INLINE uint32_t te_on_edges(__m512i parts, __m512i quarters)
 {
@@ -37,7 +61,7 @@ TE_INLINE uint32_t te_on_edges(__m512i parts, __m512i quarters)
 }
 
 /* From 4096ths of 64 sizes, and signs on top of bytes in the order that packing leaves. */
-TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
+TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs, const te_four_constants *t)
 {
     static const uint8_t by_quarter[64] = {
         0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
@@ -45,36 +69,36 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs)
     __m512i quarters[2] = {_mm512_srli_epi16(first, 10), _mm512_srli_epi16(second, 10)};
     __m512i which = _mm512_packus_epi16(quarters[0], quarters[1]);
     __m512i codes = _mm512_permutexvar_epi8(which, _mm512_loadu_si512(by_quarter));
-    codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8), codes, 0xea); /* a & b | c */
+    codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), t->sign, codes, 0xea); /* a & b | c */
     return (te_fours){codes, te_on_edges(first, quarters[0]) | te_on_edges(second, quarters[1])};
 }
 
-/* The same by chance, random bytes as they come. `order` brings those of the first half into words. */
-TE_INLINE __m512i te_raised(__m512i parts, __m512i random)
+/* The same by chance, random bytes as they come. `order` brings those of the first half into words. 256ths are shifted
+ * by 3, 4 or 5, and by more where the code is the largest one without them. What is no number stays none. */
+TE_INLINE __m512i te_raised(__m512i parts, __m512i random, const te_four_constants *t)
 {
-    /* by the top bits, what 256ths are shifted by */
-    const __m512i steps = _mm512_setr_epi64(0x0004000400030003, 0x0005000500050005, 16, 0, 0, 0, 0, 0);
-    __m512i shift = _mm512_permutexvar_epi16(_mm512_srli_epi16(parts, 12), steps);
+    __m512i shift = _mm512_add_epi16(_mm512_srli_epi16(parts, 13), t->three);
     return _mm512_adds_epi16(parts, _mm512_sllv_epi16(random, shift));
 }
 
-TE_INLINE uint32_t te_below_halves(__m512i sums)
+/* The largest sum, at which additions stop, has no next one. */
+TE_INLINE uint32_t te_below_halves(__m512i sums, const te_four_constants *t)
 {
-    return _mm512_testn_epi16_mask(_mm512_add_epi16(sums, _mm512_set1_epi16(1)), _mm512_set1_epi16(2047));
+    return _mm512_testn_epi16_mask(_mm512_add_epi16(sums, t->one), t->last);
 }
 
-TE_INLINE te_fours te_fours_by_chance(__m512i first, __m512i second, __m512i signs, __m512i random, __m512i order)
+TE_INLINE te_fours te_fours_by_chance(__m512i first, __m512i second, __m512i signs, __m512i random, __m512i order,
+                                      const te_four_constants *t)
 {
-    const __m512i by_half = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7));
     const __mmask64 low = 0x5555555555555555;
-    first = te_raised(first, _mm512_maskz_permutexvar_epi8(low, order, random));
+    first = te_raised(first, _mm512_maskz_permutexvar_epi8(low, order, random), t);
     order = _mm512_add_epi8(order, _mm512_set1_epi8(32));
-    second = te_raised(second, _mm512_maskz_permutexvar_epi8(low, order, random));
+    second = te_raised(second, _mm512_maskz_permutexvar_epi8(low, order, random), t);
     __m512i halves = _mm512_packus_epi16(_mm512_srli_epi16(first, 11), _mm512_srli_epi16(second, 11));
-    __m512i codes = _mm512_shuffle_epi8(by_half, halves);
-    codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), _mm512_set1_epi8(8), codes, 0xea);
-    uint32_t unsure = te_below_halves(first) | te_below_halves(second);
-    return (te_fours){codes, unsure | (_mm512_test_epi8_mask(halves, _mm512_set1_epi8(16)) != 0)};
+    __m512i codes = _mm512_shuffle_epi8(t->by_half, halves);
+    codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), t->sign, codes, 0xea);
+    uint32_t unsure = te_below_halves(first, t) | te_below_halves(second, t);
+    return (te_fours){codes, unsure | (_mm512_movepi16_mask(_mm512_or_si512(first, second)) != 0)};
 }
 
 /* Multipliers of 4096ths; false where one is so large that they do not exist. */
@@ -87,17 +111,18 @@ TE_INLINE bool te_scale_multipliers(__m512 *m)
 
 /* --- bfloat16: multipliers as for te_codes_64_bf16 ---------------------------------------------------------------- */
 
-TE_INLINE __m512i te_parts_bf16(__m512i given, __m512 even, __m512 odd)
+TE_INLINE __m512i te_parts_bf16(__m512i given, __m512 even, __m512 odd, const te_four_constants *t)
 {
-    __m512i size = _mm512_and_si512(given, _mm512_set1_epi16(0x7fff));
+    __m512i size = _mm512_and_si512(given, t->size);
     __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(size, 16));
-    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(size, _mm512_set1_epi32((int)0xffff0000u)));
+    __m512 high = _mm512_castsi512_ps(_mm512_and_si512(size, t->upper));
     low = _mm512_mul_ps(low, even);
     high = _mm512_mul_ps(high, odd);
     return _mm512_packs_epi32(_mm512_cvttps_epi32(low), _mm512_cvttps_epi32(high));
 }
 
-TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uint8_t *random)
+TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uint8_t *random,
+                                const te_four_constants *t)
 {
     static const uint8_t tops[64] = {
         1, 5, 9, 13, 3, 7, 11, 15, 65, 69, 73, 77, 67, 71, 75, 79,
@@ -111,9 +136,9 @@ TE_INLINE te_fours te_fours_bf16(const uint16_t *x, const __m512 m[4], const uin
         8, 0, 10, 0, 12, 0, 14, 0, 9, 0, 11, 0, 13, 0, 15, 0,
         16, 0, 18, 0, 20, 0, 22, 0, 17, 0, 19, 0, 21, 0, 23, 0,
         24, 0, 26, 0, 28, 0, 30, 0, 25, 0, 27, 0, 29, 0, 31, 0};
-    __m512i first = te_parts_bf16(a, m[0], m[1]), second = te_parts_bf16(b, m[2], m[3]);
-    if (!random) return te_fours_of(first, second, signs);
-    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words));
+    __m512i first = te_parts_bf16(a, m[0], m[1], t), second = te_parts_bf16(b, m[2], m[3], t);
+    if (!random) return te_fours_of(first, second, signs, t);
+    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words), t);
 }
 
 /* Two neighbours to a byte. */
@@ -142,7 +167,8 @@ TE_INLINE __m512i te_parts_f32(__m512i first, __m512i second, __m512 m, __m512 n
     return _mm512_packs_epi32(_mm512_cvttps_epi32(_mm512_mul_ps(a, m)), _mm512_cvttps_epi32(_mm512_mul_ps(b, n)));
 }
 
-TE_INLINE te_fours te_fours_f32(const float *x, const __m512 m[4], const uint8_t *random)
+TE_INLINE te_fours te_fours_f32(const float *x, const __m512 m[4], const uint8_t *random,
+                                const te_four_constants *t)
 {
     __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 16), c = _mm512_loadu_si512(x + 32),
             d = _mm512_loadu_si512(x + 48);
@@ -153,8 +179,8 @@ TE_INLINE te_fours te_fours_f32(const float *x, const __m512 m[4], const uint8_t
         8, 0, 9, 0, 10, 0, 11, 0, 24, 0, 25, 0, 26, 0, 27, 0,
         12, 0, 13, 0, 14, 0, 15, 0, 28, 0, 29, 0, 30, 0, 31, 0};
     __m512i first = te_parts_f32(a, b, m[0], m[1]), second = te_parts_f32(c, d, m[2], m[3]);
-    if (!random) return te_fours_of(first, second, signs);
-    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words));
+    if (!random) return te_fours_of(first, second, signs, t);
+    return te_fours_by_chance(first, second, signs, _mm512_loadu_si512(random), _mm512_loadu_si512(words), t);
 }
 
 TE_INLINE __m256i te_neighbours_f32(__m512i codes)
@@ -206,13 +232,13 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
                 te_each_column_##dtype(m, multipliers);                                                                \
             else                                                                                                       \
                 te_short_blocks_##dtype(m, multipliers, block);                                                        \
-            te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE), false);                                     \
+            te_codes_64_##dtype(codes, x, m, te_wide_form_of(TE_E2M1_CODE), false);                                    \
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
     /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
     TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
-                                       bool chance, uint16_t *later, int count)                                        \
+                                       bool chance, const te_four_constants *t, uint16_t *later, int count)            \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + first;                                                    \
         const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
@@ -225,7 +251,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
             for (int64_t j = i; j < end; j += 64) {                                                                    \
                 te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
-                te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL);                                \
+                te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL, t);                             \
                 _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \
                 later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + j / 64);                                         \
                 count += four.unsure != 0 || !good;                                                                    \
@@ -236,10 +262,12 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first,  \
                                           int64_t n, bool chance)                                                      \
     {                                                                                                                  \
+        const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \
         for (int r = 0; r < w->rows; r++)                                                                              \
-            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, later, count);  \
+            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, &t, later,      \
+                                         count);                                                                       \
         for (int k = 0; k < count; k++) {                                                                              \
             int64_t r = later[k] / (TE_PAIRS_PIECE / 64), j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;           \
             const type *x = (const type *)w->x + r * w->stride + j;                                                    \
@@ -264,12 +292,12 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     }                                                                                                                  \
     /* Of rows r and r + 1, the second of which may be missing, 64 columns. */                                         \
     TE_INLINE __m512i te_two_rows_##dtype(const te_pair_rows *w, int r, int64_t j, const __m512 m[4], bool *unsure,    \
-                                          bool chance)                                                                 \
+                                          bool chance, const te_four_constants *t)                                     \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + j;                                                        \
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
-        te_fours even = te_fours_##dtype(x, m, random), odd = {_mm512_setzero_si512(), 0};                             \
-        if (r + 1 < w->rows) odd = te_fours_##dtype(x + w->stride, m, chance ? random + w->random_stride : NULL);      \
+        te_fours even = te_fours_##dtype(x, m, random, t), odd = {_mm512_setzero_si512(), 0};                          \
+        if (r + 1 < w->rows) odd = te_fours_##dtype(x + w->stride, m, chance ? random + w->random_stride : NULL, t);   \
         *unsure = (even.unsure | odd.unsure) != 0;                                                                     \
         return te_in_order_##dtype(_mm512_or_si512(even.codes, _mm512_slli_epi16(odd.codes, 4)));                      \
     }                                                                                                                  \
@@ -286,6 +314,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, \
                                            int64_t n, bool chance)                                                     \
     {                                                                                                                  \
+        const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \
         for (int64_t j = first; j < first + n; j += 64) {                                                              \
@@ -294,7 +323,8 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             te_each_column_##dtype(m, w->multipliers + j);                                                             \
             for (int k = 0; k < 4; k++) good &= te_scale_multipliers(&m[k]);                                           \
             for (int r = 0; r < w->rows; r += 2) {                                                                     \
-                _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_two_rows_##dtype(w, r, j, m, &unsure, chance));\
+                __m512i two = te_two_rows_##dtype(w, r, j, m, &unsure, chance, &t);                                    \
+                _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, two);                                            \
                 later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + (j - first) / 64);                               \
                 count += unsure || !good;                                                                              \
             }                                                                                                          \

@@ -1,7 +1,7 @@
 /* quantize_random.h - stochastic rounding of many elements at once, and its random bytes, for quantize_blocks.c.
  *
- * Philox goes on twice eight counters side by side: a word stands in the low half of 64 bits, where the multiplication
- * of low halves wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic
+ * Philox goes on four times eight counters side by side: a word stands in the low half of 64 bits, where multiplying
+ * low halves wants it, and what is in the high half is in nobody's way. te_philox and te_f32_to_e2m1_stochastic
  * give the same bytes.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_RANDOM_H
@@ -9,6 +9,8 @@
 
 #include "kernels/philox.h"
 #include "quantize_vectors.h"
+
+#include <string.h>
 
 #if defined(TE_ISA_avx512)
 
@@ -32,12 +34,14 @@ TE_INLINE void te_philox_keys_of(te_philox_keys *keys, uint64_t seed)
     }
 }
 
-/* Of two times eight counters, relative to rng.offset. */
-TE_INLINE void te_philox16(te_words8 w[2], te_rng rng, const te_philox_keys *keys, const __m512i counters[2])
+/* Of four times eight counters, relative to rng.offset: each round waits for the one before, and there is time for so
+ * many. */
+TE_INLINE void te_philox32(te_words8 w[4], te_rng rng, const te_philox_keys *keys, const __m512i counters[4])
 {
     const __m512i a = _mm512_set1_epi64(0xd2511f53), b = _mm512_set1_epi64(0xcd9e8d57);
-    __m512i c[2][4];
-    for (int k = 0; k < 2; k++) {
+    __m512i c[4][4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
         c[k][0] = _mm512_add_epi64(counters[k], _mm512_set1_epi64((int64_t)rng.offset));
         c[k][1] = _mm512_srli_epi64(c[k][0], 32);
         c[k][2] = _mm512_set1_epi64((int64_t)rng.stream);
@@ -45,15 +49,16 @@ TE_INLINE void te_philox16(te_words8 w[2], te_rng rng, const te_philox_keys *key
     }
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++)
-#pragma GCC unroll 2
-        for (int k = 0; k < 2; k++) {
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
             __m512i high = _mm512_mul_epu32(a, c[k][0]), low = _mm512_mul_epu32(b, c[k][2]);
             c[k][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c[k][1], keys->first[round], 0x96); /* xor */
             c[k][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(high, 32), c[k][3], keys->second[round], 0x96);
             c[k][1] = low;
             c[k][3] = high;
         }
-    for (int k = 0; k < 2; k++) w[k] = (te_words8){{c[k][0], c[k][1], c[k][2], c[k][3]}};
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) w[k] = (te_words8){{c[k][0], c[k][1], c[k][2], c[k][3]}};
 }
 
 /* The two words of every counter side by side. */
@@ -62,48 +67,74 @@ TE_INLINE __m512i te_join(__m512i first, __m512i second)
     return _mm512_mask_blend_epi32(0xaaaa, first, _mm512_slli_epi64(second, 32));
 }
 
-/* Sixteen bytes of each of n counters; the number of counters done, a multiple of 16. */
+/* Sixteen bytes of each of n counters; the number of counters done. */
 TE_INLINE int64_t te_random_along(uint8_t *bytes, te_rng rng, uint64_t first, int64_t n)
 {
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); /* interleaving puts them right */
     int64_t i = 0;
     te_philox_keys keys;
     te_philox_keys_of(&keys, rng.seed);
-    for (; i + 16 <= n; i += 16) {
-        te_words8 w[2];
-        __m512i from = _mm512_add_epi64(order, _mm512_set1_epi64((int64_t)first + i));
-        te_philox16(w, rng, &keys, (__m512i[2]){from, _mm512_add_epi64(from, _mm512_set1_epi64(8))});
-        for (int k = 0; k < 2; k++, bytes += 128) {
+    uint8_t last[32 * 16];
+    for (; i < n; i += 32, bytes += sizeof last) {
+        te_words8 w[4];
+        uint8_t *to = i + 32 <= n ? bytes : last;
+        __m512i from[4] = {_mm512_add_epi64(order, _mm512_set1_epi64((int64_t)first + i))};
+#pragma GCC unroll 3
+        for (int k = 1; k < 4; k++) from[k] = _mm512_add_epi64(from[k - 1], _mm512_set1_epi64(8));
+        te_philox32(w, rng, &keys, from);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
             __m512i low = te_join(w[k].word[0], w[k].word[1]), high = te_join(w[k].word[2], w[k].word[3]);
-            _mm512_storeu_si512(bytes, _mm512_unpacklo_epi64(low, high));
-            _mm512_storeu_si512(bytes + 64, _mm512_unpackhi_epi64(low, high));
+            _mm512_storeu_si512(to + 128 * k, _mm512_unpacklo_epi64(low, high));
+            _mm512_storeu_si512(to + 128 * k + 64, _mm512_unpackhi_epi64(low, high));
         }
+        if (to == last) memcpy(bytes, last, (size_t)(n - i) * 16);
     }
-    return i;
+    return n;
+}
+
+/* The four bytes of each of 32 words, those at the same place to one row. */
+TE_INLINE void te_put_bytes_down(uint8_t *to, int64_t width, __m512i low, __m512i high)
+{
+    const __m512i pick = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    low = _mm512_shuffle_epi8(low, pick);
+    high = _mm512_shuffle_epi8(high, pick);
+    __m512i first = _mm512_permutex2var_epi32(low, order, high);
+    __m512i second = _mm512_permutex2var_epi32(low, _mm512_add_epi32(order, _mm512_set1_epi32(2)), high);
+    _mm256_storeu_si256((__m256i *)to, _mm512_castsi512_si256(first));
+    _mm256_storeu_si256((__m256i *)(to + width), _mm512_extracti64x4_epi64(first, 1));
+    _mm256_storeu_si256((__m256i *)(to + 2 * width), _mm512_castsi512_si256(second));
+    _mm256_storeu_si256((__m256i *)(to + 3 * width), _mm512_extracti64x4_epi64(second, 1));
 }
 
 /* The same for counters `step` apart, byte k of counter j to bytes[k * width + j]. */
 TE_INLINE int64_t te_random_down(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int64_t n)
 {
     const __m512i evens = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), steps = _mm512_set1_epi64((int64_t)step);
+    const __m512i lanes = _mm512_mullo_epi64(evens, steps);
     int64_t i = 0;
     te_philox_keys keys;
     te_philox_keys_of(&keys, rng.seed);
-    for (; i + 16 <= n; i += 16) {
-        te_words8 w[2];
-        __m512i from = _mm512_set1_epi64((int64_t)(first + step * (uint64_t)i));
-        __m512i even = _mm512_add_epi64(from, _mm512_mullo_epi64(evens, steps));
-        te_philox16(w, rng, &keys, (__m512i[2]){even, _mm512_add_epi64(even, steps)});
+    uint8_t last[16][32];
+    for (; i < n; i += 32) {
+        te_words8 w[4];
+        bool whole = i + 32 <= n;
+        uint8_t *to = whole ? bytes + i : last[0];
+        int64_t apart = whole ? width : (int64_t)sizeof *last;
+        __m512i from[4] = {_mm512_add_epi64(_mm512_set1_epi64((int64_t)(first + step * (uint64_t)i)), lanes)};
+        from[1] = _mm512_add_epi64(from[0], steps);
+        from[2] = _mm512_add_epi64(from[0], _mm512_slli_epi64(steps, 4));
+        from[3] = _mm512_add_epi64(from[2], steps);
+        te_philox32(w, rng, &keys, from);
 #pragma GCC unroll 4
         for (int word = 0; word < 4; word++) {
-            __m512i words = te_join(w[0].word[word], w[1].word[word]);
-#pragma GCC unroll 4
-            for (int k = 0; k < 4; k++)
-                _mm_storeu_si128((__m128i *)(bytes + (4 * word + k) * width + i),
-                                 _mm512_cvtepi32_epi8(_mm512_srli_epi32(words, (unsigned)(8 * k))));
+            __m512i low = te_join(w[0].word[word], w[1].word[word]), high = te_join(w[2].word[word], w[3].word[word]);
+            te_put_bytes_down(to + 4 * word * apart, apart, low, high);
         }
+        for (int k = 0; k < 16 && !whole; k++) memcpy(bytes + k * width + i, last[k], (size_t)(n - i));
     }
-    return i;
+    return n;
 }
 
 /* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus random units

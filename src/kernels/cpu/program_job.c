@@ -128,7 +128,8 @@ static int64_t band_rows(const te_job *job)
     return rows < job->rows ? rows : job->rows;
 }
 
-/* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better. */
+/* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better: wide rows stay in L1 one by one, but sums of
+ * columns would push them out. */
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
@@ -136,7 +137,8 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
         job->columns % TE_FOLD_LANES || job->columns > ADDED_WIDEST)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
-    if (job->columns > BAND_WIDEST && !job->plan->adds) return true;
+    bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
+    if (job->columns > BAND_WIDEST && !adds) return true;
     int64_t rows = band_rows(job);
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;

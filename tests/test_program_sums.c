@@ -5,7 +5,7 @@
 
 #include "kernels/dtype.h"
 
-enum { MOST_ROWS = 32, MOST = MOST_ROWS * 3000 };
+enum { MOST_ROWS = 32, WIDEST = 3072, MOST = MOST_ROWS * WIDEST };
 
 typedef struct tensor {
     te_dtype dtype;
@@ -50,8 +50,8 @@ enum { AFFINE = 1, CENTERED = 2, BESIDE = 4, FORMS = 8 };
 static struct sums_case {
     tensor x, y, z;
     float  mean[MOST_ROWS], scale[MOST_ROWS];
-    float  want_of[MOST_ROWS], want_beside[MOST_ROWS], want_columns[3000], want_beside_columns[3000];
-    float  of[MOST_ROWS], beside[MOST_ROWS], columns[3000], beside_columns[3000], out[MOST], want_out[MOST];
+    float  want_of[MOST_ROWS], want_beside[MOST_ROWS], want_columns[WIDEST], want_beside_columns[WIDEST];
+    float  of[MOST_ROWS], beside[MOST_ROWS], columns[WIDEST], beside_columns[WIDEST], out[MOST], want_out[MOST];
 } c;
 
 /* g = y z, d = x - mean: rowsum(g d), rowsum(g), and the columns' sums of y (d scale) and y. */
@@ -323,6 +323,7 @@ int main(void)
     check_sums(6, 2560);
     check_sums(13, 100);
     check_sums(5, 3000);
+    check_sums(5, 3072);
     check_sums(9, 17);
     close_devices();
     return TEST_END();

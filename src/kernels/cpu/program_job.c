@@ -8,7 +8,10 @@ enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
 
 /* A band is long enough for its steps to begin rarely. */
-enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES = 64 << 10, ADDED_WIDEST = 4 << 10 };
+enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES = 64 << 10 };
+
+/* Where columns are added up, and nothing else is done. */
+enum { ADDED_ELEMENTS = 32 << 10, ADDED_WIDEST = 4 << 10 };
 
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 
@@ -106,9 +109,10 @@ static void measure_tensors(te_job *job)
     }
 }
 
-/* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of a
- * row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary
- * functions take most of the time, so that bands save little. */
+/* Whether a run's tensors are too much for the caches together while its outputs are not streamed: then the stores of
+ * a row have to wait for memory, and it is better that they do while the next row is summed. Sooner where elementary
+ * functions take most of the time, so that bands save little. Rows that are only added up are read fastest one behind
+ * the other, but adding those of narrow elements takes longer than reading them. */
 static bool stores_wait(const te_job *job)
 {
     const te_program *program = job->program;
@@ -116,19 +120,22 @@ static bool stores_wait(const te_job *job)
         if (program->outputs[o].kind == TE_OUT_ELEM && job->run->outputs[o].data &&
             te_job_streams(job, (int64_t)te_dtype_size(job->run->outputs[o].dtype)))
             return false;
+    if (job->plan->adds && job->bytes < job->elements * (int64_t)sizeof(float)) return false;
     return job->bytes >= (job->compiled->dear ? 16 << 20 : 32 << 20);
 }
 
 /* Rows of a band, whose tensors and registers may leave L1 but not L2. */
 static int64_t band_rows(const te_job *job)
 {
-    int64_t rows = BAND_ELEMENTS / job->columns, columns = job->columns, values = job->plan->n_long;
+    int64_t columns = job->columns, values = job->plan->n_long;
+    int64_t rows = (job->plan->adds ? ADDED_ELEMENTS : BAND_ELEMENTS) / columns;
     if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
     if (rows > BAND_MAX) rows = BAND_MAX;
     return rows < job->rows ? rows : job->rows;
 }
 
-/* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better. */
+/* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better: wide rows stay in L1 one by one, but sums of
+ * columns would push them out. */
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
@@ -136,7 +143,8 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
         job->columns % TE_FOLD_LANES || job->columns > ADDED_WIDEST)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
-    if (job->columns > BAND_WIDEST && !job->plan->adds) return true;
+    bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
+    if (job->columns > BAND_WIDEST && !adds) return true;
     int64_t rows = band_rows(job);
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;

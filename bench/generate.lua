@@ -2,8 +2,9 @@
 --
 --     tetrain bench/generate.lua --config=gpt2_256 --dtype=bf16 --threads=2 --batch=1 --json
 --
--- The prompt is half of the model's context, the likeliest token follows, up to the whole of it. bench/peers/generate.py
--- does the same with PyTorch. A token reads every weight once: `floor` is that at the rate at which memory is read.
+-- The prompt is half of the model's context, the likeliest token follows, up to the whole of it.
+-- bench/peers/generate.py does the same with PyTorch. A token reads every weight once: `floor` is that at the rate at
+-- which memory is read.
 
 local te = require "te"
 local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
@@ -70,8 +71,8 @@ te.train.run(function()
         for i, id in ipairs(row) do check = (check * 31 + id * i) % 1000003 end
     end
     if o.json then
-        print(measure.json { "system", "tetrain", "config", o.config, "dtype", o.dtype, "threads", o.threads, "batch", o.batch,
-            "prompt_ms", first * 1e3, "token_ms", each * 1e3, "floor_ms", floor, "check", check })
+        print(measure.json { "system", "tetrain", "config", o.config, "dtype", o.dtype, "threads", o.threads,
+            "batch", o.batch, "prompt_ms", first * 1e3, "token_ms", each * 1e3, "floor_ms", floor, "check", check })
     else
         print(("%s %s, %d texts: %.2f ms for a prompt of %d, then %.3f ms a token%s"):format(o.config, o.dtype, o.batch,
             first * 1e3, sequence / 2, each * 1e3, floor > 0 and (", floor %.3f ms"):format(floor) or ""))

@@ -382,6 +382,10 @@ describe("te.graph on a CUDA device", function()
             te.manual_seed(seed)
             return te.dropout(x, { p = 0.5 })
         end)
+        local attention = te.MultiHeadedSelfAttention(4, 2):to "cuda"
+        refuses("the tokens in a cache grow in number and cannot be part of a graph", function(x)
+            return te.KVCache():run(attention, x:view { 1, 4 })
+        end)
         local calls = 0
         refuses("my own mistake", function(x)
             calls = calls + 1

@@ -10,7 +10,8 @@ local function assert_near(expected, got, tolerance)
     assert.same(expected.shape, got.shape)
     local a, b = values(expected), values(got)
     for i = 1, #a do
-        assert(math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i])), ("%d: %.9g, expected %.9g"):format(i, b[i], a[i]))
+        local near = math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i]))
+        assert(near, ("%d: %.9g, expected %.9g"):format(i, b[i], a[i]))
     end
 end
 
@@ -35,7 +36,8 @@ local MODULES = {
     ["scaled"] = function() return te.MultiHeadedSelfAttention(WIDTH, 3, { scale = 0.3 }) end,
     ["in blocks with other operations"] = function()
         local function block()
-            return te.Sequential(te.Residual(te.LayerNorm(WIDTH), te.MultiHeadedSelfAttention(WIDTH, 4), te.Dropout(0.1)),
+            return te.Sequential(
+                te.Residual(te.LayerNorm(WIDTH), te.MultiHeadedSelfAttention(WIDTH, 4), te.Dropout(0.1)),
                 te.Residual(te.RMSNorm(WIDTH), te.Linear(WIDTH, 2 * WIDTH), te.GELU(), te.Linear(2 * WIDTH, WIDTH)))
         end
         local blocks = te.Sequential(block(), block())
@@ -162,7 +164,8 @@ end)
 describe("a GPT with a te.KVCache", function()
     local function model_and_ids()
         te.manual_seed(3)
-        local model = te.models.gpt { vocab_size = 31, block_size = 12, n_layer = 2, n_head = 4, n_embd = 32, bias = true }
+        local model = te.models.gpt { vocab_size = 31, block_size = 12, n_layer = 2, n_head = 4, n_embd = 32,
+            bias = true }
         return model, te.randint(0, 30, { 2, 5 }, { dtype = "int32" })
     end
 

@@ -5,13 +5,15 @@
 --     local y = cache:run(model, prompt)      -- all tokens of the prompt
 --     local z = cache:run(model, token)       -- the next ones only; they attend to the prompt's, too
 --
--- In `run` every te.MultiHeadedSelfAttention, GroupedQueryAttention and MultiQuerySelfAttention appends its keys and values
--- to the cache and attends to all that are there. Nothing else changes, so a function whose other operations see one token
--- at a time gives the rows that it gives for the whole sequence. All sequences of a batch have the same length.
+-- In `run` every te.MultiHeadedSelfAttention, GroupedQueryAttention and MultiQuerySelfAttention appends its keys and
+-- values to the cache and attends to all that are there. Nothing else changes, so a function whose other operations
+-- see one token at a time gives the rows that it gives for the whole sequence. All sequences of a batch have the same
+-- length.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
+local graph = require "te.graph"
 local core = te._core
 
 local OPTIONS = {
@@ -45,11 +47,14 @@ local function finish(self, ok, ...)
     return ...
 end
 
---- fn(...) without gradients, its self-attention going on from the tokens in the cache. Returns what fn returns; when that
---- raises, the cache holds what it held.
+--- fn(...) without gradients, its self-attention going on from the tokens in the cache. Returns what fn returns; when
+--- that raises, the cache holds what it held.
 function KVCache:run(fn, ...)
     options.argument("te.KVCache:run", "fn", fn, { "callable" })
     if self.calls then fail("te.KVCache:run: this cache is running already") end
+    if graph.before_launch() then
+        fail("te.KVCache:run: the tokens in a cache grow in number and cannot be part of a graph")
+    end
     self.calls, self.appended = 0, 0
     return finish(self, core.under(swap, self, te.no_grad, fn, ...))
 end
@@ -70,8 +75,8 @@ end
 
 -- Whether a tensor like `t`, of any number of tokens, can follow those in `kept`.
 local function fits(kept, t)
-    return kept:size(1) == t:size(1) and kept:size(2) == t:size(2) and kept:size(4) == t:size(4) and kept.dtype == t.dtype
-        and kept.device == t.device
+    return kept:size(1) == t:size(1) and kept:size(2) == t:size(2) and kept:size(4) == t:size(4)
+        and kept.dtype == t.dtype and kept.device == t.device
 end
 
 -- The entry of the attention that runs now, with room for `needed` tokens.
@@ -79,14 +84,15 @@ local function entry_for(self, module, k, v, needed)
     local entry = self.entries[self.calls + 1]
     local same = entry and entry.module == module and fits(entry.keys, k) and fits(entry.values, v)
     if self.length > 0 and not same then
-        fail("te.KVCache: attention %d of this run is another one, or computes on another batch, dtype or device, than before",
-            self.calls + 1)
+        fail("te.KVCache: attention %d of this run is another one, or computes on another batch, dtype or device, than "
+            .. "before", self.calls + 1)
     end
     local capacity = same and entry.keys:size(3) or 0
     if capacity < needed then
         capacity = self.limit or math.max(needed, 2 * capacity, 64)
         local old = same and self.length > 0 and entry or {}
-        entry = { module = module, keys = grown(self, old.keys, k, capacity), values = grown(self, old.values, v, capacity) }
+        entry = { module = module, keys = grown(self, old.keys, k, capacity),
+            values = grown(self, old.values, v, capacity) }
     end
     return entry
 end

@@ -128,8 +128,8 @@ local function choose(logits, opts)
     return te.multinomial(te.softmax(logits, -1), 1)
 end
 
--- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move then, so
--- that nothing in a cache holds any more.
+-- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
+-- then, so that nothing in a cache holds any more.
 local function next_logits(self, ids, cache)
     local seq, limit = ids:size(2), self.config.block_size
     if seq > limit then return self:forward(ids:narrow(2, seq - limit + 1, limit):contiguous()) end

@@ -93,12 +93,17 @@ end
 
 -- The rows of qkv attend to what the cache holds, themselves included.
 local function attend_cached(self, cache, qkv, seq_lens)
-    if seq_lens then fail("te.%s: with a te.KVCache every sequence has the same length; seq_lens is not taken", self.__name) end
-    if not self.causal then fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name) end
+    if seq_lens then
+        fail("te.%s: with a te.KVCache every sequence has the same length; seq_lens is not taken", self.__name)
+    end
+    if not self.causal then
+        fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name)
+    end
     local heads, kv_heads = self.num_heads, self.num_kv_heads
     local batch = qkv:dim() == 3 and qkv:size(1) or 1
     local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
-    local k, v = cache:append(self, parts:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads))
+    local k, v = parts:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads)
+    k, v = cache:append(self, k, v)
     local y = attend(self, te.scaled_dot_product_attention, parts:narrow(2, 1, heads), k, v, nil,
         attributes(self, { bottom_right = true }))
     local shape = qkv.shape

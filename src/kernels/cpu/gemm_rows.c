@@ -1,8 +1,9 @@
 /* gemm_rows.c - products of few rows: a model that answers token by token.
  *
- * Such a product reads b once and does next to nothing with it, so packing b, or reading it in tiles that hop from column to
- * column, would be most of the time. Where columns of b are contiguous, as those of weights are, a thread goes through its
- * share of them from the first byte to the last and every element of c is one sum over two lines (isa/gemm_dots.c).
+ * Such a product reads b once and does next to nothing with it, so packing b, or reading it in tiles that hop from
+ * column to column, would be most of the time. Where columns of b are contiguous, as those of weights are, a thread
+ * goes through its share of them from the first byte to the last and every element of c is one sum over two lines
+ * (isa/gemm_dots.c).
  */
 #include "gemm.h"
 #include "workers.h"

@@ -1,11 +1,11 @@
 /* gemm_dots.c - products of few rows: every element of c is the sum of products of two contiguous lines.
  *
- * Word w of both lines is multiplied in lane w % 16 of one vector of sums, ascending; then the lanes that are 8, 4, 2 and 1
- * apart are added. So the order follows from k alone, for every instruction set.
+ * Word w of both lines is multiplied in lane w % 16 of one vector of sums, ascending; then the lanes that are 8, 4, 2
+ * and 1 apart are added. So the order follows from k alone, for every instruction set.
  *
- * What takes the time is reading b, from memory where it is a model's. Lines that follow each other are read from the first
- * byte to the last by prefetches some KiB ahead; to the processor's own prefetching four short lines at a time are no stream,
- * and half as fast.
+ * What takes the time is reading b, from memory where it is a model's. Lines that follow each other are read from the
+ * first byte to the last by prefetches some KiB ahead; to the processor's own prefetching four short lines at a time
+ * are no stream, and half as fast.
  */
 #include "../gemm.h"
 
@@ -94,7 +94,8 @@ INLINE void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes,
 }
 
 /* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. */
-INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col, float *sums)
+INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col,
+                       float *sums)
 {
     vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
     char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
@@ -129,9 +130,9 @@ INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t
     }
 }
 
-/* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where there are
- * fewer columns than a block has, each is taken for all of one; what that writes too far right the next one overwrites, and
- * `pitch` leaves room for the last. */
+/* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where
+ * there are fewer columns than a block has, each is taken for all of one; what that writes too far right the next one
+ * overwrites, and `pitch` leaves room for the last. */
 INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
 {
     bool few = d->cols < BLOCK_COLS;

@@ -7,21 +7,14 @@
 -- which memory is read.
 
 local te = require "te"
-local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
+local folder = arg[0]:match("^(.*/)") or "./"
+local measure, models = dofile(folder .. "measure.lua"), dofile(folder .. "models.lua")
 local clock = te._core.clock
-
--- n_layer, n_head, n_embd, sequence, vocabulary
-local CONFIGS = {
-    char = { 4, 4, 128, 64, 65 },
-    baby = { 6, 6, 384, 256, 65 },
-    gpt2_64 = { 12, 12, 768, 64, 50304 },
-    gpt2_256 = { 12, 12, 768, 256, 50304 },
-}
 
 local command_line = te.train.command_line {
     script = "generate.lua",
     about = "Times the generation of text.",
-    { "config", "string", "char", choices = { "char", "baby", "gpt2_64", "gpt2_256" }, help = "size of the model" },
+    { "config", "string", "char", choices = models.names, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation" },
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
     { "batch", "size", 1, help = "texts at a time" },
@@ -31,26 +24,15 @@ local command_line = te.train.command_line {
     { "json", "boolean", false, help = "one JSON object instead of text" },
 }
 
-local function save_start(path, model, ids)
-    local tensors = { ids = ids, targets = ids }
-    for name, parameter in model:named_parameters() do tensors[name] = parameter end
-    te.save(path, tensors, {})
-end
-
-local function median(list)
-    table.sort(list)
-    return list[math.floor(#list / 2) + 1]
-end
-
 te.train.run(function()
     local o = command_line:parse(arg)
     te.set_num_threads(o.threads)
     te.manual_seed(1)
-    local n_layer, n_head, n_embd, sequence, vocabulary = unpack(CONFIGS[o.config])
+    local n_layer, n_head, n_embd, _, sequence, vocabulary = unpack(models.configs[o.config])
     local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
         n_embd = n_embd }
     local prompt = te.randint(0, vocabulary - 1, { o.batch, sequence / 2 }, { dtype = "int32" })
-    if o.start then save_start(o.start, model, prompt) end
+    if o.start then models.save_start(o.start, model, prompt, prompt) end
 
     local first, each, ids = math.huge, math.huge, nil
     for _ = 1, o.runs + 1 do -- the first one warms up
@@ -62,7 +44,7 @@ te.train.run(function()
             end })
         end)
         first = math.min(first, table.remove(times, 1))
-        each = math.min(each, median(times))
+        each = math.min(each, measure.median(times))
     end
 
     local bytes = (model:num_parameters() - model.wpe.weight:numel()) * (o.dtype == "bf16" and 2 or 4)

@@ -5,12 +5,13 @@ local clock = te._core.clock
 
 local measure = {}
 
--- Sorts the list.
-local function median(list)
+--- The median of a list, which is sorted on the way.
+function measure.median(list)
     table.sort(list)
     local middle = math.floor(#list / 2)
     return #list % 2 == 1 and list[middle + 1] or (list[middle] + list[middle + 1]) / 2
 end
+local median = measure.median
 
 --- Medians of what `step` reports over enough runs: at least `runs` of them and `seconds` together, after a warm-up of
 --- three runs and a second. `step` may return times of its parts by name, in seconds.

@@ -7,21 +7,14 @@
 -- of the fifth step, by which both can be compared.
 
 local te = require "te"
-local measure = dofile((arg[0]:match("^(.*/)") or "./") .. "measure.lua")
+local folder = arg[0]:match("^(.*/)") or "./"
+local measure, models = dofile(folder .. "measure.lua"), dofile(folder .. "models.lua")
 local clock = te._core.clock
-
--- n_layer, n_head, n_embd, batch, sequence, vocabulary
-local CONFIGS = {
-    char = { 4, 4, 128, 12, 64, 65 },
-    baby = { 6, 6, 384, 16, 256, 65 },
-    gpt2_64 = { 12, 12, 768, 4, 64, 50304 },
-    gpt2_256 = { 12, 12, 768, 4, 256, 50304 },
-}
 
 local command_line = te.train.command_line {
     script = "train_step.lua",
     about = "Times one training step of a GPT on random tokens.",
-    { "config", "string", "char", choices = { "char", "baby", "gpt2_64", "gpt2_256" }, help = "size of the model" },
+    { "config", "string", "char", choices = models.names, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
     { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
@@ -31,14 +24,8 @@ local command_line = te.train.command_line {
     { "profile", "boolean", false, help = "the parts of the step too" },
 }
 
-local function save_start(path, model, ids, targets)
-    local tensors = { ids = ids, targets = targets }
-    for name, parameter in model:named_parameters() do tensors[name] = parameter end
-    te.save(path, tensors, {})
-end
-
 local function build_step(o)
-    local n_layer, n_head, n_embd, batch, sequence, vocabulary = unpack(CONFIGS[o.config])
+    local n_layer, n_head, n_embd, batch, sequence, vocabulary = unpack(models.configs[o.config])
     te.manual_seed(1)
     local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
         n_embd = n_embd, dropout = 0, bias = false }
@@ -48,7 +35,7 @@ local function build_step(o)
     local targets = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })
     local autocast = { dtype = o.dtype == "bf16" and "bfloat16" or "float32", enabled = o.dtype == "bf16" }
 
-    if o.start then save_start(o.start, model, ids, targets) end
+    if o.start then models.save_start(o.start, model, ids, targets) end
 
     local bench = { parameters = model:num_parameters(), tokens = batch * sequence, losses = {} }
     function bench.step()

@@ -48,7 +48,8 @@ static void amx_zero(int t)
 static void amx_load(int t, const void *from, int64_t pitch)
 {
     amx_zero(t);
-    for (int r = 0; r < amx.rows[t]; r++) memcpy(amx.tile[t].bytes[r], (const char *)from + r * pitch, amx.row_bytes[t]);
+    const char *row = from;
+    for (int r = 0; r < amx.rows[t]; r++, row += pitch) memcpy(amx.tile[t].bytes[r], row, amx.row_bytes[t]);
 }
 
 static void amx_store(int t, void *to, int64_t pitch)

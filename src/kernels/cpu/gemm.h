@@ -103,8 +103,8 @@ typedef struct te_gemm_out {
     int64_t     row, vector; /* bytes from row to row, and of a vector */
 } te_gemm_out;
 
-/* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at a + r * a_row
- * + s * a_step bytes; b is a panel. */
+/* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
+ * a + r * a_row + s * a_step bytes; b is a panel. */
 typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *kept,
                           bool first, const te_gemm_out *out);
 
@@ -158,8 +158,8 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
-/* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which then
- * makes room for 8 KiB more in the signal frames of threads that do. */
+/* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
+ * then makes room for 8 KiB more in the signal frames of threads that do. */
 extern const te_gemm_kernel te_gemm_kernel_amx;
 bool te_gemm_amx_allowed(void);
 void te_gemm_fetch_avx512(const te_gemm_matrix *, int64_t, int64_t, int, int);

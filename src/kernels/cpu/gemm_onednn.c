@@ -72,8 +72,8 @@ static void divide(const te_gemm_problem *p, int64_t *down, int64_t *across)
     *down = rows, *across = cols;
 }
 
-/* A matrix unit multiplies a word of b with 16 rows in the time of one, so rearranging b weighs 16 times as much: pieces
- * share no columns as long as these can be divided, or serve many rows. */
+/* A matrix unit multiplies a word of b with 16 rows in the time of one, so rearranging b weighs 16 times as much:
+ * pieces share no columns as long as these can be divided, or serve many rows. */
 static void divide_for_matrix_unit(const te_gemm_problem *p, int64_t *down, int64_t *across)
 {
     int64_t rows = p->m, cols = p->n, wanted = pieces_wanted(p);

@@ -8,8 +8,8 @@
  *      a: rows  0..15, words 0..15          sums 0           sums 1
  *         rows 16..31                       sums 2           sums 3
  *
- * A panel of b is laid out as for vectors. Of a, 16 words of a row stand together: rows serve as they lie in memory, and
- * packed ones are word [w / 16][row][w % 16].
+ * A panel of b is laid out as for vectors. Of a, 16 words of a row stand together: rows serve as they lie in memory,
+ * and packed ones are word [w / 16][row][w % 16].
  *
  * Where a test defines TE_AMX_SOFTWARE, that header stands for the instructions (Intel SDM, volume 2: TDPBF16PS).
  */
@@ -36,7 +36,12 @@
 #define TILE_MADD(sums, a, b)        _tile_dpbf16ps(sums, a, b)
 #endif
 
-enum { SIDE = 16, ROWS = 2 * SIDE, COLS = 2 * SIDE, PITCH = COLS * 4 /* bytes from row to row of b's panel and of sums */ };
+enum {
+    SIDE = 16,
+    ROWS = 2 * SIDE,
+    COLS = 2 * SIDE,
+    PITCH = COLS * 4 /* bytes from row to row of b's panel, and of sums */
+};
 
 /* The instructions say nothing of the memory they read; what was written before shall be there. */
 #define MEMORY_IS_WRITTEN() __asm__ volatile("" ::: "memory")

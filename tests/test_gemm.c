@@ -158,6 +158,32 @@ static void release(product *p)
  * -------------------------------------------------------------- */
 
 static te_exec execs[2]; /* one thread, two threads */
+
+#ifdef TEST_MATRIX_UNIT
+extern const te_gemm_kernel TEST_MATRIX_UNIT; /* gemm_amx.c on amx_software.h */
+static atomic_int matrix_entries;
+
+static void count_and_enter(void)
+{
+    matrix_entries++;
+    TEST_MATRIX_UNIT.enter();
+}
+#endif
+
+/* As it finds the machine, or with a matrix unit in software that takes all products it can. */
+static te_exec open_exec(int threads)
+{
+    te_exec exec = test_exec_open(threads);
+#ifdef TEST_MATRIX_UNIT
+    static te_gemm_kernel counted;
+    counted = TEST_MATRIX_UNIT;
+    counted.enter = count_and_enter;
+    te_gemm_state *state = te_gemm_state_get(&exec);
+    if (state->bf16_pairs) state->matrix_unit = &counted;
+    state->matrix_macs = 0;
+#endif
+    return exec;
+}
 static int     onednn_runs, row_runs;
 
 /* Runs with one and two threads through `impl` (NULL: the backend's own choice); checks values and equal bits. Returns
@@ -288,7 +314,7 @@ static void test_large_products(void)
 {
     static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},
                                         {9, 1500, 1500}, {20, 60, 4200}, {64, 192, 768}, {600, 96, 64},
-                                        {131, 337, 514}, {65, 128, 768}, {128, 512, 96}};
+                                        {131, 337, 514}, {65, 128, 768}, {128, 512, 96}, {528, 40, 1056}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int t = 0; t < TYPE_PAIRS; t++) {
             product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
@@ -541,7 +567,7 @@ static void test_choice(void)
     CHECK(te_gemm_problem_make(&execs[0], &p.gemm, &problem) == TE_OK);
     impl = te_gemm_choose(&execs[0], &problem, reasons);
     const te_gemm_state *state = te_gemm_state_get(&execs[0]);
-    bool ours = state->bf16_pairs && !state->matrix_unit, here = true;
+    bool ours = state->bf16_pairs && !(state->matrix_unit && te_gemm_reads_rows(&problem.a)), here = true;
 #ifndef TE_WITH_ONEDNN
     here = false; /* without the library there is nothing to prefer it to */
 #endif
@@ -551,8 +577,8 @@ static void test_choice(void)
 
 int main(void)
 {
-    execs[0] = test_exec_open(1);
-    execs[1] = test_exec_open(2);
+    execs[0] = open_exec(1);
+    execs[1] = open_exec(2);
     test_random_products();
     test_large_products();
     test_few_rows();
@@ -565,6 +591,9 @@ int main(void)
     test_memory_failures();
     test_choice();
     CHECK(row_runs > 0);
+#ifdef TEST_MATRIX_UNIT
+    CHECK(matrix_entries > 0 || !te_gemm_state_get(&execs[0])->bf16_pairs);
+#endif
 #ifdef TE_WITH_ONEDNN
     CHECK(onednn_runs > 0 || te_cpu(&execs[0])->isa == TE_CPU_PORTABLE);
 #endif

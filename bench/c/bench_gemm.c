@@ -159,22 +159,26 @@ static double peak(te_exec *exec, te_dtype dtype)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);
     const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->isa->bf16 : &state->isa->f32;
-    enum { WORDS = 128, REPEATS = 2000 };
+    if (dtype == TE_BF16 && state->matrix_unit) kernel = state->matrix_unit;
+    enum { MOST_WORDS = 256, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
+    int64_t mr = kernel->mr, words = kernel->slice_words, row = kernel->step * kernel->word_bytes;
+    te_gemm_tile *tile = kernel->tile[(mr - 1) / kernel->row_group][kernel->nr / kernel->lanes - 1];
     const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
         double start = seconds();
 #pragma omp parallel num_threads(exec->threads)
         {
-            _Alignas(64) char a[WORDS * 8 * 8] = {0}, b[WORDS * 48 * 4] = {0}, sums[8 * 48 * 4];
-            for (int i = 0; i < REPEATS; i++)
-                kernel->tile[kernel->mr - 1][kernel->nr / kernel->lanes - 1](
-                    a, kernel->word_bytes, kernel->mr * kernel->word_bytes, b, WORDS, sums, true, &keep);
+            _Alignas(64) char a[MOST_WORDS * MOST_ROWS * 4] = {0}, b[MOST_WORDS * MOST_COLS * 4] = {0};
+            _Alignas(64) char sums[MOST_ROWS * MOST_COLS * 4];
+            if (kernel->enter) kernel->enter();
+            for (int i = 0; i < REPEATS; i++) tile(a, row, mr * row, b, words, sums, true, &keep);
+            if (kernel->leave) kernel->leave();
         }
         double time = seconds() - start;
         if (time < best) best = time;
     }
-    return 2e-9 * kernel->mr * kernel->nr * kernel->k_per_word * WORDS * (double)REPEATS * exec->threads / best;
+    return 2e-9 * kernel->mr * kernel->nr * kernel->k_per_word * (double)words * REPEATS * exec->threads / best;
 }
 
 static bool cold;

@@ -5,9 +5,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
@@ -22,17 +19,6 @@ static void state_release(te_exec *exec, void *gemm)
     te_mem_free(exec->mem, state, sizeof *state);
 }
 
-/* AMX: tiles of bfloat16 multiplied at several times the speed of vectors. */
-static bool has_matrix_unit(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 22 & 1;
-#else
-    return false;
-#endif
-}
-
 te_gemm_state *te_gemm_state_get(te_exec *exec)
 {
     te_cpu_device *device = te_cpu(exec);
@@ -43,13 +29,16 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
         return NULL;
     }
     state->slice_macs = 4e9; /* some 50 ms */
+    state->matrix_macs = 256 << 10;
     state->isa = &te_gemm_isa_portable;
 #if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
     if (device->isa == TE_CPU_AVX2) state->isa = &te_gemm_isa_avx2;
     if (device->isa == TE_CPU_AVX512) state->isa = &te_gemm_isa_avx512;
     state->bf16_pairs = state->isa->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
+#ifdef TE_ISA_HAS_AMX
+    if (state->bf16_pairs && te_gemm_amx_allowed()) state->matrix_unit = &te_gemm_kernel_amx;
 #endif
-    state->matrix_unit = has_matrix_unit();
+#endif
     device->gemm = state;
     device->gemm_release = state_release;
     return state;
@@ -241,7 +230,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 }
 
 #ifdef TE_WITH_ONEDNN
-enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
+enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64, OWN_MATRIX_B = 8 << 20 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_ROWS = 2048, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 1 << 20 };
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
@@ -255,6 +244,14 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
     if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";
     if (p->m > OWN_F32_ROWS) return "many rows";
     return p->k * p->n < OWN_F32_B ? "b is small" : NULL;
+}
+
+/* With a matrix unit what counts is how often operands are rearranged. oneDNN is known to reach little over a third of
+ * its peak where a has to be turned (gradients of weights) and where b is so large that it comes from memory for every
+ * piece of c. */
+static bool prefers_our_matrices(const te_gemm_problem *p)
+{
+    return !te_gemm_reads_rows(&p->a) || p->k * p->n >= OWN_MATRIX_B;
 }
 
 /* What our own kernel multiplies faster than oneDNN. Both reach the same share of the processor's peak in the inner
@@ -272,7 +269,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
     if (p->a.dtype == TE_F32) return decline_f32(state, p);
     if (p->a.dtype != TE_BF16) return "neither bfloat16 nor float32";
     if (!state->bf16_pairs) return "no arithmetic on pairs of bfloat16";
-    return state->matrix_unit ? "oneDNN uses the processor's matrix unit" : NULL;
+    return state->matrix_unit && !prefers_our_matrices(p) ? "oneDNN uses the matrix unit, too" : NULL;
 }
 #endif
 

@@ -16,6 +16,9 @@
  *
  *      panel of a:  word [w][i], i < mr        panel of b:  word [w][j], j < nr        tile of sums:  [i][j]
  *
+ * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
+ * together. oneDNN has one, too; which of them takes a product is said in gemm.c.
+ *
  * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512, float32 and float64) the
  * instruction sets agree in every bit; the portable copy rounds products and pairs of bfloat16 are added as pairs, so
  * these agree within rounding, as sums do everywhere.
@@ -100,8 +103,8 @@ typedef struct te_gemm_out {
     int64_t     row, vector; /* bytes from row to row, and of a vector */
 } te_gemm_out;
 
-/* (first ? 0 : kept) + a * b over `words` steps. Row r of a's step w is at a + r * a_row + w * a_step bytes; b is a
- * panel. */
+/* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
+ * a + r * a_row + s * a_step bytes; b is a panel. */
 typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *kept,
                           bool first, const te_gemm_out *out);
 
@@ -109,9 +112,16 @@ enum { TE_GEMM_MAX_ROWS = 8, TE_GEMM_MAX_VECTORS = 3 };
 
 typedef struct te_gemm_kernel {
     int mr, nr, lanes; /* lanes: columns per vector; nr = vectors * lanes */
+    int row_group;     /* rows that are computed together: 1, or those of a matrix unit's register */
+    int step;          /* words of a row of a that stand together in a panel, word [w / step][i][w % step] */
+    int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) */
+    int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds; /* tiles can leave bfloat16 */
-    te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS]; /* [rows - 1][vectors - 1], so that narrow edges cost less */
+    /* [(rows - 1) / row_group][vectors - 1], so that narrow edges cost less */
+    te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
+    void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
+    void (*enter)(void), (*leave)(void);                /* around tiles on a thread; or NULL */
     /* Brings rows x cols of c at (row, col) near, to be written. */
     void (*fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols);
     /* Writes rows x cols sums (nr apart from row to row) to c at (row, col). */
@@ -148,6 +158,13 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
+/* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
+ * then makes room for 8 KiB more in the signal frames of threads that do. */
+extern const te_gemm_kernel te_gemm_kernel_amx;
+bool te_gemm_amx_allowed(void);
+void te_gemm_fetch_avx512(const te_gemm_matrix *, int64_t, int64_t, int, int);
+void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
+
 /* --- implementations ---------------------------------------------------------------------------------------------- */
 
 /* How c was divided for a shape (gemm_plan.c). */
@@ -165,7 +182,8 @@ enum { TE_GEMM_DIVISIONS = 64 };
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
     bool bf16_pairs;  /* this machine multiplies pairs of bfloat16 */
-    bool matrix_unit; /* and has instructions for whole matrices of them */
+    const te_gemm_kernel *matrix_unit; /* and whole matrices of them; or NULL */
+    double matrix_macs;            /* multiply-adds that pay for entering it */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
     te_gemm_division divisions[TE_GEMM_DIVISIONS]; /* by hash of the shape */

@@ -39,7 +39,7 @@ typedef struct gemm_unit {
     te_gemm_finish finish;
     int64_t row, rows;          /* of c */
     int64_t panel, panels;
-    int64_t first, words;
+    int64_t first, words, filled; /* filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
 } gemm_unit;
 
@@ -68,7 +68,8 @@ static void pack_a(const gemm_unit *u)
     te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
     pack.extent = (int)u->rows;
     pack.width = u->plan->kernel->mr;
-    u->plan->isa->pack(&pack, u->a_room);
+    if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, u->a_room);
+    else u->plan->isa->pack(&pack, u->a_room);
 }
 
 static void pack_b(const gemm_unit *u, int64_t panel)
@@ -79,6 +80,8 @@ static void pack_b(const gemm_unit *u, int64_t panel)
     pack.width = kernel->nr;
     pack.filled = vectors_of(u, panel) * kernel->lanes;
     u->plan->isa->pack(&pack, u->b_room);
+    size_t row = (size_t)kernel->nr * kernel->word_bytes;
+    if (u->filled > u->words) memset(u->b_room + u->words * row, 0, (u->filled - u->words) * row);
 }
 
 /* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart. */
@@ -104,7 +107,7 @@ static gemm_ahead after(const gemm_unit *u, int64_t panel)
     if (++panel == u->panel + u->panels) panel = u->panel, word += u->words;
     if (word >= u->plan->words) return (gemm_ahead){0};
     int64_t k0 = word * kernel->k_per_word, cols = columns_of(u, panel);
-    int64_t k = at_most(u->plan->p->k - k0, TE_GEMM_SLICE_WORDS * kernel->k_per_word);
+    int64_t k = at_most(u->plan->p->k - k0, kernel->slice_words * kernel->k_per_word);
     const char *data = u->b.data + k0 * u->b.row + panel * u->plan->width * u->b.col;
     if (u->b.row == size) return (gemm_ahead){data, cols, u->b.col, k * size};
     if (u->b.col == size) return (gemm_ahead){data, k, u->b.row, cols * size};
@@ -118,15 +121,15 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t mr = kernel->mr, word = kernel->word_bytes, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
     int64_t col = panel * plan->width, row_panels = divide_up(u->rows, mr);
-    int64_t a_row = plan->direct_a ? u->a.row : word, a_step = plan->direct_a ? word : mr * word;
-    int64_t a_panel = plan->direct_a ? mr * u->a.row : mr * u->words * word;
+    int64_t step = kernel->step * word, a_row = plan->direct_a ? u->a.row : step;
+    int64_t a_step = plan->direct_a ? step : mr * step, a_panel = mr * (plan->direct_a ? u->a.row : u->filled * word);
     const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;
     int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
-    bool kept = plan->words > TE_GEMM_SLICE_WORDS;
+    bool kept = plan->words > kernel->slice_words;
     char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
-    te_gemm_out out = {.way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP,
-                       .row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
+    te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
+    te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
     gemm_ahead next = after(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
@@ -135,7 +138,9 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
         fetch(&next, share);
         if (ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
         out.c = te_gemm_element(&u->finish.c, row, col);
-        kernel->tile[rows - 1][vectors - 1](a, a_row, a_step, u->b_room, u->words, sums, begins, &out);
+        out.way = rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
+        tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
         if (ends && out.way == TE_GEMM_OUT_KEEP) kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
 }
@@ -143,8 +148,9 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
 static void run_unit(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
-    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += TE_GEMM_SLICE_WORDS) {
-        u->words = at_most(plan->words - u->first, TE_GEMM_SLICE_WORDS);
+    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += plan->kernel->slice_words) {
+        u->words = at_most(plan->words - u->first, plan->kernel->slice_words);
+        u->filled = round_up(u->words, plan->kernel->step);
         if (!plan->direct_a) pack_a(u);
         for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
             pack_b(u, panel);
@@ -187,10 +193,13 @@ typedef struct gemm_units {
 static void run_units(void *context, int64_t first, int64_t end, int thread)
 {
     const gemm_units *units = context;
+    const te_gemm_kernel *kernel = units->plan->kernel;
+    if (kernel->enter) kernel->enter();
     for (int64_t i = first; i < end; i++) {
         gemm_unit u = unit_make(units->plan, i, units->work + (size_t)thread * te_gemm_thread_bytes(units->plan));
         run_unit(&u);
     }
+    if (kernel->leave) kernel->leave();
 }
 
 size_t te_gemm_bias_bytes(const te_gemm_problem *p, bool wide)

@@ -32,6 +32,8 @@ enum {
     PIECE_COLS_LEAST = 64,  /* where rows are few and do not halve evenly */
     LARGE_B = 8 << 20,      /* elements of b, with which it takes more rows … */
     LARGE_B_ROWS = 512,
+    MATRIX_ROWS = 512,      /* the same with a matrix unit */
+    MATRIX_COLS = 128,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
     BATCH_MACS = 128 << 10,
     SHAPES = 4
@@ -54,7 +56,7 @@ static int64_t pieces_wanted(const te_gemm_problem *p)
 
 /* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. A few
  * there shall be even where that costs a little. */
-static grid grid_make(const te_gemm_problem *p)
+static void divide(const te_gemm_problem *p, int64_t *down, int64_t *across)
 {
     int64_t rows = p->m, cols = p->n, pieces = 1, wanted = pieces_wanted(p);
     int64_t least_rows = p->k * p->n >= LARGE_B ? LARGE_B_ROWS : PIECE_ROWS;
@@ -67,6 +69,29 @@ static grid grid_make(const te_gemm_problem *p)
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;
         else break;
     }
+    *down = rows, *across = cols;
+}
+
+/* A matrix unit multiplies a word of b with 16 rows in the time of one, so rearranging b weighs 16 times as much:
+ * pieces share no columns as long as these can be divided, or serve many rows. */
+static void divide_for_matrix_unit(const te_gemm_problem *p, int64_t *down, int64_t *across)
+{
+    int64_t rows = p->m, cols = p->n, wanted = pieces_wanted(p);
+    for (int64_t pieces = 1; 2 * pieces <= wanted; pieces *= 2) {
+        if (rows >= 2 * MATRIX_ROWS && rows >= cols) rows = (rows + 1) / 2;
+        else if (cols >= 2 * MATRIX_COLS) cols = (cols + 1) / 2;
+        else if (rows >= 2 * MATRIX_ROWS || (pieces < 4 && rows >= PIECE_ROWS / 2)) rows = (rows + 1) / 2;
+        else break;
+    }
+    *down = rows, *across = cols;
+}
+
+static grid grid_make(te_exec *exec, const te_gemm_problem *p)
+{
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    int64_t rows, cols;
+    if (p->a.dtype == TE_BF16 && state && state->matrix_unit) divide_for_matrix_unit(p, &rows, &cols);
+    else divide(p, &rows, &cols);
     grid g = {.rows = round_up(rows, 16), .cols = round_up(cols, 64)};
     if (rows == p->m) g.rows = rows;
     if (cols == p->n) g.cols = cols;
@@ -152,7 +177,7 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
     if (te_view_present(&p->bias) && p->bias.stride[0] != 1 && p->n > 1) return "the bias is strided";
     if (activated && p->accumulate) return "an activation before an accumulation";
     if (p->batches > 1 && (double)p->m * (double)p->n * (double)p->k < BATCH_MACS) return "a batch of small products";
-    grid g = grid_make(p);
+    grid g = grid_make(exec, p);
     if (!spec_make(p, &spec)) return "a matrix is contiguous along neither side";
     te_gemm_onednn *lib = library_of(exec);
     if (!lib) return "the library does not start";
@@ -271,7 +296,7 @@ te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     te_dnnl_spec spec;
-    gemm_job job = {.exec = exec, .p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(p)};
+    gemm_job job = {.exec = exec, .p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(exec, p)};
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
     if (!te_gemm_onednn_streams(exec, state->onednn, exec->threads > 1 ? exec->threads : 1))

@@ -4,12 +4,18 @@
 #include <math.h>
 
 enum {
-    UNIT_ROWS = 256,        /* with a slice of them: 128 KiB … */
-    UNIT_PANELS = 8,        /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
+    MATRIX_K = 32,           /* elements of a row of its registers */
     FEW_UNITS = 16           /* that are gone through one by one */
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
+
+static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const te_gemm_problem *p)
+{
+    double macs = (double)p->m * (double)p->n * (double)p->k;
+    bool fits = p->k >= MATRIX_K && macs >= state->matrix_macs;
+    return state->matrix_unit && fits ? state->matrix_unit : &state->isa->bf16;
+}
 
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
 {
@@ -22,7 +28,7 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
         break;
     case TE_BF16:
         plan->word = state->bf16_pairs ? TE_GEMM_WORD_BF16PAIR : TE_GEMM_WORD_BF16;
-        if (state->bf16_pairs) plan->kernel = &isa->bf16;
+        if (state->bf16_pairs) plan->kernel = kernel_of_pairs(state, plan->p);
         break;
     case TE_F16: plan->word = TE_GEMM_WORD_F16; break;
     default: plan->word = TE_GEMM_WORD_F32;
@@ -37,8 +43,9 @@ bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && a->rs * 
 static bool is_direct(const te_gemm_plan *plan)
 {
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
-                       (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return whole_words && te_gemm_reads_rows(&plan->p->a);
+                       plan->word == TE_GEMM_WORD_BF16PAIR;
+    bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
+    return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
 }
 
 /* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
@@ -57,7 +64,8 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
 static double cycles_of(const te_gemm_plan *plan, double multiply, double words_b, double words_a)
 {
     double narrow = plan->width < plan->kernel->nr ? 1.03 : 1;
-    return narrow * multiply + 0.35 * words_b + (plan->direct_a ? 0.15 : 0.3) * words_a;
+    double rate = plan->kernel->rate;
+    return narrow * multiply / rate + 0.35 * words_b + (plan->direct_a ? 0.15 / rate : 0.3) * words_a;
 }
 
 /* One way to divide c. */
@@ -145,12 +153,12 @@ static void take_division(te_gemm_plan *plan, const gemm_division *d)
  * returns what the best takes. */
 static double plan_units(te_gemm_plan *plan)
 {
-    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > TE_GEMM_SLICE_WORDS ? 1 : 2;
+    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > plan->kernel->slice_words ? 1 : 2;
     int64_t most = plan->threads > 1 ? 4 : 1;
-    int64_t least_blocks = divide_up(m, scale * UNIT_ROWS), groups = 0;
+    int64_t least_blocks = divide_up(m, scale * plan->kernel->unit_rows), groups = 0;
     double best = INFINITY;
     plan->panels = divide_up(plan->p->n, plan->width);
-    for (int64_t panels = at_most(plan->panels, scale * UNIT_PANELS); panels > 0; panels--) {
+    for (int64_t panels = at_most(plan->panels, scale * plan->kernel->unit_panels); panels > 0; panels--) {
         if (divide_up(plan->panels, panels) == groups) continue;
         groups = divide_up(plan->panels, panels);
         int64_t even = divide_up(plan->panels, groups), tried = 0;
@@ -188,9 +196,9 @@ static void plan_one_unit(te_gemm_plan *plan)
 static void plan_workspace(te_gemm_plan *plan)
 {
     const te_gemm_kernel *kernel = plan->kernel;
-    size_t slice = at_most(plan->words, TE_GEMM_SLICE_WORDS) * kernel->word_bytes;
+    size_t slice = round_up(at_most(plan->words, kernel->slice_words), kernel->step) * kernel->word_bytes;
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
-    bool one_slice = plan->words <= TE_GEMM_SLICE_WORDS;
+    bool one_slice = plan->words <= kernel->slice_words;
     plan->b_bytes = align_up(kernel->nr * slice);
     plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * slice);
     plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
@@ -243,7 +251,8 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan->panels = divide_up(p->n, plan->width);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
-    if (plan->threads == 1 && p->m <= UNIT_ROWS && plan->panels <= UNIT_PANELS) plan_one_unit(plan);
+    if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
+        plan_one_unit(plan);
     else plan_division(state, plan);
     plan->panels = divide_up(p->n, plan->width);
     plan->groups = divide_up(plan->panels, plan->unit_panels);

@@ -9,8 +9,6 @@
 
 #include "gemm.h"
 
-enum { TE_GEMM_SLICE_WORDS = 128 /* of 48 floats: 24 KiB, and a panel of a passes by */ };
-
 typedef struct te_gemm_plan {
     const te_gemm_problem *p;
     const te_gemm_isa     *isa;
@@ -31,6 +29,7 @@ typedef struct te_gemm_plan {
 static inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
 static inline int64_t at_most(int64_t x, int64_t limit) { return x < limit ? x : limit; }
 static inline int64_t at_least(int64_t x, int64_t limit) { return x > limit ? x : limit; }
+static inline int64_t round_up(int64_t x, int64_t unit) { return divide_up(x, unit) * unit; }
 static inline size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)127; }
 
 void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan);

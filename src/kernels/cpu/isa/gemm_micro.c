@@ -134,10 +134,17 @@ static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
 #include "gemm_tile.h"
 #endif
 
+enum {
+    SLICE_WORDS = 128, /* of 48 floats: 24 KiB, and a panel of a passes by */
+    UNIT_ROWS = 256,   /* with a slice of them: 128 KiB … */
+    UNIT_PANELS = 8    /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
+};
+
 #define KERNEL(type, word, sum, words_k, end, round)                                                                        \
     {                                                                                                                 \
         .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                              \
-        .lanes = sizeof(vector_##end) / sizeof(sum), .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
+        .lanes = sizeof(vector_##end) / sizeof(sum), .row_group = 1, .step = 1, .rate = 1,                             \
+        .slice_words = SLICE_WORDS, .unit_rows = UNIT_ROWS, .unit_panels = UNIT_PANELS, .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
         .k_per_word = words_k, .rounds = round, .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch),                         \
         .finish = TE_ISA_NAME(te_gemm_finish_##end)                                                                   \
     }

@@ -1,0 +1,237 @@
+/* gemm_amx.c - the matrix product's arithmetic on bfloat16 in a matrix unit (AMX).
+ *
+ * A tile register holds 16 rows of 64 bytes. One instruction adds the products of 16 rows of 16 words (pairs of
+ * bfloat16, neighbours along k) of a with 16 words of 16 columns of b to 16 x 16 sums. Four registers hold the sums of
+ * a tile of ours, 32 x 32, and two each its operands, so that a register that was loaded serves two multiplications:
+ *
+ *                   b: words 0..15 of    columns 0..15   columns 16..31
+ *      a: rows  0..15, words 0..15          sums 0           sums 1
+ *         rows 16..31                       sums 2           sums 3
+ *
+ * A panel of b is laid out as for vectors. Of a, 16 words of a row stand together: rows serve as they lie in memory,
+ * and packed ones are word [w / 16][row][w % 16].
+ *
+ * Where a test defines TE_AMX_SOFTWARE, that header stands for the instructions (Intel SDM, volume 2: TDPBF16PS).
+ */
+#include "../gemm.h"
+
+#include <immintrin.h>
+#include <string.h>
+#ifdef __linux__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "interleave.h"
+
+#ifdef TE_AMX_SOFTWARE
+#include TE_AMX_SOFTWARE
+#else
+#define TILES_CONFIGURE(config)      _tile_loadconfig(config)
+#define TILES_RELEASE()              _tile_release()
+#define TILE_ZERO(t)                 _tile_zero(t)
+#define TILE_LOAD(t, from, pitch)    _tile_loadd(t, from, pitch)
+#define TILE_STORE(t, to, pitch)     _tile_stored(t, to, pitch)
+#define TILE_MADD(sums, a, b)        _tile_dpbf16ps(sums, a, b)
+#endif
+
+enum {
+    SIDE = 16,
+    ROWS = 2 * SIDE,
+    COLS = 2 * SIDE,
+    PITCH = COLS * 4 /* bytes from row to row of b's panel, and of sums */
+};
+
+/* The instructions say nothing of the memory they read; what was written before shall be there. */
+#define MEMORY_IS_WRITTEN() __asm__ volatile("" ::: "memory")
+
+/* --- the unit ----------------------------------------------------------------------------------------------------- */
+
+/* Palette 1, all eight registers 16 rows of 64 bytes. */
+static void enter(void)
+{
+    _Alignas(64) struct {
+        uint8_t  palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t  rows[16];
+    } config = {.palette = 1};
+    for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = SIDE;
+    MEMORY_IS_WRITTEN();
+    TILES_CONFIGURE(&config);
+}
+
+/* Registers in use are saved whenever threads are switched. */
+static void leave(void) { TILES_RELEASE(); }
+
+bool te_gemm_amx_allowed(void)
+{
+#if defined(__linux__) && defined(SYS_arch_prctl) && !defined(TE_AMX_SOFTWARE)
+    enum { OSXSAVE = 1 << 27, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, STATE = 3 << 17 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (AMX_BF16 | AMX_TILE)) != (AMX_BF16 | AMX_TILE)) return false;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & STATE) == STATE && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+/* --- packing a ---------------------------------------------------------------------------------------------------- */
+
+/* Words of x and y in turns: of their first eight, and of their last. */
+#define LOW_HALVES(x, y)  _mm512_permutex2var_epi32(x, in_turns(0), y)
+#define HIGH_HALVES(x, y) _mm512_permutex2var_epi32(x, in_turns(8), y)
+
+static inline __attribute__((always_inline)) __m512i in_turns(int first)
+{
+    __m512i turns = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_add_epi32(turns, _mm512_set1_epi32(first));
+}
+
+TE_DEFINE_INTERLEAVE(turn, __m512i, SIDE, LOW_HALVES, HIGH_HALVES)
+
+/* A square of 16 rows by 16 words: `lines` rows and `k` elements of them are there, the rest becomes 0. */
+typedef struct square {
+    const char *src;
+    int64_t     line_stride, k_stride;
+    int         lines, k;
+} square;
+
+/* Rows that are contiguous. */
+static void pack_along_k(const square *s, uint32_t *to)
+{
+    __mmask32 there = s->k >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << s->k) - 1;
+    for (int i = 0; i < SIDE; i++, to += SIDE) {
+        __m512i row = _mm512_setzero_si512();
+        if (i < s->lines) row = _mm512_maskz_loadu_epi16(there, s->src + i * s->line_stride);
+        _mm512_storeu_si512(to, row);
+    }
+}
+
+/* Rows side by side: two steps of k are a word of each of 16 rows, and 16 such vectors are turned. */
+static void pack_across(const square *s, uint32_t *to)
+{
+    __m512i   v[SIDE];
+    __mmask16 there = (__mmask16)(s->lines >= SIDE ? 0xffff : (1 << s->lines) - 1);
+    for (int w = 0; w < SIDE; w++) {
+        const char *src = s->src + 2 * w * s->k_stride;
+        __m512i even = _mm512_setzero_si512(), odd = even;
+        if (2 * w < s->k) even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, src));
+        if (2 * w + 1 < s->k) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, src + s->k_stride));
+        v[w] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+    }
+    turn(v);
+    memcpy(to, v, sizeof v);
+}
+
+static void pack_scattered(const square *s, uint32_t *to)
+{
+    uint16_t element[SIDE][2 * SIDE] = {0};
+    for (int i = 0; i < s->lines; i++)
+        for (int j = 0; j < s->k && j < 2 * SIDE; j++)
+            memcpy(&element[i][j], s->src + i * s->line_stride + j * s->k_stride, 2);
+    memcpy(to, element, sizeof element);
+}
+
+static void pack(const te_gemm_pack *p, void *panels)
+{
+    int64_t squares = (p->k + 2 * SIDE - 1) / (2 * SIDE);
+    for (int line = 0; line < p->extent; line += SIDE) {
+        /* of the panel, then of its half */
+        uint32_t *to = (uint32_t *)panels + (line / ROWS * squares * ROWS + line % ROWS) * SIDE;
+        for (int64_t w = 0; w < squares; w++, to += ROWS * SIDE) {
+            square s = {.src = p->src + line * p->line_stride + w * 2 * SIDE * p->k_stride,
+                        .line_stride = p->line_stride, .k_stride = p->k_stride, .lines = p->extent - line};
+            int64_t left = p->k - w * 2 * SIDE;
+            s.k = left < 2 * SIDE ? (int)left : 2 * SIDE;
+            if (s.lines > SIDE) s.lines = SIDE;
+            if (s.k_stride == 2) pack_along_k(&s, to);
+            else if (s.line_stride == 2) pack_across(&s, to);
+            else pack_scattered(&s, to);
+        }
+    }
+}
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
+
+/* Sums on their way to c, from where the registers left them. */
+static void put(const te_gemm_out *out, const char *sums, int rows, int vectors)
+{
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) {
+            char *c = out->c + r * out->row + v * out->vector;
+            __m512 x = _mm512_loadu_ps(sums + r * PITCH + v * 64);
+            if (out->way == TE_GEMM_OUT_ADD) x = _mm512_add_ps(_mm512_loadu_ps(c), x);
+            if (out->way == TE_GEMM_OUT_ROUND) {
+                __m256bh half = _mm512_cvtneps_pbh(x); /* x is never subnormal */
+                memcpy(c, &half, sizeof half);
+            } else {
+                _mm512_storeu_ps(c, x);
+            }
+        }
+}
+
+/* The number of register rows and columns is a constant wherever this is inlined. */
+static inline __attribute__((always_inline)) void body(const int down, const int across, const char *a, int64_t a_row,
+                                                       int64_t a_step, const char *b, int64_t words, char *kept,
+                                                       bool first, const te_gemm_out *out)
+{
+    MEMORY_IS_WRITTEN();
+    if (first) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    } else {
+        TILE_LOAD(0, kept, PITCH);
+        if (across > 1) TILE_LOAD(1, kept + 64, PITCH);
+        if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
+        if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
+    }
+    for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
+        TILE_LOAD(4, a, a_row);
+        TILE_LOAD(6, b, PITCH);
+        TILE_MADD(0, 4, 6);
+        if (across > 1) TILE_LOAD(7, b + 64, PITCH);
+        if (across > 1) TILE_MADD(1, 4, 7);
+        if (down == 1) continue;
+        TILE_LOAD(5, a + SIDE * a_row, a_row);
+        TILE_MADD(2, 5, 6);
+        if (across > 1) TILE_MADD(3, 5, 7);
+    }
+    bool  direct = out->way == TE_GEMM_OUT_STORE;
+    char *to = direct ? out->c : kept;
+    int64_t pitch = direct ? out->row : PITCH;
+    TILE_STORE(0, to, pitch);
+    if (across > 1) TILE_STORE(1, to + 64, pitch);
+    if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
+    if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
+    if (!direct && out->way != TE_GEMM_OUT_KEEP) put(out, kept, down * SIDE, across);
+}
+
+#define TILE_DEFINE(down, across)                                                                                      \
+    static void tile_##down##x##across(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words,     \
+                                       void *kept, bool first, const te_gemm_out *out)                                 \
+    {                                                                                                                  \
+        body(down, across, a, a_row, a_step, b, words, kept, first, out);                                              \
+    }
+TILE_DEFINE(1, 1)
+TILE_DEFINE(1, 2)
+TILE_DEFINE(2, 1)
+TILE_DEFINE(2, 2)
+
+static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2}, {tile_2x1, tile_2x2}};
+
+/* With a slice of 256 words a panel of b is 32 KiB, the greater part of a first-level cache, and what it costs to take
+ * sums out of the registers and back is 1/12 of the multiplications. A word of b costs a third of a cycle to pack, and
+ * serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. With one slice 512 rows are 512
+ * KiB, and their sums with 16 panels 1 MiB: a second-level cache of 2 MiB holds both. */
+const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
+    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 256,
+    .unit_rows = 512, .unit_panels = 16, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true,
+    .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
+    .fetch = te_gemm_fetch_avx512, .finish = te_gemm_finish_f32_avx512,
+};

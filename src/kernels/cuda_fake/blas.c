@@ -283,7 +283,10 @@ static void one_product(const product *p, int64_t batch)
         narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
-        column_sums(sums, a, b, m, n, k, j);
+        if (narrow && te_fake_sums_are_short(te_fake_capability()))
+            te_fake_short_sums(&p->d, sums, a, b, m, n, k, j);
+        else
+            column_sums(sums, a, b, m, n, k, j);
         for (int64_t i = 0; i < m; i++) {
             double sum = p->alpha * sums[i];
             if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);

@@ -33,6 +33,9 @@ TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
 TE_FAKE void te_fake_set_devices(int count, int capability);
 /* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */
 TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds);
+/* Whether products of fp8 are added up as short as tensor cores before compute capability 10.0 do it; at first
+ * where TE_FAKE_SHORT_SUMS is in the environment. */
+TE_FAKE void te_fake_set_short_sums(bool are_short);
 /* Makes a failed device usable again, as a new process would. */
 TE_FAKE void te_fake_reset(void);
 /* Things made and not destroyed: allocations, streams, events, modules, retained contexts, descriptors. */

@@ -359,11 +359,13 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **out)
     const char *candidates = te_environment(TE_ENV_GEMM_CANDIDATES);
     long wanted = candidates ? strtol(candidates, NULL, 10) : 0;
     blas->candidates = wanted > 0 && wanted <= MOST_CANDIDATES ? (int)wanted : CANDIDATES;
-    te_status status = te_cuda_load_blas(exec, &blas->library);
+    te_status status = te_cuda_load_blas(exec, d->driver_version, &blas->library);
     if (status == TE_OK) {
         cublasStatus_t r = blas->library.cublasLtCreate(&blas->handle);
         if (r != CUBLAS_STATUS_SUCCESS)
-            status = te_exec_fail(exec, TE_ERROR_DEVICE, "cuBLASLt: %s", blas->library.cublasLtGetStatusName(r));
+            status = te_exec_fail(exec, TE_ERROR_DEVICE, "cuBLASLt %zu: %s (the driver is for CUDA %d.%d)",
+                                  blas->library.cublasLtGetVersion(), blas->library.cublasLtGetStatusName(r),
+                                  d->driver_version / 1000, d->driver_version % 1000 / 10);
     }
     if (status == TE_OK)
         *out = d->blas = blas;

@@ -37,6 +37,7 @@ static cublasStatus_t destroy(void *object)
 TE_FAKE cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 {
     ENTER();
+    if (te_fake_driver() < 13000) return CUBLAS_STATUS_NOT_INITIALIZED;
     *handle = make(8);
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -17,6 +17,10 @@ extern uint64_t te_fake_time;
     } while (0)
 
 static int devices = 2, capability; /* 0: as the environment says */
+static int driver_version = 13000;
+
+int te_fake_driver(void) { return driver_version; }
+TE_FAKE void te_fake_set_driver(int version) { driver_version = version; }
 
 /* Addresses of contexts and streams, one of each per device. A stream takes work only while its context is current. */
 enum { MAX_DEVICES = 16 };
@@ -52,7 +56,7 @@ TE_FAKE CUresult cuInit(unsigned flags)
 TE_FAKE CUresult cuDriverGetVersion(int *version)
 {
     ENTER();
-    *version = 13000;
+    *version = driver_version;
     return CUDA_SUCCESS;
 }
 
@@ -376,6 +380,8 @@ TE_FAKE CUresult cuEventSynchronize(CUevent e)
     return te_fake_flush();
 }
 
+#undef cuEventElapsedTime /* drivers for CUDA before 12.8 have no other */
+TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to);
 TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 {
     ENTER();
@@ -411,6 +417,7 @@ TE_FAKE CUresult cuModuleLoadData(CUmodule *out, const void *image)
     char message[1024];
     ENTER();
     if (memcmp(image, "\177ELF", 4) == 0) te_fake_enter("binary for a GPU"); /* counted; nothing here runs it */
+    if (driver_version < 13000) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION; /* images are of CUDA 13 */
     if (strncmp(image, "fake cubin\n", 11) != 0) return CUDA_ERROR_INVALID_IMAGE;
     module *m = calloc(1, sizeof *m);
     if (!te_fake_idle()) m->sim = te_cuda_sim_compile((const char *)image + 11, NULL, message, sizeof message);

@@ -50,6 +50,9 @@ local function place(args, device, wanted, leaves)
     return result
 end
 
+-- In float64 these are the C library's on the CPU, and CUDA's on the device.
+local FROM_LIBRARY = { exp = true, log = true, pow = true, sin = true, cos = true, tanh = true, sigmoid = true, erf = true }
+
 -- Results of an operation and gradients of their weighted sum.
 local function evaluate(op, args, device, wanted)
     local leaves = op.differentiable and {} or nil
@@ -80,8 +83,9 @@ describe("a CUDA device", function()
                 local expected, expected_grads = evaluate(op, args, "cpu", wanted)
                 local actual, actual_grads = evaluate(op, args, "cuda", wanted)
                 for i = 1, #expected do
-                    -- element by element the bits are the same
-                    local bits = op.inplace or op.name == "dropout" or op.name == "gather"
+                    -- element by element the bits are the same, but for functions that are another library's
+                    local bits = (op.inplace or op.name == "dropout" or op.name == "gather") and
+                        not (dtype == "float64" and FROM_LIBRARY[op.name])
                     same(expected[i], actual[i], bits and 0 or tolerance, "te." .. op.name)
                 end
                 for i in pairs(expected_grads) do

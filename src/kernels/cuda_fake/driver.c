@@ -420,6 +420,7 @@ TE_FAKE CUresult cuModuleLoadData(CUmodule *out, const void *image)
     if (driver_version < 13000) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION; /* images are of CUDA 13 */
     if (strncmp(image, "fake cubin\n", 11) != 0) return CUDA_ERROR_INVALID_IMAGE;
     module *m = calloc(1, sizeof *m);
+    te_cuda_sim_set_other_functions(true);
     if (!te_fake_idle()) m->sim = te_cuda_sim_compile((const char *)image + 11, NULL, message, sizeof message);
     if (!m->sim && !te_fake_idle()) {
         fprintf(stderr, "fake CUDA: %s\n", message);

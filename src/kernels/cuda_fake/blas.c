@@ -137,6 +137,8 @@ TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefer
 
 /* --- what is supported -------------------------------------------------------------------------------------------- */
 
+enum { MOST_BATCHES = 65535 }; /* that all of the real library's kernels take */
+
 static bool fits(const layout *l) { return l->rows > 0 && l->columns > 0 && l->ld >= l->rows && l->batch > 0; }
 
 static cublasStatus_t check(const desc *d, const layout *a, const layout *b, const layout *c)
@@ -147,6 +149,7 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
     if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch ||
         b->batch != c->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (c->batch > MOST_BATCHES) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (te_fake_is_narrow(a->type) || te_fake_is_narrow(b->type))
         return te_fake_check_narrow(d, a, b, c, te_fake_capability());
     if (d->factors[0] || d->factors[1] || d->mode[0] || d->mode[1]) return CUBLAS_STATUS_INVALID_VALUE;

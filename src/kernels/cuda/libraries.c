@@ -23,6 +23,8 @@ static const struct place {
     {TE_ENV_CONDA_PREFIX, "%s/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/cuda/lib64"},
     {-1, "/usr/local/nvidia/lib64"}, /* the driver's in containers */
+    {-1, "/usr/local/nvidia/lib"},
+    {-1, "/usr/lib/wsl/lib"}, /* and in WSL */
     {TE_ENV_HOME, "%s/.local/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/lib/python3*/*-packages/nvidia/*/lib"},
     {-1, "/usr/lib/python3*/*-packages/nvidia/*/lib"},

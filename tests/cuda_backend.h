@@ -15,6 +15,7 @@ typedef struct fake_controls {
     __typeof__(&te_fake_fail_work)   fail_work;
     __typeof__(&te_fake_set_memory)  set_memory;
     __typeof__(&te_fake_set_devices) set_devices;
+    __typeof__(&te_fake_set_shared) set_shared;
     __typeof__(&te_fake_set_driver) set_driver;
     __typeof__(&te_fake_set_epilogue_cost) set_epilogue_cost;
     __typeof__(&te_fake_set_short_sums) set_short_sums;
@@ -43,6 +44,7 @@ static inline void fake_find(void)
     *(void **)&fake.fail_work = fake_symbol(library, "te_fake_fail_work");
     *(void **)&fake.set_memory = fake_symbol(library, "te_fake_set_memory");
     *(void **)&fake.set_devices = fake_symbol(library, "te_fake_set_devices");
+    *(void **)&fake.set_shared = fake_symbol(library, "te_fake_set_shared");
     *(void **)&fake.set_driver = fake_symbol(library, "te_fake_set_driver");
     *(void **)&fake.set_epilogue_cost = fake_symbol(library, "te_fake_set_epilogue_cost");
     *(void **)&fake.set_short_sums = fake_symbol(library, "te_fake_set_short_sums");

@@ -148,6 +148,9 @@ static te_status read_properties(te_exec *exec)
         r = d->driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->handle);
     if (r == CUDA_SUCCESS)
         r = d->driver.cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->handle);
+    if (r == CUDA_SUCCESS)
+        r = d->driver.cuDeviceGetAttribute(&d->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                           d->handle);
     if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "the device's properties");
     d->capability = major * 10 + minor;
     if (d->capability < OLDEST_CAPABILITY)

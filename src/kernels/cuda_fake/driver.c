@@ -97,6 +97,18 @@ TE_FAKE CUresult cuDeviceGetName(char *name, int size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+static uint32_t shared_set;
+
+TE_FAKE void te_fake_set_shared(uint32_t bytes) { shared_set = bytes; }
+
+/* Of a block, that it may ask for, and that it has for the asking. */
+static uint32_t shared_most(void)
+{
+    int c = te_fake_capability();
+    if (shared_set) return shared_set;
+    return c == 80 || c == 87 ? 163 << 10 : c < 90 || c >= 120 ? 99 << 10 : 227 << 10;
+}
+
 TE_FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     (void)device;
@@ -104,7 +116,8 @@ TE_FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
     *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? te_fake_capability() / 10
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? te_fake_capability() % 10
              : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 4
-                                                                         : 0;
+             : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? (int)shared_most()
+                                                                                  : 0;
     return CUDA_SUCCESS;
 }
 
@@ -398,7 +411,7 @@ typedef struct function {
     char name[64];
 } function;
 
-enum { SHARED_UNASKED = 48 << 10, SHARED_MOST = 227 << 10 };
+enum { SHARED_UNASKED = 48 << 10 };
 
 /* Shared variables of all kernels of the module: at least those of the function, as far as one may have them. */
 static uint32_t variables_of(const function *f)
@@ -475,7 +488,7 @@ TE_FAKE CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attr
     function *f = (function *)(void *)handle;
     ENTER();
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
-        (uint32_t)value + variables_of(f) > SHARED_MOST)
+        (uint32_t)value + variables_of(f) > shared_most())
         return CUDA_ERROR_INVALID_VALUE;
     f->dynamic = (uint32_t)value;
     return CUDA_SUCCESS;

@@ -31,6 +31,8 @@ TE_FAKE void te_fake_fail_work(int n, int code);
 TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
 /* The capability is 90 at first, or $TE_FAKE_CAPABILITY. */
 TE_FAKE void te_fake_set_devices(int count, int capability);
+/* Shared memory that a block may ask for; 0, at first: that of cards of this capability. */
+TE_FAKE void te_fake_set_shared(uint32_t bytes);
 /* The version of CUDA that the driver is for; 13000 at first. The libraries are always those of 13. */
 TE_FAKE void te_fake_set_driver(int version);
 /* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */

@@ -143,7 +143,8 @@ specs() {
 names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
 
 # Those among them that compare products of fp8 with the CPU's.
-adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua"
+adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua
+    spec/cuda/parameters_spec.lua"
 
 # Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a tensor;
 # scripts/train_gpt.lua is started many times, and its models are in other specs.

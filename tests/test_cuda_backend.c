@@ -164,7 +164,8 @@ static void test_older_driver(void)
     fake.set_driver(12040);
     expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "libnvrtc.so.12 or libnvrtc.so.13 cannot be opened");
     setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
-    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "the driver is for CUDA 12.4 and does not load what NVRTC 13.0 makes");
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED,
+                     "the driver is for CUDA 12.4 and does not load what NVRTC 13.0 makes");
     fake.set_driver(13000);
     unlink(path);
     rmdir(folder);

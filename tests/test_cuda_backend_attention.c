@@ -308,8 +308,8 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_without, test_failing_run,
-                             test_in_a_graph, test_description, test_host_memory};
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_without,
+                             test_failing_run, test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -142,6 +142,10 @@ specs() {
 # Specs that say themselves which device computes what.
 names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
 
+# Those among them that compare products of fp8 with the CPU's.
+adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua
+    spec/cuda/parameters_spec.lua"
+
 # Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a tensor;
 # scripts/train_gpt.lua is started many times, and its models are in other specs.
 prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
@@ -177,6 +181,10 @@ device_specs() {
     header "Lua specs on the CUDA backend in $1"
     made_up_gpu "$1" cuda $(device_files)
     made_up_gpu "$1" cpu $names_devices
+    header "Lua specs on the CUDA backend in $1, products of fp8 as short as Hopper's"
+    export TE_FAKE_SHORT_SUMS=1
+    made_up_gpu "$1" cpu $adds_fp8
+    unset TE_FAKE_SHORT_SUMS
 }
 
 # real_compiler FOLDER: NVRTC, where it is there, takes what the specs have made.

@@ -3,6 +3,7 @@
 
 local te = require "te"
 local support = require "spec.support.op_cases"
+local cards = require "spec.support.device"
 
 local devices, reason = te.devices()
 
@@ -49,6 +50,10 @@ local function place(args, device, wanted, leaves)
     return result
 end
 
+-- In float64 these are the C library's on the CPU, and CUDA's on the device.
+local FROM_LIBRARY = { exp = true, log = true, pow = true, sin = true, cos = true, tanh = true, sigmoid = true,
+    erf = true }
+
 -- Results of an operation and gradients of their weighted sum.
 local function evaluate(op, args, device, wanted)
     local leaves = op.differentiable and {} or nil
@@ -79,8 +84,9 @@ describe("a CUDA device", function()
                 local expected, expected_grads = evaluate(op, args, "cpu", wanted)
                 local actual, actual_grads = evaluate(op, args, "cuda", wanted)
                 for i = 1, #expected do
-                    -- element by element the bits are the same
-                    local bits = op.inplace or op.name == "dropout" or op.name == "gather"
+                    -- element by element the bits are the same, but for functions that are another library's
+                    local bits = (op.inplace or op.name == "dropout" or op.name == "gather") and
+                        not (dtype == "float64" and FROM_LIBRARY[op.name])
                     same(expected[i], actual[i], bits and 0 or tolerance, "te." .. op.name)
                 end
                 for i in pairs(expected_grads) do
@@ -170,13 +176,22 @@ describe("a CUDA device", function()
                 return { y, x.grad, layer.weight.grad, layer.bias.grad }
             end
             local here, there = steps "cpu", steps "cuda"
-            for i = 1, 4 do same(here[i], there[i], 2e-5, name .. ", tensor " .. i) end
+            local short = name:find "^Float8" or name == "DelayedScaling"
+            for i = 1, 4 do
+                local off = cards.distance(there[i], here[i])
+                if short and i < 4 and cards.has_short_sums() then
+                    assert.is_true(off < 2e-3, ("%s, tensor %d is off by %g"):format(name, i, off))
+                else
+                    same(here[i], there[i], 2e-5, name .. ", tensor " .. i)
+                end
+            end
         end)
     end
 
     it("rounds the operands of float32 products when it may", function()
         finally(function() te.set_float32_matmul_precision("highest") end)
-        local a, b = te.rand(8, 64, { device = "cpu" }), te.rand(64, 8, { device = "cpu" })
+        -- of a size for tensor cores: a library has other kernels for the smallest products
+        local a, b = te.rand(128, 64, { device = "cpu" }), te.rand(64, 128, { device = "cpu" })
         local exact = te.matmul(a, b)
         assert.equal("highest", te.get_float32_matmul_precision())
         local function error_of() return te.abs(te.matmul(a:to("cuda"), b:to("cuda")):to("cpu") - exact):max():item() end

@@ -2,6 +2,7 @@
 --- cannot be recorded says so. On a device without graphs the function runs.
 
 local batch = require "spec.support.tokens"
+local cards = require "spec.support.device"
 local te = require "te"
 
 local devices, reason = te.devices()
@@ -284,8 +285,9 @@ describe("te.graph on a CUDA device", function()
             graph(x)
             te.no_grad(function() expected.weight:copy_(layer.weight:detach():to("cpu"):to "float32") end)
             local wanted = values(te.no_grad(te.autocast, { recipe = recipe }, expected, x:to "cpu"))
+            local most = cards.has_short_sums() and 2e-3 or 1e-4
             for _ = 1, 3 do -- seen, kept, taken
-                for i, y in ipairs(output()) do assert.near(wanted[i], y, 1e-4 * (1 + math.abs(y))) end
+                for i, y in ipairs(output()) do assert.near(wanted[i], y, most * (1 + math.abs(y))) end
             end
         end
     end)

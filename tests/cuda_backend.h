@@ -15,7 +15,10 @@ typedef struct fake_controls {
     __typeof__(&te_fake_fail_work)   fail_work;
     __typeof__(&te_fake_set_memory)  set_memory;
     __typeof__(&te_fake_set_devices) set_devices;
+    __typeof__(&te_fake_set_shared) set_shared;
+    __typeof__(&te_fake_set_driver) set_driver;
     __typeof__(&te_fake_set_epilogue_cost) set_epilogue_cost;
+    __typeof__(&te_fake_set_short_sums) set_short_sums;
     __typeof__(&te_fake_reset)       reset;
     __typeof__(&te_fake_live)        live;
     __typeof__(&te_fake_faults)      faults;
@@ -41,7 +44,10 @@ static inline void fake_find(void)
     *(void **)&fake.fail_work = fake_symbol(library, "te_fake_fail_work");
     *(void **)&fake.set_memory = fake_symbol(library, "te_fake_set_memory");
     *(void **)&fake.set_devices = fake_symbol(library, "te_fake_set_devices");
+    *(void **)&fake.set_shared = fake_symbol(library, "te_fake_set_shared");
+    *(void **)&fake.set_driver = fake_symbol(library, "te_fake_set_driver");
     *(void **)&fake.set_epilogue_cost = fake_symbol(library, "te_fake_set_epilogue_cost");
+    *(void **)&fake.set_short_sums = fake_symbol(library, "te_fake_set_short_sums");
     *(void **)&fake.reset = fake_symbol(library, "te_fake_reset");
     *(void **)&fake.live = fake_symbol(library, "te_fake_live");
     *(void **)&fake.faults = fake_symbol(library, "te_fake_faults");

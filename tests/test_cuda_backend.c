@@ -152,6 +152,25 @@ static void test_missing(void)
     te_context_release(ctx);
 }
 
+/* A driver for CUDA 12 is given libraries of 12 first, and told apart from what those of 13 make. */
+static void test_older_driver(void)
+{
+    char folder[] = "/tmp/tetrain-driver-XXXXXX", path[64];
+    if (!mkdtemp(folder)) abort();
+    snprintf(path, sizeof path, "%s/libcuda.so.1", folder);
+    CHECK(symlink(TE_CUDA_FAKE "/libcuda.so.1", path) == 0);
+    setenv("TETRAIN_CUDA_LIBRARIES", folder, 1);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "libnvrtc.so.13 or libnvrtc.so.12 cannot be opened");
+    fake.set_driver(12040);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "libnvrtc.so.12 or libnvrtc.so.13 cannot be opened");
+    setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED,
+                     "the driver is for CUDA 12.4 and does not load what NVRTC 13.0 makes");
+    fake.set_driver(13000);
+    unlink(path);
+    rmdir(folder);
+}
+
 /* A card that NVRTC does not know yet gets code that the driver translates. */
 static void test_newer_card(void)
 {
@@ -408,6 +427,7 @@ int main(int argc, char **argv)
                  {"failing calls", test_failing_calls},
                  {"failing work", test_failing_work},
                  {"missing", test_missing},
+                 {"older driver", test_older_driver},
                  {"newer card", test_newer_card},
                  {"two devices", test_two_devices},
                  {"devices in turn", test_devices_in_turn},

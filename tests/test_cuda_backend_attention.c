@@ -159,6 +159,22 @@ static void test_plans_are_kept(void)
     te_context_release(ctx);
 }
 
+/* Of more shapes than are kept the oldest plan goes, once nothing that it has started is under way. */
+static void test_plans_go(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device *device = te_context_device(ctx, "cuda");
+    scene s = scenes[0];
+    s.batch = s.heads = s.kv_heads = 1;
+    for (s.seq = 2; s.seq < 50; s.seq++) {
+        run r = open_run(device, &s);
+        execute(device, &s, &r);
+        close_run(&r);
+    }
+    CHECK_MSG(device->exec.backend->synchronize(&device->exec) == TE_OK, "%s", device->exec.message);
+    te_context_release(ctx);
+}
+
 /* Where a plan wants more memory to work in than it may have the batch is split, down to single sequences. */
 static void test_split(void)
 {
@@ -292,8 +308,8 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_split, test_without, test_failing_run,
-                             test_in_a_graph, test_description, test_host_memory};
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_without,
+                             test_failing_run, test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

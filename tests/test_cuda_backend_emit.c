@@ -180,6 +180,19 @@ static void check_refusals(te_context *ctx)
     }
 }
 
+/* Where tiles and what goes with them have no room results are stored first. */
+static void check_small_device(void)
+{
+    fake.set_shared(95300); /* enough for quantizing by itself, not for all of these programs */
+    te_context *ctx = te_context_open(NULL);
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
+        for (int role = 0; role < 3; role++)
+            check(ctx, quantizer_recipes[r].name, &quantizer_recipes[r].q[role], TE_F32, 130, 160, role == 1,
+                  (bool[]){true, true});
+    te_context_release(ctx);
+    fake.set_shared(0);
+}
+
 int main(void)
 {
     static const int64_t sizes[][2] = {{37, 50}, {130, 160}, {128, 257}, {300, 520}};
@@ -198,6 +211,7 @@ int main(void)
     CHECK(n > 90);
     check_refusals(ctx);
     te_context_release(ctx);
+    check_small_device();
     fake_close();
     return TEST_END();
 }

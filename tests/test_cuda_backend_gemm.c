@@ -284,6 +284,29 @@ static void test_end_impossible(void)
     fake.set_epilogue_cost(0);
 }
 
+/* More products at once than a grid counts along y and z. */
+static void test_many_batches(te_context *ctx)
+{
+    enum { N = 70001 };
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 3, (int64_t[]){N, 3, 2}),
+              *b = numbers_on(ctx, "cuda", TE_F32, 3, (int64_t[]){N, 2, 1}),
+              *c = te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F32, 3, (int64_t[]){N, 3, 1});
+    te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(b), .c = te_tensor_view(c), .alpha = 1};
+    double *expected = malloc(3 * N * sizeof *expected);
+    for (int64_t i = 0; i < 3 * N; i++) {
+        expected[i] = 0;
+        for (int64_t k = 0; k < 2; k++)
+            expected[i] += ((double)((2 * i + k) % 97) - 40) * ((double)((i / 3 * 2 + k) % 97) - 40);
+    }
+    CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK, "%s", exec->message);
+    CHECK(wrong_values(c, expected, 3 * N, 0) == 0);
+    free(expected);
+    te_tensor_release(c);
+    te_tensor_release(b);
+    te_tensor_release(a);
+}
+
 static void test_refusals(te_context *ctx)
 {
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
@@ -304,6 +327,7 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     uint64_t state = 20;
     for (int i = 0; i < 600; i++) random_case(ctx, &state, i);
+    test_many_batches(ctx);
     test_refusals(ctx);
     te_context_release(ctx);
     test_choice();

@@ -2,6 +2,7 @@
 
 local te = require "te"
 local core = te._core
+local cards = require "spec.support.device"
 
 local devices, reason = te.devices()
 
@@ -63,9 +64,12 @@ describe("parameters that are stored quantized", function()
 
         it("are trained there as on the CPU: " .. name, function()
             local here, there = build(recipe):to("cpu"), build(recipe):to("cuda")
-            local expected = train(here, recipe, "cpu")
+            local expected, decoded = train(here, recipe, "cpu"), name == "mxfp8" or name == "nvfp4"
+            -- AdamW makes a whole step of a gradient near 0, whichever sign it has
+            local most = cards.has_short_sums() and not decoded and 3e-2 or 1e-5
             for i, loss in ipairs(train(there, recipe, "cuda")) do
-                assert.is_true(math.abs(loss - expected[i]) <= 1e-5 * expected[i], ("step %d: %g, %g"):format(i, loss, expected[i]))
+                local off = math.abs(loss - expected[i])
+                assert.is_true(off <= most * expected[i], ("step %d: %g, %g"):format(i, loss, expected[i]))
             end
         end)
     end

@@ -24,7 +24,8 @@ enum { MAX_PLANS = 64, MAX_TENSORS = 2 * TE_DNN_OFFSETS, WORKSPACE_MIB = 256 };
 
 typedef struct known_plan {
     te_dnn_attention key;
-    te_dnn_plan plan; /* its plan NULL: declined */
+    te_dnn_plan plan; /* its plan NULL: there is none */
+    bool declined;    /* when it was to run, which it may have done before */
     char reason[TE_DNN_REASON];
 } known_plan;
 
@@ -182,6 +183,7 @@ static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dn
         if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
     const te_cuda_device *d = te_cuda(exec);
     if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs) { /* graphs hold on to kernels of plans */
+        d->driver.cuStreamSynchronize(d->stream);           /* and so does what is under way */
         forget(dnn, &dnn->plans[0]);
         memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
     }
@@ -325,10 +327,8 @@ static te_status execute(call *c, struct te_cuda_dnn *dnn, known_plan *known, co
     if (r == CUDNN_STATUS_SUCCESS) return TE_OK;
     te_dnn_describe(&dnn->library, "running a plan", r, known->reason);
     te_exec_fail(c->exec, TE_ERROR_DEVICE, "%s: cuDNN: %s", operation, known->reason);
-    if (!te_dnn_declines(r)) return TE_ERROR_DEVICE;
-    forget(dnn, known);
-    known->plan = (te_dnn_plan){.plan = NULL};
-    return TE_ERROR_UNSUPPORTED;
+    known->declined = te_dnn_declines(r);
+    return known->declined ? TE_ERROR_UNSUPPORTED : TE_ERROR_DEVICE;
 }
 
 static te_status run(call *c, struct te_cuda_dnn *dnn, known_plan *known, const char *operation)
@@ -386,7 +386,9 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
     }
     if (!reason) {
         known = find_plan(exec, dnn, &c.key);
-        reason = !known ? "out of host memory" : known->plan.plan ? NULL : known->reason;
+        reason = !known                                   ? "out of host memory"
+                 : known->plan.plan && !known->declined ? NULL
+                                                        : known->reason;
     }
     if (reason) {
         te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN is not asked or declines: %s\n", operation, reason);

@@ -36,9 +36,11 @@ typedef struct te_cuda_device {
     CUcontext      context;
     CUstream       stream;
     int            index, multiprocessors, capability; /* 90 for sm_90 */
+    int            shared_most; /* bytes of shared memory that a block may ask for */
     char           title[96];  /* "NVIDIA H200" */
     char           target[24]; /* NVRTC's: sm_90a; compute_90 where the card is newer than NVRTC */
-    int            nvrtc_version; /* 1300 for 13.0 */
+    int            nvrtc_version;  /* 1300 for 13.0 */
+    int            driver_version; /* 13000 for a driver for CUDA 13.0 */
     bool           trace_dispatch;
 
     void   *stage[TE_CUDA_STAGES]; /* pinned memory that copies from and to the host pass through */

@@ -118,6 +118,8 @@ static te_status count_devices(te_exec *exec, te_cuda_device *d, int *count)
 {
     te_status status = te_cuda_load_driver(exec, &d->driver);
     if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuInit(0), "starting the CUDA driver");
+    if (status == TE_OK)
+        status = te_cuda_result(exec, d->driver.cuDriverGetVersion(&d->driver_version), "the driver's version");
     if (status == TE_OK) status = te_cuda_result(exec, d->driver.cuDeviceGetCount(count), "counting CUDA devices");
     if (status == TE_OK && *count == 0)
         status = te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver knows no CUDA device");
@@ -146,6 +148,9 @@ static te_status read_properties(te_exec *exec)
         r = d->driver.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->handle);
     if (r == CUDA_SUCCESS)
         r = d->driver.cuDeviceGetAttribute(&d->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->handle);
+    if (r == CUDA_SUCCESS)
+        r = d->driver.cuDeviceGetAttribute(&d->shared_most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                           d->handle);
     if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "the device's properties");
     d->capability = major * 10 + minor;
     if (d->capability < OLDEST_CAPABILITY)
@@ -153,6 +158,17 @@ static te_status read_properties(te_exec *exec)
                             "%s has compute capability %d.%d; %d.%d is the oldest supported", d->title, major, minor,
                             OLDEST_CAPABILITY / 10, OLDEST_CAPABILITY % 10);
     return TE_OK;
+}
+
+/* What NVRTC makes is loaded by drivers of its major version or a later one. */
+static te_status check_versions(te_exec *exec, int major, int minor)
+{
+    int driver = te_cuda(exec)->driver_version;
+    if (major <= driver / 1000) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                        "the driver is for CUDA %d.%d and does not load what NVRTC %d.%d makes; a newer driver or the "
+                        "libraries of CUDA %d are needed",
+                        driver / 1000, driver % 1000 / 10, major, minor, driver / 1000);
 }
 
 /* sm_N, with the card's own instructions where there are such; for a card that this NVRTC does not know, code for the
@@ -176,7 +192,7 @@ static te_status choose_target(te_exec *exec)
     bool own = exact && d->capability >= 90;
     snprintf(d->target, sizeof d->target, "%s_%d%s", exact ? "sm" : "compute", newest, own ? "a" : "");
     d->nvrtc_version = major * 100 + minor * 10;
-    return TE_OK;
+    return check_versions(exec, major, minor);
 }
 
 static te_status open_stream(te_exec *exec)
@@ -209,7 +225,7 @@ te_status te_cuda_device_open(te_exec *exec, int index)
         status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "there %s %d CUDA device%s, counted from 0",
                               count > 1 ? "are" : "is", count, count > 1 ? "s" : "");
     if (status == TE_OK) status = read_properties(exec);
-    if (status == TE_OK) status = te_cuda_load_nvrtc(exec, &d->nvrtc);
+    if (status == TE_OK) status = te_cuda_load_nvrtc(exec, d->driver_version, &d->nvrtc);
     if (status == TE_OK) status = choose_target(exec);
     if (status == TE_OK) status = open_stream(exec);
     if (status != TE_OK) te_cuda_device_close(exec);

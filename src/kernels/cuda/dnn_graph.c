@@ -64,7 +64,8 @@ static void finalize(te_dnn_graph *g, cudnnBackendDescriptor_t d, const char *wh
 
 static te_dnn_tensor add(te_dnn_graph *g, int64_t uid, const te_dnn_description *description, bool by_value)
 {
-    int64_t alignment = 16;
+    /* the rest beside operands is factors, offsets and numbers of rows, which lie behind one another */
+    int64_t alignment = description->type == CUDNN_DATA_FLOAT || description->type == CUDNN_DATA_INT32 ? 4 : 16;
     bool inside = uid >= TE_DNN_FIRST_VIRTUAL, room = g->n_tensors < TE_DNN_TENSORS;
     if (!good(g, room ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_ALLOC_FAILED, "a tensor")) return TE_DNN_NONE;
     cudnnBackendDescriptor_t d = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, "a tensor");

@@ -14,7 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CANDIDATES = 8, MOST_CANDIDATES = 10000 };
+/* Kernels of the library count batches in a dimension of the grid that ends at 65535. */
+enum { CANDIDATES = 8, MOST_CANDIDATES = 10000, MOST_BATCHES = 1 << 15 };
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
@@ -287,6 +288,24 @@ bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const 
     return r.n <= 1;
 }
 
+/* The product of the last batch dimension, in pieces where that is long. */
+static te_status run_batch(te_exec *exec, te_cuda_product p, const te_cuda_product_data *whole)
+{
+    int64_t in_a = (int64_t)te_dtype_size((te_dtype)p.input_a), in_b = (int64_t)te_dtype_size((te_dtype)p.input_b),
+            out = (int64_t)te_dtype_size((te_dtype)p.output), batch = p.batch;
+    te_status status = TE_OK;
+    for (int64_t first = 0; first < batch && status == TE_OK; first += MOST_BATCHES) {
+        te_cuda_product_data data = *whole;
+        p.batch = batch - first < MOST_BATCHES ? batch - first : MOST_BATCHES;
+        data.a = (const char *)whole->a + first * p.step_a * in_a;
+        data.b = (const char *)whole->b + first * p.step_b * in_b;
+        data.d = (char *)whole->d + first * p.step_d * out;
+        align(&p, data.a, data.b, data.d);
+        status = te_cuda_product_run(exec, &p, &data);
+    }
+    return status;
+}
+
 /* Batch dimensions before the last one are walked here. */
 te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales,
                                const te_cuda_narrow *narrow)
@@ -316,8 +335,7 @@ te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *b
             data.factors_a = narrow->factors[first];
             data.factors_b = narrow->factors[1 - first];
         }
-        align(&p, data.a, data.b, data.d);
-        status = te_cuda_product_run(exec, &p, &data);
+        status = run_batch(exec, p, &data);
     }
     return status;
 }
@@ -359,11 +377,13 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **out)
     const char *candidates = te_environment(TE_ENV_GEMM_CANDIDATES);
     long wanted = candidates ? strtol(candidates, NULL, 10) : 0;
     blas->candidates = wanted > 0 && wanted <= MOST_CANDIDATES ? (int)wanted : CANDIDATES;
-    te_status status = te_cuda_load_blas(exec, &blas->library);
+    te_status status = te_cuda_load_blas(exec, d->driver_version, &blas->library);
     if (status == TE_OK) {
         cublasStatus_t r = blas->library.cublasLtCreate(&blas->handle);
         if (r != CUBLAS_STATUS_SUCCESS)
-            status = te_exec_fail(exec, TE_ERROR_DEVICE, "cuBLASLt: %s", blas->library.cublasLtGetStatusName(r));
+            status = te_exec_fail(exec, TE_ERROR_DEVICE, "cuBLASLt %zu: %s (the driver is for CUDA %d.%d)",
+                                  blas->library.cublasLtGetVersion(), blas->library.cublasLtGetStatusName(r),
+                                  d->driver_version / 1000, d->driver_version % 1000 / 10);
     }
     if (status == TE_OK)
         *out = d->blas = blas;

@@ -23,6 +23,8 @@ static const struct place {
     {TE_ENV_CONDA_PREFIX, "%s/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/cuda/lib64"},
     {-1, "/usr/local/nvidia/lib64"}, /* the driver's in containers */
+    {-1, "/usr/local/nvidia/lib"},
+    {-1, "/usr/lib/wsl/lib"}, /* and in WSL */
     {TE_ENV_HOME, "%s/.local/lib/python3*/site-packages/nvidia/*/lib"},
     {-1, "/usr/local/lib/python3*/*-packages/nvidia/*/lib"},
     {-1, "/usr/lib/python3*/*-packages/nvidia/*/lib"},
@@ -128,18 +130,27 @@ te_status te_cuda_load_library(te_exec *exec, const char *const *files, const ch
 }
 
 #define NAME(name) #name,
-#define LOAD(functions_of, beside, ...)                                                                                \
-    static const char *const files[] = {__VA_ARGS__, NULL}, *const functions[] = {functions_of(NAME)};                 \
+#define LOAD(functions_of, beside, files)                                                                              \
+    static const char *const functions[] = {functions_of(NAME)};                                                       \
     return load(exec, files, beside, functions, sizeof functions / sizeof *functions, table)
 
-te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table) { LOAD(TE_CUDA_DRIVER, NULL, "libcuda.so.1"); }
-
-te_status te_cuda_load_nvrtc(te_exec *exec, te_cuda_nvrtc *table)
+te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table)
 {
-    LOAD(TE_CUDA_NVRTC, "libnvrtc-builtins.so.*", "libnvrtc.so.13", "libnvrtc.so.12");
+    static const char *const files[] = {"libcuda.so.1", NULL};
+    LOAD(TE_CUDA_DRIVER, NULL, files);
 }
 
-te_status te_cuda_load_blas(te_exec *exec, te_cuda_blas_library *table)
+/* The same file of CUDA 13 and 12, and that order turned around. */
+#define BY_VERSION(file) {{file ".13", file ".12", NULL}, {file ".12", file ".13", NULL}}
+
+te_status te_cuda_load_nvrtc(te_exec *exec, int driver_version, te_cuda_nvrtc *table)
 {
-    LOAD(TE_CUDA_BLAS, NULL, "libcublasLt.so.13", "libcublasLt.so.12");
+    static const char *const files[2][3] = BY_VERSION("libnvrtc.so");
+    LOAD(TE_CUDA_NVRTC, "libnvrtc-builtins.so.*", files[driver_version < 13000]);
+}
+
+te_status te_cuda_load_blas(te_exec *exec, int driver_version, te_cuda_blas_library *table)
+{
+    static const char *const files[2][3] = BY_VERSION("libcublasLt.so");
+    LOAD(TE_CUDA_BLAS, NULL, files[driver_version < 13000]);
 }

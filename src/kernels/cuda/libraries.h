@@ -14,14 +14,16 @@
 #include <cuda.h>
 #include <nvrtc.h>
 
-/* Names as the library exports them: cuda.h maps plain names to the versioned ones, for calls and members alike. */
+/* Names as the library exports them: cuda.h maps plain names to the versioned ones, for calls and members alike. Drivers
+ * for CUDA 12.1 have all of these; cuEventElapsedTime_v2, say, came with 12.8 and takes the same. */
 #define TE_CUDA_DRIVER(X)                                                                                              \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)           \
     X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxRetain)                      \
     X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemGetInfo_v2)             \
     X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync_v2)         \
     X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuEventCreate)                 \
-    X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime_v2) X(cuModuleLoadData)           \
+    X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)    \
+    X(cuModuleLoadData)                                                                                                \
     X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuStreamBeginCapture_v2)        \
     X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy)
 
@@ -50,10 +52,11 @@ typedef struct te_cuda_blas_library {
 #undef TE_CUDA_MEMBER
 
 /* Each fills a table or fails with a message that says what was looked for and where. Libraries stay loaded: the driver
- * keeps threads of its own. */
+ * keeps threads of its own. A driver takes what libraries of its own major version and of older ones make, so one for
+ * CUDA 12 (12040 for 12.4) is given those of 12 where both are there. */
 te_status te_cuda_load_driver(te_exec *exec, te_cuda_driver *table);
-te_status te_cuda_load_nvrtc(te_exec *exec, te_cuda_nvrtc *table);
-te_status te_cuda_load_blas(te_exec *exec, te_cuda_blas_library *table);
+te_status te_cuda_load_nvrtc(te_exec *exec, int driver_version, te_cuda_nvrtc *table);
+te_status te_cuda_load_blas(te_exec *exec, int driver_version, te_cuda_blas_library *table);
 
 /* For tables declared elsewhere: n function pointers, named in `functions`, from the first of `files` (NULL at the end)
  * that can be opened. */

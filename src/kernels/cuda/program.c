@@ -99,6 +99,50 @@ static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_
     return status;
 }
 
+/* Whether the tiles of results that a kernel leaves quantized have room in the shared memory of a block. */
+static bool tiles_fit(const te_cuda_device *d, const te_program *program, const te_cuda_program_shape *shape,
+                      const te_run *run)
+{
+    return shape->kind != TE_CUDA_SQUARES ||
+           te_cuda_program_shared(program, run) + TE_CUDA_SQUARE_VARIABLES <= (uint32_t)d->shared_most;
+}
+
+/* Output o dense in memory of its own, for its job to read. */
+static bool store_output(te_exec *exec, const te_run *run, te_operand *output, te_quantize_job *job)
+{
+    int64_t step = 1;
+    *job = *output->quantized;
+    *output = (te_operand){.dtype = job->dtype};
+    for (int i = run->ndim - 1; i >= 0; step *= run->shape[i--]) output->stride[i] = step;
+    output->data = exec->scratch(exec, (size_t)step * te_dtype_size(job->dtype));
+    job->source = output->data;
+    job->source_stride = job->cols;
+    return output->data != NULL;
+}
+
+/* Results are stored and then quantized, one after the other. */
+static te_status run_stored(te_exec *exec, te_program *program, const te_run *run)
+{
+    te_operand outputs[TE_CUDA_MAX_OPERANDS];
+    te_quantize_job jobs[TE_CUDA_MAX_OPERANDS];
+    te_run stored = *run;
+    int n = 0;
+    te_status status = TE_OK;
+    memcpy(outputs, run->outputs, (size_t)program->n_outputs * sizeof *outputs);
+    stored.outputs = outputs;
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++) {
+        if (!outputs[o].quantized) continue;
+        if (store_output(exec, run, &outputs[o], &jobs[n]))
+            n++;
+        else
+            status = TE_ERROR_MEMORY;
+    }
+    if (status == TE_OK) status = te_cuda_program_run(exec, program, &stored, 1);
+    for (int i = 0; i < n && status == TE_OK; i++) status = te_cuda_quantize(exec, &jobs[i]);
+    while (n > 0) exec->scratch_free(exec, jobs[--n].source);
+    return status;
+}
+
 te_status te_cuda_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     te_cuda_program_shape shape;
@@ -108,6 +152,10 @@ te_status te_cuda_program_run(te_exec *exec, te_program *program, const te_run *
     for (int i = 0; i < n_runs && status == TE_OK;) {
         if (i > 0) status = te_cuda_program_shape_make(exec, program, &runs[i], &shape);
         if (status != TE_OK) break;
+        if (!tiles_fit(te_cuda(exec), program, &shape, &runs[i])) {
+            status = run_stored(exec, program, &runs[i++]);
+            continue;
+        }
         int n = te_cuda_program_batch(exec, program, &shape, &runs[i], n_runs - i);
         status = launch_batch(exec, program, &shape, &runs[i], n);
         i += n;

@@ -287,7 +287,7 @@ static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid,
 }
 
 /* Tiles of values, codes, and for blocks of several lines an amax per line. */
-static uint32_t square_bytes(const te_program *program, const te_run *run)
+uint32_t te_cuda_program_shared(const te_program *program, const te_run *run)
 {
     size_t tiles = 0, lines = 0;
     for (int o = 0; o < program->n_outputs; o++) {
@@ -360,7 +360,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
                      te_shape_row_threads(shape));
     }
     set_geometry(same_arguments(launches, n++), "te_program", blocks, te_shape_threads(shape));
-    if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = square_bytes(program, &runs[0]);
+    if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = te_cuda_program_shared(program, &runs[0]);
     if (columns + te_shape_sums(program, shape) == 0) return n;
     int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
     int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) == 0         ? 0

@@ -37,6 +37,7 @@ static cublasStatus_t destroy(void *object)
 TE_FAKE cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 {
     ENTER();
+    if (te_fake_driver() < 13000) return CUBLAS_STATUS_NOT_INITIALIZED;
     *handle = make(8);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -136,6 +137,8 @@ TE_FAKE cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefer
 
 /* --- what is supported -------------------------------------------------------------------------------------------- */
 
+enum { MOST_BATCHES = 65535 }; /* that all of the real library's kernels take */
+
 static bool fits(const layout *l) { return l->rows > 0 && l->columns > 0 && l->ld >= l->rows && l->batch > 0; }
 
 static cublasStatus_t check(const desc *d, const layout *a, const layout *b, const layout *c)
@@ -146,6 +149,7 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
     if (!fits(a) || !fits(b) || !fits(c) || m != c->rows || n != c->columns || k != k2 || a->batch != c->batch ||
         b->batch != c->batch)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (c->batch > MOST_BATCHES) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (te_fake_is_narrow(a->type) || te_fake_is_narrow(b->type))
         return te_fake_check_narrow(d, a, b, c, te_fake_capability());
     if (d->factors[0] || d->factors[1] || d->mode[0] || d->mode[1]) return CUBLAS_STATUS_INVALID_VALUE;
@@ -283,7 +287,10 @@ static void one_product(const product *p, int64_t batch)
         narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
     double *sums = malloc((size_t)m * sizeof *sums);
     for (int64_t j = 0; j < n; j++) {
-        column_sums(sums, a, b, m, n, k, j);
+        if (narrow && te_fake_sums_are_short(te_fake_capability()))
+            te_fake_short_sums(&p->d, sums, a, b, m, n, k, j);
+        else
+            column_sums(sums, a, b, m, n, k, j);
         for (int64_t i = 0; i < m; i++) {
             double sum = p->alpha * sums[i];
             if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);

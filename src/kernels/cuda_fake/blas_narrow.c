@@ -3,6 +3,7 @@
 
 #include "kernels/quant.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 bool te_fake_is_narrow(cudaDataType_t type)
@@ -147,4 +148,61 @@ double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, in
             out[j * lines + i] = element(base, l->type, k_is_row ? j + i * l->ld : i + j * l->ld) *
                                  factor(d->mode[operand], d->factors[operand], i, j, lines, k);
     return out;
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
+enum { STEP = 32, PROMOTED = 128, FRACTION = 13 };
+
+static int short_sums = -1; /* as the environment says */
+
+TE_FAKE void te_fake_set_short_sums(bool are_short) { short_sums = are_short; }
+
+bool te_fake_sums_are_short(int capability)
+{
+    if (short_sums < 0) short_sums = getenv("TE_FAKE_SHORT_SUMS") != NULL;
+    return short_sums && capability < 100;
+}
+
+/* 2^-13 of x's leading bit. */
+static double unit_of(double x)
+{
+    int exponent;
+    frexp(x, &exponent);
+    return ldexp(1, exponent - 1 - FRACTION);
+}
+
+/* What was added up before and an instruction's products, cut off 13 bits below the leading bit of the largest, as
+ * their sum is below its own. */
+static double short_step(double before, const double *products, int n)
+{
+    double largest = fabs(before), plain = before, sum = 0;
+    for (int i = 0; i < n; i++) {
+        plain += products[i];
+        if (fabs(products[i]) > largest) largest = fabs(products[i]);
+    }
+    if (!(largest > 0) || !isfinite(plain)) return plain;
+    double unit = unit_of(largest);
+    for (int i = 0; i < n; i++) sum += trunc(products[i] / unit);
+    sum = (sum + trunc(before / unit)) * unit;
+    return sum == 0 ? 0 : trunc(sum / unit_of(sum)) * unit_of(sum);
+}
+
+/* Unless they may stay short, sums of 128 are added up in float32. */
+void te_fake_short_sums(const te_fake_desc *d, double *sums, const double *a, const double *b, int64_t m, int64_t n,
+                        int64_t k, int64_t j)
+{
+    for (int64_t i = 0; i < m; i++) {
+        double products[STEP], sum = 0;
+        float whole = 0;
+        for (int64_t first = 0; first < k; first += STEP) {
+            int steps = (int)(k - first < STEP ? k - first : STEP);
+            for (int l = 0; l < steps; l++) products[l] = a[(first + l) * m + i] * b[(first + l) * n + j];
+            sum = short_step(sum, products, steps);
+            if (d->fast || (first + STEP) % PROMOTED != 0) continue;
+            whole += (float)sum;
+            sum = 0;
+        }
+        sums[i] = (double)whole + sum;
+    }
 }

@@ -99,9 +99,13 @@ TE_FAKE cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t 
     return CUDNN_STATUS_SUCCESS;
 }
 
-TE_FAKE cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d)
+/* A plan's kernels go with it: nothing may be under way. */
+TE_FAKE cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t handle)
 {
+    descriptor *d = handle;
     ENTER();
+    if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && d->final && te_fake_queued())
+        te_fake_broken(CUDA_ERROR_LAUNCH_FAILED);
     release(d);
     return CUDNN_STATUS_SUCCESS;
 }

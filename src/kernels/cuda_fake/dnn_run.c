@@ -82,6 +82,8 @@ static tensor *tensor_of(machine *m, const descriptor *d)
     } else {
         t->memory = bound(m, number(d, CUDNN_ATTR_TENSOR_UNIQUE_ID));
         if (!t->memory) te_fake_broken(CUDA_ERROR_ILLEGAL_ADDRESS);
+        if ((uintptr_t)t->memory % (uintptr_t)number(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT))
+            te_fake_broken(CUDA_ERROR_MISALIGNED_ADDRESS);
     }
     return t;
 }

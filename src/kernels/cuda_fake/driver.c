@@ -17,6 +17,10 @@ extern uint64_t te_fake_time;
     } while (0)
 
 static int devices = 2, capability; /* 0: as the environment says */
+static int driver_version = 13000;
+
+int te_fake_driver(void) { return driver_version; }
+TE_FAKE void te_fake_set_driver(int version) { driver_version = version; }
 
 /* Addresses of contexts and streams, one of each per device. A stream takes work only while its context is current. */
 enum { MAX_DEVICES = 16 };
@@ -52,7 +56,7 @@ TE_FAKE CUresult cuInit(unsigned flags)
 TE_FAKE CUresult cuDriverGetVersion(int *version)
 {
     ENTER();
-    *version = 13000;
+    *version = driver_version;
     return CUDA_SUCCESS;
 }
 
@@ -93,6 +97,18 @@ TE_FAKE CUresult cuDeviceGetName(char *name, int size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+static uint32_t shared_set;
+
+TE_FAKE void te_fake_set_shared(uint32_t bytes) { shared_set = bytes; }
+
+/* Of a block, that it may ask for, and that it has for the asking. */
+static uint32_t shared_most(void)
+{
+    int c = te_fake_capability();
+    if (shared_set) return shared_set;
+    return c == 80 || c == 87 ? 163 << 10 : c < 90 || c >= 120 ? 99 << 10 : 227 << 10;
+}
+
 TE_FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     (void)device;
@@ -100,7 +116,8 @@ TE_FAKE CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
     *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? te_fake_capability() / 10
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? te_fake_capability() % 10
              : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 4
-                                                                         : 0;
+             : attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN ? (int)shared_most()
+                                                                                  : 0;
     return CUDA_SUCCESS;
 }
 
@@ -376,6 +393,8 @@ TE_FAKE CUresult cuEventSynchronize(CUevent e)
     return te_fake_flush();
 }
 
+#undef cuEventElapsedTime /* drivers for CUDA before 12.8 have no other */
+TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to);
 TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 {
     ENTER();
@@ -392,7 +411,7 @@ typedef struct function {
     char name[64];
 } function;
 
-enum { SHARED_UNASKED = 48 << 10, SHARED_MOST = 227 << 10 };
+enum { SHARED_UNASKED = 48 << 10 };
 
 /* Shared variables of all kernels of the module: at least those of the function, as far as one may have them. */
 static uint32_t variables_of(const function *f)
@@ -411,8 +430,10 @@ TE_FAKE CUresult cuModuleLoadData(CUmodule *out, const void *image)
     char message[1024];
     ENTER();
     if (memcmp(image, "\177ELF", 4) == 0) te_fake_enter("binary for a GPU"); /* counted; nothing here runs it */
+    if (driver_version < 13000) return CUDA_ERROR_UNSUPPORTED_PTX_VERSION; /* images are of CUDA 13 */
     if (strncmp(image, "fake cubin\n", 11) != 0) return CUDA_ERROR_INVALID_IMAGE;
     module *m = calloc(1, sizeof *m);
+    te_cuda_sim_set_other_functions(true);
     if (!te_fake_idle()) m->sim = te_cuda_sim_compile((const char *)image + 11, NULL, message, sizeof message);
     if (!m->sim && !te_fake_idle()) {
         fprintf(stderr, "fake CUDA: %s\n", message);
@@ -467,7 +488,7 @@ TE_FAKE CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attr
     function *f = (function *)(void *)handle;
     ENTER();
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
-        (uint32_t)value + variables_of(f) > SHARED_MOST)
+        (uint32_t)value + variables_of(f) > shared_most())
         return CUDA_ERROR_INVALID_VALUE;
     f->dynamic = (uint32_t)value;
     return CUDA_SUCCESS;

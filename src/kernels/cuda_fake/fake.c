@@ -116,6 +116,8 @@ CUresult te_fake_queue(CUstream stream, te_fake_function *run, const void *bytes
     return CUDA_SUCCESS;
 }
 
+bool te_fake_queued(void) { return queued > 0; }
+
 void te_fake_record_begin(void)
 {
     recording = calloc(1, sizeof *recording);

@@ -31,8 +31,15 @@ TE_FAKE void te_fake_fail_work(int n, int code);
 TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
 /* The capability is 90 at first, or $TE_FAKE_CAPABILITY. */
 TE_FAKE void te_fake_set_devices(int count, int capability);
+/* Shared memory that a block may ask for; 0, at first: that of cards of this capability. */
+TE_FAKE void te_fake_set_shared(uint32_t bytes);
+/* The version of CUDA that the driver is for; 13000 at first. The libraries are always those of 13. */
+TE_FAKE void te_fake_set_driver(int version);
 /* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */
 TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds);
+/* Whether products of fp8 are added up as short as tensor cores before compute capability 10.0 do it; at first
+ * where TE_FAKE_SHORT_SUMS is in the environment. */
+TE_FAKE void te_fake_set_short_sums(bool are_short);
 /* Makes a failed device usable again, as a new process would. */
 TE_FAKE void te_fake_reset(void);
 /* Things made and not destroyed: allocations, streams, events, modules, retained contexts, descriptors. */
@@ -62,10 +69,12 @@ bool te_fake_takes_work(CUstream stream);
 /* Whether the device does nothing but copies of so many bytes. */
 enum { TE_FAKE_IDLE_BYTES = 1 << 20 };
 bool te_fake_idle(void);
-/* Runs what is queued. */
+/* Runs what is queued; whether something is. */
 CUresult te_fake_flush(void);
-/* 90 for sm_90. */
+bool     te_fake_queued(void);
+/* 90 for sm_90; 13000 for CUDA 13.0. */
 int te_fake_capability(void);
+int te_fake_driver(void);
 /* What the device has failed with. */
 CUresult te_fake_status(void);
 void     te_fake_broken(int code); /* called by running work */

@@ -9,6 +9,7 @@ struct te_sim_state {
     unsigned lane;                                           /* in its warp */
     void    *shared;                                         /* dynamic shared memory */
     char    *variables, *variables_end;                      /* all shared variables of the module */
+    int      other_functions;                                /* see te_cuda_sim_set_other_functions */
 
     /* Until every thread of the block that has not returned is here. */
     void (*barrier)(te_sim_state *);

@@ -31,6 +31,10 @@ int te_cuda_sim_has(te_cuda_sim *sim, const char *kernel);
 /* Bytes of the shared variables of all its kernels. */
 uint32_t te_cuda_sim_variables(te_cuda_sim *sim);
 
+/* Whether float64's exp, log, sin, cos, tanh, erf and pow are to have other last bits than the host's, as a GPU's have;
+ * false at first. */
+void te_cuda_sim_set_other_functions(int other);
+
 /* Runs it: params[i] points to the value of parameter i, as for cuLaunchKernel. 0, or -1 with the reason in `message`.
  * Launches of one te_cuda_sim are made one at a time, from any thread. */
 int te_cuda_sim_launch(te_cuda_sim *sim, const char *kernel, const uint32_t grid[3], const uint32_t block[3],

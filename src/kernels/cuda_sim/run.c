@@ -12,6 +12,7 @@
 #include "run.h"
 
 #include "abi.h"
+#include "cuda_sim.h"
 #include "fiber.h"
 
 #include <stdatomic.h>
@@ -226,6 +227,10 @@ static int run_block(launch *l, char *message, size_t size)
     }
 }
 
+static int other_functions;
+
+void te_cuda_sim_set_other_functions(int other) { other_functions = other; }
+
 /* --- launches ---------------------------------------------------------------------------------------------------- */
 
 static _Atomic(char *) spare_stacks; /* of a launch that has ended, or NULL */
@@ -308,6 +313,7 @@ int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const u
         }
         l.state.barrier = barrier;
         l.state.exchange = exchange;
+        l.state.other_functions = other_functions;
         kernel->attach(&l.state);
         result = run_blocks(&l, grid, shared, message, message_size);
     } else {

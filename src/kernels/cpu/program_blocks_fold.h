@@ -1,15 +1,34 @@
 /* program_blocks_fold.h - sums, maxima and minima over rows, blocks and columns. A part of program_blocks_body.h.
  *
  * The order of additions is part of the interface: it is the same for every instruction set, and depends on how a row
- * is cut into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, which
- * hides the latency of an addition.
+ * is cut into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, or
+ * eight of 8, which hides the latency of an addition. A vector here is one of the machine's: a wider one GCC keeps in
+ * memory.
  */
 #include <string.h>
-#if defined(TE_ISA_avx512)
+#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
 #include <immintrin.h>
+#define TE_WIDTH 16
+#elif TE_REAL_IS_F32 && defined(TE_ISA_avx2)
+#include <immintrin.h>
+#define TE_WIDTH 8
+#elif TE_REAL_IS_F32
+#define TE_WIDTH 4
+#else
+#define TE_WIDTH 2
 #endif
 
-enum { WIDTH = 16 };
+enum { WIDTH = TE_WIDTH, PARTS = TE_FOLD_LANES / WIDTH, NARROW = 16 /* elements of a short row */ };
+/* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two. */
+enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4 };
+
+#ifdef __clang__
+#define TE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TE_UNROLL _Pragma("GCC unroll 32")
+#endif
+#define TE_EACH_PART(parts) TE_UNROLL for (int k = 0; k < (parts); k++)
+
 typedef te_real te_vec __attribute__((vector_size(WIDTH * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
 #if TE_REAL_IS_F32
 typedef int32_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
@@ -35,11 +54,17 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 
 /* The same with the machine's maximum and minimum, which give their second argument where both
  * are equal or one is NaN. */
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+#if TE_REAL_IS_F32 && (defined(TE_ISA_avx512) || defined(TE_ISA_avx2))
+#if defined(TE_ISA_avx512)
+#define TE_MACHINE(name)     _mm512_##name
 #define TE_OR_NAN(joined, v) _mm512_mask_mov_ps(joined, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v)
-static inline te_vec join_max_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_max_ps(v, h), v); }
-static inline te_vec join_min_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_min_ps(v, h), v); }
-static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps(_mm512_abs_ps(v), h); }
+#else
+#define TE_MACHINE(name)     _mm256_##name
+#define TE_OR_NAN(joined, v) _mm256_blendv_ps(joined, v, _mm256_cmp_ps(v, v, _CMP_UNORD_Q))
+#endif
+static inline te_vec join_max_vector(te_vec h, te_vec v) { return TE_OR_NAN(TE_MACHINE(max_ps)(v, h), v); }
+static inline te_vec join_min_vector(te_vec h, te_vec v) { return TE_OR_NAN(TE_MACHINE(min_ps)(v, h), v); }
+static inline te_vec join_amax_vector(te_vec h, te_vec v) { return TE_MACHINE(max_ps)(TE_SIZE(v), h); }
 #undef TE_JOIN_MAX
 #undef TE_JOIN_MIN
 #undef TE_JOIN_AMAX
@@ -55,11 +80,26 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 #define TE_SQUARE(x, y, about)   (((x) - (about)) * ((x) - (about)))
 #define TE_DISTANCE(x, y, about) (((x) - (about)) * (y))
 
-/* Lane i of v beside lane i + half. */
-#define TE_UPPER8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
-#define TE_UPPER4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7)
-#define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
-#define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+/* The lanes of h joined with those 8, 4, 2 and 1 further. */
+#define TE_SHUFFLED(JOIN, h, ...) JOIN(h, __builtin_shufflevector(h, h, __VA_ARGS__))
+#if TE_WIDTH == 16
+#define TE_TREE(JOIN, h)                                                                  \
+    h = TE_SHUFFLED(JOIN, h, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15); \
+    h = TE_SHUFFLED(JOIN, h, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);             \
+    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);             \
+    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
+#elif TE_WIDTH == 8
+#define TE_TREE(JOIN, h)                                \
+    h = TE_SHUFFLED(JOIN, h, 4, 5, 6, 7, 4, 5, 6, 7);   \
+    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3, 2, 3, 2, 3);   \
+    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1, 1, 1, 1, 1);
+#elif TE_WIDTH == 4
+#define TE_TREE(JOIN, h)                    \
+    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3);   \
+    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1);
+#else
+#define TE_TREE(JOIN, h) h = TE_SHUFFLED(JOIN, h, 1, 1);
+#endif
 
 /* To the second-level cache: the first one is full of the row at hand. */
 static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
@@ -87,90 +127,99 @@ TE_ALWAYS te_real value_at(const void *at, bool half, size_t i)
     return TE_REAL_IS_F32 && half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
 }
 
-TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
+#if TE_REAL_IS_F32
+/* Compilers make two narrower conversions and more of what one instruction does. */
+TE_ALWAYS te_vec load_halves(const uint16_t *at)
 {
-    if (!TE_REAL_IS_F32 || !half) return *(const te_vec *)((const te_real *)at + i);
-    const uint16_t *from = (const uint16_t *)at + i;
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+#if defined(TE_ISA_avx512)
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16));
+#elif defined(TE_ISA_avx2)
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16));
 #else
-    te_real values[WIDTH];
-    _Pragma("omp simd") for (int k = 0; k < WIDTH; k++) values[k] = (te_real)te_bf16_to_f32(from[k]);
-    return *(const te_vec *)values;
+    typedef uint16_t eight __attribute__((vector_size(16)));
+    uint64_t four[2] = {0, 0};
+    eight    halves, none = {0};
+    memcpy(four, at, sizeof four[0]);
+    memcpy(&halves, four, sizeof halves);
+    return (te_vec)__builtin_shufflevector(none, halves, 0, 8, 1, 9, 2, 10, 3, 11);
 #endif
 }
+#endif
 
-/* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most WIDTH
- * elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
+TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
+{
+#if TE_REAL_IS_F32
+    if (half) return load_halves((const uint16_t *)at + i);
+#endif
+    (void)half;
+    return *(const te_vec *)((const te_real *)at + i);
+}
+
+/* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most
+ * NARROW elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE, HALVES)                                                        \
-    static inline te_real tree_##name(const te_vec *lanes)                                               \
+    /* Of `parts` vectors, a power of two. */                                                            \
+    TE_ALWAYS te_real tree_##name(const te_vec *lanes, const int parts)                                  \
     {                                                                                                    \
-        te_vec h = *lanes;                                                                               \
-        h = JOIN(h, TE_UPPER8(h));                                                                       \
-        h = JOIN(h, TE_UPPER4(h));                                                                       \
-        h = JOIN(h, TE_UPPER2(h));                                                                       \
-        h = JOIN(h, TE_UPPER1(h));                                                                       \
-        return h[0];                                                                                     \
+        te_vec h[PARTS];                                                                                 \
+        TE_EACH_PART(parts) h[k] = lanes[k];                                                             \
+        TE_UNROLL for (int half = parts / 2; half > 0; half /= 2)                                        \
+            TE_EACH_PART(half) h[k] = JOIN(h[k], h[k + half]);                                           \
+        TE_TREE(JOIN, h[0])                                                                              \
+        return h[0][0];                                                                                  \
     }                                                                                                    \
     static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, te_real about,   \
                                   size_t n, te_ahead ahead)                                              \
     {                                                                                                    \
-        te_vec *l = (te_vec *)lane;                                                                      \
-        te_vec  h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                              \
+        te_vec *l = (te_vec *)lane, h[PARTS];                                                            \
+        TE_EACH_PART(PARTS) h[k] = l[k];                                                                 \
         for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
             const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
             (void)u, (void)about;                                                                        \
             fetch_ahead(&ahead);                                                                         \
-            h0 = JOIN(h0, VALUE(v[0], u[0], about));                                                            \
-            h1 = JOIN(h1, VALUE(v[1], u[1], about));                                                            \
-            h2 = JOIN(h2, VALUE(v[2], u[2], about));                                                            \
-            h3 = JOIN(h3, VALUE(v[3], u[3], about));                                                            \
+            TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(v[k], u[k], about));                             \
         }                                                                                                \
-        l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                      \
-        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i], about));                                          \
+        TE_EACH_PART(PARTS) l[k] = h[k];                                                                 \
+        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i], about));                                   \
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
-        const te_vec *l = (const te_vec *)lane, h = JOIN(JOIN(l[0], l[2]), JOIN(l[1], l[3]));            \
-        return tree_##name(&h);                                                                          \
+        return tree_##name((const te_vec *)lane, PARTS);                                                 \
     }                                                                                                    \
-    /* A row whose lanes stay in registers: columns > WIDTH. */                                          \
+    /* A row whose lanes stay in registers: columns > NARROW. */                                         \
     TE_ALWAYS te_real row_##name(const void *s, bool half, const void *by, bool by_half, te_real about,  \
                                  size_t n, te_real neutral, te_ahead *ahead)                             \
     {                                                                                                    \
-        te_vec h0 = neutral - (te_vec){0}, h1 = h0, h2 = h0, h3 = h0;                                    \
+        te_vec h[PARTS];                                                                                 \
         size_t i = 0;                                                                                    \
+        TE_EACH_PART(PARTS) h[k] = neutral - (te_vec){0};                                                \
         for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {                                             \
             (void)by, (void)by_half, (void)about;                                                        \
             fetch_ahead(ahead);                                                                          \
-            h0 = JOIN(h0, VALUE(TE_AT(s, half, 0), TE_AT(by, by_half, 0), about));                       \
-            h1 = JOIN(h1, VALUE(TE_AT(s, half, 1), TE_AT(by, by_half, 1), about));                       \
-            h2 = JOIN(h2, VALUE(TE_AT(s, half, 2), TE_AT(by, by_half, 2), about));                       \
-            h3 = JOIN(h3, VALUE(TE_AT(s, half, 3), TE_AT(by, by_half, 3), about));                       \
+            TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));\
         }                                                                                                \
         if (i < n) {                                                                                     \
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
-            l[0] = h0, l[1] = h1, l[2] = h2, l[3] = h3;                                                  \
+            TE_EACH_PART(PARTS) l[k] = h[k];                                                             \
             for (size_t j = 0; j < n - i; j++) {                                                         \
                 te_real value = VALUE(value_at(s, half, i + j), value_at(by, by_half, i + j), about);    \
                 lane[j] = JOIN1(lane[j], value);                                                         \
             }                                                                                            \
-            h0 = l[0], h1 = l[1], h2 = l[2], h3 = l[3];                                                  \
+            TE_EACH_PART(PARTS) h[k] = l[k];                                                             \
         }                                                                                                \
-        h0 = JOIN(JOIN(h0, h2), JOIN(h1, h3));                                                           \
-        return tree_##name(&h0);                                                                         \
+        return tree_##name(h, PARTS);                                                                    \
     }                                                                                                    \
     TE_ALWAYS te_real narrow_row_##name(const void *s, bool half, const void *by, bool by_half,          \
                                         te_real about, size_t n, te_real neutral)                        \
     {                                                                                                    \
-        te_real lane[WIDTH];                                                                             \
+        te_real lane[NARROW];                                                                            \
         (void)by, (void)by_half, (void)about;                                                            \
-        _Pragma("omp simd") for (size_t i = 0; i < WIDTH; i++) {                                         \
+        _Pragma("omp simd") for (size_t i = 0; i < NARROW; i++) {                                         \
             te_real value = i < n ? VALUE(value_at(s, half, i), value_at(by, by_half, i), about) : neutral; \
             lane[i] = i < n ? JOIN1(neutral, value) : neutral;                                           \
         }                                                                                                \
-        return tree_##name((const te_vec *)lane);                                                        \
+        return tree_##name((const te_vec *)lane, NARROW / WIDTH);                                        \
     }                                                                                                    \
     TE_ALWAYS void rows_of_##name(te_real *d, const te_fold_rows *fold, bool half, bool by_half,         \
                                   te_real neutral, te_ahead ahead)                                       \
@@ -183,7 +232,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         for (size_t r = 0; r < fold->rows; r++, s += step, by += by_step) {                              \
             te_real about = centre ? *centre : 0;                                                        \
             if (centre) centre += fold->about_step;                                                      \
-            if (columns <= WIDTH) d[r] = narrow_row_##name(s, half, by, by_half, about, columns, neutral); \
+            if (columns <= NARROW) d[r] = narrow_row_##name(s, half, by, by_half, about, columns, neutral); \
             else d[r] = row_##name(s, half, by, by_half, about, columns, neutral, &ahead);               \
         }                                                                                                \
     }                                                                                                    \
@@ -209,28 +258,33 @@ typedef struct te_two_sums {
     te_real of, also;
 } te_two_sums;
 
-/* p: what stands for `by`. */
-#define TE_TWO(k)                                                                          \
-    {                                                                                      \
-        te_vec p = TE_AT(by, by_half, k);                                                  \
-        if (times) p = p * TE_AT(times, times_half, k);                                    \
-        also##k = also##k + p;                                                             \
-        of##k = of##k + (TE_AT(s, half, k) - about) * p;                                   \
+/* Parts first … first + HALF_PARTS of whole spans of lanes; p: what stands for `by`. */
+TE_ALWAYS void row_two_parts(te_vec *of_lanes, te_vec *also_lanes, const int first, const void *s, bool half,
+                             const void *by, bool by_half, const void *times, bool times_half, te_real about, size_t n,
+                             te_ahead *ahead)
+{
+    te_vec of[HALF_PARTS], also[HALF_PARTS];
+    TE_EACH_PART(HALF_PARTS) of[k] = also[k] = (te_vec){0};
+    for (size_t i = 0; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {
+        if (first == 0) fetch_ahead(ahead);
+        TE_EACH_PART(HALF_PARTS)
+        {
+            te_vec p = TE_AT(by, by_half, first + k);
+            if (times) p = p * TE_AT(times, times_half, first + k);
+            also[k] = also[k] + p;
+            of[k] = of[k] + (TE_AT(s, half, first + k) - about) * p;
+        }
     }
+    TE_EACH_PART(HALF_PARTS) of_lanes[first + k] = of[k], also_lanes[first + k] = also[k];
+}
 
 TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_half, const void *times,
                               bool times_half, te_real about, size_t n, te_ahead *ahead)
 {
-    te_vec of0 = {0}, of1 = of0, of2 = of0, of3 = of0, also0 = of0, also1 = of0, also2 = of0, also3 = of0;
-    size_t i = 0;
-    for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {
-        fetch_ahead(ahead);
-        TE_TWO(0) TE_TWO(1) TE_TWO(2) TE_TWO(3)
-    }
     te_real of[TE_FOLD_LANES], also[TE_FOLD_LANES];
-    te_vec *o = (te_vec *)of, *a = (te_vec *)also;
-    o[0] = of0, o[1] = of1, o[2] = of2, o[3] = of3;
-    a[0] = also0, a[1] = also1, a[2] = also2, a[3] = also3;
+    for (int first = 0; first < PARTS; first += HALF_PARTS)
+        row_two_parts((te_vec *)of, (te_vec *)also, first, s, half, by, by_half, times, times_half, about, n, ahead);
+    size_t i = n / TE_FOLD_LANES * TE_FOLD_LANES;
     for (size_t j = 0; j < n - i; j++) {
         te_real p = value_at(by, by_half, i + j);
         if (times) p = p * value_at(times, times_half, i + j);
@@ -310,8 +364,8 @@ static void fold_columns(const te_fold_columns *fold, te_ahead ahead);
     {                                                                                                  \
         te_vec of = (of##q##0 + of##q##2) + (of##q##1 + of##q##3);                                     \
         te_vec beside = (beside##q##0 + beside##q##2) + (beside##q##1 + beside##q##3);                 \
-        d[r] = tree_sum(&of);                                                                          \
-        if (fold->also) ((te_real *)fold->also)[r] = tree_sum(&beside);                                \
+        d[r] = tree_sum(&of, 1);                                                                       \
+        if (fold->also) ((te_real *)fold->also)[r] = tree_sum(&beside, 1);                             \
     }
 
 /* Of rows r and r + 1. */
@@ -444,37 +498,35 @@ static void fold_rows(te_fold_kind kind, void *dst, const te_fold_rows *fold, te
 
 /* --- columns ------------------------------------------------------------------------------------------------------ */
 
-/* Sums of as many columns as stay in registers while rows go by. */
-#define TE_COLUMN_PART(k)                                                                              \
-    {                                                                                                  \
-        te_vec x = TE_AT(src, half, k);                                                                \
-        if (has_by) {                                                                                  \
-            te_vec y = TE_AT(by, by_half, k);                                                          \
-            sums##k = sums##k + y * ((x - about) * times);                                             \
-            if (has_also) also##k = also##k + y;                                                       \
-        } else {                                                                                       \
-            sums##k = sums##k + x;                                                                     \
-        }                                                                                              \
-    }
-
-TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bool has_by, bool by_half, bool has_also,
-                            te_ahead *ahead)
+/* Sums of as many columns as stay in registers while rows go by: `parts` vectors. */
+TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, const int parts, bool half, bool has_by,
+                            bool by_half, bool has_also, te_ahead *ahead)
 {
     te_vec        *to = (te_vec *)((te_real *)fold->sums + i);
     te_vec        *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
-    te_vec         sums0 = to[0], sums1 = to[1], sums2 = to[2], sums3 = to[3];
-    te_vec         also0 = too[0], also1 = too[1], also2 = too[2], also3 = too[3];
+    te_vec         sums[PARTS], also[PARTS];
     const char    *src = fold->src, *by = fold->by;
     const te_real *centre = fold->about, *factor = fold->times;
     int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
+    TE_EACH_PART(parts) sums[k] = to[k], also[k] = too[k];
     for (size_t r = 0; r < fold->rows; r++, src += step) {
         te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
-        fetch_ahead(ahead);
-        TE_COLUMN_PART(0) TE_COLUMN_PART(1) TE_COLUMN_PART(2) TE_COLUMN_PART(3)
+        if (i % TE_FOLD_LANES == 0) fetch_ahead(ahead);
+        TE_EACH_PART(parts)
+        {
+            te_vec x = TE_AT(src, half, k);
+            if (has_by) {
+                te_vec y = TE_AT(by, by_half, k);
+                sums[k] = sums[k] + y * ((x - about) * times);
+                if (has_also) also[k] = also[k] + y;
+            } else {
+                sums[k] = sums[k] + x;
+            }
+        }
         if (has_by) by += by_step;
     }
-    to[0] = sums0, to[1] = sums1, to[2] = sums2, to[3] = sums3;
-    if (has_also) too[0] = also0, too[1] = also1, too[2] = also2, too[3] = also3;
+    TE_EACH_PART(parts) to[k] = sums[k];
+    if (has_also) TE_EACH_PART(parts) too[k] = also[k];
 }
 
 /* Columns from `first` on that fill no block, of one row. */
@@ -506,9 +558,12 @@ static void last_columns(const te_fold_columns *fold, size_t first)
     }
 }
 
+#define COLUMN_PARTS(has_by) ((has_by) ? HALF_PARTS : MOST_PARTS)
 #define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
     for (; i + TE_FOLD_LANES <= fold->columns; i += TE_FOLD_LANES) \
-        column_block(fold, i, half, has_by, by_half, has_also, &ahead)
+        for (int part = 0; part < PARTS; part += COLUMN_PARTS(has_by)) \
+            column_block(fold, i + (size_t)(part * WIDTH), COLUMN_PARTS(has_by), half, has_by, by_half, has_also, \
+                         &ahead)
 
 static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
 {

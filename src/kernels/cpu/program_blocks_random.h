@@ -1,6 +1,11 @@
 /* program_blocks_random.h - values that follow from the position: columns, random numbers; and spreading of row values.
  * A part of program_blocks_body.h. */
 #include "../philox.h"
+#if TE_REAL_IS_F32
+#include "isa/philox_vectors.h"
+#else
+#define te_random_along(bytes, rng, first, n) 0
+#endif
 
 #include <string.h>
 
@@ -39,7 +44,8 @@ static void random_words(uint32_t *restrict out, te_rng rng, uint64_t first, siz
     uint32_t k0 = (uint32_t)rng.seed, k1 = (uint32_t)(rng.seed >> 32);
     uint32_t s0 = (uint32_t)rng.stream, s1 = (uint32_t)(rng.stream >> 32);
     uint64_t counter = rng.offset + first;
-    _Pragma("omp simd") for (size_t g = 0; g < groups; g++)
+    size_t   done = (size_t)te_random_along((uint8_t *)out, rng, first, (int64_t)groups);
+    _Pragma("omp simd") for (size_t g = done; g < groups; g++)
     {
         te_philox_words words = te_philox((uint32_t)(counter + g), (uint32_t)((counter + g) >> 32), s0, s1, k0, k1);
         out[4 * g] = words.word[0];

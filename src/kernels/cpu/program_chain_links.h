@@ -22,25 +22,6 @@ typedef te_real te_strip_part __attribute__((vector_size(LANES * sizeof(te_real)
 typedef te_real te_strip_memory
     __attribute__((vector_size(LANES * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
 
-#if !defined(TE_ISA_avx512) && !defined(TE_ISA_avx2)
-typedef uint16_t te_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
-typedef uint32_t te_strip_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
-#endif
-
-/* Compilers make two narrower conversions and more of what one instruction does. */
-static inline __attribute__((always_inline)) te_strip_part load_halves(const uint16_t *at)
-{
-#if defined(TE_ISA_avx512)
-    return (te_strip_part)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16);
-#elif defined(TE_ISA_avx2)
-    return (te_strip_part)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16);
-#else
-    te_halves halves;
-    memcpy(&halves, at, sizeof halves);
-    return (te_strip_part)(__builtin_convertvector(halves, te_strip_bits) << 16);
-#endif
-}
-
 /* Two vectors rounded, one behind the other; where the compiler's own code takes twice as many instructions, by hand:
  * the upper halves are picked from what te_f32_to_bf16 has before its shift. */
 #if defined(TE_ISA_avx512)
@@ -56,6 +37,22 @@ static inline __attribute__((always_inline)) __m512i round_halves(te_strip_part 
         bits[i] = _mm512_mask_or_epi32(rounded, nan, bits[i], _mm512_set1_epi32(0x400000));
     }
     return _mm512_permutex2var_epi16(bits[0], pick, bits[1]);
+}
+#elif defined(TE_ISA_avx2)
+static inline __attribute__((always_inline)) __m256i round_halves(te_strip_part x, te_strip_part y)
+{
+    te_strip_part parts[2] = {x, y};
+    __m256i       bits[2];
+    for (int i = 0; i < 2; i++) {
+        bits[i] = _mm256_castps_si256(parts[i]);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits[i], 16), _mm256_set1_epi32(1));
+        __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits[i], odd), _mm256_set1_epi32(0x7fff));
+        __m256i quiet = _mm256_or_si256(bits[i], _mm256_set1_epi32(0x400000));
+        __m256  nan = _mm256_cmp_ps(parts[i], parts[i], _CMP_UNORD_Q);
+        rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+        bits[i] = _mm256_srli_epi32(rounded, 16);
+    }
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(bits[0], bits[1]), 0xd8);
 }
 #endif
 
@@ -76,6 +73,8 @@ static inline __attribute__((always_inline)) void store_halves(uint16_t *to, te_
 {
 #if defined(TE_ISA_avx512)
     _mm512_storeu_si512(to, round_halves(x, y));
+#elif defined(TE_ISA_avx2)
+    _mm256_storeu_si256((__m256i *)(void *)to, round_halves(x, y));
 #else
     te_real  values[2 * LANES];
     uint16_t halves[2 * LANES];

@@ -30,9 +30,13 @@ static inline words load_words(const char *p)
 
 static inline words load_halves(const char *p)
 {
+#if defined(TE_ISA_avx2)
+    return (words)_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)); /* GCC converts one by one */
+#else
     halves v;
     memcpy(&v, p, sizeof v);
     return __builtin_convertvector(v, words);
+#endif
 }
 
 static inline uint32_t half_at(const char *p)

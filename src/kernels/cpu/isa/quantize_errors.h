@@ -66,6 +66,50 @@ TE_INLINE void te_square_errors(float *sums, const te_error_rule *r, const float
     for (int j = 0; j < 16; j++) sum = _mm512_add_ps(sum, _mm512_load_ps(turned[j]));
     _mm512_storeu_ps(sums, sum);
 }
+#elif defined(TE_ISA_avx2)
+#include <immintrin.h>
+
+/* What the codes of a line without their signs stand for. */
+TE_INLINE __m256 te_line_table(const te_error_rule *r, int line)
+{
+    const __m256 values = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    __m256 scaled = _mm256_mul_ps(_mm256_mul_ps(values, _mm256_set1_ps(r->factors[line])), _mm256_set1_ps(r->amax));
+    return _mm256_div_ps(scaled, _mm256_set1_ps(r->most));
+}
+
+/* Codes as in te_code; a permutation looks at their low three bits alone. */
+TE_INLINE __m256 te_errors_8(__m256 x, __m256 multiplier, __m256 table, bool squared)
+{
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), infinite = _mm256_set1_epi32(0x7f800000);
+    const __m256i smallest = _mm256_set1_epi32(0x3f800000);
+    __m256i bits = _mm256_castps_si256(_mm256_mul_ps(x, multiplier)), size = _mm256_and_si256(bits, magnitude);
+    __m256i most = _mm256_min_epi32(size, _mm256_set1_epi32(0x40c00000));
+    __m256i exponent = _mm256_max_epi32(_mm256_and_si256(most, infinite), smallest);
+    __m256i unit = _mm256_add_epi32(exponent, _mm256_set1_epi32(22 << 23));
+    __m256i places = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(most), _mm256_castsi256_ps(unit)));
+    __m256i code = _mm256_add_epi32(places, _mm256_srli_epi32(_mm256_sub_epi32(exponent, smallest), 22));
+    __m256i sign = _mm256_andnot_si256(_mm256_cmpgt_epi32(size, infinite), _mm256_andnot_si256(magnitude, bits));
+    __m256 value = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, code), _mm256_castsi256_ps(sign));
+    __m256 error = _mm256_sub_ps(value, x);
+    return squared ? _mm256_mul_ps(error, error) : _mm256_and_ps(error, _mm256_castsi256_ps(magnitude));
+}
+
+/* Eight lines of sixteen. */
+TE_INLINE void te_square_errors(float *sums, const te_error_rule *r, int first, const float *x, int64_t stride)
+{
+    float errors[8][16], turned[16][8];
+    __m256 table = te_line_table(r, first), sum = _mm256_setzero_ps();
+    for (int i = 0; i < 8; i++, x += stride) {
+        int line = first + i;
+        if (i && r->factors[line] != r->factors[line - 1]) table = te_line_table(r, line);
+        __m256 multiplier = _mm256_set1_ps(r->multipliers[line]);
+        for (int j = 0; j < 16; j += 8)
+            _mm256_storeu_ps(errors[i] + j, te_errors_8(_mm256_loadu_ps(x + j), multiplier, table, r->squared));
+    }
+    for (int j = 0; j < 16; j += 8) te_transpose_block(turned[j], 8, errors[0] + j, 16);
+    for (int j = 0; j < 16; j++) sum = _mm256_add_ps(sum, _mm256_loadu_ps(turned[j]));
+    _mm256_storeu_ps(sums + first, sum);
+}
 #endif
 
 static void errors_across(float sums[2][TE_GROUP], const te_error_rule rules[2], const float *x, int64_t stride, int n)
@@ -81,6 +125,18 @@ static void errors_across(float sums[2][TE_GROUP], const te_error_rule rules[2],
         for (int k = 0; k < 2; k++)
             sum[k] = _mm512_add_ps(sum[k], te_errors_16(_mm512_loadu_ps(x), multiplier[k], table[k], rules[k].squared));
     for (int k = 0; k < 2; k++) _mm512_storeu_ps(sums[k], sum[k]);
+#elif defined(TE_ISA_avx2)
+    for (int k = 0; k < 2; k++) {
+        const __m256 table = te_line_table(&rules[k], 0), multiplier = _mm256_set1_ps(rules[k].multipliers[0]);
+        __m256 low = _mm256_setzero_ps(), high = low;
+        for (int j = 0; j < n; j++) {
+            const float *of = x + j * stride;
+            low = _mm256_add_ps(low, te_errors_8(_mm256_loadu_ps(of), multiplier, table, rules[k].squared));
+            high = _mm256_add_ps(high, te_errors_8(_mm256_loadu_ps(of + 8), multiplier, table, rules[k].squared));
+        }
+        _mm256_storeu_ps(sums[k], low);
+        _mm256_storeu_ps(sums[k] + 8, high);
+    }
 #else
     float line[128];
     for (int i = 0; i < TE_GROUP; i++) {
@@ -95,6 +151,11 @@ static void errors(float *sums, const te_error_rule *rule, const float *x, int64
 #if defined(TE_ISA_avx512)
     if (lines == 16 && n == 16) {
         te_square_errors(sums, rule, x, stride);
+        return;
+    }
+#elif defined(TE_ISA_avx2)
+    if (lines == 16 && n == 16) {
+        for (int first = 0; first < 16; first += 8) te_square_errors(sums, rule, first, x + first * stride, stride);
         return;
     }
 #endif

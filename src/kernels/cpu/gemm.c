@@ -242,19 +242,20 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
-enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_ROWS = 2048, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 1 << 20 };
+enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
- * no packing, for our way to be the faster one; with few rows less of both. Where sums are short it is c that costs:
- * ours adds to it from registers. */
+ * no packing, for our way to be the faster one; with few rows less of both. Where b has to be turned, ours takes one thread
+ * up to 2 % longer while b is small, but oneDNN turns it once for each piece and therefore gives work to few threads.
+ * Where sums are short it is c that costs: ours adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return "measured with avx512 only";
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
     if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";
-    if (p->m > OWN_F32_ROWS) return "many rows";
-    return p->k * p->n < OWN_F32_B ? "b is small" : NULL;
+    bool turned = p->b.rs == 1 && p->n > 1;
+    return p->k * p->n < (turned ? OWN_F32_TURNED_B : OWN_F32_B) ? "b is small" : NULL;
 }
 
 /* What our own kernel multiplies faster than oneDNN. Both reach the same share of the processor's peak in the inner

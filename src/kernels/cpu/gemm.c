@@ -242,12 +242,13 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
-enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
+enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256 };
+enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
- * no packing, for our way to be the faster one; with few rows less of both. Where b has to be turned, ours takes one thread
- * up to 2 % longer while b is small, but oneDNN turns it once for each piece and therefore gives work to few threads.
- * Where sums are short it is c that costs: ours adds to it from registers. */
+ * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
+ * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few and make
+ * no work for many threads. Where sums are short it is c that costs: ours adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return "measured with avx512 only";

@@ -32,10 +32,11 @@ enum {
     PIECE_COLS_LEAST = 64,  /* where rows are few and do not halve evenly */
     LARGE_B = 8 << 20,      /* elements of b, with which it takes more rows … */
     LARGE_B_ROWS = 512,
-    FINE_MACS = 4 << 20,    /* at least, of the pieces that many threads need … */
+    FINE_MACS = 3 << 20,    /* at least, of the pieces that many threads need … */
     FINE_PIECES = 64,
     FINE_B = 1 << 20,       /* elements of b of a piece that stay in a core's cache, about */
-    FINE_ROWS = 48,
+    SMALL_B = 1 << 17,
+    FINE_ROWS = 64,
     FINE_TURNED_ROWS = 72,
     FINE_COLS = 384,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
@@ -64,7 +65,7 @@ static int64_t pieces_wanted(const te_gemm_problem *p)
 static int64_t least_fine_rows(const te_gemm_problem *p, int64_t cols)
 {
     if (p->b.cs != 1) return LARGE_B_ROWS;
-    if (p->a.cs != 1) return FINE_TURNED_ROWS;
+    if (p->a.cs != 1) return p->k * cols > SMALL_B ? FINE_TURNED_ROWS : FINE_ROWS / 2;
     return p->k * cols > FINE_B ? 2 * PIECE_ROWS : FINE_ROWS;
 }
 

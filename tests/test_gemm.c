@@ -324,7 +324,8 @@ static void test_pieces_for_many_threads(void)
         int64_t m, n, k;
         layout  a, b;
     } cases[] = {{640, 128, 300, ROWS, ROWS},    {768, 128, 130, ROWS, COLUMNS},  {320, 136, 700, COLUMNS, ROWS},
-                 {150, 900, 260, COLUMNS, ROWS}, {1100, 96, 260, ROWS, COLUMNS}, {160, 512, 400, COLUMNS, ROWS}};
+                 {150, 900, 260, COLUMNS, ROWS}, {1100, 96, 260, ROWS, COLUMNS}, {160, 512, 400, COLUMNS, ROWS},
+                 {1, 770, 900, ROWS, COLUMNS},   {2, 510, 1100, ROWS, COLUMNS}};
     static const int threads[] = {3, 5, 8, 16, 64};
     int              usual = execs[1].threads;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

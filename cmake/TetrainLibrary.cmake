@@ -3,6 +3,10 @@ include(TetrainEmbed)
 
 file(GLOB TE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c
   ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
+if(TE_FORETELL)
+  list(REMOVE_ITEM TE_SOURCES ${CMAKE_SOURCE_DIR}/src/kernels/cpu/workers.c)
+  list(APPEND TE_SOURCES ${CMAKE_SOURCE_DIR}/bench/foretell/workers.c)
+endif()
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
 list(REMOVE_ITEM TE_ISA_SOURCES ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c) # for one alone
 
@@ -21,6 +25,10 @@ file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+if(TE_FORETELL)
+  file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
+  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -include ${CMAKE_SOURCE_DIR}/bench/foretell/named_loops.h)
+endif()
 
 set(TE_ALL_OBJECTS $<TARGET_OBJECTS:te_objects>)
 if(TE_COMPILER_HAS_AVX512BF16)

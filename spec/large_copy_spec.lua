@@ -29,6 +29,22 @@ describe("a copy larger than the caches", function()
     end
 end)
 
+describe("zeros over more memory than one thread is given", function()
+    for _, dtype in ipairs { "float32", "bfloat16", "uint8", "int64" } do
+        it("are all there, and nothing beside them, " .. dtype, function()
+            local threads = te.get_num_threads()
+            finally(function() te.set_num_threads(threads) end)
+            for _, count in ipairs { 1, 3, 16 } do
+                te.set_num_threads(count)
+                local x = te.ones({ 3000001 }, { dtype = dtype })
+                x:narrow(1, 7, 2999990):zero_()
+                assert.equal(11, te.sum(x:to("float32")):item())
+                assert.equal(6, te.sum(x:narrow(1, 1, 6):to("float32")):item())
+            end
+        end)
+    end
+end)
+
 describe("a transpose within the caches", function()
     for _, dtype in ipairs { "bfloat16", "float32", "int32", "float64", "bool" } do
         for _, shape in ipairs { { 64, 64 }, { 96, 32 }, { 33, 64 }, { 64, 47 }, { 608, 48 }, { 31, 15 }, { 3, 40, 64 } } do

@@ -343,6 +343,36 @@ static void test_many_threads(void)
     execs[1].threads = usual;
 }
 
+/* Products of a training step, in pieces that are enough for many threads: a layer forward, both of its gradients. */
+static void test_pieces_for_many_threads(void)
+{
+    static const struct {
+        int64_t m, n, k;
+        layout  a, b;
+    } cases[] = {{640, 128, 300, ROWS, ROWS},    {768, 128, 130, ROWS, COLUMNS},  {320, 136, 700, COLUMNS, ROWS},
+                 {150, 900, 260, COLUMNS, ROWS}, {1100, 96, 260, ROWS, COLUMNS}, {160, 512, 400, COLUMNS, ROWS},
+                 {1, 770, 900, ROWS, COLUMNS},   {2, 510, 1100, ROWS, COLUMNS}};
+    static const int threads[] = {3, 5, 8, 16, 64};
+    int              usual = execs[1].threads;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        product p = make(type_pairs[0], cases[i].m, cases[i].n, cases[i].k, 0, NULL);
+        free(p.a.base);
+        free(p.b.base);
+        p.a = place(&p.gemm.a, cases[i].a, false);
+        p.b = place(&p.gemm.b, cases[i].b, false);
+        p.gemm.beta = i % 2;
+        expectation *expected = expect(&p.gemm);
+        for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
+            execs[1].threads = threads[t];
+            CHECK(run_and_check(&p, expected, NULL));
+            (void)run_and_check(&p, expected, "onednn");
+        }
+        free(expected);
+        release(&p);
+    }
+    execs[1].threads = usual;
+}
+
 /* Few rows times contiguous columns, as a model's answers token by token: a row has the bits that it has alone. */
 static void test_few_rows(void)
 {
@@ -583,6 +613,7 @@ int main(void)
     test_large_products();
     test_few_rows();
     test_many_threads();
+    test_pieces_for_many_threads();
     test_not_finite();
     test_result_not_read();
     test_errors();

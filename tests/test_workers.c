@@ -4,14 +4,16 @@
 #include "kernels/cpu/workers.h"
 #include "test.h"
 
-enum { ENTRIES = 5000, THREADS = 5, PIECES = 4 };
+#include <unistd.h>
+
+enum { ENTRIES = 5000, THREADS = 5, MANY = 40, PIECES = 4 };
 
 typedef struct marks {
     te_exec   *exec;
     int        threads, depth;
     int64_t    grain, n;
     atomic_int done[ENTRIES];
-    atomic_int under[THREADS]; /* bodies that run under the thread's number */
+    atomic_int under[MANY]; /* bodies that run under the thread's number */
     atomic_int wrong;
 } marks;
 
@@ -51,6 +53,18 @@ static void check_many_loops(te_exec *exec)
     for (int i = 0; i < 2000; i++) {
         int64_t n = test_random(&seed) % (i % 10 == 0 ? ENTRIES + 1 : 40);
         check_loop(&m, (int)(test_random(&seed) % (THREADS + 1)), n, 1 + test_random(&seed) % 30);
+    }
+}
+
+/* More threads than one of them wakes, called asleep and awake, and ended in both states. */
+static void check_many_threads(te_exec *exec)
+{
+    static marks m;
+    m.exec = exec;
+    for (int round = 0; round < 6; round++) {
+        for (int i = 0; i < 10; i++) check_loop(&m, MANY - i * 3, 200 + i, 1);
+        if (round % 2) te_cpu_workers_free(exec);
+        else usleep(2000);
     }
 }
 
@@ -105,6 +119,9 @@ int main(void)
     te_cpu_workers_free(&exec);
     CHECK(device.workers == NULL);
     check_many_loops(&exec); /* started again */
+    te_cpu_workers_free(&exec);
+    exec.threads = MANY;
+    check_many_threads(&exec);
     te_cpu_workers_free(&exec);
     check_memory();
     return TEST_END();

@@ -34,6 +34,8 @@ static te_status fill_quantized(te_tensor *t, double value)
     return status;
 }
 
+enum { SHARED_FROM = 1 << 20 }; /* bytes of zeros that are left to the backend and its threads */
+
 te_status te_tensor_fill(te_tensor *t, double value)
 {
     if (te_tensor_is_quantized(t)) return fill_quantized(t, value);
@@ -45,8 +47,8 @@ te_status te_tensor_fill(te_tensor *t, double value)
     if (!exec->backend->host_memory) return fill_on_device(t, value);
     if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t)) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
-        if (bytes) memset(dst.data, 0, bytes);
-        return TE_OK;
+        if (bytes && bytes < SHARED_FROM) memset(dst.data, 0, bytes);
+        if (bytes < SHARED_FROM) return TE_OK;
     }
     te_status status = exec->backend->copy(exec, &dst, &src);
     return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "fill");

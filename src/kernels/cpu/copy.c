@@ -6,6 +6,7 @@
  *      the source is contiguous along another
  *      dimension than the destination           tiles of TILE x TILE, so that both sides move by cache lines
  *      anything else                            runs along the last dimension
+ * A zero that is spread over a run of memory is no copy: threads clear their parts, which then also lie near them.
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
  * read first, and nobody would find them later. Measured, that pays where half of what is read is written. Tiles go
  * past the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
@@ -344,6 +345,44 @@ static void copy_units(void *context, int64_t first, int64_t end, int thread)
     if (job->plan->streams || (job->plan->turn && job->plan->past)) job->plan->blocks->settle();
 }
 
+/* --- zeros -------------------------------------------------------------------------------------------------------- */
+
+enum { CLEARED = 64 << 10, CLEARED_FROM = 1 << 20, CLEARED_AT_ONCE = 4 << 20 /* bytes */ };
+
+typedef struct clear_job {
+    te_exec *exec;
+    char    *data;
+    int64_t  bytes;
+} clear_job;
+
+/* Whether a copy spreads a zero over one run of memory that is worth sharing. */
+static bool clears(const copy_plan *plan)
+{
+    static const char zero[8] = {0};
+    const te_view    *d = &plan->dst, *s = &plan->src;
+    size_t            size = (size_t)1 << te_dtype_log2_size(s->dtype);
+    return d->ndim == 1 && d->stride[0] == 1 && s->stride[0] == 0 &&
+           d->shape[0] << te_dtype_log2_size(d->dtype) >= CLEARED_FROM && memcmp(s->data, zero, size) == 0;
+}
+
+static void clear_units(void *context, int64_t first, int64_t end, int thread)
+{
+    const clear_job *job = context;
+    int64_t          stop = end * CLEARED < job->bytes ? end * CLEARED : job->bytes;
+    (void)thread;
+    for (int64_t at = first * CLEARED, n; at < stop && !te_cpu_stopping(job->exec); at += n) {
+        n = stop - at < CLEARED_AT_ONCE ? stop - at : CLEARED_AT_ONCE;
+        memset(job->data + at, 0, (size_t)n);
+    }
+}
+
+static void clear(te_exec *exec, const copy_plan *plan)
+{
+    clear_job job = {exec, plan->dst.data, plan->dst.shape[0] << te_dtype_log2_size(plan->dst.dtype)};
+    int64_t   units = (job.bytes + CLEARED - 1) / CLEARED;
+    te_cpu_loop(exec, exec->threads, units, te_cpu_even_grain(units, exec->threads), clear_units, &job);
+}
+
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -355,6 +394,10 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
     plan_make(&plan, dst, src, lines_of(exec));
+    if (clears(&plan)) {
+        clear(exec, &plan);
+        return te_cpu_finish(exec, TE_OK);
+    }
     int64_t units = plan.at_once > 1 ? (plan.outer + plan.at_once - 1) / plan.at_once : plan.outer * plan.per_outer;
     int threads = numel < PARALLEL_FROM || units < 2 ? 1 : exec->threads;
     copy_job job = {exec, &plan};

@@ -231,7 +231,8 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64, OWN_MATRIX_B = 8 << 20 };
-enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_ROWS = 2048, OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 1 << 20 };
+enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256 };
+enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 enum { OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
 
 /* With avx2 both are alike but for wide products, where oneDNN takes b as it lies, and where steps along k are of so
@@ -246,16 +247,17 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
 }
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
- * no packing, for our way to be the faster one; with few rows less of both. Where sums are short it is c that costs:
- * ours adds to it from registers. */
+ * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
+ * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no work
+ * for many threads. Where sums are short it is c that costs: ours adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
     if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";
-    if (p->m > OWN_F32_ROWS) return "many rows";
-    return p->k * p->n < OWN_F32_B ? "b is small" : NULL;
+    bool turned = p->b.rs == 1 && p->n > 1;
+    return p->k * p->n < (turned ? OWN_F32_TURNED_B : OWN_F32_B) ? "b is small" : NULL;
 }
 
 /* With a matrix unit what counts is how often operands are rearranged. oneDNN is known to reach little over a third of

@@ -34,6 +34,13 @@ enum {
     LARGE_B_ROWS = 512,
     MATRIX_ROWS = 512,      /* the same with a matrix unit */
     MATRIX_COLS = 128,
+    FINE_MACS = 3 << 20,    /* at least, of the pieces that many threads need … */
+    FINE_PIECES = 64,
+    FINE_B = 1 << 20,       /* elements of b of a piece that stay in a core's cache, about */
+    SMALL_B = 1 << 17,
+    FINE_ROWS = 64,
+    FINE_TURNED_ROWS = 72,
+    FINE_COLS = 384,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
     BATCH_MACS = 128 << 10,
     SHAPES = 4
@@ -54,6 +61,37 @@ static int64_t pieces_wanted(const te_gemm_problem *p)
     return macs >= 4 * (double)FEW_MACS ? 4 : macs >= FEW_MACS ? 2 : 1;
 }
 
+/* The rows that a piece keeps so that it costs one thread next to nothing to have more of them. Where columns of b lie
+ * beside each other oneDNN hardly rearranges it; a large b is read again from memory, though. Rows of a that have to be
+ * turned, as for a weight's gradient, take longer when they are few. */
+static int64_t least_fine_rows(const te_gemm_problem *p, int64_t cols)
+{
+    if (p->b.cs != 1) return LARGE_B_ROWS;
+    if (p->a.cs != 1) return p->k * cols > SMALL_B ? FINE_TURNED_ROWS : FINE_ROWS / 2;
+    return p->k * cols > FINE_B ? 2 * PIECE_ROWS : FINE_ROWS;
+}
+
+/* More than PIECES are not worth it where a is turned and rows of b share few sets of the cache, so that oneDNN
+ * rearranges b as well. */
+static int64_t most_fine_pieces(const te_gemm_problem *p)
+{
+    bool moves_b = p->b.rs * p->b.size % 2048 == 0;
+    return p->b.cs == 1 && p->a.cs != 1 && moves_b ? PIECES : FINE_PIECES;
+}
+
+/* Halves pieces on for many threads. */
+static void refine(const te_gemm_problem *p, int64_t *rows, int64_t *cols, int64_t pieces)
+{
+    double  macs = (double)p->m * (double)p->n * (double)p->k;
+    int64_t most = most_fine_pieces(p);
+    for (; 2 * pieces <= most && macs >= 2 * (double)pieces * FINE_MACS; pieces *= 2) {
+        bool across = p->b.cs == 1 && (p->a.cs == 1 || pieces < PIECES);
+        if (*rows >= 2 * least_fine_rows(p, *cols)) *rows = (*rows + 1) / 2;
+        else if (across && *cols >= 2 * FINE_COLS) *cols = (*cols + 1) / 2;
+        else break;
+    }
+}
+
 /* Halves whichever side is long enough, wide products across and others down, until there are enough pieces. A few
  * there shall be even where that costs a little. */
 static void divide(const te_gemm_problem *p, int64_t *down, int64_t *across)
@@ -69,6 +107,7 @@ static void divide(const te_gemm_problem *p, int64_t *down, int64_t *across)
         else if (pieces < 4 && rows >= PIECE_ROWS / 2) rows = (rows + 1) / 2;
         else break;
     }
+    refine(p, &rows, &cols, pieces);
     *down = rows, *across = cols;
 }
 
@@ -92,7 +131,7 @@ static grid grid_make(te_exec *exec, const te_gemm_problem *p)
     int64_t rows, cols;
     if (p->a.dtype == TE_BF16 && state && state->matrix_unit) divide_for_matrix_unit(p, &rows, &cols);
     else divide(p, &rows, &cols);
-    grid g = {.rows = round_up(rows, 16), .cols = round_up(cols, 64)};
+    grid g = {.rows = round_up(rows, rows < PIECE_ROWS ? 8 : 16), .cols = round_up(cols, 64)};
     if (rows == p->m) g.rows = rows;
     if (cols == p->n) g.cols = cols;
     g.down = (p->m + g.rows - 1) / g.rows;

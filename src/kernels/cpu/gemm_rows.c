@@ -11,7 +11,8 @@
 enum {
     MOST_ROWS = 8,             /* with more of them, tiles use what they loaded more often, … */
     LARGE_BYTES = 1 << 20,     /* … and with more than one where all of b stays near */
-    COLUMNS = 64,              /* of a piece of work: what `finish` takes at once */
+    COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
+    FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
     PITCH = COLUMNS + 4,       /* of sums */
     STACK_BYTES = 16 << 10
@@ -21,7 +22,8 @@ typedef struct rows_work {
     const te_gemm_problem *p;
     const te_gemm_isa *isa;
     const void *bias;
-    int64_t pieces; /* of a product */
+    int64_t columns; /* of a piece */
+    int64_t pieces;  /* of a product */
 } rows_work;
 
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *p)
@@ -38,11 +40,11 @@ static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
 {
     const te_gemm_problem *p = w->p;
     te_gemm_product t = te_gemm_product_of(p, batch);
-    int64_t col = piece * COLUMNS, left = p->n - col;
+    int64_t col = piece * w->columns, left = p->n - col;
     float   sums[MOST_ROWS * PITCH];
     te_gemm_dots dots = {.a = t.a.data, .b = te_gemm_element(&t.b, 0, col), .a_line = t.a.rs * t.a.size,
                          .b_line = t.b.cs * t.b.size, .bytes = p->k * t.a.size, .rows = (int)p->m,
-                         .cols = (int)(left < COLUMNS ? left : COLUMNS), .pitch = PITCH, .sums = sums};
+                         .cols = (int)(left < w->columns ? left : w->columns), .pitch = PITCH, .sums = sums};
     if (p->a.dtype == TE_F32) w->isa->dots_f32(&dots);
     else w->isa->dots_bf16(&dots);
     te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
@@ -65,11 +67,12 @@ te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
     size_t bytes = te_gemm_bias_bytes(p, false);
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
-    rows_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room),
-                      .pieces = (p->n + COLUMNS - 1) / COLUMNS};
+    rows_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room), .columns = COLUMNS};
     double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
-    int64_t pieces = work.pieces * p->batches;
     int     threads = pay < exec->threads ? (int)pay : exec->threads;
+    while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;
+    work.pieces = (p->n + work.columns - 1) / work.columns;
+    int64_t pieces = work.pieces * p->batches;
     te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
     if (room != stack) exec->scratch_free(exec, room);
     return TE_OK;

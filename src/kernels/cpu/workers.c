@@ -17,6 +17,8 @@
  * first spins for a while, unless there are more threads than processors. A worker that no loop needs spins no longer
  * because others are called.
  *
+ * Many are woken by each other: the caller wakes the first ones, and each of these some more.
+ *
  * A scheduler may wake a worker on the caller's processor, where it waits for the caller's time slice to end, some
  * milliseconds; a worker that finds itself there moves away while there are processors enough.
  */
@@ -28,17 +30,24 @@
 #include <signal.h>
 #include <time.h>
 
-enum { SPIN_NANOSECONDS = 100000, PAUSES = 32, LINE = 64 };
+enum { SPIN_NANOSECONDS = 100000, PAUSES = 32, LINE = 64, WAKES = 8 };
+
+/* Those whom a thread wakes: WAKES * index + 1 and on; NULL: not started. */
+typedef struct wakes {
+    _Atomic(struct worker *) of[WAKES];
+} wakes;
 
 typedef struct worker {
     struct te_cpu_workers *all;
     struct worker         *next;
     pthread_t              thread;
+    pthread_mutex_t        mutex; /* of its sleep: woken together, they need not wait for each other */
     pthread_cond_t         called;
     atomic_bool            sleeps;
     int                    index; /* from 1 on; 0 is the caller */
     unsigned               seen;  /* the call it looked at last */
     int64_t                spins_until;
+    wakes                  wakes;
 } worker;
 
 /* The pieces next … end - 1 of a thread. */
@@ -60,13 +69,14 @@ typedef struct te_cpu_workers {
     atomic_bool                open, spins, ends;
     _Alignas(LINE) atomic_int  inside;
     atomic_bool                caller_sleeps;
-    pthread_mutex_t            mutex; /* of who sleeps */
+    pthread_mutex_t            mutex; /* of the caller's sleep */
     pthread_cond_t             left;
 
     int     n_workers, capacity; /* there are shares for as many threads */
     worker *workers;             /* the last one first */
     int     processors; /* that the process may use */
     void   *block, *shares_block; /* what this and the shares lie in */
+    wakes   wakes;                /* the caller's */
 } te_cpu_workers;
 
 /* --- waiting ------------------------------------------------------------------------------------------------------ */
@@ -110,25 +120,36 @@ static bool spin_until(te_cpu_workers *all, bool (*holds)(te_cpu_workers *, unsi
 static void wait_for_call(te_cpu_workers *all, worker *w)
 {
     if (!spin_until(all, was_called, w->seen, w->spins_until)) {
-        pthread_mutex_lock(&all->mutex);
+        pthread_mutex_lock(&w->mutex);
         atomic_store(&w->sleeps, true);
-        while (!was_called(all, w->seen)) pthread_cond_wait(&w->called, &all->mutex);
+        while (!was_called(all, w->seen)) pthread_cond_wait(&w->called, &w->mutex);
         atomic_store(&w->sleeps, false);
-        pthread_mutex_unlock(&all->mutex);
+        pthread_mutex_unlock(&w->mutex);
     }
     w->seen = atomic_load(&all->calls);
 }
 
-/* Wakes those of the first `threads` that sleep. */
+static void wake_one(worker *w)
+{
+    if (!atomic_load(&w->sleeps)) return;
+    pthread_mutex_lock(&w->mutex);
+    pthread_cond_signal(&w->called);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Wakes those of the first `threads` that sleep. It takes a microsecond or more for each, so all threads do a part. */
+static void wake(wakes *mine, int threads)
+{
+    for (int i = 0; i < WAKES; i++) {
+        worker *w = atomic_load_explicit(&mine->of[i], memory_order_acquire);
+        if (w && w->index < threads) wake_one(w);
+    }
+}
+
 static void call_workers(te_cpu_workers *all, int threads)
 {
     atomic_fetch_add(&all->calls, 1);
-    for (worker *w = all->workers; w; w = w->next) {
-        if (w->index >= threads || !atomic_load(&w->sleeps)) continue;
-        pthread_mutex_lock(&all->mutex);
-        pthread_cond_signal(&w->called);
-        pthread_mutex_unlock(&all->mutex);
-    }
+    wake(&all->wakes, threads);
 }
 
 static void wait_until_left(te_cpu_workers *all)
@@ -183,6 +204,7 @@ static void *work(void *argument)
     te_cores_bind(w->index);
     for (;;) {
         wait_for_call(all, w);
+        wake(&w->wakes, atomic_load(&all->threads));
         if (atomic_load(&all->ends)) return NULL;
         keep_off_caller(all);
         atomic_fetch_add(&all->inside, 1);
@@ -228,19 +250,29 @@ static bool start_thread(worker *w)
     return started;
 }
 
+static wakes *wakes_of(te_cpu_workers *all, int index)
+{
+    worker *w = all->workers;
+    while (w && w->index != index) w = w->next;
+    return w ? &w->wakes : &all->wakes;
+}
+
 static bool start_worker(te_cpu_workers *all, const te_mem *mem)
 {
     worker *w = te_mem_zalloc(mem, sizeof *w);
     if (!w) return false;
     *w = (worker){.all = all, .next = all->workers, .index = all->n_workers + 1, .seen = atomic_load(&all->calls)};
-    if (pthread_cond_init(&w->called, NULL) == 0) {
+    bool waits = pthread_mutex_init(&w->mutex, NULL) == 0;
+    if (waits && pthread_cond_init(&w->called, NULL) == 0) {
         if (start_thread(w)) {
             all->workers = w;
             all->n_workers++;
+            atomic_store(&wakes_of(all, (w->index - 1) / WAKES)->of[(w->index - 1) % WAKES], w);
             return true;
         }
         pthread_cond_destroy(&w->called);
     }
+    if (waits) pthread_mutex_destroy(&w->mutex);
     te_mem_free(mem, w, sizeof *w);
     return false;
 }
@@ -264,11 +296,13 @@ void te_cpu_workers_free(te_exec *exec)
     te_cpu_workers *all = te_cpu(exec)->workers;
     if (!all) return;
     atomic_store(&all->ends, true);
-    call_workers(all, all->n_workers + 1);
+    atomic_fetch_add(&all->calls, 1);
+    for (worker *w = all->workers; w; w = w->next) wake_one(w); /* those who end wake nobody */
+    for (worker *w = all->workers; w; w = w->next) pthread_join(w->thread, NULL);
     for (worker *w = all->workers, *next; w; w = next) {
         next = w->next;
-        pthread_join(w->thread, NULL);
         pthread_cond_destroy(&w->called);
+        pthread_mutex_destroy(&w->mutex);
         te_mem_free(exec->mem, w, sizeof *w);
     }
     pthread_cond_destroy(&all->left);

@@ -58,6 +58,31 @@ local function as_function(op, args, wanted)
     end, leaves
 end
 
+local function write(t)
+    if is_float(t) then t:mul_(0.5):add_(0.25) else t:copy_(t:eq(0)) end
+end
+
+-- Gradients of a weighted sum of the results, after the `changed`-th tensor among arguments and results was written in
+-- place, and how many tensors there are; nil and the message when backward raises.
+local function gradients(op, changed)
+    te.manual_seed(7)
+    local args, wanted = support.arguments(op, "float32")
+    local fn, leaves = as_function(op, args, wanted)
+    for _, leaf in ipairs(leaves) do leaf.requires_grad = true end
+    local tensors, results, total = {}, { fn(unpack(leaves)) }, 0
+    replace(args, function(t) tensors[#tensors + 1] = t return t end)
+    for i, result in ipairs(results) do
+        tensors[#tensors + 1] = result
+        if result.requires_grad then total = total + te.sum(result * (result:detach() * 0.3 + i)) end
+    end
+    if changed then te.no_grad(write, tensors[changed]) end
+    local ok, problem = pcall(function() total:backward() end)
+    if not ok then return nil, problem end
+    local found = {}
+    for i, leaf in ipairs(leaves) do found[i] = leaf.grad and leaf.grad:totable() or false end
+    return found, #tensors
+end
+
 describe("te.help", function()
     it("knows what is no operation as well", function()
         assert.equal("te.Linear(in_features, out_features, opts)", te.help("Linear"):match "^[^\n]*")
@@ -83,6 +108,20 @@ describe("every operation", function()
                     local args, wanted = support.arguments(op, "float64")
                     local fn, leaves = as_function(op, args, wanted)
                     assert.is_true(te.gradcheck(fn, leaves))
+                end)
+            end
+
+            if op.differentiable and not random_results[op.name] then
+                it("has that gradient or raises when a tensor was changed in place since", function()
+                    local expected, n = gradients(op)
+                    for which = 1, n do
+                        local found, problem = gradients(op, which)
+                        if found then
+                            assert.same(expected, found)
+                        else
+                            assert.is_truthy(problem:find("changed in place since", 1, true), problem)
+                        end
+                    end
                 end)
             end
 

@@ -25,7 +25,7 @@ local wrong = {
     { [[te.index_select(te.ones(3), 1, te.tensor({7}, {dtype = "int64"}))]],
         3, [[te.index_select: index 7 at position 1 is outside 0 to 2]] },
     { [[te.ones({2}, {requires_grad = true}):add_(1)]],
-        3, [[te.add_: writing in place into or from a tensor that takes part in gradients; use te.no_grad, or the form without underscore]] },
+        3, [[te.add_: x takes part in gradients, which a write in place does not carry; use te.no_grad, or the form without underscore]] },
     { [[te.cat({te.ones(2, 3), te.ones(2, 4)}, 1)]],
         3, [[te.cat: tensor 2 is {2,4}, which does not continue {2,3} along dimension 1]] },
     { [[te.softmax(te.ones(2), 3)]],

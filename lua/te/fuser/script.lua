@@ -27,6 +27,20 @@ local forward = require "te.fuser.script.forward"
 local Script = {}
 Script.__index = Script
 
+-- An op_backward reads the parameters of its operation, which must be those that forward read. What has no gradient may
+-- be a statistic that changes as it likes.
+local function kept_parameters(self, kept, n, inputs, ...)
+    local values = { n = 0 }
+    for i = #self.inputs + 1, n do
+        if inputs[i].requires_grad then
+            values.n = values.n + 1
+            values[values.n] = inputs[i]
+        end
+    end
+    kept.parameters = core.keep(values)
+    return ...
+end
+
 --- Runs a script on the values of its inputs, in their order; returns those of its outputs.
 function Script:__call(...)
     if not self.backward or not core.grad_enabled() then return forward.run(self, {}, ...) end
@@ -40,9 +54,12 @@ function Script:__call(...)
     return core.custom(
         function(ctx, ...) -- parameters follow the inputs: the operations know their own
             ctx.kept = { contexts = {}, counts = counts, dtype = core.compute_dtype() }
-            return forward.run(self, ctx.kept.contexts, ...)
+            return kept_parameters(self, ctx.kept, n, inputs, forward.run(self, ctx.kept.contexts, ...))
         end,
-        function(ctx, ...) return backward(self, ctx.kept, ...) end,
+        function(ctx, ...)
+            ctx.kept.parameters:read(self.__name .. ": backward")
+            return backward(self, ctx.kept, ...)
+        end,
         unpack(inputs, 1, n))
 end
 

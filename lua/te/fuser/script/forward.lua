@@ -32,13 +32,14 @@ local function note_unsaved(self, unit, contexts, values)
     for _, other in ipairs(self.backward) do
         if other.op == unit.op and other.first == unit.first then return end
     end
-    local inputs = { [self.steps[unit.first].x] = values[self.steps[unit.first].x] }
+    local names, inputs = { self.steps[unit.first].x }, { n = 0 }
     for i = unit.first, unit.last do
         if not is_empty(contexts[i]) then return end
-        for _, v in ipairs(self.steps[i].extras) do inputs[v] = values[v] end
+        for _, v in ipairs(self.steps[i].extras) do names[#names + 1] = v end
     end
+    for i, v in ipairs(names) do inputs[i], inputs.n = values[v], i end
     contexts.unsaved = contexts.unsaved or {}
-    table.insert(contexts.unsaved, { unit = unit, values = inputs })
+    table.insert(contexts.unsaved, { unit = unit, names = names, inputs = core.keep(inputs) })
 end
 
 local function forward_fused(self, unit, contexts, values)

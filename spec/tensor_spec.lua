@@ -300,6 +300,20 @@ describe("files", function()
         assert.error_matches(function() te.load("/no/such/file") end, "te%.load: /no/such/file")
     end)
 
+    it("go where a symbolic link points", function()
+        local folder = os.tmpname()
+        os.remove(folder)
+        os.execute(("mkdir -p %s/far && cd %s && ln -s far/x latest && ln -s latest first && ln -s loop loop"):format(folder, folder))
+        for value = 1, 2 do -- nothing is there, something is
+            te.save(folder .. "/first", { x = te.tensor(value) })
+            assert.equal(value, te.load(folder .. "/far/x").x:item())
+            assert.equal(0, os.execute(("test -L %s/first -a -L %s/latest"):format(folder, folder)))
+        end
+        assert.error_matches(function() te.save(folder .. "/loop", { x = te.ones { 2 } }) end, "te%.save: .*/loop: .*Too many levels")
+        assert.equal(0, os.execute(("test -L %s/loop -a $(ls -A %s/far) = x"):format(folder, folder)))
+        os.execute("rm -r " .. folder)
+    end)
+
     it("do not take the place of a device or a pipe", function()
         local pipe = os.tmpname()
         os.remove(pipe)

@@ -74,6 +74,17 @@ struct te_ahead {
 
 enum { TE_LINE = 64 };
 
+/* To the second-level cache: the first one is full of the row at hand. */
+static inline __attribute__((always_inline)) void te_fetch_ahead(te_ahead *ahead)
+{
+    const char *stop = ahead->end - ahead->at < ahead->each ? ahead->end : ahead->at + ahead->each;
+    for (; ahead->at < stop; ahead->at += TE_LINE) {
+        if (ahead->write) __builtin_prefetch(ahead->at, 1, 1);
+        else __builtin_prefetch(ahead->at, 0, 1);
+    }
+    if (ahead->at == ahead->end && ahead->next) *ahead = *ahead->next;
+}
+
 struct te_link;
 
 typedef struct te_fold_columns te_fold_columns;

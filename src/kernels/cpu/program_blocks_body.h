@@ -211,8 +211,8 @@ static void   set_value(void *dst, double value) { *(te_real *)dst = (te_real)va
 static double get_value(const void *src) { return (double)*(const te_real *)src; }
 
 #include "program_blocks_random.h"
-#include "program_blocks_fold.h"
 #if TE_REAL_IS_F32
+#include "program_blocks_fold.h"
 #include "program_chain_links.h"
 #endif
 

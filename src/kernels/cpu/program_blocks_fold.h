@@ -1,4 +1,5 @@
-/* program_blocks_fold.h - sums, maxima and minima over rows, blocks and columns. A part of program_blocks_body.h.
+/* program_blocks_fold.h - sums, maxima and minima over rows, blocks and columns in float32; those in float64 are in
+ * program_f64_fold.c. A part of program_blocks_body.h.
  *
  * The order of additions is part of the interface: it is the same for every instruction set, and depends on how a row
  * is cut into blocks only as program_blocks.h states. With 64 lanes four vectors of 16 are under way at a time, which
@@ -11,13 +12,8 @@
 
 enum { WIDTH = 16 };
 typedef te_real te_vec __attribute__((vector_size(WIDTH * sizeof(te_real)), aligned(sizeof(te_real)), may_alias));
-#if TE_REAL_IS_F32
 typedef int32_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
 #define TE_SIZE_BITS 0x7fffffff
-#else
-typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)), may_alias));
-#define TE_SIZE_BITS 0x7fffffffffffffff
-#endif
 
 #define TE_SELECT(mask, yes, no) \
     ((te_vec)(((te_vec_bits)(yes) & (te_vec_bits)(mask)) | ((te_vec_bits)(no) & ~(te_vec_bits)(mask))))
@@ -35,7 +31,7 @@ typedef int64_t te_vec_bits __attribute__((vector_size(WIDTH * sizeof(te_real)),
 
 /* The same with the machine's maximum and minimum, which give their second argument where both
  * are equal or one is NaN. */
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+#if defined(TE_ISA_avx512)
 #define TE_OR_NAN(joined, v) _mm512_mask_mov_ps(joined, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), v)
 static inline te_vec join_max_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_max_ps(v, h), v); }
 static inline te_vec join_min_vector(te_vec h, te_vec v) { return TE_OR_NAN(_mm512_min_ps(v, h), v); }
@@ -61,17 +57,6 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return _mm512_max_ps
 #define TE_UPPER2(v) __builtin_shufflevector(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3)
 #define TE_UPPER1(v) __builtin_shufflevector(v, v, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 
-/* To the second-level cache: the first one is full of the row at hand. */
-static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
-{
-    const char *stop = ahead->end - ahead->at < ahead->each ? ahead->end : ahead->at + ahead->each;
-    for (; ahead->at < stop; ahead->at += TE_LINE) {
-        if (ahead->write) __builtin_prefetch(ahead->at, 1, 1);
-        else __builtin_prefetch(ahead->at, 0, 1);
-    }
-    if (ahead->at == ahead->end && ahead->next) *ahead = *ahead->next;
-}
-
 /* What is summed may be bfloat16 where it is a row, in the first HALVES arguments: then it is widened on the way. These
  * functions are always inlined, so that how vectors are returned, which GCC warns of, does not matter. */
 #ifdef __GNUC__
@@ -84,14 +69,14 @@ TE_ALWAYS int64_t bytes_of(bool half) { return half ? (int64_t)sizeof(uint16_t) 
 
 TE_ALWAYS te_real value_at(const void *at, bool half, size_t i)
 {
-    return TE_REAL_IS_F32 && half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
+    return half ? (te_real)te_bf16_to_f32(((const uint16_t *)at)[i]) : ((const te_real *)at)[i];
 }
 
 TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 {
-    if (!TE_REAL_IS_F32 || !half) return *(const te_vec *)((const te_real *)at + i);
+    if (!half) return *(const te_vec *)((const te_real *)at + i);
     const uint16_t *from = (const uint16_t *)at + i;
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+#if defined(TE_ISA_avx512)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 #else
     te_real values[WIDTH];
@@ -120,7 +105,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
             const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
             (void)u, (void)about;                                                                        \
-            fetch_ahead(&ahead);                                                                         \
+            te_fetch_ahead(&ahead);                                                                         \
             h0 = JOIN(h0, VALUE(v[0], u[0], about));                                                            \
             h1 = JOIN(h1, VALUE(v[1], u[1], about));                                                            \
             h2 = JOIN(h2, VALUE(v[2], u[2], about));                                                            \
@@ -142,7 +127,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         size_t i = 0;                                                                                    \
         for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {                                             \
             (void)by, (void)by_half, (void)about;                                                        \
-            fetch_ahead(ahead);                                                                          \
+            te_fetch_ahead(ahead);                                                                          \
             h0 = JOIN(h0, VALUE(TE_AT(s, half, 0), TE_AT(by, by_half, 0), about));                       \
             h1 = JOIN(h1, VALUE(TE_AT(s, half, 1), TE_AT(by, by_half, 1), about));                       \
             h2 = JOIN(h2, VALUE(TE_AT(s, half, 2), TE_AT(by, by_half, 2), about));                       \
@@ -195,10 +180,10 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         else rows_of_##name(d, fold, half, by_half, neutral, ahead);                                     \
     }
 
-TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN, TE_REAL_IS_F32)
-TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT, 2 * TE_REAL_IS_F32)
-TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE, TE_REAL_IS_F32)
-TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE, 2 * TE_REAL_IS_F32)
+TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN, 1)
+TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT, 2)
+TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE, 1)
+TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE, 2)
 TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN, 0)
 TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN, 0)
 TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN, 0)
@@ -224,7 +209,7 @@ TE_ALWAYS te_two_sums row_two(const void *s, bool half, const void *by, bool by_
     te_vec of0 = {0}, of1 = of0, of2 = of0, of3 = of0, also0 = of0, also1 = of0, also2 = of0, also3 = of0;
     size_t i = 0;
     for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {
-        fetch_ahead(ahead);
+        te_fetch_ahead(ahead);
         TE_TWO(0) TE_TWO(1) TE_TWO(2) TE_TWO(3)
     }
     te_real of[TE_FOLD_LANES], also[TE_FOLD_LANES];
@@ -260,8 +245,8 @@ TE_ALWAYS void rows_of_two(te_real *d, const te_fold_rows *fold, bool half, bool
 
 static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
 {
-    bool half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
-    bool times_half = TE_REAL_IS_F32 && fold->times_half;
+    bool half = fold->src_half, by_half = fold->by_half;
+    bool times_half = fold->times_half;
     bool times = fold->times != NULL, alike = half == by_half && !times_half;
     if (alike && half && times) rows_of_two(d, fold, true, true, true, false, ahead);
     else if (alike && half) rows_of_two(d, fold, true, true, false, false, ahead);
@@ -274,7 +259,7 @@ static void rows_two(te_real *d, const te_fold_rows *fold, te_ahead ahead)
 
 static void fold_columns(const te_fold_columns *fold, te_ahead ahead);
 
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512) /* others have not as many registers */
+#if defined(TE_ISA_avx512) /* others have not as many registers */
 /* Vector k of row q, see te_fold_rows; z: what stands for `by`. */
 #define TE_BOTH_ROW(q, k)                                                                              \
     {                                                                                                  \
@@ -322,8 +307,8 @@ TE_ALWAYS void both_of(te_real *d, const te_fold_rows *fold, int64_t r, bool hal
     TE_BOTH_OF(0, r)
     TE_BOTH_OF(1, r + 1)
     for (size_t i = 0; i < n; i += TE_FOLD_LANES) {
-        fetch_ahead(ahead);
-        fetch_ahead(ahead);
+        te_fetch_ahead(ahead);
+        te_fetch_ahead(ahead);
         TE_BOTH_PART(0) TE_BOTH_PART(1) TE_BOTH_PART(2) TE_BOTH_PART(3)
     }
     TE_BOTH_DONE(0, r)
@@ -469,7 +454,7 @@ TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, bool half, bo
     int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
     for (size_t r = 0; r < fold->rows; r++, src += step) {
         te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
-        fetch_ahead(ahead);
+        te_fetch_ahead(ahead);
         TE_COLUMN_PART(0) TE_COLUMN_PART(1) TE_COLUMN_PART(2) TE_COLUMN_PART(3)
         if (has_by) by += by_step;
     }
@@ -497,7 +482,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
 {
     const char    *src = fold->src, *by = fold->by;
     const te_real *centre = fold->about, *factor = fold->times;
-    bool           half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
+    bool           half = fold->src_half, by_half = fold->by_half;
     for (size_t r = 0; r < fold->rows; r++, src += fold->src_step * bytes_of(half)) {
         te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
         if (!half && !by_half) last_of_row(fold, first, src, false, by, false, about, times);
@@ -513,7 +498,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
 static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
 {
     size_t i = 0;
-    bool   half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
+    bool   half = fold->src_half, by_half = fold->by_half;
     if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
     else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
     else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);

@@ -25,13 +25,19 @@ const te_blocks TE_BLOCKS_TABLE = {
     .column = fill_columns,
     .random = fill_random,
     .repeat = repeat_rows,
+#if TE_REAL_IS_F32
     .fold_start = fold_start,
     .fold_add = fold_add,
     .fold_finish = fold_finish,
     .fold_rows = fold_rows,
     .fold_columns = fold_columns,
-#if TE_REAL_IS_F32
     .strip = STRIP,
     .chain = TE_CHAIN,
+#else
+    .fold_start = te_f64_fold_start,
+    .fold_add = te_f64_fold_add,
+    .fold_finish = te_f64_fold_finish,
+    .fold_rows = te_f64_fold_rows,
+    .fold_columns = te_f64_fold_columns,
 #endif
 };

@@ -537,7 +537,7 @@ static inline void run_strips(const te_bound_link *first, size_t n, te_ahead *ah
 {
     const te_strip_part none = {0};
     for (size_t i = 0; i < n; i += STRIP) {
-        fetch_ahead(ahead);
+        te_fetch_ahead(ahead);
         first->run(none, none, none, none, first, i * sizeof(te_real));
     }
 }

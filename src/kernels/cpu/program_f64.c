@@ -1,6 +1,6 @@
 /* program_f64.c - the interpreter's loops in float64, for gradient checks: elementary functions of the C library, no
- * haste. */
-#include "program_blocks.h"
+ * haste but for reductions (program_f64_fold.c). */
+#include "program_f64_fold.h"
 
 #include <math.h>
 

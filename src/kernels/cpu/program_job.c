@@ -139,10 +139,11 @@ static int64_t band_rows(const te_job *job)
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
-    if (!job->compiled->structured || !job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES ||
+    if (!job->compiled->structured || job->rows < 2 || job->columns < TE_FOLD_LANES ||
         job->columns % TE_FOLD_LANES || job->columns > ADDED_WIDEST)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
+    if (!job->blocks->strip && !job->plan->adds) return true; /* a band's operations are chains */
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
     if (job->columns > BAND_WIDEST && !adds) return true;
     int64_t rows = band_rows(job);

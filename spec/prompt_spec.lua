@@ -91,6 +91,14 @@ describe("the prompt, piped", function()
         assert.is_truthy(err:find("expected a model, got a tensor", 1, true), err)
     end)
 
+    it("shows the expression that a chunk ends in", function()
+        assert.equal("3\n", (piped "local a = 1; a + 2\n"))
+        assert.equal("3\n", (piped "local a = 1; (function() return a + 2 end)()\n"))
+        assert.equal("1\n2\n", (piped "for i = 1, 2 do\nprint(i);\nend\n"))
+        assert.equal("", (piped "x = 5;\n"))
+        assert.equal("5\n", (piped "x = 5; x -- five\n"))
+    end)
+
     it("takes long lines and no final newline", function()
         assert.equal("100000\n", (piped("#'" .. ("x"):rep(100000) .. "'")))
     end)
@@ -243,6 +251,15 @@ describe("the prompt on a terminal", function()
         wait_for "newline"
         type_text "\r"
         wait_for '"pasted without a newline"'
+        local blocks = {
+            { "local a = 20\nlocal b = 3\na + b\n", 23 }, { "local t = {\n4 }\n\nt[1] +\n20 -- more\n\n", 24 },
+            { "local function f(x)\n\treturn x + 5\nend\nf(\n20)\n", 25 }, { "y = 13 * 2\ny", 26 },
+        }
+        for _, block in ipairs(blocks) do
+            local shown = #read(screen)
+            type_text("\27[200~" .. block[1] .. "\27[201~" .. (block[1]:sub(-1) == "\n" and "" or "\r"))
+            wait_for(block[2] .. "\r\n", shown)
+        end
         finish(type_text)
     end)
 

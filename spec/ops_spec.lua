@@ -280,6 +280,14 @@ describe("reductions", function()
         close({ { 0.75 } }, x:sum({ 1, 2 }, true))
     end)
 
+    it("shares the gradient of max and min among equal ones", function()
+        for _, name in ipairs { "max", "min" } do
+            local t = te.tensor({ { 3, 3, 3 }, { 3, 3, 3 } }, { requires_grad = true })
+            te[name](t, 1):backward(te.tensor { 1, 2, 3 })
+            close({ { 0.5, 1, 1.5 }, { 0.5, 1, 1.5 } }, t.grad)
+        end
+    end)
+
     it("has mean, max, min, var, norm, argmax and argmin", function()
         close({ 2.5 / 3, -1.75 / 3 }, te.mean(x, 2))
         close({ 3.5, 4 }, te.max(x, 2))
@@ -302,6 +310,11 @@ describe("reductions", function()
         assert.equal(math.huge, te.var(te.tensor { 1, 2 }, { correction = 3 }):item())
         assert.same({ 0 }, te.argmax(empty, 2).shape)
         assert.error_matches(function() te.argmax(empty, 1) end, "te%.argmax: {0,3} has no elements along the dimension")
+        for _, name in ipairs { "max", "min" } do
+            assert.same({ 0 }, te[name](empty, 2).shape)
+            assert.error_matches(function() te[name](empty, 1) end, "te%." .. name .. ": {0,3} has no elements along the dim")
+            assert.error_matches(function() te[name](empty) end, "te%." .. name .. ": {0,3} has no elements$")
+        end
     end)
 
     it("has all and any", function()

@@ -59,7 +59,8 @@ describe("backward", function()
         y:backward(nil, { retain_graph = true })
         y:backward()
         assert.error_matches(function() y:backward() end, "used before")
-        assert.error_matches(function() y:backward({ retain = true }) end, 'unknown option "retain"; did you mean "retain_graph"')
+        assert.error_matches(function() y:backward({ retain = true }) end,
+            'unknown option "retain"; did you mean "retain_graph"')
     end)
 
     it("refuses what has no gradient", function()
@@ -159,7 +160,8 @@ describe("scopes", function()
     it("te.autocast sets the compute dtype", function()
         local x, w = te.ones(2, 4), te.ones(3, 4)
         assert.equal("bfloat16", te.autocast({ dtype = "bfloat16" }, function() return te.linear(x, w).dtype end))
-        assert.equal("float32", te.autocast({ dtype = "bfloat16", enabled = false }, function() return te.linear(x, w).dtype end))
+        assert.equal("float32", te.autocast({ dtype = "bfloat16", enabled = false },
+            function() return te.linear(x, w).dtype end))
         assert.equal("float32", te.linear(x, w).dtype)
         pcall(te.autocast, { dtype = "bfloat16" }, error, "x")
         assert.equal("float32", te.linear(x, w).dtype)
@@ -180,7 +182,8 @@ describe("te.gradcheck", function()
         local function wrong(a)
             return te._core.custom(function(_, v) return v * v end, function(_, d) return d * 3 end, a)
         end
-        assert.error_matches(function() te.gradcheck(wrong, { x }) end, "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
+        assert.error_matches(function() te.gradcheck(wrong, { x }) end,
+            "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
         assert.error_matches(function() te.gradcheck(function() return te.ones(1) end, { x }) end, "does not depend")
     end)
 end)
@@ -237,7 +240,8 @@ describe("operations defined in Lua", function()
             local y = te._core.custom(function(_, a) return a * 1 end, function() return wrong end, x)
             assert.error_matches(function() te.sum(y):backward() end, "gradient of input 1")
         end
-        assert.error_matches(function() te._core.custom(function() return 1 end, function() end, x) end, "expected a tensor, got number 1")
+        assert.error_matches(function() te._core.custom(function() return 1 end, function() end, x) end,
+            "expected a tensor, got number 1")
         assert.error_matches(function() te._core.custom(function() end, function() end, x) end, "returned 0 values")
     end)
 
@@ -282,7 +286,9 @@ describe("te.checkpoint", function()
                 te.no_grad(function() changed:mul_(2) end)
                 local ok, problem = pcall(function() y:sum():backward() end)
                 assert.equal(name == "nothing", ok)
-                if not ok then assert.is_truthy(problem:find("te%.checkpoint: backward: .* changed in place since"), problem) end
+                if not ok then
+                    assert.is_truthy(problem:find("te%.checkpoint: backward: .* changed in place since"), problem)
+                end
                 other(te.ones({ 1, 2 })):sum():backward() -- a stretch of its own
             end
         end

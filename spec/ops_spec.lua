@@ -6,7 +6,8 @@ local support = require "spec.support.op_cases"
 local reference = require "spec.support.reference"
 
 local close = reference.assert_close
-local random_results = { dropout = true, stochastic_depth = true, uniform = true, normal = true, integers = true, bernoulli = true, multinomial = true }
+local random_results = { dropout = true, stochastic_depth = true, uniform = true, normal = true, integers = true,
+    bernoulli = true, multinomial = true }
 
 local function call(op, args) return te[op.name](unpack(args, 1, support.count(args))) end
 
@@ -95,7 +96,8 @@ describe("every operation", function()
     for _, op in ipairs(te.ops_list()) do
         describe(op.name, function()
             before_each(function() te.manual_seed(7) end)
-            after_each(function() pcall(te.synchronize) end) -- what a device found wrong is said here, not in the next spec
+            -- what a device found wrong is said here, not in the next spec
+            after_each(function() pcall(te.synchronize) end)
 
             it("is documented", function()
                 assert.is_true(#op.doc > 3)
@@ -144,7 +146,8 @@ describe("every operation", function()
             end)
 
             it("computes or raises for every dtype", function()
-                for _, dtype in ipairs { "bfloat16", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" } do
+                for _, dtype in ipairs { "bfloat16", "float16", "int64", "int32", "uint8", "bool",
+                    "float8_e4m3", "float8_e5m2" } do
                     local ok, problem = pcall(call, op, replace(support.arguments(op, "float32"), function(t)
                         return is_float(t) and t:to(dtype) or t
                     end))
@@ -156,18 +159,21 @@ describe("every operation", function()
                 local args = support.arguments(op, "float32")
                 local released = te.ones(2)
                 released:release()
-                local fails = { {}, { "x" }, { true }, { {} }, { print }, { released }, { te.ones(1), te.ones(1), 1, 2, 3, 4, 5, 6 } }
+                local fails = { {}, { "x" }, { true }, { {} }, { print }, { released },
+                    { te.ones(1), te.ones(1), 1, 2, 3, 4, 5, 6 } }
                 for _, wrong in ipairs(fails) do
                     local ok, problem = pcall(te[op.name], unpack(wrong))
                     assert.is_false(ok)
                     assert.is_truthy(problem:find("te." .. op.name, 1, true) or problem:find("te%."), problem)
                 end
                 local n = support.count(args)
-                local with_options = type(args[n]) == "table" and not te.is_tensor(args[n]) and not te.is_tensor(args[n][1])
+                local with_options = type(args[n]) == "table" and not te.is_tensor(args[n])
+                    and not te.is_tensor(args[n][1])
                     and not args[n][1]
                 if with_options then args[n] = nil else n = n + 1 end
                 args[n] = { no_such_option = 1 }
-                assert.error_matches(function() te[op.name](unpack(args, 1, n)) end, "te%." .. op.name .. ": unknown option")
+                assert.error_matches(function() te[op.name](unpack(args, 1, n)) end,
+                    "te%." .. op.name .. ": unknown option")
             end)
         end)
     end
@@ -181,7 +187,8 @@ local B = { { 2, 0.5, -1 }, { 3, -0.125, 8 } }
 local function sigmoid(v) return 1 / (1 + math.exp(-v)) end
 
 local UNARY = {
-    neg = function(v) return -v end, abs = math.abs, floor = math.floor, ceil = math.ceil, exp = math.exp, sin = math.sin,
+    neg = function(v) return -v end, abs = math.abs, floor = math.floor, ceil = math.ceil,
+    exp = math.exp, sin = math.sin,
     cos = math.cos, tanh = math.tanh, sigmoid = sigmoid, square = function(v) return v * v end,
     reciprocal = function(v) return 1 / v end, relu = function(v) return math.max(v, 0) end,
     silu = function(v) return v * sigmoid(v) end, quick_gelu = function(v) return v * sigmoid(1.702 * v) end,
@@ -309,10 +316,12 @@ describe("reductions", function()
         assert.is_true(te.mse_loss(empty, empty):item() ~= 0)
         assert.equal(math.huge, te.var(te.tensor { 1, 2 }, { correction = 3 }):item())
         assert.same({ 0 }, te.argmax(empty, 2).shape)
-        assert.error_matches(function() te.argmax(empty, 1) end, "te%.argmax: {0,3} has no elements along the dimension")
+        assert.error_matches(function() te.argmax(empty, 1) end,
+            "te%.argmax: {0,3} has no elements along the dimension")
         for _, name in ipairs { "max", "min" } do
             assert.same({ 0 }, te[name](empty, 2).shape)
-            assert.error_matches(function() te[name](empty, 1) end, "te%." .. name .. ": {0,3} has no elements along the dim")
+            assert.error_matches(function() te[name](empty, 1) end,
+                "te%." .. name .. ": {0,3} has no elements along the dim")
             assert.error_matches(function() te[name](empty) end, "te%." .. name .. ": {0,3} has no elements$")
         end
     end)
@@ -332,7 +341,8 @@ describe("matrix products, rows and indices", function()
         local expected = reference.matmul(A, b)
         for i = 1, 2 do expected[i] = { expected[i][1] + 10, expected[i][2] + 20 } end
         close(expected, linear)
-        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end, "inner sizes differ: {4,3} x {5,2}")
+        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end,
+            "inner sizes differ: {4,3} x {5,2}")
     end)
 
     it("te.softmax and te.log_softmax along any dimension", function()
@@ -402,7 +412,8 @@ describe("matrix products, rows and indices", function()
         local rows = te.tensor { { 1, 2 }, { 3, 4 } }
         close({ { 3, 4 }, { 1, 2 } }, te.embedding(rows, te.tensor({ 1, 0 }, { dtype = "int64" })))
         -- a device says so when the values are read
-        assert.error_matches(function() te.embedding(rows, te.tensor({ 2 }, { dtype = "int64" })):totable() end, "embedding: .*2")
+        assert.error_matches(function() te.embedding(rows, te.tensor({ 2 }, { dtype = "int64" })):totable() end,
+            "embedding: .*2")
     end)
 end)
 
@@ -423,7 +434,8 @@ describe("random operations", function()
         te.manual_seed(11)
         local n = 100000
         local uniform, normal = te.rand { n }, te.randn { n }
-        assert.is_true(math.abs(uniform:mean():item() - 0.5) < 5e-3 and uniform:min():item() >= 0 and uniform:max():item() < 1)
+        assert.is_true(math.abs(uniform:mean():item() - 0.5) < 5e-3 and uniform:min():item() >= 0
+            and uniform:max():item() < 1)
         assert.is_true(math.abs(normal:mean():item()) < 2e-2 and math.abs(normal:var():item() - 1) < 2e-2)
         local dice = te.randint(1, 6, { n })
         assert.equal("int64", dice.dtype)

@@ -52,7 +52,8 @@ describe("the prompt, piped", function()
 
     it("writes tables inside tables with two spaces each", function()
         local long = ("x"):rep(99)
-        assert.equal(('{\n  a = {\n    {\n      "%s"\n    },\n    2\n  }\n}\n'):format(long), (piped "{ a = { { ('x'):rep(99) }, 2 } }\n"))
+        assert.equal(('{\n  a = {\n    {\n      "%s"\n    },\n    2\n  }\n}\n'):format(long),
+            (piped "{ a = { { ('x'):rep(99) }, 2 } }\n"))
         assert.equal("{\n  float32 tensor {2}\n  {1, 1}\n}\n", (piped "{ te.ones(2) }\n"))
     end)
 
@@ -177,8 +178,8 @@ describe("the prompt on a terminal", function()
     local function start()
         screen = folder .. "/screen"
         os.execute(("rm -f %s/keys %s; mkfifo %s/keys"):format(folder, screen, folder))
-        os.execute(([[TERM=xterm TETRAIN_HISTORY=%s/history script -qfec "'%s'; echo status \$?" %s <%s/keys >/dev/null 2>&1 &]])
-            :format(folder, TETRAIN, screen, folder))
+        os.execute(([[TERM=xterm TETRAIN_HISTORY=%s/history script -qfec "'%s'; echo status \$?" %s ]]
+            .. [[<%s/keys >/dev/null 2>&1 &]]):format(folder, TETRAIN, screen, folder))
         keys = assert(io.open(folder .. "/keys", "w"))
         keys:setvbuf "no"
         wait_for "> "
@@ -203,7 +204,8 @@ describe("the prompt on a terminal", function()
         wait_for "status 0"
     end
 
-    it("stops a loop, a loop under pcall, a loop of operations and one long operation at Ctrl-C, and goes on", function()
+    it("stops a loop, a loop under pcall, a loop of operations and one long operation at Ctrl-C, and goes on",
+        function()
         local type_text = start()
         for i, loop in ipairs { "while true do end", "while true do pcall(function() while true do end end) end",
             "x = te.ones(200, 200) while true do te.matmul(x, x) end", "te._core.sleep(1000)",

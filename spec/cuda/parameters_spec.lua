@@ -6,7 +6,8 @@ local core = te._core
 local devices, reason = te.devices()
 
 local RECIPES = {
-    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {}, block = te.recipe.Float8BlockScaling {},
+    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},
+    block = te.recipe.Float8BlockScaling {},
     mxfp8 = te.recipe.MXFP8BlockScaling {}, nvfp4 = te.recipe.NVFP4BlockScaling {},
 }
 
@@ -19,7 +20,9 @@ end
 
 local function bytes(model)
     local found = {}
-    for name, tensor in pairs(model:state_dict()) do found[#found + 1] = name .. core.tensor_bytes(tensor:to("cpu"):clone()) end
+    for name, tensor in pairs(model:state_dict()) do
+        found[#found + 1] = name .. core.tensor_bytes(tensor:to("cpu"):clone())
+    end
     table.sort(found)
     return table.concat(found)
 end
@@ -65,7 +68,8 @@ describe("parameters that are stored quantized", function()
             local here, there = build(recipe):to("cpu"), build(recipe):to("cuda")
             local expected = train(here, recipe, "cpu")
             for i, loss in ipairs(train(there, recipe, "cuda")) do
-                assert.is_true(math.abs(loss - expected[i]) <= 1e-5 * expected[i], ("step %d: %g, %g"):format(i, loss, expected[i]))
+                assert.is_true(math.abs(loss - expected[i]) <= 1e-5 * expected[i],
+                    ("step %d: %g, %g"):format(i, loss, expected[i]))
             end
         end)
     end

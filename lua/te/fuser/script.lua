@@ -3,18 +3,18 @@
 -- A script is a short chain of basic operations and the units that it runs as: a unit is one operation, or a fused
 -- operation that stands for a few neighbours. Forward and backward have units of their own:
 --
---     steps       scale      add      linear            each { op =, x =, extras = {}, lens =, y =, outs = {} }
---     forward    [ ForwardAxpy   ]  [ linear ]          each { first =, last =, op = fused operation, or nothing, rule = }
+--     steps       scale      add      linear        each { op =, x =, extras = {}, lens =, y =, outs = {} }
+--     forward    [ ForwardAxpy   ]  [ linear ]      each { first =, last =, op = fused operation or nothing, rule = }
 --     backward   [ scale ]  [ BackwardAddLinear ]
 --
 -- A script with backward units is one node of the tape; without, the tape sees what forward does. Backward walks its
 -- units from the end and finds what forward kept in the contexts, one for each basic operation:
 --
 -- * An operation with an op_backward saves what that wants.
--- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself. Backward
---   runs op_forward again on them, recorded.
--- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When it saves
---   nothing at all, backward runs those operations one by one on its inputs first.
+-- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself.
+--   Backward runs op_forward again on them, recorded.
+-- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When
+--   it saves nothing at all, backward runs those operations one by one on its inputs first.
 --
 -- ctx.seq_lens are the lengths of packed sequences, for operations that take them. A value that one operation of a
 -- unit hands to another one's extra input stays inside the unit: nothing stands for it among the extra inputs, and

@@ -59,9 +59,9 @@ function clip.grad_clip(params, opts)
 end
 
 --- Scales the gradients so that their norm is at most `max`; leaves them alone when it is not finite. Returns the norm
---- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are; the
---- results differ in the last bits: AdamW multiplies its coefficients by the factor in float64, here every gradient is
---- rounded once more.
+--- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are;
+--- the results differ in the last bits: AdamW multiplies its coefficients by the factor in float64, here every
+--- gradient is rounded once more.
 function clip.clip_grad_norm(params, max, ...)
     options.last("te.optim.clip_grad_norm", 2, ...)
     if type(max) ~= "number" or not (max > 0) then

@@ -1,7 +1,8 @@
 --- te.tools.repl: what the prompt does with a chunk. The executable reads lines and calls `take` until a chunk is
 --- whole, then `run` in a call of its own, which Ctrl-C ends.
 --
--- An expression is printed without `return`, also behind statements of the same chunk; `_` keeps the last value. Lines that begin with ? or : are commands.
+-- An expression is printed without `return`, also behind statements of the same chunk; `_` keeps the last value. Lines
+-- that begin with ? or : are commands.
 
 local te = require "te"
 local show = require "te.tools.show"
@@ -16,8 +17,8 @@ local function is_expression(text)
     return loadstring("return " .. text) ~= nil and loadstring("local _ = " .. text) ~= nil
 end
 
--- Statements with an expression behind them, in a line of its own or after a semicolon, as a chunk that gives its value.
--- A whole chunk may be meant otherwise: {1} in a line of its own goes on the call before it.
+-- Statements with an expression behind them, in a line of its own or after a semicolon, as a chunk that gives its
+-- value. A whole chunk may be meant otherwise: {1} in a line of its own goes on the call before it.
 local function with_last_value(text, is_whole)
     local starts = {}
     for start in text:gmatch "[\n;]()" do starts[#starts + 1] = start end

@@ -109,7 +109,8 @@ local function backward_fused(self, unit, kept, dy, extra_gradients, made_inside
     end
     local dx, of_parameters, of_extras = units.call(unit, "fuser_backward", ctxs, dy, extra_gradients)
     of_extras = with_inner(self, unit, of_extras, made_inside)
-    return dx, units.check_lists(self.steps, unit, "fuser_backward", of_parameters, parameters, "gradients of parameters"),
+    return dx, units.check_lists(self.steps, unit, "fuser_backward", of_parameters, parameters,
+        "gradients of parameters"),
         units.check_lists(self.steps, unit, "fuser_backward", of_extras, extras, "gradients of extra inputs")
 end
 

@@ -49,7 +49,9 @@ local function forward_fused(self, unit, contexts, values)
         ctxs[at], extra_inputs[at], counts[at] = contexts[i], units.gather(values, step.extras), #step.outs
     end
     local y, extra_outputs = units.call(unit, "fuser_forward", ctxs, values[self.steps[unit.first].x], extra_inputs)
-    if not te.is_tensor(y) then fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), type(y)) end
+    if not te.is_tensor(y) then
+        fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), type(y))
+    end
     extra_outputs = units.check_lists(self.steps, unit, "fuser_forward", extra_outputs, counts, "extra outputs")
     if self.backward then note_unsaved(self, unit, contexts, values) end
     values[self.steps[unit.last].y] = y

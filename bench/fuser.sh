@@ -1,6 +1,6 @@
 #!/bin/sh
-# What fusion is worth: a pre-norm MLP and a GPT block, forward and backward, fused against unfused against PyTorch (eager
-# and compiled), measured in turns in one run.
+# What fusion is worth: a pre-norm MLP and a GPT block, forward and backward, fused against unfused against PyTorch
+# (eager and compiled), measured in turns in one run.
 #
 #     PYTHON=venv/bin/python bench/fuser.sh [--models="mlp block"] [--dtypes="bf16 fp32"] [--widths="128 … 4096"]
 #                                           [--tokens=0] [--rounds=1] [--seconds=0.5] [--threads=1] [--keep=NAME]

@@ -4,8 +4,8 @@
 #     PYTHON=venv/bin/python bench/generate.sh [--configs="char gpt2_256"] [--dtypes="bf16 fp32"] [--batches="1 4"]
 #                                              [--rounds=2] [--threads=2] [--keep=NAME]
 #
-# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts. --keep
-# stores the table as bench/results/NAME.txt. BUILD is the build folder, build unless set.
+# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts.
+# --keep stores the table as bench/results/NAME.txt. BUILD is the build folder, build unless set.
 cd "$(dirname "$0")/.." || exit 1
 configs="char baby gpt2_256"
 dtypes="bf16 fp32"

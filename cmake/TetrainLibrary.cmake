@@ -2,7 +2,8 @@
 include(TetrainEmbed)
 
 file(GLOB TE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c
-  ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
+  ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c ${CMAKE_SOURCE_DIR}/src/kernels/*.c
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
 
 file(GLOB TE_SOURCES_THAT_RAISE CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
@@ -10,13 +11,15 @@ set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS 
 
 add_library(te_objects OBJECT ${TE_SOURCES} ${TE_LUA_SOURCES_C})
 target_include_directories(te_objects PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C Threads::Threads ${CMAKE_DL_LIBS} m)
+target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C
+  Threads::Threads ${CMAKE_DL_LIBS} m)
 if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()
 
 # These have loops over data of their own. Gradient checks alone compute in float64.
-file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
+file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
+  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
@@ -30,9 +33,11 @@ if(TE_COMPILER_HAS_AVX512VBMI)
   list(APPEND TE_ISAS avx512vbmi)
   set(TE_ISA_FLAGS_avx512vbmi ${TE_ISA_FLAGS_avx512} -mavx512vbmi -DTE_ISA_avx512=1)
 endif()
-# The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each other's latency.
+# The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each
+# other's latency.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS -fschedule-insns)
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS
+    -fschedule-insns)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()

@@ -435,8 +435,8 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
     return TE_OK;
 }
 
-/* A write in place is not recorded, so it must not lose a gradient. A leaf may be filled from elsewhere: what it was then
- * counts for nothing. */
+/* A write in place is not recorded, so it must not lose a gradient. A leaf may be filled from elsewhere: what it was
+ * then counts for nothing. */
 static te_status check_graph_stays(te_call *call)
 {
     const te_op *op = call->op;

@@ -358,7 +358,8 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
         !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
         (clip && (!are_numbers(clip, 3, device) || !are_numbers(unmade, 1, device))))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are needed",
+                       "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are "
+                       "needed",
                        TE_SHAPE_TEXT(numbers), n_groups, clip ? TE_SHAPE_TEXT(clip) : "absent",
                        unmade ? TE_SHAPE_TEXT(unmade) : "absent", columns);
     te_tensor *scaled = clip ? scaled_numbers(ctx, numbers, clip, unmade) : te_tensor_retain(numbers);

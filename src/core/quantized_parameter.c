@@ -144,7 +144,8 @@ static bool in_graph(const te_tensor *param)
 static te_status refuse(const te_tensor *param)
 {
     return te_fail(param->ctx, TE_ERROR_UNSUPPORTED,
-                   "te.graph: the quantized parameter %s is read by a graph, so that copies of another kind cannot take its place",
+                   "te.graph: the quantized parameter %s is read by a graph, so that copies of another kind cannot "
+                   "take its place",
                    TE_SHAPE_TEXT(param));
 }
 

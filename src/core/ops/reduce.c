@@ -207,7 +207,8 @@ const te_op_def te_ops_reduce[] = {
      .forward = mean_forward,
      .backward = sum_backward},
     {.signature = "max(x, dim: dims = nil, keepdim: bool = false)",
-     .doc = "Largest value over dim; NaN when there is one. Equal ones share the gradient. See argmax for the position.",
+     .doc = "Largest value over dim; NaN when there is one. Equal ones share the gradient. See argmax for the "
+            "position.",
      .flags = REDUCTION,
      .forward = max_forward},
     {.signature = "min(x, dim: dims = nil, keepdim: bool = false)",

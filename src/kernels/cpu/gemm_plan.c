@@ -4,8 +4,8 @@
 #include <math.h>
 
 enum {
-    UNIT_ROWS = 256,        /* with a slice of them: 128 KiB … */
-    UNIT_PANELS = 8,        /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
+    UNIT_ROWS = 256, /* with a slice of them: 128 KiB … */
+    UNIT_PANELS = 8, /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     FEW_UNITS = 16           /* that are gone through one by one */
 };

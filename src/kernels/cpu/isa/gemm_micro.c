@@ -134,12 +134,12 @@ static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
 #include "gemm_tile.h"
 #endif
 
-#define KERNEL(type, word, sum, words_k, end, round)                                                                        \
-    {                                                                                                                 \
-        .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                              \
-        .lanes = sizeof(vector_##end) / sizeof(sum), .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
-        .k_per_word = words_k, .rounds = round, .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch),                         \
-        .finish = TE_ISA_NAME(te_gemm_finish_##end)                                                                   \
+#define KERNEL(type, word, sum, words_k, end, round)                                                                   \
+    {                                                                                                                  \
+        .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                               \
+        .lanes = sizeof(vector_##end) / sizeof(sum), .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),             \
+        .k_per_word = words_k, .rounds = round, .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch),             \
+        .finish = TE_ISA_NAME(te_gemm_finish_##end)                                                                    \
     }
 
 const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {

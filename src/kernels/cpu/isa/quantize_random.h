@@ -52,7 +52,8 @@ TE_INLINE void te_philox32(te_words8 w[4], te_rng rng, const te_philox_keys *key
 #pragma GCC unroll 4
         for (int k = 0; k < 4; k++) {
             __m512i high = _mm512_mul_epu32(a, c[k][0]), low = _mm512_mul_epu32(b, c[k][2]);
-            c[k][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c[k][1], keys->first[round], 0x96); /* xor */
+            /* xor */
+            c[k][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(low, 32), c[k][1], keys->first[round], 0x96);
             c[k][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(high, 32), c[k][3], keys->second[round], 0x96);
             c[k][1] = low;
             c[k][3] = high;
@@ -137,8 +138,8 @@ TE_INLINE int64_t te_random_down(uint8_t *bytes, int64_t width, te_rng rng, uint
     return n;
 }
 
-/* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus random units
- * count steps when cut off. What is too large for an integer becomes one that is larger than all. */
+/* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus
+ * random units count steps when cut off. What is too large for an integer becomes one that is larger than all. */
 TE_INLINE __m512i te_stochastic_16(__m512 x, const uint8_t *random)
 {
     __m512i bits = _mm512_castps_si512(x), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));

@@ -13,17 +13,8 @@ batches="1 4"
 rounds=2
 threads=2
 keep=
-for option in "$@"; do
-    case $option in
-    --configs=*) configs=${option#*=} ;;
-    --dtypes=*) dtypes=${option#*=} ;;
-    --batches=*) batches=${option#*=} ;;
-    --rounds=*) rounds=${option#*=} ;;
-    --threads=*) threads=${option#*=} ;;
-    --keep=*) keep=${option#*=} ;;
-    *) echo "generate.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "configs dtypes batches rounds threads keep" "$@"
 build=${BUILD:-build}
 results=out/bench/generate.jsonl
 start=out/bench/generate.safetensors

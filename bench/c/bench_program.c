@@ -213,13 +213,13 @@ static const bench cases[] = {
      "y = d * rstd * gamma + beta",
      {"res:b", "x:b", "gamma:c", "beta:c"}, {"s:b", "y:b", "mean:r", "rstd:r"}, {NULL}, {0}, hand_add_layer_norm},
     {"layer_norm back f32",
-     "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / "
-     "n; "
+     "d = x - mean; g = dy * gamma; "
+     "dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
      {"x", "dy", "gamma:w", "mean:r", "rstd:r"}, {"dx", "dgamma:s", "dbeta:s"}, {NULL}, {0}, hand_layer_norm_backward},
     {"layer_norm back bf16",
-     "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / "
-     "n; "
+     "d = x - mean; g = dy * gamma; "
+     "dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
      {"x:b", "dy:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "dgamma:s", "dbeta:s"}, {NULL}, {0}, NULL},
     {"add+norm back bf16",

@@ -55,8 +55,8 @@ local function largest(t) return t:numel() == 0 and 0 or t:to("float64"):abs():m
 local function same_bits(a, b)
     if a.dtype ~= b.dtype or a:numel() ~= b:numel() then return false end
     a, b = a:to("float64"), b:to("float64")
-    return a:numel() == 0 or te.all(te.eq(a, b):to("float32") + te.ne(a, a):to("float32") * te.ne(b,
-        b):to("float32")):item()
+    local both_nan = te.ne(a, a):to("float32") * te.ne(b, b):to("float32")
+    return a:numel() == 0 or te.all(te.eq(a, b):to("float32") + both_nan):item()
 end
 
 local function is_near(a, b, tolerance)

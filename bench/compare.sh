@@ -14,17 +14,8 @@ rounds=3
 runs=9
 threads=2
 keep=
-for option in "$@"; do
-    case $option in
-    --configs=*) configs=${option#*=} ;;
-    --dtypes=*) dtypes=${option#*=} ;;
-    --rounds=*) rounds=${option#*=} ;;
-    --runs=*) runs=${option#*=} ;;
-    --threads=*) threads=${option#*=} ;;
-    --keep=*) keep=${option#*=} ;;
-    *) echo "compare.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "configs dtypes rounds runs threads keep" "$@"
 build=${BUILD:-build}
 peers=out/bench/peers.jsonl
 results=out/bench/compare.jsonl

@@ -143,10 +143,11 @@ te.train.run(function()
     local fused, unfused = times.parts.fused, times.parts.unfused
     if o.json then
         for _, kind in ipairs { "fused", "unfused" } do
-            print(measure.json { "system", "tetrain", "mode", kind, "model", o.model, "dtype", o.dtype, "width", o.width,
-                "tokens", bench.tokens, "threads", te.get_num_threads(), "steps", times.runs,
+            print(measure.json { "system", "tetrain", "mode", kind, "model", o.model, "dtype",
+                o.dtype, "width", o.width, "tokens", bench.tokens, "threads", te.get_num_threads(), "steps", times.runs,
                 "ms", times.parts[kind] * 1e3, "ratio", times.parts.ratio, "bytes", moved[kind],
-                "plan_bytes", kind == "fused" and predicted or 0, "at_most", at_most, "y_norm", y_norm, "grad_norm", grad_norm })
+                "plan_bytes", kind == "fused" and predicted or 0, "at_most", at_most, "y_norm", y_norm,
+                "grad_norm", grad_norm })
         end
         return
     end

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What fusion is worth: a pre-norm MLP and a GPT block, forward and backward, fused against unfused against PyTorch (eager
-# and compiled), measured in turns in one run.
+# What fusion is worth: a pre-norm MLP and a GPT block, forward and backward, fused against unfused against PyTorch
+# (eager and compiled), measured in turns in one run.
 #
 #     PYTHON=venv/bin/python bench/fuser.sh [--models="mlp block"] [--dtypes="bf16 fp32"] [--widths="128 … 4096"]
 #                                           [--tokens=0] [--rounds=1] [--seconds=0.5] [--threads=1] [--keep=NAME]
@@ -18,20 +18,8 @@ seconds=0.5
 threads=1
 peers="eager compile"
 keep=
-for option in "$@"; do
-    case $option in
-    --models=*) models=${option#*=} ;;
-    --dtypes=*) dtypes=${option#*=} ;;
-    --widths=*) widths=${option#*=} ;;
-    --tokens=*) tokens=${option#*=} ;;
-    --rounds=*) rounds=${option#*=} ;;
-    --seconds=*) seconds=${option#*=} ;;
-    --threads=*) threads=${option#*=} ;;
-    --peers=*) peers=${option#*=} ;;
-    --keep=*) keep=${option#*=} ;;
-    *) echo "fuser.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "models dtypes widths tokens rounds seconds threads peers keep" "$@"
 build=${BUILD:-build}
 python=${PYTHON:-python3}
 results=out/bench/fuser.jsonl

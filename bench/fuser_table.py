@@ -25,8 +25,8 @@ def cases(path):
 
 
 def table(path):
-    head = ("model", "dtype", "width", "tokens", "threads", "fused", "unfused", "eager", "compile", "unf/fus", "at most",
-            "eag/fus", "com/fus", "moved", "plan", "moved/plan", "unfused MB")
+    head = ("model", "dtype", "width", "tokens", "threads", "fused", "unfused", "eager", "compile", "unf/fus",
+            "at most", "eag/fus", "com/fus", "moved", "plan", "moved/plan", "unfused MB")
     print("times in ms, bytes of the fused step in MB")
     print(("%-6s %-5s %5s %6s %7s" + " %8s" * 4 + " %7s" * 4 + " %8s %8s %10s %10s") % head)
     for key, modes in cases(path).items():
@@ -47,7 +47,8 @@ def same(path):
         limit = 2e-2 if key[1] == "bf16" else 1e-5
         for name in ("y_norm", "grad_norm"):
             if not abs(mine[name] - theirs[name]) <= limit * theirs[name]:
-                sys.exit("%s %s: %s is %.7g in tetrain and %.7g in PyTorch" % (*key[:2], name, mine[name], theirs[name]))
+                sys.exit("%s %s: %s is %.7g in tetrain and %.7g in PyTorch"
+                         % (*key[:2], name, mine[name], theirs[name]))
         print("%s %s: norm of the result %.7g and %.7g, of all gradients %.7g and %.7g: the same work" %
               (*key[:2], mine["y_norm"], theirs["y_norm"], mine["grad_norm"], theirs["grad_norm"]))
 

@@ -4,8 +4,8 @@
 #     PYTHON=venv/bin/python bench/generate.sh [--configs="char gpt2_256"] [--dtypes="bf16 fp32"] [--batches="1 4"]
 #                                              [--rounds=2] [--threads=2] [--keep=NAME]
 #
-# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts. --keep
-# stores the table as bench/results/NAME.txt. BUILD is the build folder, build unless set.
+# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts.
+# --keep stores the table as bench/results/NAME.txt. BUILD is the build folder, build unless set.
 cd "$(dirname "$0")/.." || exit 1
 configs="char baby gpt2_256"
 dtypes="bf16 fp32"
@@ -13,17 +13,8 @@ batches="1 4"
 rounds=2
 threads=2
 keep=
-for option in "$@"; do
-    case $option in
-    --configs=*) configs=${option#*=} ;;
-    --dtypes=*) dtypes=${option#*=} ;;
-    --batches=*) batches=${option#*=} ;;
-    --rounds=*) rounds=${option#*=} ;;
-    --threads=*) threads=${option#*=} ;;
-    --keep=*) keep=${option#*=} ;;
-    *) echo "generate.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "configs dtypes batches rounds threads keep" "$@"
 build=${BUILD:-build}
 results=out/bench/generate.jsonl
 start=out/bench/generate.safetensors

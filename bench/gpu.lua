@@ -127,7 +127,9 @@ local function quantizing()
         local how = recipe[2]()
         report(("quantize %dx%d in both directions: %s"):format(x.shape[1], x.shape[2], recipe[1]),
             x:numel() * (2 * recipe[3] + 2 * (recipe[4] or 1)), function()
-                for _, part in pairs(te.quantize(x, how, "input", { columnwise = true }):state_dict()) do part:release() end
+                for _, part in pairs(te.quantize(x, how, "input", { columnwise = true }):state_dict()) do
+                    part:release()
+                end
             end)
     end
 end
@@ -147,7 +149,8 @@ end
 -- The seconds of all products in another process, where as many algorithms are timed as there are.
 -- Its choices are not kept.
 local function exhaustive()
-    local command = 'cache=$(mktemp -d) && TETRAIN_GEMM_CANDIDATES=10000 TETRAIN_CACHE=$cache "$(readlink /proc/$PPID/exe)" "%s" '
+    local command = 'cache=$(mktemp -d) && TETRAIN_GEMM_CANDIDATES=10000 TETRAIN_CACHE=$cache '
+        .. '"$(readlink /proc/$PPID/exe)" "%s" '
         .. '--products %s; rm -rf "$cache"'
     local pipe, seconds = assert(io.popen(command:format(arg[0], quick and "--quick" or ""))), {}
     for line in pipe:lines() do seconds[#seconds + 1] = tonumber(line) end
@@ -186,8 +189,8 @@ local function attention()
         out:backward(grad)
         q.grad, k.grad, v.grad = nil, nil, nil
     end)
-    bench("attention causal %dx%dx%dx%d: %.0f TFLOP/s forward, %.0f backward", batch, heads, seq, dim, work / forward / 1e12,
-        2.5 * work / (both - forward) / 1e12)
+    bench("attention causal %dx%dx%dx%d: %.0f TFLOP/s forward, %.0f backward", batch, heads, seq, dim,
+        work / forward / 1e12, 2.5 * work / (both - forward) / 1e12)
 end
 
 if only_products then

@@ -55,7 +55,9 @@ local function reason(report, name)
         if starts(line, name) and line:find ": not measured: " then return line end
     end
     for _, step in ipairs(report.steps) do
-        if starts(step.name, bench) and step.verdict ~= "passed" then return (step.verdict .. " " .. step.name):gsub("%s+$", "") end
+        if starts(step.name, bench) and step.verdict ~= "passed" then
+            return (step.verdict .. " " .. step.name):gsub("%s+$", "")
+        end
     end
     for _, step in ipairs(report.steps) do
         if starts(step.name, bench) then
@@ -83,7 +85,8 @@ local function with(prefix, modes, suffix)
 end
 
 local GPT2_OURS = { GPT2 .. "bfloat16, graph", GPT2 .. "bfloat16" }
-local PEERS_FP8 = with("PyTorch " .. LLAMA, { "eager, FP8 _scaled_mm", "compiled, FP8 _scaled_mm", "eager, FP8 Transformer Engine" })
+local PEERS_FP8 = with("PyTorch " .. LLAMA,
+    { "eager, FP8 _scaled_mm", "compiled, FP8 _scaled_mm", "eager, FP8 Transformer Engine" })
 local PEERS_BOTH = with("PyTorch " .. LLAMA, { "eager, bfloat16", "compiled, bfloat16" })
 for _, name in ipairs(PEERS_FP8) do PEERS_BOTH[#PEERS_BOTH + 1] = name end
 
@@ -112,7 +115,8 @@ local function host(name, bench)
     return { name, function(report)
         local ms, on_host = figure(report, bench)
         if not on_host then return nil, reason(report, bench) end
-        return ("%.2f %% (%.3f of %.2f ms)"):format(100 * on_host / ms, on_host, ms), verdict(report, on_host < 0.01 * ms)
+        return ("%.2f %% (%.3f of %.2f ms)"):format(100 * on_host / ms, on_host, ms),
+            verdict(report, on_host < 0.01 * ms)
     end }
 end
 
@@ -132,16 +136,20 @@ local AIMS = {
         "every operation against the CPU"),
     shown("a recorded training step has the plain one's losses, bfloat16", "training in bfloat16 repeats"),
     at_most("GPT-2 124M step, 32 x 1024, at most 53 ms (floor 40)", GPT2_OURS, 53),
-    share("GPT-2 124M step at most 0.85 of torch.compile's in bfloat16", GPT2_OURS, { "PyTorch " .. GPT2 .. "compiled, bfloat16" }, 0.85),
+    share("GPT-2 124M step at most 0.85 of torch.compile's in bfloat16", GPT2_OURS,
+        { "PyTorch " .. GPT2 .. "compiled, bfloat16" }, 0.85),
     at_most("Llama 8B layer in bfloat16 at most 10 ms (floor 8.0)", { LLAMA .. "bfloat16" }, 10),
-    share("Llama 8B layer under FP8 at most 0.75 of bfloat16 (floor 5.5 ms)", with(LLAMA, FP8), { LLAMA .. "bfloat16" }, 0.75),
+    share("Llama 8B layer under FP8 at most 0.75 of bfloat16 (floor 5.5 ms)", with(LLAMA, FP8),
+        { LLAMA .. "bfloat16" }, 0.75),
     share("Llama 8B layer under FP8 at most 0.9 of the best peer", with(LLAMA, FP8), PEERS_BOTH, 0.9),
     host("host time of a recorded step of GPT-2 124M under 1 %", GPT2 .. "bfloat16, graph"),
-    host("host time of a recorded step of a Llama 8B layer under 1 %", "Llama 8B layer, 4096 tokens step, bfloat16, graph"),
+    host("host time of a recorded step of a Llama 8B layer under 1 %",
+        "Llama 8B layer, 4096 tokens step, bfloat16, graph"),
 }
 for _, layer in ipairs { "LayerNorm 1024", "Linear 1024", "GELU" } do
     local name = layer .. " on 128 tokens forward and backward, "
-    AIMS[#AIMS + 1] = share(layer .. " on 128 tokens under FP8 no slower than PyTorch in bfloat16", with(name, { "FP8 delayed" }),
+    AIMS[#AIMS + 1] = share(layer .. " on 128 tokens under FP8 no slower than PyTorch in bfloat16",
+        with(name, { "FP8 delayed" }),
         { "PyTorch " .. name .. "eager, bfloat16" }, 1)
 end
 

@@ -98,7 +98,7 @@ local function whole_step(name, build, inputs, loss_of, mode, tokens, calls, gra
     end)
 end
 
--- --- small layers, where launches and the host count ----------------------------------------------------------------------
+-- --- small layers, where launches and the host count -----------------------------------------------------------------
 
 local function small()
     local rows, width = quick and 16 or 128, quick and 64 or 1024
@@ -114,7 +114,7 @@ local function small()
     end
 end
 
--- --- blocks ---------------------------------------------------------------------------------------------------------------
+-- --- blocks ----------------------------------------------------------------------------------------------------------
 
 local function transformer_block(width, heads)
     return te.Sequential(
@@ -148,7 +148,8 @@ local function gpt2_xl_block()
     if quick then width, heads, seq, batch = 64, 2, 16, 1 end
     local work = 6 * batch * seq * 12 * width * width + 6 * batch * seq * seq * width
     for _, mode in ipairs(MODES) do
-        forward_backward(("GPT-2 1.5B block, %d x %d"):format(batch, seq), function() return transformer_block(width, heads) end,
+        forward_backward(("GPT-2 1.5B block, %d x %d"):format(batch, seq),
+            function() return transformer_block(width, heads) end,
             { batch, seq, width }, mode, work, 10)
     end
 end
@@ -159,12 +160,14 @@ local function llama()
     local function loss(model, x) return te.sum(model(x):to("float32")) end
     for _, mode in ipairs(MODES) do
         forward_backward(("Llama 8B layer, %d tokens"):format(LLAMA.tokens), llama_layer, shape, mode, llama_work(), 10)
-        whole_step(("Llama 8B layer, %d tokens"):format(LLAMA.tokens), llama_layer, inputs, loss, mode, LLAMA.tokens, 10, false)
+        whole_step(("Llama 8B layer, %d tokens"):format(LLAMA.tokens), llama_layer, inputs, loss, mode,
+            LLAMA.tokens, 10, false)
     end
-    whole_step(("Llama 8B layer, %d tokens"):format(LLAMA.tokens), llama_layer, inputs, loss, MODES[1], LLAMA.tokens, 10, true)
+    whole_step(("Llama 8B layer, %d tokens"):format(LLAMA.tokens), llama_layer, inputs, loss, MODES[1],
+        LLAMA.tokens, 10, true)
 end
 
--- --- GPT-2 124M, 32 x 1024 ---------------------------------------------------------------------------------------------------
+-- --- GPT-2 124M, 32 x 1024 -------------------------------------------------------------------------------------------
 
 local function gpt2()
     local batch, seq = quick and 1 or 32, quick and 8 or 1024

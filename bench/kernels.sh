@@ -9,14 +9,8 @@ cd "$(dirname "$0")/.." || exit 1
 threads=2
 seconds=0.3
 keep=
-for option in "$@"; do
-    case $option in
-    --threads=*) threads=${option#*=} ;;
-    --seconds=*) seconds=${option#*=} ;;
-    --keep=*) keep=${option#*=} ;;
-    *) echo "kernels.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "threads seconds keep" "$@"
 build=${BUILD:-build}
 mkdir -p out/bench
 cmake --build "$build" --target tetrain_executable benches >out/bench/build.log || { cat out/bench/build.log; exit 1; }

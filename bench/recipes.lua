@@ -17,6 +17,6 @@ print(("%-10s %6s %16s %8s %14s %8s"):format("recipe", "steps", "validation loss
 for _, folder in ipairs(arg) do
     local run = read(folder)
     base = base or run
-    print(("%-10s %6d %16.4f %8.4f %14.1f %8.2f"):format(run.name, run.steps, run.val_loss, run.val_loss / base.val_loss,
-        run.ms, run.ms / base.ms))
+    print(("%-10s %6d %16.4f %8.4f %14.1f %8.2f"):format(run.name, run.steps, run.val_loss,
+        run.val_loss / base.val_loss, run.ms, run.ms / base.ms))
 end

@@ -13,16 +13,8 @@ steps=2000
 threads=1
 recipes="none delayed current block mxfp8 nvfp4"
 keep=
-for option in "$@"; do
-    case $option in
-    --data=*) data=${option#*=} ;;
-    --steps=*) steps=${option#*=} ;;
-    --threads=*) threads=${option#*=} ;;
-    --recipes=*) recipes=${option#*=} ;;
-    --keep) keep=yes ;;
-    *) echo "recipes.sh: unknown option $option" >&2; exit 2 ;;
-    esac
-done
+. bench/options.sh
+read_options "data steps threads recipes keep?" "$@"
 [ -n "$data" ] || { echo "recipes.sh: --data=FILE is missing" >&2; exit 2; }
 tetrain=${BUILD:-build}/tetrain
 mkdir -p out/recipes

@@ -1,6 +1,6 @@
-# The Lua library as C source, with the training and generation scripts as the tools te.tools.train and te.tools.generate.
-# Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares the rule that makes
-# ${CMAKE_BINARY_DIR}/lua_sources.c.
+# The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
+# te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
+# the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
@@ -24,7 +24,8 @@ if(CMAKE_SCRIPT_MODE_FILE)
     string(APPEND rows "    {\"${name}\", \"${file}\", source_${n}, ${length}},\n")
     math(EXPR n "${n} + 1")
   endforeach()
-  file(WRITE ${OUTPUT} "/* Made from lua/te by cmake/TetrainEmbed.cmake. */\n#include \"lua_bindings/bindings.h\"\n\n${arrays}\n"
+  file(WRITE ${OUTPUT} "/* Made from lua/te by cmake/TetrainEmbed.cmake. */\n"
+    "#include \"lua_bindings/bindings.h\"\n\n${arrays}\n"
     "const te_lua_source te_lua_sources[] = {\n${rows}    {0, 0, 0, 0},\n};\n")
 else()
   file(GLOB_RECURSE TE_LUA_FILES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/lua/te/*.lua)

@@ -14,10 +14,12 @@ set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 
 if(TE_SANITIZE)
   set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g1") # lines, without variables
-  target_compile_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_compile_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=undefined)
   target_link_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE})
   if(TE_SANITIZE STREQUAL thread)
-    # LuaJIT's errors skip the exits of functions, and each one skipped would stay on the sanitizer's stack until that is full
+    # LuaJIT's errors skip the exits of functions, and each one skipped would stay on the sanitizer's stack until that
+    # is full
     check_c_compiler_flag("--param=tsan-instrument-func-entry-exit=0" TE_COMPILER_HAS_TSAN_NO_ENTRY_EXIT)
     if(TE_COMPILER_HAS_TSAN_NO_ENTRY_EXIT)
       set(TE_FLAGS_THAT_RAISE --param=tsan-instrument-func-entry-exit=0)
@@ -41,7 +43,8 @@ set(TE_ISAS portable)
 # Nothing is thrown through a kernel, and a debugger finds its way by what -g adds.
 set(TE_NOTHING_THROWN $<$<CONFIG:Release>:-fno-asynchronous-unwind-tables>)
 set(TE_ISA_FLAGS ${TE_NOTHING_THROWN})
-# Loops of kernels are vectors as they are written: copies of them for other strides, conditions and ends would be size alone.
+# Loops of kernels are vectors as they are written: copies of them for other strides, conditions and ends would be size
+# alone.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   list(APPEND TE_ISA_FLAGS -fno-version-loops-for-strides -fno-unswitch-loops -fno-split-loops
     --param=max-completely-peeled-insns=100)
@@ -53,7 +56,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   if(TE_COMPILER_HAS_AVX512)
     list(APPEND TE_ISAS avx2 avx512)
     set(TE_ISA_FLAGS_avx2 ${TE_ISA_FLAGS} ${TE_KERNEL_FLAGS} -mavx2 -mfma -mf16c -mbmi2)
-    set(TE_ISA_FLAGS_avx512 ${TE_ISA_FLAGS} ${TE_KERNEL_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mfma -mf16c -mbmi2
+    set(TE_ISA_FLAGS_avx512 ${TE_ISA_FLAGS} ${TE_KERNEL_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd
+      -mfma -mf16c -mbmi2
       -mprfchw -mprefer-vector-width=512)
     target_compile_definitions(te_flags INTERFACE TE_ISA_HAS_X86=1)
     # attention alone has loops for this extension of avx512

@@ -1,5 +1,5 @@
-# Installing, packaging, and use by other projects: cmake --install, find_package(tetrain), pkg-config tetrain, cpack -G DEB.
-# The same description serves the build folder, so that a project can use tetrain without installing it:
+# Installing, packaging, and use by other projects: cmake --install, find_package(tetrain), pkg-config tetrain, cpack -G
+# DEB. The same description serves the build folder, so that a project can use tetrain without installing it:
 # -DCMAKE_PREFIX_PATH=BUILD, or PKG_CONFIG_PATH=BUILD.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -16,7 +16,8 @@ if(TE_WITH_ONEDNN)
   string(PREPEND TE_STATIC_LIBRARIES "dnnl;")
 endif()
 
-# describe FOLDER: writes tetrainConfig.cmake, its version file and tetrain.pc with the CONFIG_ and PC_ variables of the caller.
+# describe FOLDER: writes tetrainConfig.cmake, its version file and tetrain.pc with the CONFIG_ and PC_ variables of the
+# caller.
 function(describe folder)
   configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/tetrainConfig.cmake.in ${folder}/tetrainConfig.cmake
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/tetrain NO_CHECK_REQUIRED_COMPONENTS_MACRO)
@@ -60,7 +61,8 @@ install(FILES ${CMAKE_BINARY_DIR}/installed/tetrainConfig.cmake ${CMAKE_BINARY_D
 install(FILES ${CMAKE_BINARY_DIR}/installed/tetrain.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.d.lua DESTINATION ${CMAKE_INSTALL_DATADIR}/tetrain)
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-install(FILES ${CMAKE_BINARY_DIR}/tetrain.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME tetrain)
+install(FILES ${CMAKE_BINARY_DIR}/tetrain.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+    RENAME tetrain)
 install(FILES LICENSE README.md ARCHITECTURE.md TYPE DOC)
 install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE)
 
@@ -83,6 +85,7 @@ set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # and the trigger of ldconfig
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev") # for programs that link libtetrain.a
+# for programs that link libtetrain.a
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev")
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 include(CPack)

@@ -2,7 +2,8 @@
 include(TetrainEmbed)
 
 file(GLOB TE_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c
-  ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
+  ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c ${CMAKE_SOURCE_DIR}/src/kernels/*.c
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 if(TE_FORETELL)
   list(REMOVE_ITEM TE_SOURCES ${CMAKE_SOURCE_DIR}/src/kernels/cpu/workers.c)
   list(APPEND TE_SOURCES ${CMAKE_SOURCE_DIR}/bench/foretell/workers.c)
@@ -15,19 +16,22 @@ set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS 
 
 add_library(te_objects OBJECT ${TE_SOURCES} ${TE_LUA_SOURCES_C})
 target_include_directories(te_objects PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C Threads::Threads ${CMAKE_DL_LIBS} m)
+target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C
+  Threads::Threads ${CMAKE_DL_LIBS} m)
 if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()
 
 # These have loops over data of their own. Gradient checks alone compute in float64.
-file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
+file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
+  ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 if(TE_FORETELL)
   file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
-  set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -include ${CMAKE_SOURCE_DIR}/bench/foretell/named_loops.h)
+  set_property(SOURCE ${sources} APPEND PROPERTY
+    COMPILE_OPTIONS -include ${CMAKE_SOURCE_DIR}/bench/foretell/named_loops.h)
 endif()
 
 set(TE_ALL_OBJECTS $<TARGET_OBJECTS:te_objects>)
@@ -43,9 +47,11 @@ if(TE_HAS_AMX)
   list(APPEND TE_ISAS amx)
   set(TE_ISA_FLAGS_amx ${TE_ISA_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16 -DTE_ISA_avx512=1)
 endif()
-# The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each other's latency.
+# The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each
+# other's latency.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS -fschedule-insns)
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS
+    -fschedule-insns)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()

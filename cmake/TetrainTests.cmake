@@ -1,5 +1,5 @@
-# te_limit_tests(): no test of this folder may hang. The limits are several times what the slowest takes on a busy machine of
-# two cores.
+# te_limit_tests(): no test of this folder may hang. The limits are several times what the slowest takes on a busy
+# machine of two cores.
 function(te_limit_tests)
   set(seconds 300)
   if(TE_SANITIZE)

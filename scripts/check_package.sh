@@ -1,10 +1,11 @@
 #!/bin/sh
-# The Debian package on a clean Debian 12: made from a finished build, installed in a chroot with what it depends on, run, and used by
-# a C program through pkg-config. Needs root, debootstrap and a mirror.
+# The Debian package on a clean Debian 12: made from a finished build, installed in a chroot with what it depends on,
+# run, and used by a C program through pkg-config. Needs root, debootstrap and a mirror.
 #
 #     scripts/check_package.sh [BUILD]        the folder of the build, otherwise build/
 #
-# TETRAIN_MIRROR is another mirror than Debian's own; TETRAIN_CHROOT a folder with a clean system, which is copied instead of made.
+# TETRAIN_MIRROR is another mirror than Debian's own; TETRAIN_CHROOT a folder with a clean system, which is copied
+# instead of made.
 set -eu
 cd "$(dirname "$0")/.."
 build=$(cd "${1:-build}" && pwd)
@@ -17,12 +18,18 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 
-inside() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C DEBIAN_FRONTEND=noninteractive "$@"; }
+inside() {
+    chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C \
+        DEBIAN_FRONTEND=noninteractive "$@"
+}
 step() { printf '%s\n' "$1"; }
-install() { inside apt-get install -y -qq --no-install-recommends "$@" >"$work/log" 2>&1 || { tail -n 30 "$work/log"; exit 1; }; }
+install() {
+    inside apt-get install -y -qq --no-install-recommends "$@" >"$work/log" 2>&1 || { tail -n 30 "$work/log"; exit 1; }
+}
 
 step "making the package"
-(cd "$work" && cpack -G DEB --config "$build/CPackConfig.cmake" -B "$work/package" >"$work/log" 2>&1) || { tail -n 30 "$work/log"; exit 1; }
+(cd "$work" && cpack -G DEB --config "$build/CPackConfig.cmake" -B "$work/package" >"$work/log" 2>&1) ||
+    { tail -n 30 "$work/log"; exit 1; }
 
 if [ -n "${TETRAIN_CHROOT:-}" ]; then
     step "copying $TETRAIN_CHROOT"
@@ -48,7 +55,8 @@ step "embedding it"
 install gcc libc6-dev pkg-config
 sed -n '/^```c$/,/^```$/{/^```/!p}' README.md >"$root/tmp/host.c"
 inside sh -c 'cc -std=c11 -Wall -Werror /tmp/host.c $(pkg-config --cflags --libs tetrain) -o /tmp/host && /tmp/host'
-inside sh -c 'cc -std=c11 /usr/share/doc/tetrain/examples/embed/embed.c $(pkg-config --cflags --libs tetrain) -o /tmp/embed &&
+inside sh -c 'cc -std=c11 /usr/share/doc/tetrain/examples/embed/embed.c \
+        $(pkg-config --cflags --libs tetrain) -o /tmp/embed &&
     cd /usr/share/doc/tetrain/examples/embed && /tmp/embed'
 
 step "removing it"

@@ -2,36 +2,39 @@
 # Tests and measures tetrain on a GPU, from machines that have none.
 #
 #     gpu_check.sh kernels [FOLDER]
-#                                  from a build (in $BUILD, default build/): the kernels that `run` needs, compiled for $TARGET
-#                                  (default sm_90a), in FOLDER (default $BUILD/gpu-kernels), the most needed first, for at
-#                                  most $SECONDS_TO_COMPILE (default 1200). Without them the GPU waits for its compiler half of
-#                                  the time
+#                                  from a build (in $BUILD, default build/): the kernels that `run` needs, compiled for
+#                                  $TARGET (default sm_90a), in FOLDER (default $BUILD/gpu-kernels), the most needed
+#                                  first, for at most $SECONDS_TO_COMPILE (default 1200). Without them the GPU waits for
+#                                  its compiler half of the time
 #     gpu_check.sh pack [FILE]     from a build: one archive with all that is needed, and these kernels where they are
 #     gpu_check.sh run [--quick] [REPORT]
-#                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13 libraries:
-#                                  specs, training, sanitizer, benches, and what became of each aim; writes REPORT (default
-#                                  gpu_report.txt). --quick: benches of small sizes, which only show that they run
+#                                  in the unpacked archive, on a machine with an NVIDIA driver and the CUDA 13
+#                                  libraries: specs, training, sanitizer, benches, and what became of each aim; writes
+#                                  REPORT (default gpu_report.txt). --quick: benches of small sizes, which only show
+#                                  that they run
 #
-# `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under nine minutes: every
-# step has a limit, and steps that no time is left for are reported as left out.
+# `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under nine minutes:
+# every step has a limit, and steps that no time is left for are reported as left out.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/bin
 # The specs that compare the device with the CPU; they come first.
 made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
-    spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua spec/graph_spec.lua
-    spec/train/steps_spec.lua"
+    spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
+    spec/graph_spec.lua spec/train/steps_spec.lua"
 
-# --- kernels -------------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
-# Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full. Its cache
-# then has the source of each kernel under the name that its binary has on a card with this NVRTC. What is made first is compiled
-# first: the benches' steps, which wait for most, then training, kernels one by one, and the specs' many small shapes.
+# Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full.
+# Its cache then has the source of each kernel under the name that its binary has on a card with this NVRTC. What is
+# made first is compiled first: the benches' steps, which wait for most, then training, kernels one by one, and the
+# specs' many small shapes.
 kernels() {
     root=$(dirname "$here")
     build=$(cd "${BUILD:-$root/build}" && pwd) || exit 2
     folder=${1:-$build/gpu-kernels}
-    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.13 "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so.13 2>/dev/null | head -n 1)
+    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.13 "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so.13 2>/dev/null |
+        head -n 1)
     for part in tetrain cuda_compile cuda_fake/libcuda.so.1; do
         [ -e "$build/$part" ] || { echo "gpu_check.sh: $build/$part is missing; build first" >&2; exit 2; }
     done
@@ -48,16 +51,18 @@ kernels() {
     idle_bench "gpu.lua --once"
     idle_bench "gpu_steps.lua --quick"
     unset TE_FAKE_IDLE
-    printf '%s\n' $made_of | TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
+    printf '%s\n' $made_of |
+        TE_DEVICE=cpu OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE busted --lua="$TETRAIN" -o TAP FILE |
         grep '^not ok'
     mkdir -p "$folder"
-    "$build/cuda_compile" "$nvrtc" "$TETRAIN_CACHE" "${TARGET:-sm_90a}" 100000 "$(nproc)" "$folder" "${SECONDS_TO_COMPILE:-1200}"
+    "$build/cuda_compile" "$nvrtc" "$TETRAIN_CACHE" "${TARGET:-sm_90a}" 100000 "$(nproc)" "$folder" \
+        "${SECONDS_TO_COMPILE:-1200}"
     echo "$folder: $(ls "$folder" | wc -l) kernels, $(du -sm "$folder" | cut -f 1) MiB"
 }
 
 idle_bench() { "$TETRAIN" bench/$1 >"$work/log" 2>&1 || grep failed "$work/log"; }
 
-# --- pack ----------------------------------------------------------------------------------------------------------------
+# --- pack -------------------------------------------------------------------------------------------------------------
 
 # Libraries of the executable, except those that come with every system: they must fit its kernel and loader.
 needed_libraries() {
@@ -101,15 +106,15 @@ pack() {
     [ "$bytes" -le $((60 * 1048576)) ] || { echo "gpu_check.sh: larger than 60 MiB" >&2; exit 1; }
 }
 
-# --- run -----------------------------------------------------------------------------------------------------------------
+# --- run --------------------------------------------------------------------------------------------------------------
 
 # left: seconds until the report must be finished.
 left() { echo $((deadline - $(date +%s))); }
 
 say() { echo "$*" | tee -a "$report"; }
 
-# step NAME LIMIT COMMAND…: a function of this file, run in a process of its own; its output goes to the report, one line
-# says how it ended.
+# step NAME LIMIT COMMAND…: a function of this file, run in a process of its own; its output goes to the report, one
+# line says how it ended.
 step() {
     name=$1
     limit=$2
@@ -132,7 +137,8 @@ step() {
 
 tetrain() { "$bin/tetrain" "$@"; }
 
-# What this machine lacks of the executable's libraries, from the bundle; its own ones come first, for NVIDIA's need them.
+# What this machine lacks of the executable's libraries, from the bundle; its own ones come first, for NVIDIA's need
+# them.
 find_libraries() {
     mkdir -p "$work/lib"
     export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$work/lib"
@@ -157,13 +163,14 @@ first_look() {
     code=$?
     grep '^BENCH failed' "$work/look"
     grep '^dispatch: ' "$work/look" | grep -E 'two passes|declines|own kernels|decoded|cuDNN' |
-        sed -E 's/[0-9]+x[0-9]+x[0-9]+ x[0-9]+/MxNxK/; s/from [0-9]+ x [0-9]+ to.*/to whole multiples/; s/[0-9]+ bytes/N bytes/; s/ \([0-9.e-]+ ms fused.*//' |
+        sed -E 's/[0-9]+x[0-9]+x[0-9]+ x[0-9]+/MxNxK/; s/from [0-9]+ x [0-9]+ to.*/to whole multiples/
+            s/[0-9]+ bytes/N bytes/; s/ \([0-9.e-]+ ms fused.*//' |
         sort | uniq -c | sort -rn | head -n 40
     return $code
 }
 
-# specs DEVICE FILE…: side by side, for most of their time goes to compiling and to the CPU that they compare with. Their lines
-# mix; the names of specs say where they are from.
+# specs DEVICE FILE…: side by side, for most of their time goes to compiling and to the CPU that they compare with.
+# Their lines mix; the names of specs say where they are from.
 specs() {
     device=$1
     failures=0
@@ -177,7 +184,8 @@ specs() {
     [ "$failures" -eq 0 ]
 }
 
-# The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last digit.
+# The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last
+# digit.
 repeat_training() {
     rm -rf "$work/first" "$work/second" "$work/plain"
     steps=60 sizes="--n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8"
@@ -185,8 +193,8 @@ repeat_training() {
     for name in first second plain; do
         graph=true
         [ "$name" = plain ] && graph=false
-        tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" --out="$work/$name" --steps=$steps \
-            $sizes --dtype="$1" --eval-interval=$steps --eval-batches=2 \
+        tetrain "$here/scripts/train_gpt.lua" --device=cuda --data="$here/ARCHITECTURE.md" \
+            --out="$work/$name" --steps=$steps $sizes --dtype="$1" --eval-interval=$steps --eval-batches=2 \
             --sample-tokens=0 --warmup=5 --graph=$graph || return 1
         grep -o '"loss":[^,}]*' "$work/$name/metrics.jsonl" >"$work/$name.losses"
     done
@@ -232,7 +240,8 @@ run() {
     echo "tetrain $(tetrain --version), $(uname -srm), $(date -u)" >"$report"
     { nvidia-smi || true; } >>"$report" 2>&1
 
-    # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is left.
+    # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is
+    # left.
     step "a first look" 40 first_look
     step "every operation against the CPU" 120 specs cpu $made_of
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
@@ -250,14 +259,19 @@ run() {
     else
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
-    step "specs of gradients, optimizers and models, on the device" 120 specs cuda spec/autograd_spec.lua spec/optim_spec.lua \
-        spec/module_spec.lua spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua
+    step "specs of gradients, optimizers and models, on the device" 120 specs cuda \
+        spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua \
+        spec/tensor_spec.lua spec/models/*_spec.lua
     step "specs of operations, on the device" 200 specs cuda spec/ops_spec.lua
     # The last lines are whole steps, and of those GPT-2's.
     say "== summary"
     cat "$summary" >>"$report"
     grep '^BENCH ' "$report" | sed 's/^BENCH //' >"$work/all"
-    { grep -v ' step, ' "$work/all"; grep ' step, ' "$work/all" | grep -v 'GPT-2 124M'; grep 'GPT-2 124M.* step, ' "$work/all"; } >"$work/benches"
+    {
+        grep -v ' step, ' "$work/all"
+        grep ' step, ' "$work/all" | grep -v 'GPT-2 124M'
+        grep 'GPT-2 124M.* step, ' "$work/all"
+    } >"$work/benches"
     tee -a "$report" <"$work/benches"
     say "== aims"
     tetrain bench/gpu_aims.lua "$report" >"$work/aims" || failed=$((failed + 1))

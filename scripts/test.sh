@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds and runs all tests: GCC without warnings, clang without warnings, the C tests and the Lua specs on the release
 # build, both again under AddressSanitizer and UndefinedBehaviorSanitizer, and what uses threads under ThreadSanitizer.
-# Headers show the seconds since the start. Tests and files of specs are named as they end, and nothing may take for ever:
-# what hangs is ended and named. The last line reads "N passed, N failed"; the exit status is 0 when nothing failed.
+# Headers show the seconds since the start. Tests and files of specs are named as they end, and nothing may take for
+# ever: what hangs is ended and named. The last line reads "N passed, N failed"; the exit status is 0 when nothing
+# failed.
 set -u
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -56,12 +57,14 @@ clang_warnings() {
     mkdir -p "$logs/include"
     ln -sf "$(gcc -print-file-name=include)/omp.h" "$logs/include/omp.h"
     sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g; s/\\\\/\\/g' |
-        sed "s|^[^ ]*|clang -fsyntax-only -Werror -Wno-ignored-optimization-argument -idirafter $logs/include|; s| -o [^ ]*||" |
+        sed "s|^[^ ]*|clang -fsyntax-only -Werror -Wno-ignored-optimization-argument -idirafter $logs/include|" |
+        sed "s| -o [^ ]*||" |
         sed 's/ -fno-[a-z-]*loops[a-z-]*//g; s/ --param=[^ ]*//g' |
         tr '\n' '\0' | limited 1200 xargs -0 -n 1 -P "$(nproc)" sh -c
 }
 
-# follow LOG FILTER COMMAND…: runs a command, showing its log through FILTER as it grows; the exit status is the command's.
+# follow LOG FILTER COMMAND…: runs a command, showing its log through FILTER as it grows; the exit status is the
+# command's.
 follow() {
     log=$1 filter=$2
     shift 2
@@ -101,7 +104,8 @@ c_tests() {
     fi
 }
 
-# count_specs STATUS LOG: what a run of specs said. A process that died, or a log without a test, is a failure of its own.
+# count_specs STATUS LOG: what a run of specs said. A process that died, or a log without a test, is a failure of its
+# own.
 count_specs() {
     good=$(grep -c '^ok ' "$2")
     bad=$(grep -c '^not ok ' "$2")
@@ -146,28 +150,30 @@ names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/
 adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua
     spec/cuda/parameters_spec.lua"
 
-# Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a tensor;
-# scripts/train_gpt.lua is started many times, and its models are in other specs.
+# Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a
+# tensor; scripts/train_gpt.lua is started many times, and its models are in other specs.
 prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
     spec/scripts/train_gpt_spec.lua spec/tools/*_spec.lua spec/train/command_line_spec.lua"
 
 # device_files: what runs with a device in place of the CPU; those first that take longest.
 device_files() {
-    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua spec/recipe/quantize_spec.lua
-        spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua"
+    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua
+        spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua"
     echo $long | tr ' ' '\n'
     find spec -name '*_spec.lua' | LC_ALL=C sort | grep -v -x -F "$(ls $names_devices $prints $long)"
 }
 
-# made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE as the
-# default device. Kernels are compiled one by one and run on the CPU, so the files are shared out to all processors.
+# made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE
+# as the default device. Kernels are compiled one by one and run on the CPU, so the files are shared out to all
+# processors.
 made_up_gpu() {
     folder=$1 device=$2
     shift 2
     rm -rf "$logs/device"
     mkdir -p "$logs/device"
-    printf '%s\n' "$@" | TETRAIN="$PWD/$folder/tetrain" TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES="$PWD/$folder/cuda_fake" \
-        TETRAIN_CACHE="$logs/cache-$folder" OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE sh -c '
+    printf '%s\n' "$@" | TETRAIN="$PWD/$folder/tetrain" TE_DEVICE=$device \
+        TETRAIN_CUDA_LIBRARIES="$PWD/$folder/cuda_fake" TETRAIN_CACHE="$logs/cache-$folder" \
+        OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE sh -c '
             log=$2/$(echo "$1" | tr / -)
             timeout -k 10 900 busted --lua="$TETRAIN" -v -o TAP "$1" >"$log" 2>&1
             echo $? >"$log.status"
@@ -192,7 +198,11 @@ real_compiler() {
     nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
     [ -n "$nvrtc" ] && [ -x "$1/cuda_compile" ] || return 0
     header "kernels of the specs for sm_90a, without spills"
-    if limited 900 "$1/cuda_compile" "$nvrtc" "$logs/cache-$1" sm_90a 1000 "$(nproc)"; then count 1 0; else count 0 1; fi
+    if limited 900 "$1/cuda_compile" "$nvrtc" "$logs/cache-$1" sm_90a 1000 "$(nproc)"; then
+        count 1 0
+    else
+        count 0 1
+    fi
 }
 
 install_packages $TETRAIN_BUILD_PACKAGES $TETRAIN_TEST_PACKAGES || { count 0 1; finish; }
@@ -211,7 +221,8 @@ fi
 
 # Without oneDNN: our own GEMM alone, in the same tests.
 plain() {
-    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
+    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF \
+        -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
         limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
         limited 300 build-plain/test_gemm && limited 300 build-plain/test_engine &&
         busted_on build-plain 600 spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
@@ -225,7 +236,8 @@ threads() {
 }
 step "build with ThreadSanitizer" threads
 if [ -x build-tsan/test_tokens ]; then
-    TSAN_OPTIONS=allocator_may_return_null=1 c_tests build-tsan -R '^test_(host|interrupt_stress|tetrain|tokens|workers)$'
+    TSAN_OPTIONS=allocator_may_return_null=1 c_tests build-tsan \
+            -R '^test_(host|interrupt_stress|tetrain|tokens|workers)$'
 fi
 
 step "build with sanitizers" build asan
@@ -236,9 +248,10 @@ if [ -x build-asan/tetrain ]; then
     specs build-asan
     [ ! -d build-asan/cuda_fake ] || {
         header "Lua specs on the CUDA backend in build-asan"
-        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua \
-            spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua spec/ops/linear_spec.lua \
-            spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua spec/train/checkpoint_spec.lua
+        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+            spec/sequential_spec.lua spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua \
+            spec/ops/linear_spec.lua spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua \
+            spec/train/checkpoint_spec.lua
         made_up_gpu build-asan cpu spec/cuda/parameters_spec.lua spec/cuda/reports_spec.lua
     }
 fi

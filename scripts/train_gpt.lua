@@ -20,7 +20,8 @@ local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 local command_line = train.command_line {
     script = "train_gpt.lua",
     about = "Trains a GPT on a text file, a folder of text files, or token shards.",
-    { "data", "string", section = "Data", help = "text file, folder, or .bin shards; the project's own text unless given" },
+    { "data", "string", section = "Data",
+        help = "text file, folder, or .bin shards; the project's own text unless given" },
     { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
     { "vocab-size", "size", 50304, help = "for shards, whose tokens are ids already" },
     { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "of the data, kept for validation" },
@@ -153,7 +154,8 @@ local function open_run(o, given, script)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model)
     run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
-        loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(), optimizer = run.optimizer,
+        loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
+        optimizer = run.optimizer,
         schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps },
         guard = run.guard, device = o.device, graph = o.graph, clip = o.clip, grad_accumulation = o.grad_accumulation }
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
@@ -205,7 +207,8 @@ local function report(run, progress, s)
     end
     if not s.allowed then
         record[#record + 1], record[#record + 2] = "skipped", true
-        progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", s.step, s.loss, s.grad_norm, run.guard.skipped)
+        progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", s.step, s.loss,
+            s.grad_norm, run.guard.skipped)
     end
     return record
 end
@@ -230,10 +233,13 @@ local function loop(run, progress)
         local looks = every > 0 and step % every == 0
         for s in run.steps:finished(pause or stop or looks) do
             local record = report(run, progress, s)
-            if s.step == step and pause and s.allowed and not stop then validate_and_sample(run, progress, s, record) end
+            if s.step == step and pause and s.allowed and not stop then
+                validate_and_sample(run, progress, s, record)
+            end
             train.io(run.metrics.write, run.metrics, record)
         end
-        if looks then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end -- of its last batch
+        -- of its last batch
+        if looks then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
         if pause or stop then
             local path = save(run, step)
             if stop then

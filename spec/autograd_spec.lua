@@ -59,7 +59,8 @@ describe("backward", function()
         y:backward(nil, { retain_graph = true })
         y:backward()
         assert.error_matches(function() y:backward() end, "used before")
-        assert.error_matches(function() y:backward({ retain = true }) end, 'unknown option "retain"; did you mean "retain_graph"')
+        assert.error_matches(function() y:backward({ retain = true }) end,
+            'unknown option "retain"; did you mean "retain_graph"')
     end)
 
     it("refuses what has no gradient", function()
@@ -73,6 +74,29 @@ describe("backward", function()
         w:mul_(2)
         assert.error_matches(function() y:backward() end, "changed in place")
         assert.error_matches(function() x:mul_(2) end, "te%.no_grad")
+    end)
+
+    it("refuses writes in place that would lose a gradient", function()
+        local x, t = leaf { 1, 2 }, te.zeros({ 2, 2 }, { dtype = "float64" })
+        local y = x * 2
+        local refused = {
+            ["te%.copy_: source takes part in gradients.*source:detach"] = function() t:copy_(x) end,
+            ["te%.add_: other takes part in gradients.*other:detach"] = function() t:add_(y) end,
+            ["te%.copy_: x takes part in gradients.*te%.no_grad"] = function() y:copy_(t[1]) end,
+            ["te%.fill_: x takes part in gradients.*te%.no_grad"] = function() y:fill_(1) end,
+            ["te%.zero_: x takes part in gradients"] = function() x:narrow(1, 1, 1):zero_() end,
+            ["te%.normal_: x takes part in gradients"] = function() te.normal_(y) end,
+            ["t%[i%] = value: value takes part in gradients.*value:detach"] = function() t[1] = x end,
+            ["t%[i%] = value: t takes part in gradients"] = function() y[1] = 3 end,
+        }
+        for message, write in pairs(refused) do
+            assert.error_matches(write, message)
+            te.no_grad(write)
+        end
+        t:copy_(x:detach())
+        t[2] = y:detach()
+        x:fill_(3) -- a leaf: what it was is in no graph
+        close({ 3, 3 }, x)
     end)
 
     it("survives long graphs", function()
@@ -136,7 +160,8 @@ describe("scopes", function()
     it("te.autocast sets the compute dtype", function()
         local x, w = te.ones(2, 4), te.ones(3, 4)
         assert.equal("bfloat16", te.autocast({ dtype = "bfloat16" }, function() return te.linear(x, w).dtype end))
-        assert.equal("float32", te.autocast({ dtype = "bfloat16", enabled = false }, function() return te.linear(x, w).dtype end))
+        assert.equal("float32", te.autocast({ dtype = "bfloat16", enabled = false },
+            function() return te.linear(x, w).dtype end))
         assert.equal("float32", te.linear(x, w).dtype)
         pcall(te.autocast, { dtype = "bfloat16" }, error, "x")
         assert.equal("float32", te.linear(x, w).dtype)
@@ -157,7 +182,8 @@ describe("te.gradcheck", function()
         local function wrong(a)
             return te._core.custom(function(_, v) return v * v end, function(_, d) return d * 3 end, a)
         end
-        assert.error_matches(function() te.gradcheck(wrong, { x }) end, "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
+        assert.error_matches(function() te.gradcheck(wrong, { x }) end,
+            "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
         assert.error_matches(function() te.gradcheck(function() return te.ones(1) end, { x }) end, "does not depend")
     end)
 end)
@@ -214,7 +240,8 @@ describe("operations defined in Lua", function()
             local y = te._core.custom(function(_, a) return a * 1 end, function() return wrong end, x)
             assert.error_matches(function() te.sum(y):backward() end, "gradient of input 1")
         end
-        assert.error_matches(function() te._core.custom(function() return 1 end, function() end, x) end, "expected a tensor, got number 1")
+        assert.error_matches(function() te._core.custom(function() return 1 end, function() end, x) end,
+            "expected a tensor, got number 1")
         assert.error_matches(function() te._core.custom(function() end, function() end, x) end, "returned 0 values")
     end)
 
@@ -247,6 +274,26 @@ describe("operations defined in Lua", function()
 end)
 
 describe("te.checkpoint", function()
+    it("raises when what it reads again was changed in place since", function()
+        local function nested(layer, x)
+            return te.checkpoint(function(v) return te.checkpoint(layer, v) * 1 end, x)
+        end
+        for _, run in ipairs { te.checkpoint, nested } do
+            for _, name in ipairs { "x", "weight", "nothing" } do
+                local layer, other = te.Linear(2, 2), te.Linear(2, 2)
+                local x = te.tensor({ { 1, 2 } }, { requires_grad = true })
+                local y, changed = run(layer, x), name == "x" and x or name == "weight" and layer.weight or other.weight
+                te.no_grad(function() changed:mul_(2) end)
+                local ok, problem = pcall(function() y:sum():backward() end)
+                assert.equal(name == "nothing", ok)
+                if not ok then
+                    assert.is_truthy(problem:find("te%.checkpoint: backward: .* changed in place since"), problem)
+                end
+                other(te.ones({ 1, 2 })):sum():backward() -- a stretch of its own
+            end
+        end
+    end)
+
     local w = te.randn({ 4, 4 }, { dtype = "float64" })
 
     local function block(x) return te.dropout(te.tanh(te.matmul(x, w)), { p = 0.3 }) end

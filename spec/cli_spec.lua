@@ -78,17 +78,21 @@ describe("tetrain", function()
             ["-x"] = 'unknown option "-x"', ["-ix"] = 'unknown option "-ix"',
             ["--threads=x"] = '--threads: "x" is no whole number up to 1024',
             ["--threads=2000"] = '--threads: "2000" is no whole number up to 1024',
-            ["--threads=2.5"] = '--threads: "2.5" is no whole number', ["--threads="] = '--threads: "" is no whole number',
+            ["--threads=2.5"] = '--threads: "2.5" is no whole number',
+            ["--threads="] = '--threads: "" is no whole number',
             ["--threads"] = "--threads needs a value", ["--seed=-1"] = '--seed: "-1" is no whole number',
-            ["--seed=99999999999999999999"] = '--seed: "99999999999999999999" is no whole number', ["-e"] = "-e needs a value", ["-l"] = "-l needs a value",
-            ["--mem-limit=lots"] = '--mem-limit: "lots" is no size like 512M or 8G', ["--mem-limit=0"] = '"0" is no size',
+            ["--seed=99999999999999999999"] = '--seed: "99999999999999999999" is no whole number',
+            ["-e"] = "-e needs a value", ["-l"] = "-l needs a value",
+            ["--mem-limit=lots"] = '--mem-limit: "lots" is no size like 512M or 8G',
+            ["--mem-limit=0"] = '"0" is no size',
             ["--mem-limit=1GB"] = '"1GB" is no size', ["--mem-limit=99999999999T"] = "is no size",
             ["--version=3"] = "--version takes no value", ["--device"] = "--device needs a value",
         } do
             local out, err, status = run(wrong)
             assert.equal(2, status, wrong)
             assert.equal("", out)
-            assert.is_truthy(err:find("tetrain: " .. message, 1, true) or err:find(message, 1, true), wrong .. ": " .. err)
+            assert.is_truthy(err:find("tetrain: " .. message, 1, true) or err:find(message, 1, true),
+                wrong .. ": " .. err)
             assert.is_truthy(err:find('Try "tetrain --help".', 1, true))
         end
     end)
@@ -121,7 +125,8 @@ describe("tetrain", function()
         for _, tool in ipairs { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" } do
             assert.is_truthy(help:find("\n  " .. tool .. " ", 1, true) and man:find("\\fB" .. tool .. "\\fR", 1, true))
         end
-        local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; echo "${COMPREPLY[@]}"']]
+        local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; ]]
+            .. [[echo "${COMPREPLY[@]}"']]
         assert.equal("--threads\n", (shell(complete:format(TETRAIN, "tetrain --th", 1))))
         assert.equal("generate\n", (shell(complete:format(TETRAIN, "tetrain --seed 1 gener", 3))))
         assert.equal("--steps\n", (shell(complete:format(TETRAIN, TETRAIN .. " train --step", 2))))
@@ -145,7 +150,8 @@ describe("tetrain", function()
 
 
     it("ends with 1 when a script fails, with a traceback of Lua functions", function()
-        local _, err, status = run(script("local function f() error('oops') end\nlocal function g() f() return 1 end\ng()"))
+        local _, err, status = run(script(
+            "local function f() error('oops') end\nlocal function g() f() return 1 end\ng()"))
         assert.equal(1, status)
         assert.is_truthy(err:find("^tetrain: [^\n]*%.lua:1: oops\nstack traceback:"))
         assert.is_truthy(err:find("in function 'g'", 1, true))
@@ -231,9 +237,11 @@ describe("tetrain", function()
     local function run_and_signal(text, signal)
         local ready = os.tmpname()
         os.remove(ready)
-        local path = script("local te = require 'te'\nlocal function ready(name) io.open(name, 'wb'):close() end\n" .. text)
-        local out, err, status = shell(("timeout --foreground -k 1 120 '%s' %s %s & pid=$!; while [ ! -e %s ] && kill -0 $pid; do sleep 0.05; done; "
-            .. "kill -%s $pid; wait $pid"):format(TETRAIN, path, ready, ready, signal))
+        local path = script("local te = require 'te'\nlocal function ready(name) io.open(name, 'wb'):close() end\n"
+            .. text)
+        local out, err, status = shell(("timeout --foreground -k 1 120 '%s' %s %s & pid=$!; "
+            .. "while [ ! -e %s ] && kill -0 $pid; do sleep 0.05; done; kill -%s $pid; wait $pid")
+            :format(TETRAIN, path, ready, ready, signal))
         os.remove(ready)
         return out, err, status
     end
@@ -242,13 +250,15 @@ describe("tetrain", function()
         local _, err, status = run_and_signal("local x = te.ones(10)\nready(...)\nwhile true do x = x + 1 end", "INT")
         assert.is_truthy(err:find("interrupted", 1, true), err)
         assert.equal(130, status)
-        _, err, status = run_and_signal("ready(...)\nwhile true do pcall(function() while true do te.ones(3):sum() end end) end", "TERM")
+        _, err, status = run_and_signal(
+            "ready(...)\nwhile true do pcall(function() while true do te.ones(3):sum() end end) end", "TERM")
         assert.is_truthy(err:find("interrupted", 1, true), err)
         assert.equal(130, status)
     end)
 
     it("lets a script finish that listens", function()
-        local text = "te._core.interrupt_flag()\nready(...)\nwhile not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"
+        local text = "te._core.interrupt_flag()\nready(...)\n"
+            .. "while not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"
         local _, _, status = run_and_signal(text, "TERM")
         assert.equal(75, status)
     end)

@@ -142,7 +142,8 @@ describe("a CUDA device", function()
         local function plan(width, r)
             local model = te.Linear(32, width):to "cuda"
             local x = te.randn({ 16, 32 }, { device = "cuda", requires_grad = true })
-            return te.autocast({ dtype = "bfloat16", recipe = r }, function() return tostring(te.Sequential(model):explain(x)) end)
+            return te.autocast({ dtype = "bfloat16", recipe = r },
+                function() return tostring(te.Sequential(model):explain(x)) end)
         end
         local function says(text, ...)
             for _, part in ipairs { ... } do assert.truthy(text:find(part, 1, true), part .. " in\n" .. text) end
@@ -150,7 +151,8 @@ describe("a CUDA device", function()
         if te._core.device_title("cuda"):find("sm_90", 1, true) then
             says(plan(48, recipe.DelayedScaling {}), "linear, float8_e4m3 as it is, fast sums",
                 "dgrad, float8_e5m2 as it is ", "wgrad, float8_e5m2 as it is ")
-            says(plan(48, recipe.Float8CurrentScaling { fast_accumulation = "all" }), "wgrad, float8_e5m2 as it is, fast sums")
+            says(plan(48, recipe.Float8CurrentScaling { fast_accumulation = "all" }),
+                "wgrad, float8_e5m2 as it is, fast sums")
             says(plan(48, recipe.Float8CurrentScaling { fast_accumulation = "none" }), "linear, float8_e4m3 as it is ")
             says(plan(48, recipe.MXFP8BlockScaling {}), "linear, decoded: fp8 and fp4 with factors of a byte")
             says(plan(40, recipe.DelayedScaling {}), "linear, float8_e4m3 as it is, fast sums") -- padded inside
@@ -159,14 +161,16 @@ describe("a CUDA device", function()
         end
     end)
 
-    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" } do
+    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+        "NVFP4BlockScaling" } do
         it("trains a linear layer under " .. name .. " as the CPU does", function()
             local function steps(device)
                 te.manual_seed(2)
                 local options = name:find "NVFP4" and { disable_stochastic_rounding = true } or {}
                 local layer, recipe = te.Linear(128, 128), te.recipe[name](options)
                 layer:to(device)
-                local x, dy = te.randn({ 128, 128 }, { device = "cpu" }):to(device), te.randn({ 128, 128 }, { device = "cpu" }):to(device)
+                local x, dy = te.randn({ 128, 128 }, { device = "cpu" }):to(device),
+                    te.randn({ 128, 128 }, { device = "cpu" }):to(device)
                 x.requires_grad = true
                 for _ = 1, 2 do
                     te.autocast({ dtype = "float32", recipe = recipe }, layer, x):backward(dy)
@@ -194,7 +198,9 @@ describe("a CUDA device", function()
         local a, b = te.rand(128, 64, { device = "cpu" }), te.rand(64, 128, { device = "cpu" })
         local exact = te.matmul(a, b)
         assert.equal("highest", te.get_float32_matmul_precision())
-        local function error_of() return te.abs(te.matmul(a:to("cuda"), b:to("cuda")):to("cpu") - exact):max():item() end
+        local function error_of()
+            return te.abs(te.matmul(a:to("cuda"), b:to("cuda")):to("cpu") - exact):max():item()
+        end
         assert.is_true(error_of() < 2e-5)
         te.set_float32_matmul_precision("high")
         assert.is_true(error_of() > 2e-5 and error_of() < 5e-2)

@@ -11,7 +11,8 @@ local function values(t) return t:detach():to("cpu"):to("float64"):reshape(-1):t
 
 local function model_on(device, opts)
     te.manual_seed(3)
-    local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 16, dropout = opts.dropout,
+    local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 1, n_head = 2, n_embd = 16,
+        dropout = opts.dropout,
         quantized = opts.quantized }
     model:to(device)
     return model
@@ -56,7 +57,9 @@ end
 local function equal_bits(expected, seen)
     assert.same(#expected, #seen)
     for i = 1, #expected do
-        if expected[i] ~= seen[i] then error(("value %d is %.17g, in the graph %.17g"):format(i, expected[i], seen[i]), 2) end
+        if expected[i] ~= seen[i] then
+            error(("value %d is %.17g, in the graph %.17g"):format(i, expected[i], seen[i]), 2)
+        end
     end
 end
 
@@ -85,7 +88,8 @@ describe("te.graph without graphs", function()
 
     it("says what does not fit the recording", function()
         local double = te.graph(function(x) return x * 2 end, { te.zeros { 2 } })
-        assert.has_error(function() double(te.zeros { 3 }) end, "te.graph: input 1 is float32 {3}, recorded with float32 {2}")
+        assert.has_error(function() double(te.zeros { 3 }) end,
+            "te.graph: input 1 is float32 {3}, recorded with float32 {2}")
         assert.has_error(function() double() end, "te.graph: 0 inputs, recorded with 1")
         assert.has_error(function() double(5) end, "te.graph: input 1: expected a tensor, got number")
     end)
@@ -133,7 +137,8 @@ describe("te.graph on a CUDA device", function()
 
     it("trains with the bits of the step that is run", function() equal_runs("cuda", { dropout = 0 }) end)
 
-    it("goes on with random numbers, step counts and the learning rate", function() equal_runs("cuda", { dropout = 0.2 }) end)
+    it("goes on with random numbers, step counts and the learning rate",
+        function() equal_runs("cuda", { dropout = 0.2 }) end)
 
     it("keeps copies of weights in bfloat16 current", function()
         equal_runs("cuda", { dropout = 0.1, dtype = "bfloat16", between = function(i, model, optimizer)
@@ -146,7 +151,8 @@ describe("te.graph on a CUDA device", function()
         end })
     end)
 
-    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" } do
+    for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+        "NVFP4BlockScaling" } do
         it("trains weights that are stored quantized by " .. name, function()
             local opts = { dropout = 0, dtype = "bfloat16", quantized = name, recipe = te.recipe[name] }
             function opts.between(i, model)
@@ -199,7 +205,8 @@ describe("te.graph on a CUDA device", function()
     it("goes on from scales that were loaded after it was recorded", function()
         local function run(graphed)
             te.manual_seed(4)
-            local layer, recipe, seen = te.Linear(16, 16):to "cuda", te.recipe.DelayedScaling { amax_history_len = 2 }, {}
+            local layer, recipe, seen = te.Linear(16, 16):to "cuda",
+                te.recipe.DelayedScaling { amax_history_len = 2 }, {}
             local function step(x)
                 local y = te.autocast({ recipe = recipe }, layer, x)
                 te.no_grad(function() layer.weight:mul_(0.75) end)
@@ -209,7 +216,9 @@ describe("te.graph on a CUDA device", function()
             local saved
             for i = 1, 6 do
                 if i == 5 then layer:load_state_dict(saved) end
-                for _, v in ipairs(values(call(te.full({ 16, 16 }, 3 * i, { device = "cuda" })))) do seen[#seen + 1] = v end
+                for _, v in ipairs(values(call(te.full({ 16, 16 }, 3 * i, { device = "cuda" })))) do
+                    seen[#seen + 1] = v
+                end
                 if i == 1 then
                     saved = {}
                     for name, t in pairs(layer:state_dict()) do saved[name] = t:detach():clone() end
@@ -248,7 +257,8 @@ describe("te.graph on a CUDA device", function()
         it("lets none of a recording be read before it has run", function()
             local layer, r, sample = layer_of(weight), recipe(), x:clone()
             sample.requires_grad = true
-            te.make_graphed_callables(function(v) return te.autocast({ recipe = r }, layer, v) end, { sample }, { warmup = 1 })
+            te.make_graphed_callables(function(v) return te.autocast({ recipe = r }, layer, v) end,
+                { sample }, { warmup = 1 })
             equal_bits(values(output(layer_of(weight), x, r)), values(output(layer, x, r)))
         end)
 
@@ -417,9 +427,11 @@ describe("te.graph on a CUDA device", function()
             { te.tensor({ 0, 1 }, { dtype = "int32" }) }, { device = "cuda", warmup = 1 })
         local function look_up(...) return graph(te.tensor({ ... }, { dtype = "int32" })):totable() end
         look_up(1, 2)
-        assert.same(te.embedding(table_, te.tensor({ 3, 4 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 4))
+        assert.same(te.embedding(table_, te.tensor({ 3, 4 }, { dtype = "int32", device = "cuda" })):totable(),
+            look_up(3, 4))
         assert.error_matches(function() look_up(1, 7) end, "embedding: id 7 at position 2 is outside 0 to 4")
-        assert.same(te.embedding(table_, te.tensor({ 3, 0 }, { dtype = "int32", device = "cuda" })):totable(), look_up(3, 0))
+        assert.same(te.embedding(table_, te.tensor({ 3, 0 }, { dtype = "int32", device = "cuda" })):totable(),
+            look_up(3, 0))
     end)
 end)
 

@@ -47,7 +47,8 @@ end)
 
 describe("a transpose within the caches", function()
     for _, dtype in ipairs { "bfloat16", "float32", "int32", "float64", "bool" } do
-        for _, shape in ipairs { { 64, 64 }, { 96, 32 }, { 33, 64 }, { 64, 47 }, { 608, 48 }, { 31, 15 }, { 3, 40, 64 } } do
+        for _, shape in ipairs { { 64, 64 }, { 96, 32 }, { 33, 64 }, { 64, 47 }, { 608, 48 },
+            { 31, 15 }, { 3, 40, 64 } } do
             it(("holds the same, %s, %s"):format(dtype, table.concat(shape, " x ")), function()
                 local whole = te.randint(0, dtype == "bool" and 1 or 250, shape, { dtype = "int32" })
                 local x, d = whole:to(dtype), #shape

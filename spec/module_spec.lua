@@ -141,7 +141,8 @@ describe("te.Module", function()
             assert.equal("float64", te.Linear(2, 2):to(unpack(words)).weight.dtype)
         end
         assert.error_matches(function() te.Linear(2, 2):to("cpu", "flaot64") end, 'did you mean "float64"')
-        assert.error_matches(function() te.Linear(2, 2):to("cpu", "float64", 1) end, "argument 3, number 1, is too much")
+        assert.error_matches(function() te.Linear(2, 2):to("cpu", "float64", 1) end,
+            "argument 3, number 1, is too much")
     end)
 
     it("converts its parameters", function()

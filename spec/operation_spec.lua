@@ -25,6 +25,25 @@ describe("te.BasicOperation", function()
         assert.equal(3, op.scale.grad:item())
     end)
 
+    it("raises when what its backward reads was changed in place since", function()
+        local op, plain = learnable_scale()(3), te.BasicOperation:extend("Plain")
+        function plain:init() self:register_parameter("scale", te.ones({ 2 })) end
+        function plain:op_forward(_, x) return x * self.scale end
+        for _, module in ipairs { op, te.Sequential(op), plain(), te.Sequential(te.Identity(), op, plain()) } do
+            for _, name in ipairs { "x", "scale" } do
+                local x = te.tensor({ 1, 2 }, { requires_grad = true })
+                local y, read = module(x), name == "x" and x or module:parameters()[1]
+                te.no_grad(function() read:mul_(2) end)
+                assert.error_matches(function() y:sum():backward() end, "changed in place since")
+            end
+        end
+        assert.error_matches(function()
+            local y = op(te.tensor({ 1, 2 }, { requires_grad = true }))
+            op.scale:fill_(1)
+            y:sum():backward()
+        end, "LearnableScale: backward: a tensor of shape {} that it saved")
+    end)
+
     it("works between built-in operations", function()
         local op = learnable_scale()(2)
         local fc = te.Linear(2, 2)

@@ -6,7 +6,8 @@ local support = require "spec.support.op_cases"
 local reference = require "spec.support.reference"
 
 local close = reference.assert_close
-local random_results = { dropout = true, stochastic_depth = true, uniform = true, normal = true, integers = true, bernoulli = true, multinomial = true }
+local random_results = { dropout = true, stochastic_depth = true, uniform = true, normal = true, integers = true,
+    bernoulli = true, multinomial = true }
 
 local function call(op, args) return te[op.name](unpack(args, 1, support.count(args))) end
 
@@ -58,6 +59,31 @@ local function as_function(op, args, wanted)
     end, leaves
 end
 
+local function write(t)
+    if is_float(t) then t:mul_(0.5):add_(0.25) else t:copy_(t:eq(0)) end
+end
+
+-- Gradients of a weighted sum of the results, after the `changed`-th tensor among arguments and results was written in
+-- place, and how many tensors there are; nil and the message when backward raises.
+local function gradients(op, changed)
+    te.manual_seed(7)
+    local args, wanted = support.arguments(op, "float32")
+    local fn, leaves = as_function(op, args, wanted)
+    for _, leaf in ipairs(leaves) do leaf.requires_grad = true end
+    local tensors, results, total = {}, { fn(unpack(leaves)) }, 0
+    replace(args, function(t) tensors[#tensors + 1] = t return t end)
+    for i, result in ipairs(results) do
+        tensors[#tensors + 1] = result
+        if result.requires_grad then total = total + te.sum(result * (result:detach() * 0.3 + i)) end
+    end
+    if changed then te.no_grad(write, tensors[changed]) end
+    local ok, problem = pcall(function() total:backward() end)
+    if not ok then return nil, problem end
+    local found = {}
+    for i, leaf in ipairs(leaves) do found[i] = leaf.grad and leaf.grad:totable() or false end
+    return found, #tensors
+end
+
 describe("te.help", function()
     it("knows what is no operation as well", function()
         assert.equal("te.Linear(in_features, out_features, opts)", te.help("Linear"):match "^[^\n]*")
@@ -70,7 +96,8 @@ describe("every operation", function()
     for _, op in ipairs(te.ops_list()) do
         describe(op.name, function()
             before_each(function() te.manual_seed(7) end)
-            after_each(function() pcall(te.synchronize) end) -- what a device found wrong is said here, not in the next spec
+            -- what a device found wrong is said here, not in the next spec
+            after_each(function() pcall(te.synchronize) end)
 
             it("is documented", function()
                 assert.is_true(#op.doc > 3)
@@ -83,6 +110,20 @@ describe("every operation", function()
                     local args, wanted = support.arguments(op, "float64")
                     local fn, leaves = as_function(op, args, wanted)
                     assert.is_true(te.gradcheck(fn, leaves))
+                end)
+            end
+
+            if op.differentiable and not random_results[op.name] then
+                it("has that gradient or raises when a tensor was changed in place since", function()
+                    local expected, n = gradients(op)
+                    for which = 1, n do
+                        local found, problem = gradients(op, which)
+                        if found then
+                            assert.same(expected, found)
+                        else
+                            assert.is_truthy(problem:find("changed in place since", 1, true), problem)
+                        end
+                    end
                 end)
             end
 
@@ -105,7 +146,8 @@ describe("every operation", function()
             end)
 
             it("computes or raises for every dtype", function()
-                for _, dtype in ipairs { "bfloat16", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" } do
+                for _, dtype in ipairs { "bfloat16", "float16", "int64", "int32", "uint8", "bool",
+                    "float8_e4m3", "float8_e5m2" } do
                     local ok, problem = pcall(call, op, replace(support.arguments(op, "float32"), function(t)
                         return is_float(t) and t:to(dtype) or t
                     end))
@@ -117,18 +159,21 @@ describe("every operation", function()
                 local args = support.arguments(op, "float32")
                 local released = te.ones(2)
                 released:release()
-                local fails = { {}, { "x" }, { true }, { {} }, { print }, { released }, { te.ones(1), te.ones(1), 1, 2, 3, 4, 5, 6 } }
+                local fails = { {}, { "x" }, { true }, { {} }, { print }, { released },
+                    { te.ones(1), te.ones(1), 1, 2, 3, 4, 5, 6 } }
                 for _, wrong in ipairs(fails) do
                     local ok, problem = pcall(te[op.name], unpack(wrong))
                     assert.is_false(ok)
                     assert.is_truthy(problem:find("te." .. op.name, 1, true) or problem:find("te%."), problem)
                 end
                 local n = support.count(args)
-                local with_options = type(args[n]) == "table" and not te.is_tensor(args[n]) and not te.is_tensor(args[n][1])
+                local with_options = type(args[n]) == "table" and not te.is_tensor(args[n])
+                    and not te.is_tensor(args[n][1])
                     and not args[n][1]
                 if with_options then args[n] = nil else n = n + 1 end
                 args[n] = { no_such_option = 1 }
-                assert.error_matches(function() te[op.name](unpack(args, 1, n)) end, "te%." .. op.name .. ": unknown option")
+                assert.error_matches(function() te[op.name](unpack(args, 1, n)) end,
+                    "te%." .. op.name .. ": unknown option")
             end)
         end)
     end
@@ -142,7 +187,8 @@ local B = { { 2, 0.5, -1 }, { 3, -0.125, 8 } }
 local function sigmoid(v) return 1 / (1 + math.exp(-v)) end
 
 local UNARY = {
-    neg = function(v) return -v end, abs = math.abs, floor = math.floor, ceil = math.ceil, exp = math.exp, sin = math.sin,
+    neg = function(v) return -v end, abs = math.abs, floor = math.floor, ceil = math.ceil,
+    exp = math.exp, sin = math.sin,
     cos = math.cos, tanh = math.tanh, sigmoid = sigmoid, square = function(v) return v * v end,
     reciprocal = function(v) return 1 / v end, relu = function(v) return math.max(v, 0) end,
     silu = function(v) return v * sigmoid(v) end, quick_gelu = function(v) return v * sigmoid(1.702 * v) end,
@@ -241,6 +287,14 @@ describe("reductions", function()
         close({ { 0.75 } }, x:sum({ 1, 2 }, true))
     end)
 
+    it("shares the gradient of max and min among equal ones", function()
+        for _, name in ipairs { "max", "min" } do
+            local t = te.tensor({ { 3, 3, 3 }, { 3, 3, 3 } }, { requires_grad = true })
+            te[name](t, 1):backward(te.tensor { 1, 2, 3 })
+            close({ { 0.5, 1, 1.5 }, { 0.5, 1, 1.5 } }, t.grad)
+        end
+    end)
+
     it("has mean, max, min, var, norm, argmax and argmin", function()
         close({ 2.5 / 3, -1.75 / 3 }, te.mean(x, 2))
         close({ 3.5, 4 }, te.max(x, 2))
@@ -262,7 +316,14 @@ describe("reductions", function()
         assert.is_true(te.mse_loss(empty, empty):item() ~= 0)
         assert.equal(math.huge, te.var(te.tensor { 1, 2 }, { correction = 3 }):item())
         assert.same({ 0 }, te.argmax(empty, 2).shape)
-        assert.error_matches(function() te.argmax(empty, 1) end, "te%.argmax: {0,3} has no elements along the dimension")
+        assert.error_matches(function() te.argmax(empty, 1) end,
+            "te%.argmax: {0,3} has no elements along the dimension")
+        for _, name in ipairs { "max", "min" } do
+            assert.same({ 0 }, te[name](empty, 2).shape)
+            assert.error_matches(function() te[name](empty, 1) end,
+                "te%." .. name .. ": {0,3} has no elements along the dim")
+            assert.error_matches(function() te[name](empty) end, "te%." .. name .. ": {0,3} has no elements$")
+        end
     end)
 
     it("has all and any", function()
@@ -280,7 +341,8 @@ describe("matrix products, rows and indices", function()
         local expected = reference.matmul(A, b)
         for i = 1, 2 do expected[i] = { expected[i][1] + 10, expected[i][2] + 20 } end
         close(expected, linear)
-        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end, "inner sizes differ: {4,3} x {5,2}")
+        assert.error_matches(function() te.matmul(te.ones(4, 3), te.ones(5, 2)) end,
+            "inner sizes differ: {4,3} x {5,2}")
     end)
 
     it("te.softmax and te.log_softmax along any dimension", function()
@@ -350,7 +412,8 @@ describe("matrix products, rows and indices", function()
         local rows = te.tensor { { 1, 2 }, { 3, 4 } }
         close({ { 3, 4 }, { 1, 2 } }, te.embedding(rows, te.tensor({ 1, 0 }, { dtype = "int64" })))
         -- a device says so when the values are read
-        assert.error_matches(function() te.embedding(rows, te.tensor({ 2 }, { dtype = "int64" })):totable() end, "embedding: .*2")
+        assert.error_matches(function() te.embedding(rows, te.tensor({ 2 }, { dtype = "int64" })):totable() end,
+            "embedding: .*2")
     end)
 end)
 
@@ -371,7 +434,8 @@ describe("random operations", function()
         te.manual_seed(11)
         local n = 100000
         local uniform, normal = te.rand { n }, te.randn { n }
-        assert.is_true(math.abs(uniform:mean():item() - 0.5) < 5e-3 and uniform:min():item() >= 0 and uniform:max():item() < 1)
+        assert.is_true(math.abs(uniform:mean():item() - 0.5) < 5e-3 and uniform:min():item() >= 0
+            and uniform:max():item() < 1)
         assert.is_true(math.abs(normal:mean():item()) < 2e-2 and math.abs(normal:var():item() - 1) < 2e-2)
         local dice = te.randint(1, 6, { n })
         assert.equal("int64", dice.dtype)

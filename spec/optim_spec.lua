@@ -128,11 +128,13 @@ describe("te.optim.AdamW", function()
         assert.error_matches(function() te.optim.AdamW({ p, p }) end, "came before")
         local opt = te.optim.AdamW({ p })
         assert.error_matches(function() opt:load_state_dict({}) end, "expected what state_dict returns")
-        assert.error_matches(function() te.optim.AdamW({ p, nil, parameter { 2 } }) end, "params: entry 2 is nil, but there is one at 3")
+        assert.error_matches(function() te.optim.AdamW({ p, nil, parameter { 2 } }) end,
+            "params: entry 2 is nil, but there is one at 3")
         assert.error_matches(function() te.optim.AdamW({ p, lr = 1 }) end, 'params: a list has no entry "lr"')
         assert.error_matches(function() te.optim.clip_grad_norm({ p, nil, p }, 1) end, "params: entry 2 is nil")
         for _, lr in ipairs { -1, "a", 0 / 0 } do
-            assert.error_matches(function() opt:set_lr(lr) end, "te%.optim%.AdamW:set_lr: lr: expected number, at least 0")
+            assert.error_matches(function() opt:set_lr(lr) end,
+                "te%.optim%.AdamW:set_lr: lr: expected number, at least 0")
         end
         assert.error_matches(function() opt:set_lr() end, "got nil")
     end)
@@ -152,8 +154,10 @@ describe("te.optim.AdamW", function()
             ["parameter 2: state: expected table, got 3"] = { state = { good, 3 }, groups = { { lr = 1 } } },
             ["parameter 2: step: expected integer"] = { state = { good, with("step", "a") }, groups = { { lr = 1 } } },
             ["parameter 2: step is missing"] = { state = { good, with("step", nil) }, groups = { { lr = 1 } } },
-            ["parameter 2: exp_avg: expected a tensor, got number"] = { state = { good, with("exp_avg", 3) }, groups = { { lr = 1 } } },
-            ["parameter 2: exp_avg has shape {1,1}"] = { state = { good, with("exp_avg", te.ones { 1, 1 }) }, groups = { { lr = 1 } } },
+            ["parameter 2: exp_avg: expected a tensor, got number"] = { state = { good, with("exp_avg", 3) },
+                groups = { { lr = 1 } } },
+            ["parameter 2: exp_avg has shape {1,1}"] = { state = { good, with("exp_avg", te.ones { 1, 1 }) },
+                groups = { { lr = 1 } } },
             ["a state of parameter 3, of 2"] = { state = { good, good, good }, groups = { { lr = 1 } } },
             ["option lr: expected number, at least 0"] = { state = { good, good }, groups = { { lr = -1 } } },
             ["group: expected table, got 3"] = { state = { good, good }, groups = { 3 } },
@@ -173,7 +177,8 @@ describe("te.optim.AdamW", function()
     it("has options of its own, not those of the next optimizer", function()
         local betas = { 0.8, 0.9 }
         local first = te.optim.AdamW({ parameter { 1 } })
-        local pair = te.optim.AdamW({ { params = { parameter { 1 } } }, { params = { parameter { 1 } } } }, { betas = betas })
+        local pair = te.optim.AdamW({ { params = { parameter { 1 } } }, { params = { parameter { 1 } } } },
+            { betas = betas })
         local saved = first:state_dict()
         first.groups[1].betas[1], pair.groups[1].betas[1] = 0.5, 0.5
         assert.equal(0.9, te.optim.AdamW({ parameter { 1 } }).groups[1].betas[1])
@@ -194,7 +199,8 @@ describe("te.optim.SGD", function()
     it("has no nesterov without momentum, or with dampening", function()
         local p = { te.zeros { 2 } }
         for _, options in ipairs { { nesterov = true }, { nesterov = true, momentum = 0.9, dampening = 0.1 } } do
-            assert.error_matches(function() te.optim.SGD(p, options) end, "te%.optim%.SGD: option nesterov: it needs momentum")
+            assert.error_matches(function() te.optim.SGD(p, options) end,
+                "te%.optim%.SGD: option nesterov: it needs momentum")
         end
     end)
 

@@ -39,19 +39,25 @@ describe("what follows the options is refused by", function()
     teardown(function() os.remove(path) end)
     local calls = {
         Linear = { 4, 4, {} }, BasicLinear = { 4, 4, {} }, Bias = { 4, {} }, GroupedLinear = { 2, 4, 4, {} },
-        LayerNorm = { 4, {} }, RMSNorm = { 4, {} }, L2Normalization = { {} }, Embedding = { 4, 4, {} }, Dropout = { 0.5, {} },
-        StochasticDepth = { 0.5, {} }, ConstantScale = { 2, {} }, Identity = { {} }, Reshape = { { 4 }, {} }, Quantize = { {} },
-        MakeExtraOutput = { {} }, AddExtraInput = { {} }, AllReduce = { {} }, AllGather = { {} }, ReduceScatter = { {} },
+        LayerNorm = { 4, {} }, RMSNorm = { 4, {} }, L2Normalization = { {} }, Embedding = { 4, 4, {} },
+        Dropout = { 0.5, {} },
+        StochasticDepth = { 0.5, {} }, ConstantScale = { 2, {} }, Identity = { {} }, Reshape = { { 4 }, {} },
+        Quantize = { {} },
+        MakeExtraOutput = { {} }, AddExtraInput = { {} }, AllReduce = { {} }, AllGather = { {} },
+        ReduceScatter = { {} },
         Pointwise = { {}, function(v) return v end }, MultiHeadedSelfAttention = { 8, 2, {} },
         GroupedQueryAttention = { 8, 2, 1, {} }, MultiQuerySelfAttention = { 8, 2, {} }, DotProductAttention = { {} },
         quantize = { x, te.recipe.MXFP8BlockScaling {}, "input", {} }, save = { path, { x = x }, {} }, load = { path },
-        gradcheck = { te.exp, { te.ones({ 2 }, { dtype = "float64" }) }, {} }, zeros = { { 2 }, {} }, manual_seed = { 1 },
-        grad = { te.exp(te.ones({}, { requires_grad = true })), x, { retain_graph = true } }, devices = {}, memory_stats = { "cpu" },
+        gradcheck = { te.exp, { te.ones({ 2 }, { dtype = "float64" }) }, {} }, zeros = { { 2 }, {} },
+        manual_seed = { 1 },
+        grad = { te.exp(te.ones({}, { requires_grad = true })), x, { retain_graph = true } }, devices = {},
+        memory_stats = { "cpu" },
         ["optim.AdamW"] = { { x }, {} }, ["optim.SGD"] = { { x }, {} }, ["optim.clip_grad_norm"] = { { x }, 1 },
         ["recipe.DelayedScaling"] = { {} }, ["recipe.NVFP4BlockScaling"] = { {} },
     }
     for _, name in ipairs {
-        "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU",
+        "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU", "QGEGLU", "SReGLU",
+        "SwiGLU", "ClampedSwiGLU",
         "SiTUGLU", "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU",
     } do calls[name] = { {} } end
     for name, arguments in pairs(calls) do

@@ -63,7 +63,8 @@ describe("te.pointwise", function()
         it("gives what the function gives: " .. name, function()
             for _, dtype in ipairs { "float64", "float32" } do
                 local given = inputs(dtype)
-                close(fn(unpack(given)):totable(), te.pointwise(fn)(unpack(given)), dtype == "float64" and 1e-14 or 1e-6)
+                close(fn(unpack(given)):totable(), te.pointwise(fn)(unpack(given)),
+                    dtype == "float64" and 1e-14 or 1e-6)
             end
         end)
 
@@ -101,7 +102,8 @@ describe("te.pointwise", function()
             for i = 1, math.random(3, 14) do
                 local is_unary = math.random() < 0.4
                 local list = is_unary and unary or binary
-                choices[i] = { unary = is_unary, op = list[math.random(#list)], a = math.random(i + 1), b = math.random(i + 1),
+                choices[i] = { unary = is_unary, op = list[math.random(#list)], a = math.random(i + 1),
+                    b = math.random(i + 1),
                     number = math.random() < 0.3 and math.random() - 0.5 or nil }
             end
             local function fn(x, y) return program(choices, x, y) end
@@ -215,29 +217,39 @@ describe("te.pointwise", function()
     end)
 
     local refused = {
-        ["if on a value"] = { function(x) if x < x * 2 then return x end return -x end, "decides nothing; use te%.where" },
+        ["if on a value"] = { function(x) if x < x * 2 then return x end return -x end,
+            "decides nothing; use te%.where" },
         ["comparison with a number"] = { function(x) if x > 0 then return x end return -x end,
             "attempt to compare .*%(while te%.pointwise traces function at .*pointwise_spec.lua:%d+; .*te%.where" },
         equality = { function(x) return x == x * 1 and x or -x end, "use te%.where with te%.eq" },
         ["conversion to text"] = { function(x) return x * #tostring(x) end, "a traced value is no text" },
         concatenation = { function(x) return x .. "" end, "a traced value is no text" },
         ["functions of math"] = { function(x) return math.exp(x) end, "use te%.exp, te%.sqrt" },
-        ["a tensor from outside"] = { function(x) return x * te.ones({ 3 }) end, "a tensor {3} from outside; make it an argument" },
-        ["a tensor from outside on the left"] = { function(x) return te.ones({ 3 }) - x end, "a tensor {3} from outside" },
+        ["a tensor from outside"] = { function(x) return x * te.ones({ 3 }) end,
+            "a tensor {3} from outside; make it an argument" },
+        ["a tensor from outside on the left"] = { function(x) return te.ones({ 3 }) - x end,
+            "a tensor {3} from outside" },
         ["a number as result"] = { function() return 1 end, "result 1 is a number" },
         ["a tensor as result"] = { function() return te.ones({ 3 }) end, "result 1 is a tensor {3}" },
         ["no result"] = { function() end, "returned nothing" },
         ["a shape"] = { function(x) return x * x.shape[1] end, "a traced value has no shape" },
-        ["writing in place"] = { function(x) return x:add_(1) end, "te%.add_: a traced value cannot be written in place" },
-        ["other kinds of operations"] = { function(x) return te.matmul(x, x) end, "te%.matmul is not computed element by element" },
+        ["writing in place"] = { function(x) return x:add_(1) end,
+            "te%.add_: a traced value cannot be written in place" },
+        ["other kinds of operations"] = { function(x) return te.matmul(x, x) end,
+            "te%.matmul is not computed element by element" },
         ["gated operations"] = { function(x) return te.swiglu(x) end, "te%.swiglu is not computed element by element" },
-        ["sums of everything"] = { function(x) return x - x:mean() end, "te%.mean: only along the last dimension, keeping it" },
+        ["sums of everything"] = { function(x) return x - x:mean() end,
+            "te%.mean: only along the last dimension, keeping it" },
         ["one value per row as result"] = { function(x) return te.sum(x, -1, true) end, "one value per row" },
-        ["functions of tensors written in Lua"] = { function(x) return x:chunk(2)[1] end, "takes tensors, not traced values" },
-        ["unknown options"] = { function(x) return te.clamp(x, { mix = 1 }) end, 'unknown option "mix"; did you mean "max"' },
+        ["functions of tensors written in Lua"] = { function(x) return x:chunk(2)[1] end,
+            "takes tensors, not traced values" },
+        ["unknown options"] = { function(x) return te.clamp(x, { mix = 1 }) end,
+            'unknown option "mix"; did you mean "max"' },
         ["arguments that are too much"] = { function(x) return te.exp(x, 2) end, "te%.exp: argument 2 is too much" },
-        ["arguments that are missing"] = { function(x) return te.maximum(x) end, "te%.maximum: argument other is missing" },
-        ["attributes that are traced"] = { function(x) return te.clamp(x, x) end, "te%.clamp: min: expected a number, got a traced value" },
+        ["arguments that are missing"] = { function(x) return te.maximum(x) end,
+            "te%.maximum: argument other is missing" },
+        ["attributes that are traced"] = { function(x) return te.clamp(x, x) end,
+            "te%.clamp: min: expected a number, got a traced value" },
         detaching = { function(x) return x:detach() * x end, "te%.detach" },
         errors = { function() error("my own") end, "my own %(while te%.pointwise traces" },
     }
@@ -311,7 +323,8 @@ describe("te.Pointwise", function()
     it("takes its options before or behind the function", function()
         local x = te.randn { 2, 4 }
         local function scale(v, p) return v * p.g end
-        local first, last = te.Pointwise({ params = { g = te.ones { 4 } } }, scale), te.Pointwise(scale, { params = { g = te.ones { 4 } } })
+        local first, last = te.Pointwise({ params = { g = te.ones { 4 } } }, scale),
+            te.Pointwise(scale, { params = { g = te.ones { 4 } } })
         assert.same(first(x):totable(), last(x):totable())
         assert.same(first.formula, last.formula)
         assert.error_matches(function() te.Pointwise(scale, { parms = {} }) end, 'did you mean "params"')
@@ -332,7 +345,8 @@ describe("te.Pointwise", function()
     end)
 
     it("describes itself to the fuser", function()
-        local m = te.Pointwise({ params = { g = draw({ 4 }) }, extra_inputs = 1 }, function(x, e, p) return x * p.g - e end)
+        local m = te.Pointwise({ params = { g = draw({ 4 }) }, extra_inputs = 1 },
+            function(x, e, p) return x * p.g - e end)
         local x, e = draw({ 2, 4 }), draw({ 2, 4 })
         assert.same(m(x, e):totable(), operation.lowering(m)(m, executor(), x, e):totable())
     end)
@@ -357,7 +371,8 @@ describe("te.Pointwise", function()
         te.set_fusion(before)
         assert(ok, problem)
         for i, got in ipairs(outcome()) do
-            assert.is_true((got - want[i]):abs():max():item() <= 1e-5 * math.max(1, want[i]:abs():max():item()), "value " .. i)
+            assert.is_true((got - want[i]):abs():max():item() <= 1e-5 * math.max(1, want[i]:abs():max():item()),
+                "value " .. i)
         end
         local plan = seq:explain(x, e)
         assert.equal(1, #plan.forward)
@@ -377,14 +392,19 @@ describe("te.Pointwise", function()
 
     it("can be extended", function()
         local Scaled = te.Pointwise:extend("Scaled")
-        function Scaled:init(n) te.Pointwise.init(self, { params = { s = te.ones({ n }) } }, function(x, p) return x * p.s end) end
+        function Scaled:init(n)
+            te.Pointwise.init(self, { params = { s = te.ones({ n }) } }, function(x, p) return x * p.s end)
+        end
         assert.same({ 1, 2 }, Scaled(2)(te.tensor { 1, 2 }):totable())
     end)
 
     it("finds mistakes when it is made", function()
-        assert.error_matches(function() te.Pointwise(function(x) return x.shape end) end, "te%.Pointwise: function at .* no shape")
-        assert.error_matches(function() te.Pointwise({ param = {} }, mish) end, 'unknown option "param"; did you mean "params"')
-        assert.error_matches(function() te.Pointwise({ params = { g = 1 } }, mish) end, "params%.g: expected a tensor, got number")
+        assert.error_matches(function() te.Pointwise(function(x) return x.shape end) end,
+            "te%.Pointwise: function at .* no shape")
+        assert.error_matches(function() te.Pointwise({ param = {} }, mish) end,
+            'unknown option "param"; did you mean "params"')
+        assert.error_matches(function() te.Pointwise({ params = { g = 1 } }, mish) end,
+            "params%.g: expected a tensor, got number")
         assert.error_matches(function() te.Pointwise({ params = { forward = te.ones({ 1 }) } }, mish) end,
             "params%.forward: the name is taken")
         assert.error_matches(function() te.Pointwise({}) end, "expected a function, got nil")

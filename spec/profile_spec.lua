@@ -30,8 +30,8 @@ describe("te.profile", function()
     end)
 
     it("moves the bytes that the plan counts, forward and backward", function()
-        local seq = te.Sequential(te.Residual(te.RMSNorm(32), te.Linear(32, 64), te.SwiGLU(), te.Linear(32, 32), te.Dropout(0.1)),
-            te.LayerNorm(32))
+        local seq = te.Sequential(te.Residual(te.RMSNorm(32), te.Linear(32, 64), te.SwiGLU(),
+            te.Linear(32, 32), te.Dropout(0.1)), te.LayerNorm(32))
         local x = te.randn({ 16, 32 })
         x.requires_grad = true
         local plan, planned, moved = seq:explain(x), {}, {}

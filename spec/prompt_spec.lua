@@ -52,7 +52,8 @@ describe("the prompt, piped", function()
 
     it("writes tables inside tables with two spaces each", function()
         local long = ("x"):rep(99)
-        assert.equal(('{\n  a = {\n    {\n      "%s"\n    },\n    2\n  }\n}\n'):format(long), (piped "{ a = { { ('x'):rep(99) }, 2 } }\n"))
+        assert.equal(('{\n  a = {\n    {\n      "%s"\n    },\n    2\n  }\n}\n'):format(long),
+            (piped "{ a = { { ('x'):rep(99) }, 2 } }\n"))
         assert.equal("{\n  float32 tensor {2}\n  {1, 1}\n}\n", (piped "{ te.ones(2) }\n"))
     end)
 
@@ -89,6 +90,14 @@ describe("the prompt, piped", function()
         assert.is_truthy(err:find(":tmie is no command, did you mean :time?", 1, true), err)
         _, err = piped ":plan te.zeros(2)\n"
         assert.is_truthy(err:find("expected a model, got a tensor", 1, true), err)
+    end)
+
+    it("shows the expression that a chunk ends in", function()
+        assert.equal("3\n", (piped "local a = 1; a + 2\n"))
+        assert.equal("3\n", (piped "local a = 1; (function() return a + 2 end)()\n"))
+        assert.equal("1\n2\n", (piped "for i = 1, 2 do\nprint(i);\nend\n"))
+        assert.equal("", (piped "x = 5;\n"))
+        assert.equal("5\n", (piped "x = 5; x -- five\n"))
     end)
 
     it("takes long lines and no final newline", function()
@@ -169,8 +178,8 @@ describe("the prompt on a terminal", function()
     local function start()
         screen = folder .. "/screen"
         os.execute(("rm -f %s/keys %s; mkfifo %s/keys"):format(folder, screen, folder))
-        os.execute(([[TERM=xterm TETRAIN_HISTORY=%s/history script -qfec "'%s'; echo status \$?" %s <%s/keys >/dev/null 2>&1 &]])
-            :format(folder, TETRAIN, screen, folder))
+        os.execute(([[TERM=xterm TETRAIN_HISTORY=%s/history script -qfec "'%s'; echo status \$?" %s ]]
+            .. [[<%s/keys >/dev/null 2>&1 &]]):format(folder, TETRAIN, screen, folder))
         keys = assert(io.open(folder .. "/keys", "w"))
         keys:setvbuf "no"
         wait_for "> "
@@ -195,7 +204,8 @@ describe("the prompt on a terminal", function()
         wait_for "status 0"
     end
 
-    it("stops a loop, a loop under pcall, a loop of operations and one long operation at Ctrl-C, and goes on", function()
+    it("stops a loop, a loop under pcall, a loop of operations and one long operation at Ctrl-C, and goes on",
+        function()
         local type_text = start()
         for i, loop in ipairs { "while true do end", "while true do pcall(function() while true do end end) end",
             "x = te.ones(200, 200) while true do te.matmul(x, x) end", "te._core.sleep(1000)",
@@ -243,6 +253,15 @@ describe("the prompt on a terminal", function()
         wait_for "newline"
         type_text "\r"
         wait_for '"pasted without a newline"'
+        local blocks = {
+            { "local a = 20\nlocal b = 3\na + b\n", 23 }, { "local t = {\n4 }\n\nt[1] +\n20 -- more\n\n", 24 },
+            { "local function f(x)\n\treturn x + 5\nend\nf(\n20)\n", 25 }, { "y = 13 * 2\ny", 26 },
+        }
+        for _, block in ipairs(blocks) do
+            local shown = #read(screen)
+            type_text("\27[200~" .. block[1] .. "\27[201~" .. (block[1]:sub(-1) == "\n" and "" or "\r"))
+            wait_for(block[2] .. "\r\n", shown)
+        end
         finish(type_text)
     end)
 

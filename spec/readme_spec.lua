@@ -26,7 +26,8 @@ describe("tables of the documentation", function()
         it("in " .. path .. " are what the library declares", function()
             local text, tables = read(path), require "te.tools.tables"
             assert.is_truthy(text:find("<!-- table: ", 1, true))
-            assert.is_true(text == tables.fill(text), ("write them anew: build/tetrain -e 'require(\"te.tools.tables\").update(%q)'"):format(path))
+            assert.is_true(text == tables.fill(text),
+                ("write them anew: build/tetrain -e 'require(\"te.tools.tables\").update(%q)'"):format(path))
         end)
     end
 end)
@@ -65,7 +66,8 @@ describe("README", function()
                 file:write(block.text)
                 file:close()
                 local sanitize = build:match "asan" and "-fsanitize=address,undefined" or ""
-                local output, status = capture(("cc -std=c11 -Wall -Werror %s -Iinclude %s/example.c -L%s -ltetrain -Wl,-rpath,%s -o %s/example && ASAN_OPTIONS=detect_leaks=0 %s/example")
+                local output, status = capture(("cc -std=c11 -Wall -Werror %s -Iinclude %s/example.c -L%s -ltetrain "
+                    .. "-Wl,-rpath,%s -o %s/example && ASAN_OPTIONS=detect_leaks=0 %s/example")
                     :format(sanitize, folder, build, build, folder, folder))
                 assert.are.equal(0, status, output)
             end)

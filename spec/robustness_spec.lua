@@ -1,5 +1,5 @@
---- Any call with any arguments ends in a result or an error, never in a crash: random values of every kind thrown at every
---- function and method.
+--- Any call with any arguments ends in a result or an error, never in a crash: random values of every kind thrown at
+--- every function and method.
 
 local te = require "te"
 
@@ -14,7 +14,8 @@ released:release()
 -- None is a size that a machine could just about allocate.
 local numbers = { 0, 1, -1, 2, 3, 0.5, 1e300, -1e300, 0 / 0, 1 / 0, -1 / 0, 2 ^ 40, 2 ^ 53, 2 ^ 62, -2 ^ 63 }
 local words = { "", "x", "float32", "int64", "bool", "cpu", "cuda:99", "mean", ("y"):rep(5000), "a\0b" }
-local dtypes = { "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" }
+local dtypes = { "float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool",
+    "float8_e4m3", "float8_e5m2" }
 local shapes = { {}, { 0 }, { 1 }, { 3 }, { 2, 3 }, { 0, 4 }, { 2, 1, 3 }, { 1, 1, 1, 1, 1, 1, 1 }, { 3, 4 }, { 4, 3 } }
 
 local function any_tensor()
@@ -79,13 +80,16 @@ local function any_value(depth)
     local t = {}
     if depth < 2 then
         for i = 1, random(4) - 1 do t[i] = any_value(depth + 1) end
-        if random(3) == 1 then t[({ "dim", "dtype", "p", "keepdim", "shape", "reduction", "device" })[random(7)]] = any_value(depth + 1) end
+        if random(3) == 1 then
+            t[({ "dim", "dtype", "p", "keepdim", "shape", "reduction", "device" })[random(7)]] = any_value(depth + 1)
+        end
     end
     return kind == 14 and treacherous(t) or t
 end
 
 -- Functions that change what other specs rely on, or whose effect lies outside.
-local spared = { manual_seed = true, rng_state = true, set_num_threads = true, save = true, load = true, from_file = true,
+local spared = { manual_seed = true, rng_state = true, set_num_threads = true, save = true,
+    load = true, from_file = true,
     no_grad = true, enable_grad = true, autocast = true, checkpoint = true, gradcheck = true, empty_cache = true,
     set_fusion = true, set_recompute = true }
 
@@ -142,8 +146,10 @@ describe("random arguments", function()
     end)
 
     it("for the inside of the library", function()
-        local quiet = { clock = true, sleep = true, mkdir = true, list_dir = true, stat = true, safetensors_write = true, safetensors_read = true,
-            set_grad_enabled = true, set_compute_dtype = true, set_recipe_mode = true, record_scales = true, replay_scales = true,
+        local quiet = { clock = true, sleep = true, mkdir = true, list_dir = true, stat = true,
+            safetensors_write = true, safetensors_read = true,
+            set_grad_enabled = true, set_compute_dtype = true, set_recipe_mode = true, record_scales = true,
+            replay_scales = true,
             set_recompute_width = true, interrupt_flag = true }
         for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do
             for _ = 1, ROUNDS do call(te._core[name]) end
@@ -358,7 +364,8 @@ describe("hostile scripts", function()
         local function setting()
             local layer = te.Linear(32, 4)
             local y = layer(x)
-            return ("%s %s %s"):format(tostring(y.requires_grad), y.dtype, tostring(te._core.is_quantized(layer.weight)))
+            return ("%s %s %s"):format(tostring(y.requires_grad), y.dtype,
+                tostring(te._core.is_quantized(layer.weight)))
         end
         for name, scope in pairs(scopes) do
             local inside = scope(setting)
@@ -383,6 +390,7 @@ describe("hostile scripts", function()
             assert.same({ false, { "mine" } }, { ok, problem }, name)
             assert.equal("true float32 false", setting(), name)
         end
-        assert.error_matches(function() coroutine.wrap(te.checkpoint)(function() coroutine.yield() end) end, "attempt to yield")
+        assert.error_matches(function() coroutine.wrap(te.checkpoint)(function() coroutine.yield() end) end,
+            "attempt to yield")
     end)
 end)

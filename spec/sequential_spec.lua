@@ -33,14 +33,16 @@ describe("te.Sequential", function()
 
     it("refuses what cannot be called", function()
         assert.error_matches(function() te.Sequential(3) end, "Sequential: module 1: expected a module")
-        assert.error_matches(function() te.Sequential(te.ReLU) end, "Sequential: module 1: ReLU is a class; ReLU%(…%) makes a module")
+        assert.error_matches(function() te.Sequential(te.ReLU) end,
+            "Sequential: module 1: ReLU is a class; ReLU%(…%) makes a module")
         assert.error_matches(function() te.Sequential():insert(3, adder(1)) end, "position 3 of 0 modules")
         assert.error_matches(function() te.Sequential():pop() end, "position %-1 of 0 modules")
     end)
 
     it("drops nothing behind an argument that is nil", function()
         for _, container in ipairs { te.Sequential, te.Residual } do
-            assert.error_matches(function() container(te.ReLU(), nil, te.GELU()) end, "module 2: expected a module or something callable, got nil")
+            assert.error_matches(function() container(te.ReLU(), nil, te.GELU()) end,
+                "module 2: expected a module or something callable, got nil")
             assert.error_matches(function() container(te.ReLU(), nil) end, "module 2: expected a module")
         end
         assert.error_matches(function() te.Sequential():extend({ te.ReLU(), nil, te.GELU() }) end, "entry 2 is nil")
@@ -61,12 +63,14 @@ describe("te.Sequential", function()
             assert.error_matches(function() seq[5] = te.ReLU() end, "position 5 of 3 modules")
             assert.error_matches(function() seq[0] = te.ReLU() end, "position 0 of 3 modules")
             assert.error_matches(function() seq[1.5] = te.ReLU() end, "position 1.5 of 3 modules")
-            assert.error_matches(function() seq[4] = 7 end, ": module 4: expected a module or something callable, got 7")
+            assert.error_matches(function() seq[4] = 7 end,
+                ": module 4: expected a module or something callable, got 7")
             seq[4] = te.ReLU()
             seq[1] = nil
             local ok, reason = pcall(seq, x) -- Lua may count up to the gap, or the modules behind it
             assert.is_false(ok)
-            assert.is_truthy(reason:find("module 1: expected a module or something callable, got nil", 1, true) or reason:find("there is no module 1", 1, true))
+            assert.is_truthy(reason:find("module 1: expected a module or something callable, got nil", 1, true)
+                or reason:find("there is no module 1", 1, true))
             seq[1] = te.Identity()
             assert.same({ 2, 4 }, seq(x).shape)
         end
@@ -77,7 +81,9 @@ describe("te.Sequential", function()
         for value, shown in pairs { [5] = "5", relu = '"relu"', [true] = "true" } do
             for _, container in ipairs { te.Sequential, te.Residual } do
                 local seq = container(te.Identity(), te.ReLU())
-                local function refuses(position, fn) assert.error_matches(fn, wrong:format(position, shown), 1, true) end
+                local function refuses(position, fn)
+                    assert.error_matches(fn, wrong:format(position, shown), 1, true)
+                end
                 refuses(2, function() container(te.Identity(), value) end)
                 refuses(3, function() seq:append(value) end)
                 refuses(1, function() seq:insert(1, value) end)
@@ -87,12 +93,14 @@ describe("te.Sequential", function()
                 refuses(2, function() seq(x) end)
                 refuses(2, function() seq:explain(x) end)
                 seq[2] = te.Linear
-                assert.error_matches(function() seq(x) end, "module 2: Linear is a class; Linear(…) makes a module of it", 1, true)
+                assert.error_matches(function() seq(x) end,
+                    "module 2: Linear is a class; Linear(…) makes a module of it", 1, true)
                 seq[2] = te.ReLU()
                 assert.same({ 2, 4 }, seq(x).shape)
             end
         end
-        assert.error_matches(function() te.Sequential(te.ReLU()):append(nil) end, "module 2: expected a module", 1, true)
+        assert.error_matches(function() te.Sequential(te.ReLU()):append(nil) end,
+            "module 2: expected a module", 1, true)
         local parallel = te.Residual(te.Identity(), te.ReLU(), { parallel = true })
         parallel[2] = 5
         assert.error_matches(function() parallel(x) end, wrong:format(2, "5"), 1, true)
@@ -190,7 +198,8 @@ describe("te.Residual", function()
 
     it("adds parallel branches of one input", function()
         local x = te.randn { 5, 8 }
-        local a, b = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)), te.Sequential(te.RMSNorm(8), te.Linear(8, 16), te.SwiGLU())
+        local a, b = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)),
+            te.Sequential(te.RMSNorm(8), te.Linear(8, 16), te.SwiGLU())
         local residual = te.Residual(a, b, { parallel = true })
         local expected = x + a(x) + b(x)
         assert.is_true((residual(x) - expected):abs():max():item() < 1e-6)
@@ -202,9 +211,12 @@ describe("te.Residual", function()
     end)
 
     it("keeps a stream of float32 as it enters, also under te.autocast", function()
-        local block = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8)), te.Residual(te.LayerNorm(8), te.Linear(8, 8)))
+        local block = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8)),
+            te.Residual(te.LayerNorm(8), te.Linear(8, 8)))
         local x = te.randn { 4, 8 }
-        local function dtype_of(stream) return te.autocast({ dtype = "bfloat16" }, function() return block(stream).dtype end) end
+        local function dtype_of(stream)
+            return te.autocast({ dtype = "bfloat16" }, function() return block(stream).dtype end)
+        end
         assert.same({ "float32", "bfloat16" }, { dtype_of(x), dtype_of(x:to "bfloat16") })
         te.set_fusion(false)
         local unfused = dtype_of(x)

@@ -61,11 +61,13 @@ static const sample samples[] = {
      4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2", "eps"},
      {"p2", "m2", "v2"},
      {ELEM, ELEM, ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ELEM}, TE_F32, 1, 768 * 768, PLAIN, 148},
-    {"gelu_backward_bias_quantized", "t = tanh(0.7978845608028654 * (x + 0.044715 * x^3)); dx = dy * (0.5 * (1 + t) + 0.5 * x * "
+    {"gelu_backward_bias_quantized",
+     "t = tanh(0.7978845608028654 * (x + 0.044715 * x^3)); dx = dy * (0.5 * (1 + t) + 0.5 * x * "
      "(1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x)); db = dx",
      2, 0, 2, {"x", "dy"}, {0}, {"dx", "db"}, {ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_COLSUM}, TE_BF16, 4096, 3072,
      QUANTIZED, 1},
-    {"layer_norm_quantized", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
+    {"layer_norm_quantized", "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * "
+                             "gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
      {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 4096, QUANTIZED, 1},
     {"sum_squares", "y = x * x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_SUM}, TE_F32, 1, 768 * 768, PLAIN, 148},

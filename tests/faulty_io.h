@@ -85,6 +85,12 @@ static int faulty_unlink(void *user, const char *path)
     return faulty_now(f) ? f->code : te_io_posix.unlink(NULL, path);
 }
 
+static int64_t faulty_readlink(void *user, const char *path, char *text, size_t size)
+{
+    faulty_io *f = user;
+    return faulty_now(f) ? f->code : te_io_posix.readlink(NULL, path, text, size);
+}
+
 static int faulty_mkdir(void *user, const char *path, int mode)
 {
     faulty_io *f = user;
@@ -103,7 +109,7 @@ static inline void faulty_io_init(faulty_io *f)
     f->code = -EIO;
     f->io = (te_io){.open = faulty_open, .pread = faulty_pread, .write = faulty_write, .size = faulty_size,
                     .fsync = faulty_fsync, .close = faulty_close, .rename = faulty_rename, .unlink = faulty_unlink,
-                    .mkdir = faulty_mkdir, .list = faulty_list, .user = f};
+                    .readlink = faulty_readlink, .mkdir = faulty_mkdir, .list = faulty_list, .user = f};
 }
 
 /* Arms the n-th call from now on. */

@@ -179,8 +179,8 @@ static void test_epilogue_declined(void)
                   *c = te_tensor_new_like(a);
         double first[64], second[64];
         te_exec *exec = &te_context_device(ctx, "cuda")->exec;
-        te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c), .bias = te_tensor_view(bias),
-                     .activation = TE_ACT_RELU, .alpha = 1};
+        te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c),
+                     .bias = te_tensor_view(bias), .activation = TE_ACT_RELU, .alpha = 1};
         fake.fail_call(calls[i], 0, CUBLAS_STATUS_NOT_SUPPORTED);
         uint64_t before = fake.count("cublasLtMatmul");
         CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, first) == TE_OK, "%s",
@@ -207,9 +207,12 @@ static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2]
     const int64_t size[] = {m, 160};
     te_context *ctx = te_context_open(NULL);
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
-    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size), *b = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){160, 160}),
-              *bias = numbers_on(ctx, "cuda", TE_F32, 1, &size[1]), *c = te_tensor_new_like(a), *aux = te_tensor_new_like(a);
-    double *values = malloc((size_t)(m * 160) * sizeof *values), *arguments = malloc((size_t)(m * 160) * sizeof *values);
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size),
+              *b = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){160, 160}),
+              *bias = numbers_on(ctx, "cuda", TE_F32, 1, &size[1]), *c = te_tensor_new_like(a),
+              *aux = te_tensor_new_like(a);
+    double *values = malloc((size_t)(m * 160) * sizeof *values),
+           *arguments = malloc((size_t)(m * 160) * sizeof *values);
     te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(b), .c = te_tensor_view(c), .bias = te_tensor_view(bias),
                  .alpha = 0x1p-12f, .beta = beta};
     if (beta == 0) {

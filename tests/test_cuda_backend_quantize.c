@@ -179,7 +179,8 @@ static void check_declined(void)
             bool blocks = strcmp(quantizer_recipes[r].name, narrow_kinds[BLOCKS]) == 0;
             if (!blocks && strcmp(quantizer_recipes[r].name, "current") != 0) continue;
             fake.fail_call(calls[i], 0, DECLINES);
-            int taken = count_narrow(ctx, &quantizer_recipes[r], 37, 50, 21); /* two of the four are one product, padded */
+            /* two of the four are one product, padded */
+            int taken = count_narrow(ctx, &quantizer_recipes[r], 37, 50, 21);
             CHECK_MSG(taken == (blocks ? 4 : 2), "%s, %s declines: %d products of bytes", quantizer_recipes[r].name,
                       calls[i], taken);
         }
@@ -331,7 +332,8 @@ static void check_kept_copies(int capability, const char *name, int64_t in, int 
     CHECK(exec->backend->capture_begin(exec) == TE_OK);
     te_quant quant[2];
     te_tensor *c = te_tensor_new(ctx, device, TE_BF16, 2, (int64_t[]){32, 21});
-    te_gemm g = {.a = te_quantized_operand(&x[1], 0, false, &quant[0]), .b = te_quantized_operand(&w[1], 0, true, &quant[1]),
+    te_gemm g = {.a = te_quantized_operand(&x[1], 0, false, &quant[0]),
+                 .b = te_quantized_operand(&w[1], 0, true, &quant[1]),
                  .c = te_tensor_view(c), .alpha = 1, .b_key = te_content_key(w[1].side[0].data)};
     uint64_t launches = fake.count("cuLaunchKernel");
     CHECK(exec->backend->gemm(exec, &g) == TE_OK && fake.count("cuLaunchKernel") == launches + (uint64_t)first);

@@ -30,7 +30,8 @@ static void test_no_copies(void)
     te_tensor  *t = te_tensor_from_data(ctx, numbers, TE_F32, 2, (int64_t[]){2, 3}, count_deletion, &deleted), *out;
     CHECK(te_tensor_data(t) == numbers);
     CHECK(tetrain_set_tensor(rt, "t", t) == TETRAIN_OK);
-    CHECK(run(rt, "t:mul_(10) function same(x) return x:view(6) end") == TETRAIN_OK && numbers[5] == 60); /* the script writes here */
+    /* the script writes here */
+    CHECK(run(rt, "t:mul_(10) function same(x) return x:view(6) end") == TETRAIN_OK && numbers[5] == 60);
     numbers[0] = 7;
     CHECK(run(rt, "assert(t[1][1]:item() == 7)") == TETRAIN_OK); /* and reads what the host writes */
     CHECK(tetrain_call(rt, "same", &t, 1, &out, 1) == TETRAIN_OK && te_tensor_data(out) == numbers);
@@ -67,7 +68,8 @@ static void test_arguments(void)
     CHECK(run(rt, "require('te').train.run(function() end)") == TETRAIN_ERROR_SCRIPT);
     te_tensor_release(in[1]);
     tetrain_close(rt);
-    tetrain_options smaller = {.struct_size = offsetof(tetrain_options, threads), .threads = -77}; /* an older host: the rest is not read */
+    /* an older host: the rest is not read */
+    tetrain_options smaller = {.struct_size = offsetof(tetrain_options, threads), .threads = -77};
     rt = tetrain_open(&smaller);
     CHECK(rt && run(rt, "assert(require('te').get_num_threads() >= 1)") == TETRAIN_OK);
     tetrain_close(rt);
@@ -129,7 +131,8 @@ static void test_interrupts(void)
         "repeat xpcall(function() error('x') end, function() while true do end end) until false",
         "local t = setmetatable({}, {__index = function() while true do end end}) local _ = t.x",
         "local te = require 'te' te._core.sleep(1000)",
-        "local te = require 'te' local x = te.ones(64, 64) while true do te.no_grad(function() te.matmul(x, x) end) end",
+        "local te = require 'te' local x = te.ones(64, 64) while true do te.no_grad(function() te.matmul(x, x) end) "
+        "end",
         "local te = require 'te' te.no_grad(function() while true do end end)",
         "for _ in function() return 1 end do string.gsub('aaa', 'a', function() while true do end end) end",
         "if jit then jit.on() end local i = 0 while true do i = i + 1 end",
@@ -205,18 +208,27 @@ static void take_line(void *user, int level, const char *message)
 /* Each must fail or find nothing; what gets through sets `escaped`. */
 static const char *const escapes[] = {
     "escaped = io or os or debug or package or ffi or jit",
-    "escaped = require('io')", "escaped = require('os').execute", "escaped = require('ffi')", "escaped = require('debug')",
-    "escaped = require('jit')", "escaped = require('package')", "escaped = require('/etc/passwd')", "escaped = require('string.buffer')",
+    "escaped = require('io')", "escaped = require('os').execute", "escaped = require('ffi')",
+    "escaped = require('debug')",
+    "escaped = require('jit')", "escaped = require('package')", "escaped = require('/etc/passwd')",
+    "escaped = require('string.buffer')",
     "escaped = dofile or loadfile or module or newproxy or collectgarbage",
-    "escaped = getfenv(0).io", "escaped = getfenv(print).os", "escaped = getmetatable('').__index.dump", "escaped = string.dump",
-    "escaped = load('\\27LJ\\2\\8')", "escaped = loadstring('\\27LJ\\1')", "escaped = load(function() return '\\27LJ' end)",
+    "escaped = getfenv(0).io", "escaped = getfenv(print).os", "escaped = getmetatable('').__index.dump",
+    "escaped = string.dump",
+    "escaped = load('\\27LJ\\2\\8')", "escaped = loadstring('\\27LJ\\1')",
+    "escaped = load(function() return '\\27LJ' end)",
     "escaped = load('return io', 'x', 'b')()", "escaped = load('return os', 'x', 'bt', _G)()",
-    "escaped = rawget(require('te'), 'save')", "escaped = rawget(require('te'), 'load')", "escaped = rawget(require('te'), 'from_file')",
-    "escaped = require('te')._core.list_dir", "escaped = require('te')._core.stat", "escaped = require('te')._core.mkdir",
+    "escaped = rawget(require('te'), 'save')", "escaped = rawget(require('te'), 'load')",
+    "escaped = rawget(require('te'), 'from_file')",
+    "escaped = require('te')._core.list_dir", "escaped = require('te')._core.stat",
+    "escaped = require('te')._core.mkdir",
     "escaped = require('te')._core.safetensors_read", "escaped = require('te')._core.safetensors_write",
-    "escaped = require('te')._core.tokens_open", "escaped = require('te')._core.executable", "escaped = require('te')._core.sleep",
-    "escaped = require('te')._core.safetensors_entries", "escaped = require('te')._core.rss", "escaped = require('te')._core.isatty",
-    "require('te').data.open {path = '/etc/passwd'} escaped = 1", "require('te').train.Metrics.open('/tmp/x', 0) escaped = 1",
+    "escaped = require('te')._core.tokens_open", "escaped = require('te')._core.executable",
+    "escaped = require('te')._core.sleep",
+    "escaped = require('te')._core.safetensors_entries", "escaped = require('te')._core.rss",
+    "escaped = require('te')._core.isatty",
+    "require('te').data.open {path = '/etc/passwd'} escaped = 1",
+    "require('te').train.Metrics.open('/tmp/x', 0) escaped = 1",
     "require('te').train.checkpoint.latest('/') escaped = 1", "require('te').train.run(function() end) escaped = 1",
     "require('te.tools.doctor') {} escaped = 1", "require('te.tools.inspect') {'/etc/passwd'} escaped = 1",
     "escaped = type(getmetatable(require('te').ones(1))) == 'table' and getmetatable(require('te').ones(1)).__gc",
@@ -230,43 +242,63 @@ static const char *const escapes[] = {
     "escaped = require('te').embedding(require('te').ones(4, 2), require('te').tensor({-1}, {dtype = 'int64'}))",
     "require('te')._core.record(1, 2, 3, 4) escaped = 1", "require('te')._core.adamw_step {1} escaped = 1",
     "require('te')._core.custom(1, 2) escaped = 1", "require('te')._core.nearest(1, {{}, {}}) escaped = nil error()",
-    "local te = require('te') te._core.tensor_methods.item(io) escaped = 1", "error(setmetatable({}, {__tostring = function() error(1) end}))",
-    "local s = ('x'):rep(1e9) escaped = s", "local s = string.format('%99999d', 1) escaped = s", "string.rep('x', -1) escaped = unpack({}, 1, 1e8)",
-    "local function f() return f() + 1 end escaped = f()", "escaped = string.gsub(('a'):rep(1e5), '.', function() return ('b'):rep(1e4) end)",
+    "local te = require('te') te._core.tensor_methods.item(io) escaped = 1",
+    "error(setmetatable({}, {__tostring = function() error(1) end}))",
+    "local s = ('x'):rep(1e9) escaped = s", "local s = string.format('%99999d', 1) escaped = s",
+    "string.rep('x', -1) escaped = unpack({}, 1, 1e8)",
+    "local function f() return f() + 1 end escaped = f()",
+    "escaped = string.gsub(('a'):rep(1e5), '.', function() return ('b'):rep(1e4) end)",
     "local t = {} t.t = t for i = 1, 1e8 do t = setmetatable({t}, {__index = t}) end escaped = 1",
     "coroutine.wrap(function() while true do coroutine.wrap(function() while true do end end)() end end)() escaped = 1",
-    "local co co = coroutine.create(function() coroutine.resume(co) while true do end end) coroutine.resume(co) escaped = 1",
+    "local co co = coroutine.create(function() coroutine.resume(co) while true do end end) coroutine.resume(co) "
+    "escaped = 1",
     "xpcall(function() while true do end end, function() while true do end end) escaped = 1",
     "table.sort({3, 1, 2, 5, 4}, function() while true do end end) escaped = 1",
     "setfenv(0, {}) escaped = nil error()", "setfenv(print, {}) escaped = 1",
     "for k, v in pairs(_G) do if type(v) == 'table' and (v.open or v.execute or v.loadlib) then escaped = k end end",
     "for k, v in pairs(getfenv(1)) do if k == 'io' or k == 'os' then escaped = k end end",
-    "local function walk(t, seen, depth) if seen[t] or depth > 6 then return end seen[t] = true for k, v in pairs(t) do\n"
-    "if k == 'popen' or k == 'execute' or k == 'loadlib' or k == 'getregistry' or k == 'dump' or k == 'cdef' then escaped = k end\n"
+    "local function walk(t, seen, depth) if seen[t] or depth > 6 then return end seen[t] = true for k, v in pairs(t) "
+    "do\n"
+    "if k == 'popen' or k == 'execute' or k == 'loadlib' or k == 'getregistry' or k == 'dump' or k == 'cdef' then "
+    "escaped = k end\n"
     "if type(v) == 'table' then walk(v, seen, depth + 1) end end end walk(_G, {}, 0) walk(require('te'), {}, 0)",
     "escaped = getmetatable(require('te')).__index(nil, 'save')", "escaped = rawequal(getfenv(require), _G) == false",
-    "escaped = getmetatable(coroutine.create(function() end))", "escaped = getmetatable(print)", "escaped = getmetatable(1)",
+    "escaped = getmetatable(coroutine.create(function() end))", "escaped = getmetatable(print)",
+    "escaped = getmetatable(1)",
     "getmetatable('').__index = function() return io end escaped = ('x').y", "string.find = nil escaped = ('x').dump",
-    "escaped = require('te').load", "escaped = require('te').save", "escaped = require('te')._core.library_sources().passwd",
-    "for name in pairs(require('te')._core.library_sources()) do if name:find('^/') or name:find('%.%.') then escaped = name end end",
-    "escaped = require('te.../../etc/passwd')", "escaped = require('te\\0x')", "escaped = require('')", "require(setmetatable({}, {__tostring = function() return 'io' end})) escaped = 1",
+    "escaped = require('te').load", "escaped = require('te').save",
+    "escaped = require('te')._core.library_sources().passwd",
+    "for name in pairs(require('te')._core.library_sources()) do if name:find('^/') or name:find('%.%.') then escaped "
+    "= name end end",
+    "escaped = require('te.../../etc/passwd')", "escaped = require('te\\0x')", "escaped = require('')",
+    "require(setmetatable({}, {__tostring = function() return 'io' end})) escaped = 1",
     "escaped = loadstring('return io or os')()", "escaped = setfenv(loadstring('return io'), {io = false})()",
-    "escaped = load('return ...', nil, nil, nil)() and io", "escaped = pcall(load, '\\27LJ', 'x', 'b') and load('\\27LJ', 'x', 'b')",
-    "escaped = xpcall(function() return io.open end, function() return nil end) and io", "escaped = select(2, pcall(require, 'ffi')).C",
-    "escaped = require('te').ones(2):storage_id() < 0", "escaped = require('te').ones(2).data", "escaped = require('te').ones(2).ptr",
-    "escaped = #tostring(require('te').ones(2)) > 1e6", "local t = require('te').ones(2) t.shape[1] = 1e9 escaped = t.shape[1] == 1e9",
-    "local t = require('te').ones(2) t.shape = {9} escaped = 1", "escaped = require('te').empty({2^31, 2^31})", "escaped = require('te').empty(-1)",
-    "escaped = require('te').ones(4):view(2, 2):expand(2, 2^60)", "escaped = require('te').tensor({1}):gather(1, require('te').tensor({-5}, {dtype = 'int64'}))",
-    "escaped = require('te').ones(2, 2):narrow(1, -9, 2)", "escaped = require('te').ones(2)[-3]", "escaped = require('te').ones(2)[0]",
-    "local te = require('te') local t = te.ones(4) t:release() t:add_(1) escaped = 1", "require('te').manual_seed(0/0) escaped = 1",
+    "escaped = load('return ...', nil, nil, nil)() and io",
+    "escaped = pcall(load, '\\27LJ', 'x', 'b') and load('\\27LJ', 'x', 'b')",
+    "escaped = xpcall(function() return io.open end, function() return nil end) and io",
+    "escaped = select(2, pcall(require, 'ffi')).C",
+    "escaped = require('te').ones(2):storage_id() < 0", "escaped = require('te').ones(2).data",
+    "escaped = require('te').ones(2).ptr",
+    "escaped = #tostring(require('te').ones(2)) > 1e6",
+    "local t = require('te').ones(2) t.shape[1] = 1e9 escaped = t.shape[1] == 1e9",
+    "local t = require('te').ones(2) t.shape = {9} escaped = 1", "escaped = require('te').empty({2^31, 2^31})",
+    "escaped = require('te').empty(-1)",
+    "escaped = require('te').ones(4):view(2, 2):expand(2, 2^60)",
+    "escaped = require('te').tensor({1}):gather(1, require('te').tensor({-5}, {dtype = 'int64'}))",
+    "escaped = require('te').ones(2, 2):narrow(1, -9, 2)", "escaped = require('te').ones(2)[-3]",
+    "escaped = require('te').ones(2)[0]",
+    "local te = require('te') local t = te.ones(4) t:release() t:add_(1) escaped = 1",
+    "require('te').manual_seed(0/0) escaped = 1",
     "os = {exit = 1} escaped = nil", "print = nil escaped = print", "_G.require = nil escaped = require",
 };
 
 static void test_restricted(void)
 {
     lines           printed = {0};
-    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 8 << 20, .tensor_memory_limit = 8 << 20,
-                               .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED, .log = take_line, .user = &printed};
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 8 << 20,
+                               .tensor_memory_limit = 8 << 20,
+                               .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED, .log = take_line,
+                               .user = &printed};
     tetrain        *rt = tetrain_open(&options);
     CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
     CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&

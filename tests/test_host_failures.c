@@ -37,7 +37,8 @@ static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_siz
 
 static const char script[] = "local te = require 'te'\n"
                              "te.manual_seed(1)\n"
-                             "local model = te.Sequential(te.LayerNorm(4), te.Linear(4, 8), te.GELU(), te.Linear(8, 3))\n"
+                             "local model = te.Sequential(te.LayerNorm(4), te.Linear(4, 8), te.GELU(), te.Linear(8, "
+                             "3))\n"
                              "local optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"
                              "local x, targets = te.randn { 5, 4 }, te.tensor({ 0, 2, 1, 2, 1 }, { dtype = 'int64' })\n"
                              "for i = 1, 2 do\n"

@@ -35,7 +35,8 @@ static const char *const deeds[] = {
     "error(coroutine.create(function() end))",
     "local co co = coroutine.wrap(function() co() end) co()",
     "local function f() return coroutine.wrap(f)() end f()",
-    "local list = {} for i = 1, 1e6 do list[i] = coroutine.create(function() coroutine.yield() end) coroutine.resume(list[i]) end",
+    "local list = {} for i = 1, 1e6 do list[i] = coroutine.create(function() coroutine.yield() end) "
+    "coroutine.resume(list[i]) end",
     "coroutine.yield()",
     "local kept = {} for i = 1, 1e6 do kept[i] = te.ones(256, 256) end",
     "local x = te.ones(8, 8) while true do x = te.matmul(x, x) end",
@@ -76,11 +77,13 @@ static const char *const places[] = {
     "te.no_grad(function() DEED end)",
     "te.autocast({}, function() pcall(function() DEED end) end)",
     "te._core.custom(function(_, x) DEED end, function() end, te.ones({2}, {requires_grad = true}))",
-    "te._core.custom(function(_, x) return x * 2 end, function() DEED end, te.ones({2}, {requires_grad = true})):sum():backward()",
+    "te._core.custom(function(_, x) return x * 2 end, function() DEED end, te.ones({2}, {requires_grad = "
+    "true})):sum():backward()",
     "local M = te.Module:extend('M') function M:forward() DEED end M()(te.ones(2))",
     "local O = te.BasicOperation:extend('O') function O:op_forward() DEED end te.Sequential(O())(te.ones(2))",
     "te.gradcheck(function() DEED end, {te.ones({1}, {dtype = 'float64'})})",
-    "if newproxy then for i = 1, 50 do getmetatable(newproxy(true)).__gc = function() DEED end end end for i = 1, 3e4 do local _ = {} end",
+    "if newproxy then for i = 1, 50 do getmetatable(newproxy(true)).__gc = function() DEED end end end for i = 1, 3e4 "
+    "do local _ = {} end",
     "setmetatable(_G, {__index = function() DEED end}) local _ = nowhere setmetatable(_G, nil)",
 };
 
@@ -103,7 +106,8 @@ static void write_script(char *code, size_t size, const char *place, const char 
 
 static tetrain *open_runtime(unsigned flags)
 {
-    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 6 << 20, .tensor_memory_limit = 4 << 20,
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 6 << 20,
+                               .tensor_memory_limit = 4 << 20,
                                .instruction_limit = 100000, .flags = flags};
     return tetrain_open(&options);
 }
@@ -155,7 +159,8 @@ static const char *const nestings[] = {
     "local te = require 'te' local function f() te.no_grad(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.no_grad)(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.autocast)({}, f) end f()",
-    "local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return (te.checkpoint(f, x)) end f()",
+    "local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return (te.checkpoint(f, "
+    "x)) end f()",
 };
 
 static void no_log(void *user, int level, const char *message) { (void)user, (void)level, (void)message; }

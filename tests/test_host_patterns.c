@@ -12,12 +12,15 @@ static tetrain_status run(tetrain *rt, const char *code) { return tetrain_run_st
 /* Leaves one hash per case in the tensor `hashes`; describe(i) is the text of case i. */
 static const char cases[] =
     "local te = require 'te'\n"
-    "local pieces = {'a', 'b', '.', '%a', '%d', '[ab]', '[^a]', '[a-c]', '[%d%s]', '[]a]', '[^]]', '%b()', '%f[%a]', '(', ')', '()',\n"
-    "  '*', '+', '-', '?', '%1', '%2', '^', '$', '%', '[', ']', '%w*', '.-', '(a)', '(.-)', '(b*)', '%A', '%S+', '%%', '%x', '%z'}\n"
+    "local pieces = {'a', 'b', '.', '%a', '%d', '[ab]', '[^a]', '[a-c]', '[%d%s]', '[]a]', '[^]]', '%b()', '%f[%a]', "
+    "'(', ')', '()',\n"
+    "  '*', '+', '-', '?', '%1', '%2', '^', '$', '%', '[', ']', '%w*', '.-', '(a)', '(.-)', '(b*)', '%A', '%S+', '%%', "
+    "'%x', '%z'}\n"
     "local letters = {'a', 'b', 'c', '1', ' ', '(', ')', 'a', 'b', '%', ']', '\\0'}\n"
     "local seed\n"
     "local function random(n) seed = seed * 16807 % 2147483647 return seed % n + 1 end\n"
-    "local function some(list, most) local t = {} for i = 1, random(most + 1) - 1 do t[i] = list[random(#list)] end return table.concat(t) end\n"
+    "local function some(list, most) local t = {} for i = 1, random(most + 1) - 1 do t[i] = list[random(#list)] end "
+    "return table.concat(t) end\n"
     "local function text_of(...)\n"
     "  local t = {} for i = 1, select('#', ...) do t[i] = tostring((select(i, ...))) end\n"
     "  return t[1] == 'false' and 'error' or table.concat(t, '|')\n"
@@ -26,9 +29,11 @@ static const char cases[] =
     "function describe(i)\n"
     "  seed = i * 7919 + 1 random(2)\n"
     "  local p, t, init = some(pieces, 5), some(letters, 14), random(20) - 10\n"
-    "  local parts = {p, t, text_of(pcall(string.find, t, p, init)), text_of(pcall(string.match, t, p)), text_of(pcall(string.find, t, p, init, true))}\n"
+    "  local parts = {p, t, text_of(pcall(string.find, t, p, init)), text_of(pcall(string.match, t, p)), "
+    "text_of(pcall(string.find, t, p, init, true))}\n"
     "  parts[6] = text_of(pcall(string.gsub, t, p, templates[random(6)], random(4) > 1 and random(3) or nil))\n"
-    "  parts[7] = text_of(pcall(function() local found = {} for a, b in t:gmatch(p) do found[#found + 1] = tostring(a) .. tostring(b) end\n"
+    "  parts[7] = text_of(pcall(function() local found = {} for a, b in t:gmatch(p) do found[#found + 1] = tostring(a) "
+    ".. tostring(b) end\n"
     "    return table.concat(found, ',') end))\n"
     "  return table.concat(parts, ' ~ ')\n"
     "end\n"
@@ -73,10 +78,14 @@ static void test_same(void)
 }
 
 static const char *const endless[] = {
-    "local s = ('a'):rep(100000) s:find(('.-'):rep(20) .. 'b')", "local s = ('a'):rep(100000) s:match(('(.*)'):rep(20) .. 'b')",
-    "local s = ('a'):rep(100000) s:gsub(('a*'):rep(20) .. 'b', '')", "for _ in (('a'):rep(100000)):gmatch(('a?'):rep(60) .. 'b') do end",
-    "pcall(string.find, ('a'):rep(100000), ('.-'):rep(20) .. 'b') while true do end", "local s = ('('):rep(300000) s:find('%b()')",
-    "local s = ('a'):rep(1000000) s:find(('a'):rep(500000) .. 'b', 1, true)", "local s = ('ab'):rep(100000) s:find('(.+)%1%1%1c')",
+    "local s = ('a'):rep(100000) s:find(('.-'):rep(20) .. 'b')",
+    "local s = ('a'):rep(100000) s:match(('(.*)'):rep(20) .. 'b')",
+    "local s = ('a'):rep(100000) s:gsub(('a*'):rep(20) .. 'b', '')",
+    "for _ in (('a'):rep(100000)):gmatch(('a?'):rep(60) .. 'b') do end",
+    "pcall(string.find, ('a'):rep(100000), ('.-'):rep(20) .. 'b') while true do end",
+    "local s = ('('):rep(300000) s:find('%b()')",
+    "local s = ('a'):rep(1000000) s:find(('a'):rep(500000) .. 'b', 1, true)",
+    "local s = ('ab'):rep(100000) s:find('(.+)%1%1%1c')",
 };
 
 static void *interrupt_later(void *rt)

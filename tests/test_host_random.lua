@@ -1,5 +1,5 @@
--- Random calls of everything that the engine declares, right and wrong. round(n) makes n of them and returns how many went well;
--- a call may fail in any way that is an error.
+-- Random calls of everything that the engine declares, right and wrong. round(n) makes n of them and returns how many
+-- went well; a call may fail in any way that is an error.
 
 local te = require "te"
 
@@ -11,8 +11,10 @@ end
 
 local function pick(list) return list[random(#list)] end
 
-local dtypes = { "float32", "float32", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3", "nonsense" }
-local odd = { 0, -1, 2.5, 0 / 0, 1 / 0, -1 / 0, 1e300, 2 ^ 31, -2 ^ 63, "x", "", "\0", true, {}, { 1, "a" }, { { 1 }, { 2, 3 } },
+local dtypes = { "float32", "float32", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool",
+    "float8_e4m3", "nonsense" }
+local odd = { 0, -1, 2.5, 0 / 0, 1 / 0, -1 / 0, 1e300, 2 ^ 31, -2 ^ 63, "x", "", "\0", true, {}, { 1, "a" },
+    { { 1 }, { 2, 3 } },
     function() end, coroutine.create(function() end), te, math }
 local sizes = { 0, 1, 1, 2, 3, 4, 4, 8 }
 local pool = {}
@@ -100,7 +102,8 @@ for _, op in ipairs(te.ops_list()) do
     calls[#calls + 1] = not left_out[op.name] and function()
         local args, n = arguments(op)
         local form = random(4)
-        local call = form == 1 and op.method and te._core.tensor_methods[op.name] or form == 2 and op.inplace and te[op.name .. "_"] or te[op.name]
+        local call = form == 1 and op.method and te._core.tensor_methods[op.name] or form == 2 and op.inplace
+            and te[op.name .. "_"] or te[op.name]
         return keep(pcall(call, unpack(args, 1, n)))
     end or nil
 end
@@ -115,10 +118,13 @@ local function anything()
     return random(12) - 4
 end
 
-local natives = { "tensor", "zeros", "ones", "full", "eye", "arange", "rand", "randn", "randint", "backward", "grad", "is_tensor", "split",
+local natives = { "tensor", "zeros", "ones", "full", "eye", "arange", "rand", "randn", "randint", "backward", "grad",
+    "is_tensor", "split",
     "chunk", "to", "no_grad", "autocast", "checkpoint", "manual_seed", "rng_state", "memory_stats" }
 for _, name in ipairs(natives) do
-    calls[#calls + 1] = function() return keep(pcall(te[name], anything(), anything(), random(3) == 1 and anything() or nil)) end
+    calls[#calls + 1] = function()
+        return keep(pcall(te[name], anything(), anything(), random(3) == 1 and anything() or nil))
+    end
 end
 for _, name in ipairs { "size", "dim", "numel", "item", "totable", "is_contiguous", "backward", "release" } do
     calls[#calls + 1] = function()
@@ -129,13 +135,16 @@ end
 local fields = { "grad", "requires_grad", "shape", "dtype", "device", "is_leaf", "nonsense", 1, -1, 99, 0.5 }
 calls[#calls + 1] = function() return keep(pcall(function(t, k) return t[k] end, tensor(), pick(fields))) end
 calls[#calls + 1] = function() return (pcall(function(t, k, v) t[k] = v end, tensor(), pick(fields), anything())) end
-calls[#calls + 1] = function() return keep(pcall(pick { function(a, b) return a + b end, function(a, b) return a * b end,
-    function(a, b) return a == b end, function(a) return -a end, function(a, b) return a ^ b end, function(a) return #a end,
-    function(a) return tostring(a) end }, anything(), anything())) end
+local operators = {
+    function(a, b) return a + b end, function(a, b) return a * b end, function(a, b) return a == b end,
+    function(a) return -a end, function(a, b) return a ^ b end, function(a) return #a end,
+    function(a) return tostring(a) end,
+}
+calls[#calls + 1] = function() return keep(pcall(pick(operators), anything(), anything())) end
 
 -- Modules with random parts, run forward and backward.
-local classes = { "Linear", "LayerNorm", "RMSNorm", "GELU", "SwiGLU", "Dropout", "Identity", "ConstantScale", "Reshape", "Embedding",
-    "BasicLinear", "Bias", "ReLU", "L2Normalization" }
+local classes = { "Linear", "LayerNorm", "RMSNorm", "GELU", "SwiGLU", "Dropout", "Identity", "ConstantScale",
+    "Reshape", "Embedding", "BasicLinear", "Bias", "ReLU", "L2Normalization" }
 calls[#calls + 1] = function()
     return keep(pcall(function()
         local parts = {}

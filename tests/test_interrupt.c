@@ -138,7 +138,8 @@ static te_quantize_job quantize_job(const te_quantizer *q, bool both)
     int64_t per_row = q->block_cols ? (COLUMNS + q->block_cols - 1) / q->block_cols : 0;
     te_quantize_job job = {.quantizer = q, .source = x, .dtype = TE_F32, .rows = ROWS, .cols = COLUMNS,
                            .source_stride = COLUMNS, .scale = 1};
-    job.side[0] = (te_quantized_side){.data = codes[0], .rows = ROWS, .cols = COLUMNS, .row_stride = COLUMNS, .col_stride = 1,
+    job.side[0] = (te_quantized_side){.data = codes[0], .rows = ROWS, .cols = COLUMNS, .row_stride = COLUMNS,
+                                      .col_stride = 1,
                                       .scale_inv = factors[0], .scale_row_stride = per_row, .scale_col_stride = 1,
                                       .amax = q->row_scaled ? row_amaxes : amaxes, .amax_stride = q->row_scaled};
     job.side[1] = (te_quantized_side){.data = both ? codes[1] : NULL, .rows = COLUMNS, .cols = ROWS, .row_stride = ROWS,

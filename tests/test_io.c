@@ -86,6 +86,36 @@ static void test_write_refusals(void)
     CHECK(te_io_write_file(&te_io_posix, &te_mem_libc, name, OLD, strlen(OLD), &error) == TE_OK && contains(name, OLD));
 }
 
+static void test_write_through_links(void)
+{
+    static const char *const links[][2] = {
+        {"target", "near"}, {"../target", "links/back"}, {"away/../../target", "links/far"}, {"near", "chain"},
+        {"loop2", "loop1"}, {"loop1", "loop2"}, {"made", "dangling"}, {"absent/made", "astray"}, {"links", "place"}};
+    te_io_error error;
+    char text[64];
+    mkdir("links", 0777);
+    mkdir("links/away", 0777);
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++) CHECK(symlink(links[i][0], links[i][1]) == 0);
+    static const char *const whole[] = {"near", "links/far", "chain", "links/back"};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        test_file_write("target", OLD, strlen(OLD));
+        CHECK(te_io_write_file(&te_io_posix, &te_mem_libc, whole[i], NEW, strlen(NEW), &error) == TE_OK);
+        CHECK(contains("target", NEW) && readlink(whole[i], text, sizeof text) > 0);
+    }
+    CHECK(te_io_write_file(&te_io_posix, &te_mem_libc, "dangling", NEW, strlen(NEW), &error) == TE_OK);
+    CHECK(contains("made", NEW) && readlink("dangling", text, sizeof text) > 0);
+    static const char *const refused[][2] = {
+        {"loop1", "loop1: cannot find what to write: Too many levels"}, {"astray", "absent/made: "},
+        {"place", "links: "}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        CHECK(te_io_write_file(&te_io_posix, &te_mem_libc, refused[i][0], NEW, strlen(NEW), &error) == TE_ERROR_IO);
+        CHECK_MSG(strstr(error.message, refused[i][1]) == error.message, "%s", error.message);
+        CHECK(readlink(refused[i][0], text, sizeof text) > 0);
+    }
+    CHECK(test_folder_count(".", ".tmp", false) == 0 && test_folder_count("links", ".tmp", false) == 0);
+    test_folder_count("links", "", true);
+}
+
 static void test_read_failures(void)
 {
     faulty_io f;
@@ -175,6 +205,7 @@ int main(void)
     test_round_trip();
     test_write_failures();
     test_write_refusals();
+    test_write_through_links();
     test_read_failures();
     test_folders();
     test_messages();

@@ -75,11 +75,12 @@ static void check_narrow(const te_quantize_blocks *blocks, te_element_kind kind)
             if (turn % 5) exponent /= 2;
             factors[i] = ldexpf(odd ? 1.5f : 1, exponent);
             int used = (n + (int)block - 1) / (int)block;
-            wide |= i < used && (exponent < (kind == TE_E4M3 ? -117 : -110) || exponent > (kind == TE_E4M3 ? 119 : 112));
+            wide |= i < used && (exponent < (kind == TE_E4M3 ? -117 : -110) ||
+                                 exponent > (kind == TE_E4M3 ? 119 : 112));
         }
         bool good = blocks->narrow_along[kind](straight, codes, factors, n, block);
-        CHECK_MSG(good != (special || wide || odd), "turn %d, block %d: taken %d, special %d, wide %d", turn, (int)block, good,
-                  special, wide);
+        CHECK_MSG(good != (special || wide || odd), "turn %d, block %d: taken %d, special %d, wide %d",
+                  turn, (int)block, good, special, wide);
         refused += !good;
         if (!good) continue;
         if (block == 1)
@@ -87,7 +88,8 @@ static void check_narrow(const te_quantize_blocks *blocks, te_element_kind kind)
         else
             blocks->decode_along[kind](values, codes, factors, n, block);
         CHECK(blocks->narrow(around, values, n));
-        CHECK_MSG(memcmp(straight, around, (size_t)n * sizeof *around) == 0, "turn %d, block %d, %d", turn, (int)block, n);
+        CHECK_MSG(memcmp(straight, around, (size_t)n * sizeof *around) == 0, "turn %d, block %d, %d",
+                  turn, (int)block, n);
     }
     CHECK(refused < 2000);
 }
@@ -114,7 +116,8 @@ static void check_whole(const te_quantize_blocks *blocks, te_element_kind kind, 
         const void *x = (source == 0 ? (const char *)floats : (const char *)halves) + (size_t)first * size;
         float got = blocks->of[source].encode_whole[kind](codes, x, m, n, false);
         check("whole", kind, source, m, codes);
-        CHECK_MSG(got == amax, "whole, source %d, %d from %d: amax %g, not %g", source, n, first, (double)got, (double)amax);
+        CHECK_MSG(got == amax, "whole, source %d, %d from %d: amax %g, not %g", source, n, first,
+                  (double)got, (double)amax);
     }
 }
 
@@ -154,7 +157,8 @@ int main(void)
     for (int i = 0x3c00; i < 0x4400; i += 3) halves[i] = i % 2 ? 0x8000 : 0; /* zeros among numbers */
     for (int kind = 0; kind < TE_ELEMENT_COUNT; kind++)
         for (int i = 0; i < 24; i++) { /* some with ties */
-            float short_one = ldexpf(1 + (float)(i % 8) * 0.125f, i / 2 - 6), any = (float)exp2(test_uniform(&state, -8, 8));
+            float short_one = ldexpf(1 + (float)(i % 8) * 0.125f, i / 2 - 6),
+                  any = (float)exp2(test_uniform(&state, -8, 8));
             check_whole(blocks, (te_element_kind)kind, 1, i % 2 ? any : short_one);
         }
     check_narrow(blocks, TE_E4M3);

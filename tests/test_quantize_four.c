@@ -30,18 +30,22 @@ static void check_errors_about(const te_quantize_blocks *both[2], int dtype)
             both[turn % 2]->candidates(encode, k ? 1.5f : 1, block_amax, BLOCKS, codes[k], multipliers[k], values[k]);
             rules[k] = (te_error_rule){multipliers[k], values[k], amax, 6 * 256.0f, turn % 3 == 0};
         }
-        both[0]->of[dtype].errors_about((float *[2]){sums[0], sums[1]}, rules, dtype ? (void *)narrow : x, WIDE, BLOCKS);
+        both[0]->of[dtype].errors_about((float *[2]){sums[0], sums[1]}, rules, dtype ? (void *)narrow : x,
+                                        WIDE, BLOCKS);
         for (int k = 0; k < 2; k++)
             for (int b = 0; b < BLOCKS; b++) {
                 float line_multipliers[TE_GROUP], line_factors[TE_GROUP], lines[TE_GROUP];
                 te_error_rule rule = rules[k];
-                double right = 0, size = turn % 3 ? (double)block_amax[b] : (double)block_amax[b] * (double)block_amax[b];
-                for (int i = 0; i < TE_GROUP; i++) line_multipliers[i] = multipliers[k][b], line_factors[i] = values[k][b];
+                double right = 0, size = turn % 3 ? (double)block_amax[b]
+                    : (double)block_amax[b] * (double)block_amax[b];
+                for (int i = 0; i < TE_GROUP; i++)
+                    line_multipliers[i] = multipliers[k][b], line_factors[i] = values[k][b];
                 rule.multipliers = line_multipliers, rule.factors = line_factors;
                 both[1]->errors(lines, &rule, x + b * TE_GROUP, WIDE, TE_GROUP, TE_GROUP);
                 for (int i = 0; i < TE_GROUP; i++) right += (double)lines[i];
                 CHECK_MSG(fabs((double)sums[k][b] - right) < size * 0x1p-11,
-                          "errors_about, dtype %d, turn %d, block %d: %g, not %g", dtype, turn, b, (double)sums[k][b], right);
+                          "errors_about, dtype %d, turn %d, block %d: %g, not %g", dtype, turn, b,
+                          (double)sums[k][b], right);
             }
     }
 }
@@ -52,7 +56,8 @@ static void check_candidates(const te_quantize_blocks *both[2])
     static float amax[MANY], numbers[2][2][MANY];
     static uint8_t codes[2][MANY];
     for (int turn = 0; turn < 200; turn++) {
-        float encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu), turn % 2 ? 448 : 256);
+        float encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu),
+                                           turn % 2 ? 448 : 256);
         if (!(encode <= TE_FLT_MAX)) encode = 1;
         for (int i = 0; i < MANY; i++) {
             amax[i] = te_f32_from_bits((uint32_t)test_random(&state) % 0x7f800001u);
@@ -110,10 +115,12 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
         for (int i = 0; i < (rows + 1) / 2 * 2; i++)
             for (int64_t j = 0; j < done; j++) {
                 int at = i < rows ? i * WIDE + (int)j : 0;
-                uint8_t code = code_of((dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[j], chance, random[at]);
+                uint8_t code = code_of((dtype ? te_bf16_to_f32(halves[at]) : floats[at]) * multipliers[j],
+                                       chance, random[at]);
                 wrong += (pairs[i / 2 * WIDE + j] >> i % 2 * 4) % 16 != (i < rows ? code : 0);
             }
-        CHECK_MSG(wrong == 0 && done == WIDE - 40, "down, %d rows, dtype %d, factor %g: %d wrong", rows, dtype, (double)factor, wrong);
+        CHECK_MSG(wrong == 0 && done == WIDE - 40, "down, %d rows, dtype %d, factor %g: %d wrong", rows, dtype,
+                  (double)factor, wrong);
     }
 }
 
@@ -143,7 +150,8 @@ int main(void)
         check_errors_about(both, dtype);
         check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false);
         for (int turn = 0; turn < 40; turn++) {
-            float factor = ldexpf(turn % 2 ? 1 : (float)test_uniform(&state, 1, 2), turn < 20 ? turn / 2 - 6 : 12 * (turn - 30));
+            float factor = ldexpf(turn % 2 ? 1 : (float)test_uniform(&state, 1, 2),
+                                  turn < 20 ? turn / 2 - 6 : 12 * (turn - 30));
             check_pairs(&both[0]->of[dtype], dtype, factor, turn % 4 > 1);
         }
     }

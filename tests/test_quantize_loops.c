@@ -1,6 +1,7 @@
-/* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte for byte:
- * maxima of blocks, factors, codes of both directions, random bytes, stochastic rounding, the transform, errors of candidates,
- * decoding. Sources hold ordinary values, or any bits at all: infinities, NaNs, subnormal numbers. */
+/* test_quantize_loops.c - the loops of quantizing that this machine takes against those that every machine has, byte
+ * for byte: maxima of blocks, factors, codes of both directions, random bytes, stochastic rounding, the transform,
+ * errors of candidates, decoding. Sources hold ordinary values, or any bits at all: infinities, NaNs, subnormal
+ * numbers. */
 #include "kernels/cpu/quantize_blocks.h"
 #include "test.h"
 
@@ -32,7 +33,8 @@ static void fill(int dtype, int any)
 
 static void same(const char *what, int dtype, int any, int64_t block, const void *a, const void *b, size_t size)
 {
-    CHECK_MSG(memcmp(a, b, size) == 0, "%s: dtype %d, %d%% of any bits, blocks of %lld", what, dtype, any, (long long)block);
+    CHECK_MSG(memcmp(a, b, size) == 0, "%s: dtype %d, %d%% of any bits, blocks of %lld", what, dtype, any,
+              (long long)block);
 }
 
 static void check_maxima(const te_quantize_blocks *both[2], int dtype, int any)
@@ -68,9 +70,11 @@ static void check_factors(const te_quantize_blocks *both[2])
     enum { MANY = 133 };
     static float amax[MANY], multipliers[2][MANY], stored[2][MANY];
     for (int turn = 0; turn < 600; turn++) {
-        te_factor_rule rule = {.scale = (te_scale_kind)(turn % 3), .max = turn % 2 ? 448 : 57344, .overflow = TE_FLT_MAX,
+        te_factor_rule rule = {.scale = (te_scale_kind)(turn % 3), .max = turn % 2 ? 448 : 57344,
+                               .overflow = TE_FLT_MAX,
                                .power_of_two = turn % 5 == 0};
-        rule.encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu), turn % 2 ? 448 : 256);
+        rule.encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu),
+                                          turn % 2 ? 448 : 256);
         for (int i = 0; i < MANY; i++) {
             uint32_t bits = (uint32_t)test_random(&state) & 0x7fffffffu, rare = (uint32_t)test_random(&state) % 16;
             amax[i] = rare == 0   ? ldexpf(1, (int)(bits % 277) - 149)
@@ -108,7 +112,8 @@ static void check_transform(const te_quantize_blocks *both[2], int dtype, int an
             one_nan(dtype, found[v]);
         }
         for (int i = 0; i < ROWS; i++) {
-            const char *a = (const char *)found[0] + (size_t)(i * WIDTH) * size, *b = a + ((char *)found[1] - (char *)found[0]);
+            const char *a = (const char *)found[0] + (size_t)(i * WIDTH) * size,
+                       *b = a + ((char *)found[1] - (char *)found[0]);
             same("transform", dtype, any, rows, a, b, COLUMNS * size);
         }
         same("transform_amax", dtype, any, rows, &amax[0], &amax[1], sizeof amax[0]);
@@ -126,7 +131,8 @@ static void check_errors(const te_quantize_blocks *both[2], int any)
 {
     for (int turn = 0; turn < 64; turn++) {
         int lines = turn % 4 == 3 ? 7 : 16, n = turn % 8 == 5 ? 11 : 16;
-        te_error_rule rule = {.multipliers = factors + turn, .factors = factors + 100 + turn, .amax = 3.1f * (float)(1 + turn),
+        te_error_rule rule = {.multipliers = factors + turn, .factors = factors + 100 + turn,
+                              .amax = 3.1f * (float)(1 + turn),
                               .most = turn % 2 ? 6 * 448.0f : 6 * 256.0f, .squared = turn % 3 == 0};
         float same_factor[16], sums[2][16] = {{0}};
         for (int i = 0; i < 16; i++) same_factor[i] = factors[turn];
@@ -151,8 +157,8 @@ static void check_errors_across(const te_quantize_blocks *both[2], int any)
         for (int v = 0; v < 2; v++) both[v]->errors_across(sums[v], rules, floats + turn, COLUMNS, n);
         for (int i = 0; i < 2 * TE_GROUP; i++) {
             float a = sums[0][i / TE_GROUP][i % TE_GROUP], b = sums[1][i / TE_GROUP][i % TE_GROUP];
-            CHECK_MSG(a == b || (a != a && b != b), "errors_across, turn %d, %d%% of any bits, sum %d: %g, not %g", turn, any, i,
-                      (double)a, (double)b);
+            CHECK_MSG(a == b || (a != a && b != b), "errors_across, turn %d, %d%% of any bits, sum %d: %g, not %g",
+                      turn, any, i, (double)a, (double)b);
         }
     }
 }
@@ -171,8 +177,9 @@ static void check_random(const te_quantize_blocks *both[2])
         }
 }
 
-/* Codes of both directions from one rounding against each by itself. Factors bring what is not infinite near the format's largest
- * value, or far below it, so that codes are subnormal, or 0. `any`: of a hundred values, how many are bits drawn at random. */
+/* Codes of both directions from one rounding against each by itself. Factors bring what is not infinite near the
+ * format's largest value, or far below it, so that codes are subnormal, or 0. `any`: of a hundred values, how many
+ * are bits drawn at random. */
 static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
 {
     enum { WIDE = 512, HIGH = 32 };
@@ -216,8 +223,8 @@ static void check_both(const te_quantize_blocks *both[2], int dtype, te_element_
     }
 }
 
-/* Codes of each direction by itself. Factors are powers of two that bring elements into the format, or any power, or any
- * positive number. */
+/* Codes of each direction by itself. Factors are powers of two that bring elements into the format, or any power, or
+ * any positive number. */
 static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
 {
     static const int64_t blocks[] = {16, 32, 48, 64, 128, 192, COLUMNS};
@@ -232,13 +239,15 @@ static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element
         memset(bytes, 0xa5, sizeof bytes);
         for (int v = 0; v < 2; v++)
             for (int i = 0; i < ROWS; i++)
-                both[v]->of[dtype].encode_along[element](bytes[v] + i * WIDTH, row(dtype, i), some, COLUMNS, block, turn % 2);
+                both[v]->of[dtype].encode_along[element](bytes[v] + i * WIDTH, row(dtype, i), some, COLUMNS,
+                                                         block, turn % 2);
         same("encode_along", dtype, any, block, bytes[0], bytes[1], sizeof bytes[0]);
         for (int v = 0; v < 2; v++)
             both[v]->of[dtype].encode_down[element](bytes[v], WIDTH, source(dtype), COLUMNS, ROWS, some, COLUMNS);
         same("encode_down", dtype, any, element, bytes[0], bytes[1], sizeof bytes[0]);
         float amax[2];
-        for (int v = 0; v < 2; v++) amax[v] = both[v]->of[dtype].encode_whole[element](bytes[v], source(dtype), some[turn], N, turn % 2);
+        for (int v = 0; v < 2; v++)
+            amax[v] = both[v]->of[dtype].encode_whole[element](bytes[v], source(dtype), some[turn], N, turn % 2);
         same("encode_whole", dtype, any, element, bytes[0], bytes[1], N);
         same("encode_whole, amax", dtype, any, element, &amax[0], &amax[1], sizeof amax[0]);
     }
@@ -261,12 +270,13 @@ static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int 
             slow->amax_along(along[1] + i * w.step, row(dtype, i), w.n, w.block);
             for (int j = 0; j < w.n; j++) {
                 uint16_t half = halves[i * COLUMNS + j];
-                nan = nan || (dtype == 0 ? floats[i * COLUMNS + j] != floats[i * COLUMNS + j] : (half & 0x7fff) > 0x7f80);
+                nan = nan || (dtype == 0 ? floats[i * COLUMNS + j] != floats[i * COLUMNS + j]
+                              : (half & 0x7fff) > 0x7f80);
             }
         }
         slow->amax_down(down[1], w.x, w.stride, w.rows, (int)w.n);
-        CHECK_MSG(found_both == (turn < 4 && !nan), "amax_both: dtype %d, %d%% of any bits, %lld columns: %d", dtype, any,
-                  (long long)w.n, found_both);
+        CHECK_MSG(found_both == (turn < 4 && !nan), "amax_both: dtype %d, %d%% of any bits, %lld columns: %d",
+                  dtype, any, (long long)w.n, found_both);
         if (!found_both) continue;
         same("amax_both, along", dtype, any, w.block, along[0], along[1], sizeof along[0]);
         same("amax_both, down", dtype, any, w.block, down[0], down[1], (size_t)w.n * sizeof(float));
@@ -287,8 +297,8 @@ static void check_squares(const te_quantize_blocks *both[2], int dtype, int any)
     }
 }
 
-/* Values of stored bytes by the short way, where it is taken, against codes one by one. `any`: of a hundred bytes, how many may be
- * no numbers; of a hundred factors, how many are no powers of two, or are any number. */
+/* Values of stored bytes by the short way, where it is taken, against codes one by one. `any`: of a hundred bytes,
+ * how many may be no numbers; of a hundred factors, how many are no powers of two, or are any number. */
 static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind element, int any)
 {
     enum { WIDE = 1088 };
@@ -314,11 +324,14 @@ static void check_decode_to(const te_quantize_blocks *both[2], te_element_kind e
         both[1]->multiply(values, times, n);
         bool wide = both[0]->decode_to[element](found_wide, TE_F32, stored, some, n, block, times, turn % 2);
         bool narrow = both[0]->decode_to[element](found_narrow, TE_BF16, stored, some, n, block, times, turn % 2);
-        CHECK_MSG(any || (wide && narrow), "decode_to: element %d, blocks of %lld: not taken", element, (long long)block);
+        CHECK_MSG(any || (wide && narrow), "decode_to: element %d, blocks of %lld: not taken", element,
+                  (long long)block);
         for (int64_t i = 0; i < n; i++) {
-            CHECK_MSG(!wide || te_f32_bits(found_wide[i]) == te_f32_bits(values[i]), "decode_to: element %d, byte %02x: %g, not %g",
+            CHECK_MSG(!wide || te_f32_bits(found_wide[i]) == te_f32_bits(values[i]),
+                      "decode_to: element %d, byte %02x: %g, not %g",
                       element, stored[i], (double)found_wide[i], (double)values[i]);
-            CHECK_MSG(!narrow || found_narrow[i] == te_f32_to_bf16(values[i]), "decode_to: element %d, byte %02x: %04x, not %04x",
+            CHECK_MSG(!narrow || found_narrow[i] == te_f32_to_bf16(values[i]),
+                      "decode_to: element %d, byte %02x: %04x, not %04x",
                       element, stored[i], found_narrow[i], te_f32_to_bf16(values[i]));
         }
     }

@@ -17,7 +17,8 @@ static const te_quantizer delayed = {
 static const te_quantizer blocks = {
     .element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true};
 static const te_quantizer two_levels = {.element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = 1, .block_cols = 16,
-                                        .has_columnwise = true, .transposed = true, .hadamard = true, .stochastic = true,
+                                        .has_columnwise = true, .transposed = true, .hadamard = true,
+                                        .stochastic = true,
                                         .scale_max = 448};
 
 static te_product_recipe *make_recipe(te_context *ctx, const te_quantizer *q)
@@ -80,7 +81,8 @@ static int add(te_context *ctx, te_group *group, const char *name, int x, int we
     te_arg args[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS] = {{.kind = TE_ARG_ABSENT}};
     const te_op *op = te_op_find(ctx, name);
     te_group_call call = {.op = op, .values = {x, weight, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE, TE_NO_VALUE},
-                          .args = args, .n_args = op ? op->n_params : 0, .recipe_state = state, .cache_quantized = cached};
+                          .args = args, .n_args = op ? op->n_params : 0, .recipe_state = state,
+                          .cache_quantized = cached};
     int result;
     return x != TE_NO_VALUE && op && te_group_op(group, &call, &result) == TE_OK ? result : TE_NO_VALUE;
 }

@@ -180,8 +180,9 @@ HAND(hand_cross_entropy);
     "a = 0.03567741 * x; u = 0.79788456 + a * x; t = tanh(x * u); w = dy * x * 0.5 * (1 - t * t); " \
     "dx = dy * (0.5 + 0.5 * t) + w * u + w * x * a + w * x * x * 0.03567741"
 
-#define GELU_ERF_BACKWARD \
-    "v = 0.70710678 * x; dx = 0.5 * dy * (1 + erf(v)) + dy * (0.5 * x) * (1.1283791671 * exp(-(v * v))) * 0.70710678; " \
+#define GELU_ERF_BACKWARD                                                                                              \
+    "v = 0.70710678 * x; dx = 0.5 * dy * (1 + erf(v)) + dy * (0.5 * x) * (1.1283791671 * exp(-(v * v))) * "            \
+    "0.70710678; "                                                                                                     \
     "db = dx"
 
 static const bench cases[] = {
@@ -212,11 +213,13 @@ static const bench cases[] = {
      "y = d * rstd * gamma + beta",
      {"res:b", "x:b", "gamma:c", "beta:c"}, {"s:b", "y:b", "mean:r", "rstd:r"}, {NULL}, {0}, hand_add_layer_norm},
     {"layer_norm back f32",
-     "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
+     "d = x - mean; g = dy * gamma; "
+     "dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
      {"x", "dy", "gamma:w", "mean:r", "rstd:r"}, {"dx", "dgamma:s", "dbeta:s"}, {NULL}, {0}, hand_layer_norm_backward},
     {"layer_norm back bf16",
-     "d = x - mean; g = dy * gamma; dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
+     "d = x - mean; g = dy * gamma; "
+     "dx = g * rstd - rowsum(g * d) * (rstd * rstd * rstd / n) * d - rowsum(g) * rstd / n; "
      "dgamma = dy * (d * rstd); dbeta = dy",
      {"x:b", "dy:b", "gamma:w", "mean:r", "rstd:r"}, {"dx:b", "dgamma:s", "dbeta:s"}, {NULL}, {0}, NULL},
     {"add+norm back bf16",
@@ -539,7 +542,8 @@ int main(int argc, char **argv)
     if (te_backend_cpu.device_open(&exec, 0) != TE_OK) return 1;
     double bandwidth = measure_stream(&exec);
     printf("%s, %d threads, stream %.1f GB/s\n", te_cpu_isa_name(te_cpu(&exec)->isa), exec.threads, bandwidth * 1e-9);
-    static const int64_t shapes[][2] = {{1, 16},    {64, 16},   {1024, 16},  {100, 64},   {256, 128},  {768, 128}, {84, 384},
+    static const int64_t shapes[][2] = {{1, 16},    {64, 16},   {1024, 16},  {100, 64},   {256, 128},
+                                        {768, 128}, {84, 384},
                                         {8, 768},   {32, 768},  {512, 768},  {256, 3072}, {4096, 768}, {64, 50257},
                                         {16384, 768}, {8192, 3072}};
     if (rows) {

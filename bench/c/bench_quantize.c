@@ -19,7 +19,9 @@
 /* --- cases -------------------------------------------------------------------------------------------------------- */
 
 #define WHOLE    .element = TE_E4M3, .has_columnwise = true, .transposed = true
-#define LONG(n)  .element = TE_E4M3, .block_rows = n, .block_cols = 128, .has_columnwise = true, .transposed = true, .power_of_two = true
+#define LONG(n)                                                                                                        \
+    .element = TE_E4M3, .block_rows = n, .block_cols = 128, .has_columnwise = true, .transposed = true,                \
+    .power_of_two = true
 #define FOUR(n)                                                                                                        \
     .element = TE_E2M1, .scale = TE_SCALE_E4M3, .block_rows = n, .block_cols = 16, .has_columnwise = true,             \
     .transposed = true, .replicated = n > 1
@@ -31,7 +33,8 @@ static const struct {
 } kinds[] = {
     {"delayed", 1, {WHOLE, .needs_history = true}},
     {"current", 2, {WHOLE}},
-    {"MXFP8", 1, {.element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32, .has_columnwise = true}},
+    {"MXFP8", 1, {.element = TE_E4M3, .scale = TE_SCALE_E8M0, .block_rows = 1, .block_cols = 32,
+                  .has_columnwise = true}},
     {"1x128", 1, {LONG(1)}},
     {"128x128", 1, {LONG(128)}},
     {"NVFP4", 2, {FOUR(1), .scale_max = 448}},

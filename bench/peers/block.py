@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A pre-norm MLP or a GPT block in PyTorch, forward and backward, timed eager and compiled: the peer of bench/fuser.lua.
+"""A pre-norm MLP or a GPT block in PyTorch, forward and backward, timed eager and compiled.
+
+The peer of bench/fuser.lua.
 
 Both modes run in turns on the same weights. bf16 keeps float32 weights and computes under torch.autocast on a bfloat16
 input, so that the residual stream has the dtype that it has in tetrain.

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The figures of bench/gpu.lua and bench/gpu_steps.lua in PyTorch, on the same GPU: eager, compiled, and FP8 by torch._scaled_mm,
-and by Transformer Engine where that is installed.
+"""The figures of bench/gpu.lua and bench/gpu_steps.lua in PyTorch, on the same GPU: eager, compiled, and FP8 by
+torch._scaled_mm, and by Transformer Engine where that is installed.
 
-Lines that begin with BENCH are the results. Weights are float32 under torch.autocast in bfloat16, AdamW is the fused one, as in
-tetrain's benches; what this PyTorch or card cannot do is a line that says so. --quick: small sizes, --device: another one.
+Lines that begin with BENCH are the results. Weights are float32 under torch.autocast in bfloat16, AdamW is the fused
+one, as in tetrain's benches; what this PyTorch or card cannot do is a line that says so. --quick: small sizes,
+--device: another one.
 """
 
 import argparse
@@ -215,7 +216,8 @@ class Benches:
                     optimizer.zero_grad(set_to_none=True)
 
                 wall, host = self.timer.measure(call, 10)
-                bench("%s step, %s: %.2f ms, host %.2f ms, %.0f tokens/s" % (name, mode, wall, host, tokens / wall * 1e3))
+                bench("%s step, %s: %.2f ms, host %.2f ms, %.0f tokens/s"
+              % (name, mode, wall, host, tokens / wall * 1e3))
             self.figure("%s, %s" % (name, mode), run)
 
     def kernels(self):
@@ -254,16 +256,19 @@ class Benches:
 
     def small(self):
         rows, width = (16, 64) if self.quick else (128, 1024)
-        for name, make in [("LayerNorm %d" % width, lambda linear: nn.Sequential(nn.LayerNorm(width), linear(width, width))),
-                           ("Linear %d" % width, lambda linear: linear(width, width)),
-                           ("GELU", lambda linear: nn.Sequential(linear(width, width), nn.GELU(), linear(width, width)))]:
+        layers = [
+            ("LayerNorm %d" % width, lambda linear: nn.Sequential(nn.LayerNorm(width), linear(width, width))),
+            ("Linear %d" % width, lambda linear: linear(width, width)),
+            ("GELU", lambda linear: nn.Sequential(linear(width, width), nn.GELU(), linear(width, width))),
+        ]
+        for name, make in layers:
             self.forward_backward("%s on %d tokens" % (name, rows), make, (rows, width), calls=50)
 
     def blocks(self):
         width, heads, seq, batch = (64, 2, 16, 1) if self.quick else (1600, 25, 1024, 8)
         work = 6 * batch * seq * 12 * width**2 + 6 * batch * seq * seq * width
-        self.forward_backward("GPT-2 1.5B block, %d x %d" % (batch, seq), lambda linear: gpt2_block(linear, width, heads),
-                              (batch, seq, width), work)
+        self.forward_backward("GPT-2 1.5B block, %d x %d" % (batch, seq),
+                              lambda linear: gpt2_block(linear, width, heads), (batch, seq, width), work)
         c = dict(width=64, inner=128, heads=4, kv_heads=2, tokens=16) if self.quick else \
             dict(width=4096, inner=14336, heads=32, kv_heads=8, tokens=4096)
         weights = 2 * c["width"]**2 * (1 + c["kv_heads"] / c["heads"]) + 3 * c["width"] * c["inner"]
@@ -275,7 +280,8 @@ class Benches:
                         lambda model, x: model(x).float().sum(), c["tokens"])
 
     def gpt2(self):
-        batch, seq, layers, heads, width, vocabulary = (1, 16, 1, 2, 64, 64) if self.quick else (32, 1024, 12, 12, 768, 50304)
+        sizes = (1, 16, 1, 2, 64, 64) if self.quick else (32, 1024, 12, 12, 768, 50304)
+        batch, seq, layers, heads, width, vocabulary = sizes
         self.whole_step("GPT-2 124M, %d x %d" % (batch, seq),
                         lambda linear: GPT(linear, vocabulary, seq, layers, heads, width),
                         lambda: torch.randint(0, 63, (batch, seq), device=self.device), lambda model, ids: model(ids),
@@ -289,7 +295,8 @@ def main():
     o = parser.parse_args()
     bench("%s on %s" % (torch.__version__, torch.cuda.get_device_name() if o.device == "cuda" else o.device))
     benches = Benches(o.device, o.quick)
-    for part in (benches.gpt2, benches.kernels, benches.attention, benches.blocks, benches.small):  # if time runs out, the first count
+    # if time runs out, the first count
+    for part in (benches.gpt2, benches.kernels, benches.attention, benches.blocks, benches.small):
         benches.figure(part.__name__, part)
 
 

@@ -109,8 +109,9 @@ def fastest(entries, name):
 def generation(path):
     entries = read(path)
     print("%(cpu)s, %(threads)d threads, %(date)s; memory is read at %(read_gb_s).0f GB/s" % entries[0])
-    print("%-9s %-5s %5s %21s %21s %9s %5s  %s" % ("config", "dtype", "texts", "prompt, ms: ours/torch", "token, ms: ours/torch",
-                                                    "floor ms", "of it", "fastest PyTorch, and whether tokens agree"))
+    print("%-9s %-5s %5s %21s %21s %9s %5s  %s" % ("config", "dtype", "texts", "prompt, ms: ours/torch",
+                                                    "token, ms: ours/torch", "floor ms", "of it",
+                                                    "fastest PyTorch, and whether tokens agree"))
     for key in dict.fromkeys((e["config"], e["dtype"], e["batch"]) for e in entries[1:]):
         chosen = [e for e in entries[1:] if (e["config"], e["dtype"], e["batch"]) == key]
         ours, peer = ([e for e in chosen if e["system"] == system] for system in ("tetrain", "pytorch"))

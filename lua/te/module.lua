@@ -412,7 +412,8 @@ local function print_tree(self, indent, depth)
         for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
     end
     for _, child in ipairs(children) do
-        local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth) or tostring(child.module)
+        local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth)
+            or tostring(child.module)
         lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)
     end
     local head = ("%s(%s"):format(self.__name, self:describe())

@@ -34,10 +34,11 @@
 --     g:join(sizes)                    the operation that follows takes the last dimensions, of these sizes, for one
 --     g:grouped_linear(self, x, sizes, ways), g:add_scaled_biases(self, y, scales, sizes, ways)
 --                                      the products of a GroupedLinear, and its biases; `ways` does both by itself
---     g:chooses_by_rows()              whether te.autocast chooses what a product runs under; described anew when that changes
+--     g:chooses_by_rows()              whether te.autocast chooses what a product runs under; described anew when that
+--                                      changes
 --     g:seq_lens()                     the lengths of packed sequences, false when the caller gave none
---     g:rows_kept(draw, x, p)          for every row of x whether stochastic depth keeps it, which draw(x, lengths or nil)
---                                      gives as well
+--     g:rows_kept(draw, x, p)          for every row of x whether stochastic depth keeps it, which draw(x, lengths or
+--                                      nil) gives as well
 --
 -- nil and a reason come back when there is no such description; the operation then runs by itself. A description holds
 -- while the fields named in plan_fields keep their values, those of children included. It may not look at values.

@@ -1,8 +1,8 @@
 --- Declared options: one table says name, type, default and range; checks, messages and --help follow from it.
 --
--- A declaration is { type, default, min =, max =, choices =, wrong =, help = }; wrong(value) says what is wrong with a value of
--- the right type, or nothing. Types are Lua's own, "integer", "size" (an
--- integer above 0), and "any". An option without a default may stay nil.
+-- A declaration is { type, default, min =, max =, choices =, wrong =, help = }; wrong(value) says what is wrong with a
+-- value of the right type, or nothing. Types are Lua's own, "integer", "size" (an integer above 0), and "any". An
+-- option without a default may stay nil.
 
 local fail = require "te.fail"
 
@@ -81,7 +81,8 @@ end
 function options.check(who, given, declared)
     local complete = {}
     if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
-        fail("%s: options: expected a table, got %s", who, type(given) == "table" and "one with a metatable" or type(given))
+        fail("%s: options: expected a table, got %s", who,
+            type(given) == "table" and "one with a metatable" or type(given))
     end
     for name, value in pairs(given or {}) do
         local declaration = declared[name]

@@ -33,7 +33,8 @@ function Profile:kernels()
         local key = event.device .. event.name
         local entry = by_name[key]
         if not entry then
-            entry = { name = event.name, kind = event.kind, device = event.device, calls = 0, seconds = 0, bytes = 0, flops = 0 }
+            entry = { name = event.name, kind = event.kind, device = event.device, calls = 0, seconds = 0,
+                bytes = 0, flops = 0 }
             by_name[key] = entry
             list[#list + 1] = entry
         end
@@ -45,7 +46,8 @@ function Profile:kernels()
 end
 
 function Profile:__tostring()
-    local lines = { ("%-52s %6s %10s %6s %8s %9s %6s"):format("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "floor") }
+    local lines = { ("%-52s %6s %10s %6s %8s %9s %6s"):format("kernel", "calls", "ms", "share", "GB/s",
+        "GFLOP/s", "floor") }
     local total = 0
     for _, entry in ipairs(self:kernels()) do total = total + entry.seconds end
     for _, entry in ipairs(self:kernels()) do
@@ -68,7 +70,8 @@ function Profile:save_trace(path)
     local parts = {}
     for i, event in ipairs(self.events) do
         parts[i] = ('{"name": "%s", "cat": "%s", "ph": "X", "pid": 1, "tid": "%s", "ts": %.3f, "dur": %.3f, '
-            .. '"args": {"bytes": %.0f, "flops": %.0f}}'):format(event.name:gsub('[\\"]', "\\%0"), event.kind, event.device,
+            .. '"args": {"bytes": %.0f, "flops": %.0f}}'):format(event.name:gsub('[\\"]', "\\%0"),
+                event.kind, event.device,
             event.start * 1e6, event.seconds * 1e6, event.bytes, event.flops)
     end
     local written, why = file:write('{"traceEvents": [\n', table.concat(parts, ",\n"), "\n]}\n")

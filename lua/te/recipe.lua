@@ -50,7 +50,8 @@ delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.hel
         return ("amax_compute_algo: expected max, most_recent or a function, got %s"):format(tostring(algo))
     end
 end }
-delayed.scaling_factor_compute_algo = { "callable", help = "function(amax, old_scale, largest, recipe) that gives a factor" }
+delayed.scaling_factor_compute_algo = { "callable",
+    help = "function(amax, old_scale, largest, recipe) that gives a factor" }
 recipes.Custom.qfactory = { "callable", help = "function(role) that gives a quantizer, a recipe, or HighPrecision" }
 
 -- Recipes as values -----------------------------------------------------------------------------------------------
@@ -100,7 +101,8 @@ local HighPrecision = setmetatable({}, { __tostring = function() return "HighPre
 function methods:resolve(role)
     local asked = check_role(role or "input")
     if self:is_uniform() then
-        local fields = core.recipe_quantizer(self._name, self._options, asked.tensor_type, asked.module_type == "attention")
+        local fields = core.recipe_quantizer(self._name, self._options, asked.tensor_type,
+            asked.module_type == "attention")
         if fields then return setmetatable(fields, Quantizer), self end
         return nil, nil
     end

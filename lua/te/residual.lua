@@ -1,8 +1,9 @@
 --- te.Residual: x + what its modules make of x. A Sequential in every other respect.
 --
 --     te.Residual(norm, linear)                       x + linear(norm(x))
---     te.Residual(norm, linear, { drop_path = 0.1 })  while training, the branch of a whole sequence is left out with that
---                                                     probability and scaled up otherwise (stochastic depth, Huang et al. 2016)
+--     te.Residual(norm, linear, { drop_path = 0.1 })  while training, the branch of a whole sequence is left out with
+--                                                     that probability and scaled up otherwise (stochastic depth,
+--                                                     Huang et al. 2016)
 --     te.Residual(attention, mlp, { parallel = true })   x + attention(x) + mlp(x): every module is a branch of its own
 
 local te = require "te"

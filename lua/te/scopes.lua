@@ -112,17 +112,39 @@ core.tensor_methods.backward = te.backward
 
 -- Operations with a backward in Lua -------------------------------------------------------------------------------
 
+local Kept = {}
+Kept.__index = Kept
+
+local function version(value) return te.is_tensor(value) and select(2, value:storage_id()) end
+
+--- Values that backward reads, with the versions of the tensors among them.
+function core.keep(values)
+    local versions = {}
+    for i = 1, values.n do versions[i] = version(values[i]) end
+    return setmetatable({ values = values, versions = versions }, Kept)
+end
+
+--- The values; raises where one was written in place since.
+function Kept:read(who)
+    local values = self.values
+    for i = 1, values.n do
+        if version(values[i]) ~= self.versions[i] then
+            core.fail(("%s: a tensor of shape {%s} that it saved was changed in place since"):format(who,
+                table.concat(values[i].shape, ",")))
+        end
+    end
+    return unpack(values, 1, values.n)
+end
+
 local Context = {}
 Context.__index = Context
 
 --- Keeps values for backward.
-function Context:save_for_backward(...) self.saved = pack(...) end
+function Context:save_for_backward(...) self.saved = core.keep(pack(...)) end
 
---- The values kept, in their order.
+--- The values kept, in their order; raises where one was written in place since.
 function Context:saved_tensors()
-    local saved = self.saved
-    if not saved then return end
-    return unpack(saved, 1, saved.n)
+    if self.saved then return self.saved:read("ctx:saved_tensors") end
 end
 
 function core.context() return setmetatable({}, Context) end
@@ -153,7 +175,9 @@ local function replay(state, fn, inputs)
     local replaying = mode.replaying
     mode.replaying = true
     core.replay_scales(state.scales)
+    local since = core.replay_since(state.time)
     local results = pack(xpcall(te.enable_grad, core.remember, fn, unpack(inputs, 1, inputs.n)))
+    core.replay_since(since)
     core.replay_scales()
     mode.replaying = replaying
     te.rng_state(rng)
@@ -202,9 +226,9 @@ local function give_asked(results, inputs, douts)
 end
 
 local function checkpoint_backward(ctx, ...)
-    local inputs, douts = { n = ctx.inputs.n }, { ... }
+    local inputs, douts = pack(ctx.inputs:read("te.checkpoint: backward")), { ... }
     for i = 1, inputs.n do
-        local x = ctx.inputs[i]
+        local x = inputs[i]
         if te.is_tensor(x) then
             local wanted = x.requires_grad
             x = x:detach()
@@ -259,10 +283,11 @@ function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
     local anchor = te.zeros({}, { requires_grad = true }) -- an input that needs a gradient even when no other does
-    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype(),
-        mode = mode.get() }
+    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype(), mode = mode.get(),
+        time = core.writing_time() }
     local function forward(ctx, _, ...)
-        ctx.fn, ctx.inputs, ctx.state = fn, inputs, state
+        ctx.fn, ctx.state = fn, state
+        ctx.inputs = core.keep(inputs)
         return tensors(run_recorded(state, fn, ...))
     end
     return core.custom(forward, checkpoint_backward, anchor, ...)

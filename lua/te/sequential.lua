@@ -1,14 +1,14 @@
 --- te.Sequential: runs modules one after the other, neighbouring operations fused (te.fuser).
 --
--- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. What cannot be a module is refused
--- where it is added, and by the next run where it takes the place of another one. Operations may take extra
--- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One more
--- tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends across
--- tokens.
+-- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. What cannot be a module is
+-- refused where it is added, and by the next run where it takes the place of another one. Operations may take extra
+-- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One
+-- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends
+-- across tokens.
 --
--- An intermediate result is released as soon as its last reader has run. That needs the promise `pure`: a pure module keeps
--- neither its input nor its result, and returns a fresh tensor or its input. (What backward needs is held by the tape, not
--- by these references.)
+-- An intermediate result is released as soon as its last reader has run. That needs the promise `pure`: a pure module
+-- keeps neither its input nor its result, and returns a fresh tensor or its input. (What backward needs is held by the
+-- tape, not by these references.)
 
 local fail = require "te.fail"
 local fuser = require "te.fuser"
@@ -40,7 +40,9 @@ end
 -- Runs for positions that are free: one further than behind the last module would leave a gap.
 function Sequential:__newindex(name, value)
     if type(name) == "number" and value ~= nil then
-        if name < 1 or name > #self + 1 or name % 1 ~= 0 then fail("%s: position %g of %d modules", self.__name, name, #self) end
+        if name < 1 or name > #self + 1 or name % 1 ~= 0 then
+            fail("%s: position %g of %d modules", self.__name, name, #self)
+        end
         flatten.check_member(self, name, value)
     end
     Module.__newindex(self, name, value)

@@ -113,7 +113,9 @@ end)
 define("chunk", function(x, n, dim, ...)
     check_tensor("chunk", x)
     options().last("te.chunk", 3, ...)
-    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then fail(2, "chunk", "n: %s is no positive whole number", shown(n)) end
+    if type(n) ~= "number" or n < 1 or n % 1 ~= 0 then
+        fail(2, "chunk", "n: %s is no positive whole number", shown(n))
+    end
     dim = dimension("chunk", x, dim)
     return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
 end)
@@ -194,7 +196,7 @@ local function make_objective(fn, rng)
         local results = { fn(unpack(inputs, 1, inputs.n)) }
         local total
         for i, result in ipairs(results) do
-            if te.is_tensor(result) and result.dtype:find("^float") or te.is_tensor(result) and result.dtype == "bfloat16" then
+            if te.is_tensor(result) and (result.dtype:find("^float") or result.dtype == "bfloat16") then
                 if not weights[i] then
                     weights[i] = te.no_grad(te.rand, result.shape, { dtype = result.dtype }) + 0.5
                 end
@@ -209,8 +211,8 @@ end
 local function compare(position, element, analytic, numeric, opts)
     local error_size = math.abs(analytic - numeric)
     if error_size <= opts.atol + opts.rtol * math.abs(numeric) then return end
-    fail(3, "gradcheck", "input %d, element %d: backward gives %.10g, differences give %.10g", position, element, analytic,
-        numeric)
+    fail(3, "gradcheck", "input %d, element %d: backward gives %.10g, differences give %.10g",
+        position, element, analytic, numeric)
 end
 
 local GRADCHECK = {

@@ -19,7 +19,9 @@ local recipes = {
 -- input a second run would read twice more, in forward and again in backward.
 local kernels = { delayed = 4, mxfp8 = 1, blocks = 1, current = 3, nvfp4 = 3 }
 
-local function same(a, b) return te._core.tensor_bytes(a:detach():to("cpu")) == te._core.tensor_bytes(b:detach():to("cpu")) end
+local function same(a, b)
+    return te._core.tensor_bytes(a:detach():to("cpu")) == te._core.tensor_bytes(b:detach():to("cpu"))
+end
 
 -- Sums over rows go by tiles in one kernel and by rows in the other.
 local function near(a, b)
@@ -29,8 +31,8 @@ end
 
 local function build(wide, last)
     te.manual_seed(2)
-    return te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, wide), te.SwiGLU(), te.Dropout(0.1), te.Linear(wide / 2, WIDTH),
-        te.GELU(), te.Linear(WIDTH, last)):to("cuda")
+    return te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, wide), te.SwiGLU(), te.Dropout(0.1),
+        te.Linear(wide / 2, WIDTH), te.GELU(), te.Linear(WIDTH, last)):to("cuda")
 end
 
 -- Output and gradients of a step.
@@ -61,7 +63,8 @@ describe("programs on CUDA that leave results quantized", function()
     for name, make in pairs(recipes) do
         local function scene()
             te.manual_seed(9)
-            return make(), te.randn({ 2, 72, WIDTH }):to("cuda"), te.randn({ 2, 72, 32 }, { dtype = "bfloat16" }):to("cuda")
+            return make(), te.randn({ 2, 72, WIDTH }):to("cuda"),
+                te.randn({ 2, 72, 32 }, { dtype = "bfloat16" }):to("cuda")
         end
 
         it("give the results of a graph that is not fused: " .. name, function()
@@ -96,12 +99,15 @@ describe("programs on CUDA that leave results quantized", function()
     for _, name in ipairs { "current", "nvfp4" } do
         it("measure what is not finite as a kernel of its own does: " .. name, function()
             te.manual_seed(2)
-            local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 48), te.LayerNorm(48), te.Linear(48, 32)):to("cuda")
+            local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 48), te.LayerNorm(48),
+                te.Linear(48, 32)):to("cuda")
             for _, odd in ipairs { 0 / 0, math.huge, 0 } do
                 local x = te.zeros({ 40, WIDTH })
                 if odd ~= 0 then x:copy_(te.randn({ 40, WIDTH })):narrow(1, 17, 1):narrow(2, 7, 1):fill_(odd) end
                 x = x:to("cuda")
-                local function run() return te.no_grad(te.autocast, { recipe = recipes[name](), dtype = "bfloat16" }, model, x) end
+                local function run()
+                    return te.no_grad(te.autocast, { recipe = recipes[name](), dtype = "bfloat16" }, model, x)
+                end
                 local y1 = run()
                 local before = te.set_fusion(false)
                 local y2 = run()
@@ -113,8 +119,10 @@ describe("programs on CUDA that leave results quantized", function()
 
     it("count their rows behind a reshape as it does, and give the same bits", function()
         te.manual_seed(2)
-        local model = te.Sequential(te.Linear(WIDTH, 320), te.Reshape { 2, -1, 64 }, te.GELU(), te.Linear(64, 96), te.SwiGLU(), te.Linear(48, 32)):to("cuda")
-        local recipe, x, dy = recipes.mxfp8(), te.randn({ 30, WIDTH }):to("cuda"), te.randn({ 2, 75, 32 }, { dtype = "bfloat16" }):to("cuda")
+        local model = te.Sequential(te.Linear(WIDTH, 320), te.Reshape { 2, -1, 64 }, te.GELU(), te.Linear(64, 96),
+            te.SwiGLU(), te.Linear(48, 32)):to("cuda")
+        local recipe, x, dy = recipes.mxfp8(), te.randn({ 30, WIDTH }):to("cuda"),
+            te.randn({ 2, 75, 32 }, { dtype = "bfloat16" }):to("cuda")
         local y1, dx1 = step(model, x, dy, recipe)
         -- x, the gradient from outside and those that a reshape or a border of halves lies across
         assert.equal(4, quantizing(function() step(model, x, dy, recipe) end))
@@ -139,7 +147,8 @@ describe("programs on CUDA that leave results quantized", function()
         assert.truthy(plan:find("layer_norm, amax of input ", 1, true))
         assert.truthy(plan:find("quantize input to float8_e4m3, row-wise, by that amax", 1, true))
         assert.truthy(plan:find("quantize input to float8_e4m3, column-wise", 1, true))
-        assert.truthy(plan:find("by a kernel of its own: to run the program once more for the amax costs more than to store", 1, true))
+        assert.truthy(plan:find("by a kernel of its own: to run the program once more for the amax costs more than to "
+        .. "store", 1, true))
     end)
 
     it("leave it to a kernel of its own where a block would lie across the halves of a gated gradient", function()

@@ -54,7 +54,8 @@ describe("the host's part of a training step", function()
     -- A step as train_gpt makes it, and the optimizer.
     local function trainer(layers, recipe)
         te.manual_seed(3)
-        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2, n_embd = 16, dropout = 0.1 }
+        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2,
+            n_embd = 16, dropout = 0.1 }
         model:to "cuda"
         local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
         local function step(x, y)
@@ -71,7 +72,8 @@ describe("the host's part of a training step", function()
         return step, optimizer
     end
 
-    local RECIPES = { ["no recipe"] = function() end, ["delayed scaling"] = function() return te.recipe.DelayedScaling {} end }
+    local RECIPES = { ["no recipe"] = function() end,
+        ["delayed scaling"] = function() return te.recipe.DelayedScaling {} end }
     for name, recipe in pairs(RECIPES) do
         it("waits for nothing until a result is read, with " .. name, function()
             local step, optimizer = trainer(2, recipe())
@@ -110,7 +112,8 @@ describe("the host's part of a training step", function()
 
     it("sums no columns in passes of their own but behind attention and for positions", function()
         for _, layers in ipairs { 1, 3 } do
-            local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2, n_embd = 16, bias = true }
+            local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = layers, n_head = 2,
+                n_embd = 16, bias = true }
             model:to "cuda"
             local sums, biases, x, y = 0, 0, batch(1, "cuda")
             local function step()
@@ -133,7 +136,8 @@ describe("the host's part of a training step", function()
     -- next step has been launched.
     it("waits for nothing in train_gpt's loop", function()
         te.manual_seed(5)
-        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16, dropout = 0.1 }
+        local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2,
+            n_embd = 16, dropout = 0.1 }
         model:to "cuda"
         local made, seen, order = 0, nil, {}
         local steps = te.train.steps { device = "cuda", graph = true, clip = 1, grad_accumulation = 2,

@@ -9,7 +9,8 @@ local devices, reason = te.devices()
 local function attend(device, dtype, lens, x)
     local qkv = x:to(dtype):to(device):detach():clone()
     qkv.requires_grad = true
-    local y = te.self_attention(qkv, te.tensor(lens, { dtype = "int32", device = "cpu" }):to(device), { heads = 2, causal = true })
+    local y = te.self_attention(qkv, te.tensor(lens, { dtype = "int32", device = "cpu" }):to(device),
+        { heads = 2, causal = true })
     local wide = y:to "float32"
     te.sum(wide * wide):backward()
     return { y:detach():to("cpu"):to "float64", qkv.grad:to("cpu"):to "float64" }
@@ -50,7 +51,8 @@ describe("packed sequences on CUDA", function()
         for _, dtype in ipairs { "float32", "bfloat16" } do
             local x = input(40):to(dtype):to "cuda"
             local function forward(lens) return te.self_attention(x, lens, { heads = 2 }) end
-            local graph = te.graph(forward, { te.tensor({ 40, 0, 0 }, { dtype = "int32", device = "cpu" }) }, { device = "cuda" })
+            local graph = te.graph(forward, { te.tensor({ 40, 0, 0 }, { dtype = "int32", device = "cpu" }) },
+                { device = "cuda" })
             for _, lens in ipairs { { 1, 2, 37 }, { 40, 0, 0 }, { 0, 20, 20 }, { 13, 14, 13 }, { 5, 30, 5 } } do
                 local given = te.tensor(lens, { dtype = "int32", device = "cpu" })
                 assert.same(forward(given:to "cuda"):totable(), graph(given):totable())
@@ -60,7 +62,8 @@ describe("packed sequences on CUDA", function()
 
     it("are errors of the next wait where they do not fit", function()
         for message, lens in pairs { ["seq_lens%[2%] = %-3 does not fit 40 tokens"] = { 7, -3, 36 },
-            ["seq_lens%[1%] = 41 does not fit 40 tokens"] = { 41, 1 }, ["seq_lens%[3%] = 2 does not fit 40 tokens"] = { 20, 20, 2 },
+            ["seq_lens%[1%] = 41 does not fit 40 tokens"] = { 41, 1 },
+            ["seq_lens%[3%] = 2 does not fit 40 tokens"] = { 20, 20, 2 },
             ["seq_lens add up to 20 of 40 tokens"] = { 10, 10 },
             ["seq_lens%[2%] = 2147483647 does not fit 40 tokens"] = { 3, 9007199254740991, 9007199254740991 } } do
             for _, dtype in ipairs { "float32", "bfloat16" } do

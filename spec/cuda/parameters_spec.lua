@@ -7,7 +7,8 @@ local cards = require "spec.support.device"
 local devices, reason = te.devices()
 
 local RECIPES = {
-    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {}, block = te.recipe.Float8BlockScaling {},
+    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},
+    block = te.recipe.Float8BlockScaling {},
     mxfp8 = te.recipe.MXFP8BlockScaling {}, nvfp4 = te.recipe.NVFP4BlockScaling {},
 }
 
@@ -20,7 +21,9 @@ end
 
 local function bytes(model)
     local found = {}
-    for name, tensor in pairs(model:state_dict()) do found[#found + 1] = name .. core.tensor_bytes(tensor:to("cpu"):clone()) end
+    for name, tensor in pairs(model:state_dict()) do
+        found[#found + 1] = name .. core.tensor_bytes(tensor:to("cpu"):clone())
+    end
     table.sort(found)
     return table.concat(found)
 end

@@ -23,7 +23,8 @@ describe("ids out of range on CUDA", function()
     end)
 
     it("come with a value that is read", function()
-        local picked = te.gather(rows(4), 1, te.tensor({ { 0, 1, 2 }, { 3, -7, 4 } }, { dtype = "int64", device = "cuda" }))
+        local picked = te.gather(rows(4), 1,
+            te.tensor({ { 0, 1, 2 }, { 3, -7, 4 } }, { dtype = "int64", device = "cuda" }))
         assert.error_matches(function() picked:totable() end, "gather: index %-7 at position 5 is outside 0 to 3")
     end)
 
@@ -62,7 +63,8 @@ describe("ids out of range on CUDA", function()
             local x = logits()
             local loss = te.cross_entropy(x, ids(0, 2, 3, -1)) -- no error yet
             loss:backward()
-            assert.error_matches(function() loss:item() end, "cross_entropy: target 3 at position 3 is not a class from 0 to 2")
+            assert.error_matches(function() loss:item() end,
+                "cross_entropy: target 3 at position 3 is not a class from 0 to 2")
             assert.near(math.log(3), te.cross_entropy(x, ids(0, 2, 1, 1)):item(), 1e-6) -- said once
         end)
 

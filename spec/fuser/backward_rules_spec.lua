@@ -50,7 +50,9 @@ describe("a backward fusion", function()
 
     it("adds up the gradients of several readers", function()
         local Scaled = fused_class("ForwardScaleAdd", {
-            fuser_forward = function(self, _, x, extra_inputs) return x * self.basic_ops[1].scale + extra_inputs[2][1] end,
+            fuser_forward = function(self, _, x, extra_inputs)
+                return x * self.basic_ops[1].scale + extra_inputs[2][1]
+            end,
         })
         local function scaled_gradient(self, _, dy)
             local dx = dy * self.basic_ops[2].scale
@@ -97,7 +99,8 @@ describe("a backward fusion", function()
                 return sum * self.basic_ops[1].scale, { {}, {} }
             end,
         })
-        local seq = te.Sequential(te.ConstantScale(3), te.Residual(te.Linear(4, 4), te.ConstantScale(0.5)), te.MakeExtraOutput())
+        local seq = te.Sequential(te.ConstantScale(3), te.Residual(te.Linear(4, 4), te.ConstantScale(0.5)),
+            te.MakeExtraOutput())
         local x = input()
         local unfused = outcome(seq, x)
         with({ { "backward", window({ te.ConstantScale, te.AddExtraInput }, Tail) },
@@ -164,7 +167,9 @@ describe("a backward fusion", function()
 
     it("cannot repeat random numbers of a forward fusion", function()
         local Drop = fused_class("ForwardDrop", {
-            fuser_forward = function(self, _, x) return te.dropout(x, { p = self.basic_ops[1].p }) * self.basic_ops[2].scale end,
+            fuser_forward = function(self, _, x)
+                return te.dropout(x, { p = self.basic_ops[1].p }) * self.basic_ops[2].scale
+            end,
         })
         local Scales = fused_class("BackwardScales", {
             fuser_backward = function(self, _, dy) return dy * (self.basic_ops[1].scale * self.basic_ops[2].scale) end,

@@ -5,7 +5,9 @@ local plans = require "spec.support.plans"
 
 local input, count = plans.input, plans.count
 
-local function build() return te.Sequential(te.LayerNorm(8), te.Linear(8, 8), te.GELU(), te.Dropout(0.1), te.Linear(8, 4)) end
+local function build()
+    return te.Sequential(te.LayerNorm(8), te.Linear(8, 8), te.GELU(), te.Dropout(0.1), te.Linear(8, 4))
+end
 
 describe("plans are kept", function()
     it("for any number of rows", function()
@@ -16,7 +18,9 @@ describe("plans are kept", function()
 
     it("for packed sequences of any number and length", function()
         local seq = te.Sequential(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2))
-        for _, sizes in ipairs { { 4, 2 }, { 6 }, { 1, 1, 1, 1, 2 } } do seq(input { 6, 8 }, te.tensor(sizes, { dtype = "int32" })) end
+        for _, sizes in ipairs { { 4, 2 }, { 6 }, { 1, 1, 1, 1, 2 } } do
+            seq(input { 6, 8 }, te.tensor(sizes, { dtype = "int32" }))
+        end
         local part = require("te.fuser").program(seq, 0, true, input { 6, 8 }).parts[1]
         assert.equal(1, te._core.group_plans(part.group))
     end)

@@ -9,7 +9,8 @@ describe("an embedding in a group", function()
     it("is its head, and what follows is planned with it", function()
         local seq = te.Sequential(te.Embedding(10, 8), te.Dropout(0.2), te.LayerNorm(8), te.Linear(8, 8))
         local plan = seq:explain(ids { 2, 3 })
-        assert.same({ "Embedding:embedding", "Dropout + LayerNorm:dropout_apply+layer_norm", "Linear:linear" }, plans.steps(plan.forward))
+        assert.same({ "Embedding:embedding", "Dropout + LayerNorm:dropout_apply+layer_norm", "Linear:linear" },
+            plans.steps(plan.forward))
         assert.equal("gather", plan.forward[1].kind)
         assert.equal("Embedding:embedding_backward", plans.steps(plan.backward)[#plan.backward])
         assert.matches("looked up are stored", plans.reason(plan, "Embedding", "Dropout"))
@@ -34,7 +35,9 @@ describe("an embedding in a group", function()
         for _, pass in ipairs { plan.forward, plan.backward } do
             for _, step in ipairs(pass) do predicted[step.kernels[1]] = step.bytes end
         end
-        for _, event in ipairs(te.profile(function() seq(x):sum():backward() end).events) do moved[event.name] = event.bytes end
+        for _, event in ipairs(te.profile(function() seq(x):sum():backward() end).events) do
+            moved[event.name] = event.bytes
+        end
         for _, kernel in ipairs { "embedding", "embedding_backward" } do
             assert.is_true(predicted[kernel] > 0)
             assert.equal(predicted[kernel], moved[kernel])
@@ -51,11 +54,14 @@ describe("an embedding in a group", function()
     end)
 
     it("feeds attention, residuals and reshapes", function()
-        local seq = te.Sequential(te.Embedding(10, 8), te.Residual(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2, { causal = true })),
-            te.Residual(te.RMSNorm(8), te.Linear(8, 32), te.SwiGLU(), te.Linear(16, 8)), te.RMSNorm(8), te.Reshape { -1, 8 })
+        local seq = te.Sequential(te.Embedding(10, 8),
+            te.Residual(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2, { causal = true })),
+            te.Residual(te.RMSNorm(8), te.Linear(8, 32), te.SwiGLU(), te.Linear(16, 8)), te.RMSNorm(8),
+            te.Reshape { -1, 8 })
         local kinds = {}
         for i, step in ipairs(seq:explain(ids { 2, 5 }).forward) do kinds[i] = step.kind end
-        assert.same({ "gather", "program", "gemm", "attention", "gemm", "program", "gemm", "program", "gemm", "program" }, kinds)
+        assert.same({ "gather", "program", "gemm", "attention", "gemm", "program", "gemm", "program",
+            "gemm", "program" }, kinds)
         assert.same({ 10, 8 }, plans.assert_unchanged(seq, ids { 2, 5 }).shape)
     end)
 

@@ -28,14 +28,18 @@ local FUSIONS = {
     },
     ["linear, dropout, residual, norm: the sum is the next residual"] = {
         function()
-            return te.Sequential(te.Residual(te.Linear(8, 8), te.Dropout(0.2)), te.Residual(te.RMSNorm(8), te.Linear(8, 8)))
+            return te.Sequential(te.Residual(te.Linear(8, 8), te.Dropout(0.2)),
+                te.Residual(te.RMSNorm(8), te.Linear(8, 8)))
         end,
-        { "Linear:linear", "Dropout + AddExtraInput + RMSNorm:dropout_apply+add+rms_norm", "Linear:linear", "AddExtraInput:add" },
+        { "Linear:linear", "Dropout + AddExtraInput + RMSNorm:dropout_apply+add+rms_norm", "Linear:linear",
+            "AddExtraInput:add" },
         { "AddExtraInput:add.backward", "Linear:dgrad", "Linear:wgrad",
             "Dropout + AddExtraInput + RMSNorm:dropout_apply+add+rms_norm.backward", "Linear:dgrad", "Linear:wgrad" },
     },
     ["a chain of gated activations"] = {
-        function() return te.Sequential(te.Linear(8, 16), te.SwiGLU(), te.ConstantScale(2), te.LayerNorm(8), te.Linear(8, 4)) end,
+        function()
+            return te.Sequential(te.Linear(8, 16), te.SwiGLU(), te.ConstantScale(2), te.LayerNorm(8), te.Linear(8, 4))
+        end,
         { "Linear:linear", "SwiGLU + ConstantScale + LayerNorm:swiglu+mul+layer_norm", "Linear:linear" },
         { "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient",
             "SwiGLU + ConstantScale + LayerNorm:swiglu+mul+layer_norm.backward", "Linear:dgrad", "Linear:wgrad" },
@@ -50,19 +54,23 @@ local FUSIONS = {
             return te.Sequential(te.Residual(te.Sequential(te.LayerNorm(8), te.Linear(8, 8)),
                 te.Sequential(te.RMSNorm(8), te.Linear(8, 8)), { parallel = true }))
         end,
-        { "LayerNorm + RMSNorm:layer_norm+rms_norm", "Linear:linear", "Linear:linear", "AddExtraInput + AddExtraInput:add+add" },
-        { "AddExtraInput + AddExtraInput:add+add.backward", "Linear:dgrad", "Linear:wgrad", "Linear:dgrad", "Linear:wgrad",
-            "LayerNorm + RMSNorm:layer_norm+rms_norm.backward" },
+        { "LayerNorm + RMSNorm:layer_norm+rms_norm", "Linear:linear", "Linear:linear",
+            "AddExtraInput + AddExtraInput:add+add" },
+        { "AddExtraInput + AddExtraInput:add+add.backward", "Linear:dgrad", "Linear:wgrad",
+            "Linear:dgrad", "Linear:wgrad", "LayerNorm + RMSNorm:layer_norm+rms_norm.backward" },
     },
     ["a traced function between built-in operations"] = {
         function()
-            return te.Sequential(te.Linear(8, 8), te.Pointwise(function(x) return x * te.sigmoid(x + 1) end), te.RMSNorm(8))
+            return te.Sequential(te.Linear(8, 8), te.Pointwise(function(x) return x * te.sigmoid(x + 1) end),
+                te.RMSNorm(8))
         end,
         { "Linear:linear", "Pointwise + RMSNorm:pointwise+rms_norm" },
         { "Pointwise + RMSNorm:pointwise+rms_norm.backward", "Linear:dgrad", "Linear:wgrad" },
     },
     ["a traced function with two results"] = {
-        function() return te.Sequential(te.Linear(8, 8), te.Pointwise(function(x) return te.tanh(x), x * x end), te.GELU()) end,
+        function()
+            return te.Sequential(te.Linear(8, 8), te.Pointwise(function(x) return te.tanh(x), x * x end), te.GELU())
+        end,
         { "Linear:linear", "Pointwise.pointwise + GELU:pointwise+pointwise+gelu_tanh" },
         { "Pointwise.pointwise + GELU:pointwise+pointwise+gelu_tanh.backward", "Linear:dgrad", "Linear:wgrad" },
     },
@@ -146,9 +154,10 @@ local PREVENTED = {
     { "an activation and the gate that reads its halves", function() return te.Sequential(te.GELU(), te.SwiGLU()) end,
         { "GELU:gelu_tanh", "SwiGLU:swiglu" }, "GELU", "SwiGLU", "rows of another width" },
     { "attention and its neighbours", function() return te.Sequential(te.ReLU(), te.MultiHeadedSelfAttention(8, 2)) end,
-        { "ReLU:relu", "MultiHeadedSelfAttention.linear:linear", "MultiHeadedSelfAttention.self_attention:self_attention",
-            "MultiHeadedSelfAttention.linear:linear" },
-        "MultiHeadedSelfAttention.self_attention", "MultiHeadedSelfAttention.linear", "attention reads and writes whole sequences" },
+        { "ReLU:relu", "MultiHeadedSelfAttention.linear:linear",
+            "MultiHeadedSelfAttention.self_attention:self_attention", "MultiHeadedSelfAttention.linear:linear" },
+        "MultiHeadedSelfAttention.self_attention", "MultiHeadedSelfAttention.linear",
+            "attention reads and writes whole sequences" },
     { "programs around a function", function() return te.Sequential(te.ReLU(), function(x) return x end, te.ReLU()) end,
         { "ReLU:relu", "function:call", "ReLU:relu" }, "function", "function", "not an operation" },
     { "rows before and behind a reshape of another width",
@@ -156,7 +165,8 @@ local PREVENTED = {
         { "ReLU:relu", "ReLU:relu" }, "ReLU", "Reshape", "rows have another width" },
     { "norms over several dimensions and over one",
         function() return te.Sequential(te.LayerNorm { 4, 8 }, te.LayerNorm(8)) end,
-        { "LayerNorm:layer_norm", "LayerNorm:layer_norm" }, "LayerNorm", "LayerNorm", "rows of several dimensions beside rows of one",
+        { "LayerNorm:layer_norm", "LayerNorm:layer_norm" }, "LayerNorm", "LayerNorm",
+        "rows of several dimensions beside rows of one",
         { 2, 4, 8 } },
     { "an operation with a backward of its own",
         function()

@@ -46,16 +46,19 @@ describe("a mistake of a rule", function()
     end)
 
     it("in the class of its operation names both", function()
-        fails("forward", window({ te.ReLU }, fusion.BackwardLinearScale), "entry 2 %(BackwardLinearScale%) has no method fuser_forward")
-        fails("backward", window({ te.ConstantScale }, fusion.ForwardAxpy), "entry 1 %(ForwardAxpy%) has no method fuser_backward")
+        fails("forward", window({ te.ReLU }, fusion.BackwardLinearScale),
+            "entry 2 %(BackwardLinearScale%) has no method fuser_forward")
+        fails("backward", window({ te.ConstantScale }, fusion.ForwardAxpy),
+            "entry 1 %(ForwardAxpy%) has no method fuser_backward")
     end)
 
     it("in fuser_forward names rule and operation", function()
         local function wrong(message, fn, container, ...)
-            fails("forward", window({ te.ConstantScale, te.ReLU }, fused_class("Wrong", { fuser_forward = fn })), message,
-                container, ...)
+            fails("forward", window({ te.ConstantScale, te.ReLU }, fused_class("Wrong", { fuser_forward = fn })),
+                message, container, ...)
         end
-        wrong("Wrong:fuser_forward: spec/fuser/mistaken_rules_spec.lua:%d+: no forward", function() error("no forward") end)
+        wrong("Wrong:fuser_forward: spec/fuser/mistaken_rules_spec.lua:%d+: no forward",
+            function() error("no forward") end)
         wrong("Wrong:fuser_forward: expected a tensor, got nil", function() end)
         wrong("Wrong:fuser_forward: extra outputs for 3 basic operations, there are 2",
             function(_, _, x) return x, { {}, {}, {} } end)
@@ -75,8 +78,8 @@ describe("a mistake of a rule", function()
         local dw, db = te.ones({ 4, 4 }), te.ones({ 4 })
         wrong("spec/fuser/mistaken_rules_spec.lua:%d+: no way back", function() error("no way back") end)
         wrong("expected a list of lists of gradients of parameters, got nil", function(_, _, dy) return dy end)
-        wrong("basic operation 2 %(Linear%): expected 2 gradients of parameters, got 1; false stands for one that is missing",
-            function(_, _, dy) return dy, { {}, { dw } } end)
+        wrong("basic operation 2 %(Linear%): expected 2 gradients of parameters, got 1; false stands for one that is "
+            .. "missing", function(_, _, dy) return dy, { {}, { dw } } end)
         wrong("basic operation 2 %(Linear%): expected 2 gradients of parameters, got 3",
             function(_, _, dy) return dy, { {}, { dw, db, db } } end)
         wrong("basic operation 1 %(ReLU%): expected 0 gradients of parameters, got 1",
@@ -104,7 +107,8 @@ describe("a mistake of a rule", function()
     end)
 
     it("in registering is an error", function()
-        assert.error_matches(function() te.register_forward_fusion(3) end, "te.register_forward_fusion: rule: expected callable")
+        assert.error_matches(function() te.register_forward_fusion(3) end,
+            "te.register_forward_fusion: rule: expected callable")
         assert.error_matches(function() te.register_backward_fusion(axpy, { nam = "x" }) end,
             'te.register_backward_fusion: unknown option "nam"; did you mean "name"')
         with({ { "forward", axpy, { name = "axpy" } } }, function()

@@ -24,7 +24,8 @@ describe("plans", function()
     it("join chains of program operations around matrix products", function()
         local plan = te.Sequential(te.Linear(8, 16), te.GELU(), te.Dropout(0.1), te.ConstantScale(2), te.Linear(16, 8))
             :explain(input { 4, 8 })
-        assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul", "Linear:linear" }, names(plan.forward))
+        assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul", "Linear:linear" },
+            names(plan.forward))
         assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient", 
             "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul.backward",
             "Linear:dgrad", "Linear:wgrad" }, names(plan.backward))
@@ -34,8 +35,8 @@ describe("plans", function()
         local seq = te.Sequential(te.Residual(te.LayerNorm(8), te.Linear(8, 8), te.Dropout(0.1)), te.LayerNorm(8),
             te.Linear(8, 8))
         local plan = seq:explain(input { 2, 3, 8 })
-        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "Dropout + AddExtraInput + LayerNorm:dropout_apply+add+layer_norm", "Linear:linear" },
-            names(plan.forward))
+        assert.same({ "LayerNorm:layer_norm", "Linear:linear",
+            "Dropout + AddExtraInput + LayerNorm:dropout_apply+add+layer_norm", "Linear:linear" }, names(plan.forward))
         assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient",
             "Dropout + AddExtraInput + LayerNorm:dropout_apply+add+layer_norm.backward", "Linear:dgrad", "Linear:wgrad",
             "LayerNorm:layer_norm.backward" }, names(plan.backward))
@@ -121,10 +122,11 @@ describe("plans", function()
     end)
 
     it("fuse stochastic depth, which draws for samples, with the bits of single operations", function()
-        local seq = te.Sequential(te.Residual(te.Linear(8, 8), te.StochasticDepth(0.5)), te.ReLU(), te.StochasticDepth(0.25),
-            te.Dropout(0.3))
+        local seq = te.Sequential(te.Residual(te.Linear(8, 8), te.StochasticDepth(0.5)), te.ReLU(),
+            te.StochasticDepth(0.25), te.Dropout(0.3))
         local lens = te.tensor({ 2, 0, 3, 1 }, { dtype = "int64" })
-        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } }, { input { 6, 8 }, lens }, { input { 8 } } } do
+        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } }, { input { 6, 8 }, lens },
+            { input { 8 } } } do
             local function run(fused)
                 local before = te.set_fusion(fused)
                 te.manual_seed(11)
@@ -143,9 +145,11 @@ describe("plans", function()
 
     it("fuse stochastic depth behind dropout and behind attention that drops out", function()
         local seq = te.Sequential(
-            te.Residual(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2, { dropout = 0.3 }), te.Dropout(0.5), { drop_path = 0.5 }),
+            te.Residual(te.RMSNorm(8), te.MultiHeadedSelfAttention(8, 2, { dropout = 0.3 }), te.Dropout(0.5),
+                { drop_path = 0.5 }),
             te.Residual(te.RMSNorm(8), te.Linear(8, 8), te.Dropout(0.5), { drop_path = 0.25 }))
-        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } }, { input { 6, 8 }, te.tensor({ 2, 0, 4 }, { dtype = "int32" }) } } do
+        for _, args in ipairs { { input { 6, 3, 8 } }, { input { 5, 8 } },
+            { input { 6, 8 }, te.tensor({ 2, 0, 4 }, { dtype = "int32" }) } } do
             plans.assert_unchanged(seq, unpack(args))
         end
         for _, step in ipairs(seq:explain(input { 6, 3, 8 }).forward) do assert.is_not.equal("call", step.kind) end
@@ -184,7 +188,8 @@ describe("plans", function()
         assert.equal(3, seq(te.tensor(1.5)):item())
         assert.matches("at least one dimension", seq:explain(te.tensor(1.5)).reasons[1].reason)
         assert.equal(3, seq(te.tensor { 1.5 }):item())
-        assert.same({ 1, 8 }, te.Sequential(te.ReLU(), te.Reshape { 1, -1, 1 }, te.Reshape { 1, 8 })(te.ones { 2, 4 }).shape)
+        assert.same({ 1, 8 }, te.Sequential(te.ReLU(), te.Reshape { 1, -1, 1 },
+            te.Reshape { 1, 8 })(te.ones { 2, 4 }).shape)
         local ids = te.tensor(3, { dtype = "int64" })
         assert.same({ 8 }, te.Sequential(te.Embedding(4, 8), te.ReLU())(ids).shape)
     end)

@@ -7,7 +7,8 @@ local function branches(...) return te.Sequential(te.Residual(..., { parallel = 
 
 local CASES = {
     ["branches whose first operations share a program"] = function()
-        return branches(te.Sequential(te.Dropout(0.25), te.Linear(8, 8), te.Dropout(0.5)), te.Sequential(te.Dropout(0.75), te.Linear(8, 8)))
+        return branches(te.Sequential(te.Dropout(0.25), te.Linear(8, 8), te.Dropout(0.5)),
+            te.Sequential(te.Dropout(0.75), te.Linear(8, 8)))
     end,
     ["attention in the first branch, dropout in the second"] = function()
         return branches(te.Sequential(te.RMSNorm(8), attention()), te.Sequential(te.Dropout(0.5), te.Linear(8, 8)))
@@ -23,7 +24,9 @@ describe("random numbers are those of single operations in", function()
         it(name, function()
             te.manual_seed(3)
             local seq = build()
-            for _, shape in ipairs { { 2, 5, 8 }, { 6, 8 }, { 1, 1, 8 } } do plans.assert_unchanged(seq, plans.input(shape)) end
+            for _, shape in ipairs { { 2, 5, 8 }, { 6, 8 }, { 1, 1, 8 } } do
+                plans.assert_unchanged(seq, plans.input(shape))
+            end
         end)
     end
 

@@ -134,7 +134,8 @@ describe("random fusions", function()
             local seq = random_chain(te.Sequential, 2):to("float64")
             local x = te.randn({ 2, 4 }, { dtype = "float64", requires_grad = true })
             local before, unfused = x:clone(), outcome(seq, x)
-            with({ { "forward", random_rule({ Forward, Joint }, fired) }, { "backward", random_rule({ Backward }, fired) } },
+            with({ { "forward", random_rule({ Forward, Joint }, fired) },
+                { "backward", random_rule({ Backward }, fired) } },
                 function() assert_same(unfused, outcome(seq, x), 1e-9) end)
             assert.equal(0, (before - x):abs():max():item())
         end

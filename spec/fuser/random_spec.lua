@@ -55,7 +55,8 @@ local function largest(t) return t:numel() == 0 and 0 or t:to("float64"):abs():m
 local function same_bits(a, b)
     if a.dtype ~= b.dtype or a:numel() ~= b:numel() then return false end
     a, b = a:to("float64"), b:to("float64")
-    return a:numel() == 0 or te.all(te.eq(a, b):to("float32") + te.ne(a, a):to("float32") * te.ne(b, b):to("float32")):item()
+    local both_nan = te.ne(a, a):to("float32") * te.ne(b, b):to("float32")
+    return a:numel() == 0 or te.all(te.eq(a, b):to("float32") + both_nan):item()
 end
 
 local function is_near(a, b, tolerance)
@@ -87,7 +88,8 @@ local function check_recomputing(case, gradients, what)
     local _, again = run(case, true)
     te.set_recompute(before)
     for name, a in pairs(gradients) do
-        assert.is_true(a == again[name] or same_bits(a, again[name]), ("gradient of %s, recomputing: %s"):format(name, what))
+        assert.is_true(a == again[name] or same_bits(a, again[name]),
+            ("gradient of %s, recomputing: %s"):format(name, what))
     end
 end
 
@@ -105,7 +107,8 @@ end
 
 local function check(seed)
     local case = random_sequential(seed)
-    local what = ("seed %d, %s%s:\n%s"):format(seed, case.dtype, case.autocast and " under autocast" or "", tostring(case.module))
+    local what = ("seed %d, %s%s:\n%s"):format(seed, case.dtype, case.autocast and " under autocast" or "",
+        tostring(case.module))
     local tensors = visible(case)
     local before = snapshot(tensors)
     local expected, expected_gradients = run(case, false)
@@ -120,7 +123,9 @@ local function check(seed)
     end
     if seed % 2 == 0 then check_recomputing(case, got_gradients, what) end
     if seed % 4 == 1 then check_given(case, what) end
-    for name, t in pairs(tensors) do assert.is_true(same_bits(before[name], t), ("%s was changed: %s"):format(name, what)) end
+    for name, t in pairs(tensors) do
+        assert.is_true(same_bits(before[name], t), ("%s was changed: %s"):format(name, what))
+    end
     for name, t in pairs(given) do
         assert.is_true(same_bits(given_before[name], t), ("%s was changed: %s"):format(name, what))
     end
@@ -143,7 +148,8 @@ local function check(seed)
                 noise = noise or noise_of(case, expected_gradients, distance)
                 error = error / (1 + 4 * noise / tolerance)
             end
-            assert.is_true(error <= tolerance, ("gradient of %s differs by %g of its size: %s"):format(name, error, what))
+            assert.is_true(error <= tolerance,
+                ("gradient of %s differs by %g of its size: %s"):format(name, error, what))
         end
     end
 end

@@ -71,7 +71,8 @@ describe("operands of weight gradients", function()
         for _, event in ipairs(te.profile(function() y:backward(dy) end).events) do moved = moved + event.bytes end
         assert.equal(predicted, moved)
         te.set_recompute(false)
-        assert.same({ "dgrad", "wgrad", "bias gradient", "gelu_tanh.backward", "dgrad", "wgrad" }, kernels(model:explain(x)))
+        assert.same({ "dgrad", "wgrad", "bias gradient", "gelu_tanh.backward", "dgrad", "wgrad" },
+            kernels(model:explain(x)))
         te.set_recompute(before)
     end)
 
@@ -110,7 +111,8 @@ describe("operands of weight gradients", function()
         assert.equal(0, te.set_recompute(false))
         assert.is_false(recomputes(256))
         te.set_recompute(first)
-        assert.error_matches(function() te.set_recompute("on") end, "te%.set_recompute: expected true, false or a number of columns, got string")
+        assert.error_matches(function() te.set_recompute("on") end,
+            "te%.set_recompute: expected true, false or a number of columns, got string")
     end)
 
     it("serve several products, kept graphs and passes that want some gradients only", function()
@@ -128,8 +130,8 @@ describe("operands of weight gradients", function()
             local first = te.grad(te.sum(y * y), wanted, { retain_graph = true })
             local second = te.grad(te.sum(y * y), { model[1].weight }, { retain_graph = true })
             te.sum(y * y):backward()
-            results[i] = { first[1]:totable(), first[2]:totable(), second[1]:totable(), model[2][2][2].weight.grad:totable(),
-                model[2][1][2].weight.grad:totable() }
+            results[i] = { first[1]:totable(), first[2]:totable(), second[1]:totable(),
+                model[2][2][2].weight.grad:totable(), model[2][1][2].weight.grad:totable() }
             assert.same(results[i][1], results[i][5])
             x.grad = nil
             te.set_recompute(before)

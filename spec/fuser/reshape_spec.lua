@@ -7,7 +7,8 @@ describe("reshapes in a group", function()
     before_each(function() te.manual_seed(1) end)
 
     it("are wiring where rows keep their width: programs fuse across them", function()
-        local seq = te.Sequential(te.Linear(8, 8), te.GELU(), te.Reshape { -1, 8 }, te.RMSNorm(8), te.Reshape { 3, -1, 8 }, te.Linear(8, 8))
+        local seq = te.Sequential(te.Linear(8, 8), te.GELU(), te.Reshape { -1, 8 }, te.RMSNorm(8),
+            te.Reshape { 3, -1, 8 }, te.Linear(8, 8))
         local plan = seq:explain(input { 2, 3, 8 })
         assert.same({ "Linear:linear", "GELU + RMSNorm:gelu_tanh+rms_norm", "Linear:linear" }, steps(plan.forward))
         assert.is_nil(reason(plan, "GELU", "Reshape"))
@@ -25,16 +26,18 @@ describe("reshapes in a group", function()
     end)
 
     it("leave and come back inside a residual: heads are normalized by themselves", function()
-        local seq = te.Sequential(te.LayerNorm(8), te.Residual(te.Linear(8, 8), te.Reshape { 2, 3, 4, 2 }, te.RMSNorm(2),
+        local seq = te.Sequential(te.LayerNorm(8),
+            te.Residual(te.Linear(8, 8), te.Reshape { 2, 3, 4, 2 }, te.RMSNorm(2),
             te.Reshape { 2, 3, 8 }, te.ReLU()), te.LayerNorm(8))
         local plan = seq:explain(input { 2, 3, 8 })
-        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "RMSNorm:rms_norm", "ReLU + AddExtraInput + LayerNorm:relu+add+layer_norm" },
-            steps(plan.forward))
+        assert.same({ "LayerNorm:layer_norm", "Linear:linear", "RMSNorm:rms_norm",
+            "ReLU + AddExtraInput + LayerNorm:relu+add+layer_norm" }, steps(plan.forward))
         plans.assert_unchanged(seq, input { 2, 3, 8 })
     end)
 
     it("give attention the sequences that they make", function()
-        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { 3, -1, 8 }, te.MultiHeadedSelfAttention(8, 2, { causal = true }), te.ReLU())
+        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { 3, -1, 8 },
+            te.MultiHeadedSelfAttention(8, 2, { causal = true }), te.ReLU())
         local x = input { 12, 8 }
         local kinds = {}
         for i, step in ipairs(seq:explain(x).forward) do kinds[i] = step.kind end
@@ -44,8 +47,8 @@ describe("reshapes in a group", function()
     end)
 
     it("take extra inputs in the dimensions that rows have there", function()
-        local seq = te.Sequential(te.GELU(), te.Reshape { -1, 4 }, te.AddExtraInput(), te.RMSNorm(4), te.Reshape { -1, 2, 4 },
-            te.AddExtraInput())
+        local seq = te.Sequential(te.GELU(), te.Reshape { -1, 4 }, te.AddExtraInput(), te.RMSNorm(4),
+            te.Reshape { -1, 2, 4 }, te.AddExtraInput())
         local x = input { 2, 3, 8 }
         assert.same({ "GELU:gelu_tanh", "AddExtraInput + RMSNorm + AddExtraInput:add+rms_norm+add" },
             steps(seq:explain(x, input { 12, 4 }, input { 6, 2, 4 }).forward))
@@ -63,7 +66,8 @@ describe("reshapes in a group", function()
     end)
 
     it("hold for any number of rows", function()
-        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { -1, 4 }, te.RMSNorm(4), te.Reshape { -1, 2, 4 }, te.GELU())
+        local seq = te.Sequential(te.Linear(8, 8), te.Reshape { -1, 4 }, te.RMSNorm(4),
+            te.Reshape { -1, 2, 4 }, te.GELU())
         for _, shape in ipairs { { 2, 3, 8 }, { 1, 1, 8 }, { 5, 7, 8 }, { 4, 0, 8 } } do
             assert.same({ shape[1] * shape[2], 2, 4 }, plans.assert_unchanged(seq, input(shape)).shape)
         end
@@ -96,23 +100,27 @@ describe("reshapes in a group", function()
     end)
 
     it("give stochastic depth the samples that they make", function()
-        local seq = te.Sequential(te.Dropout(0.2), te.Reshape { 2, -1, 8 }, te.StochasticDepth(0.5), te.ReLU(), te.Reshape { -1, 4 },
-            te.StochasticDepth(0.5), te.RMSNorm(4))
+        local seq = te.Sequential(te.Dropout(0.2), te.Reshape { 2, -1, 8 }, te.StochasticDepth(0.5), te.ReLU(),
+            te.Reshape { -1, 4 }, te.StochasticDepth(0.5), te.RMSNorm(4))
         local x = input { 6, 8 }
         for _, step in ipairs(seq:explain(x).forward) do assert.is_not.equal("call", step.kind) end
         plans.assert_unchanged(seq, x)
     end)
 
     for name, recipe in pairs { delayed = te.recipe.DelayedScaling, current = te.recipe.Float8CurrentScaling,
-        block = te.recipe.Float8BlockScaling, mxfp8 = te.recipe.MXFP8BlockScaling, nvfp4 = te.recipe.NVFP4BlockScaling } do
+        block = te.recipe.Float8BlockScaling, mxfp8 = te.recipe.MXFP8BlockScaling,
+        nvfp4 = te.recipe.NVFP4BlockScaling } do
         it("hold under a recipe, whose operands programs behind them leave quantized: " .. name, function()
             local x, dy, kept = input { 3, 700, 256 }, nil, {}
             for i, fused in ipairs { true, false } do
                 local before = te.set_fusion(fused)
                 te.manual_seed(1)
-                local seq = te.Sequential(te.Linear(256, 250), te.Reshape { -1, 125 }, te.GELU(), te.Linear(125, 320), te.SwiGLU(),
-                    te.Linear(160, 50), te.Reshape { 2, -1, 25 }, te.Dropout(0.1), te.Linear(25, 300), te.GELU(), te.Linear(300, 5))
-                local scope = { recipe = recipe(name == "nvfp4" and { disable_stochastic_rounding = true } or {}), dtype = "bfloat16" }
+                local seq = te.Sequential(te.Linear(256, 250), te.Reshape { -1, 125 }, te.GELU(),
+                    te.Linear(125, 320), te.SwiGLU(),
+                    te.Linear(160, 50), te.Reshape { 2, -1, 25 }, te.Dropout(0.1), te.Linear(25, 300),
+                    te.GELU(), te.Linear(300, 5))
+                local scope = { recipe = recipe(name == "nvfp4" and { disable_stochastic_rounding = true } or {}),
+                    dtype = "bfloat16" }
                 te.manual_seed(2)
                 x.grad = nil
                 local y = te.autocast(scope, seq, x)
@@ -120,20 +128,25 @@ describe("reshapes in a group", function()
                 y:backward(dy)
                 te.set_fusion(before)
                 kept[i] = { te._core.tensor_bytes(y:detach():to "cpu"), te._core.tensor_bytes(x.grad:to "cpu"),
-                    te._core.tensor_bytes(seq[4].weight.grad:to "cpu"), te._core.tensor_bytes(seq[11].weight.grad:to "cpu") }
+                    te._core.tensor_bytes(seq[4].weight.grad:to "cpu"),
+                    te._core.tensor_bytes(seq[11].weight.grad:to "cpu") }
             end
-            local on_cpu = te.get_default_device() == "cpu" -- a GPU sums the gradients of rows in the order of its kernels
+            -- a GPU sums the gradients of rows in the order of its kernels
+            local on_cpu = te.get_default_device() == "cpu"
             for k = 1, on_cpu and 4 or 1 do assert.is_true(kept[1][k] == kept[2][k], name .. " " .. k) end
         end)
     end
 
-    it("count rows anew for what programs leave quantized, and leave what lies between to kernels of their own", function()
-        local seq = te.Sequential(te.Linear(64, 256), te.Reshape { -1, 128 }, te.GELU(), te.Linear(128, 128), te.GELU(), te.Reshape { -1, 256 },
-            te.Linear(256, 64))
+    it("count rows anew for what programs leave quantized, and leave what lies between to kernels of their own",
+        function()
+        local seq = te.Sequential(te.Linear(64, 256), te.Reshape { -1, 128 }, te.GELU(), te.Linear(128, 128), te.GELU(),
+            te.Reshape { -1, 256 }, te.Linear(256, 64))
         te.autocast({ recipe = te.recipe.MXFP8BlockScaling {}, dtype = "bfloat16" }, function()
             local plan = seq:explain(input { 4096, 64 })
-            assert.matches("quantized to float8_e4m3 in blocks of 1 x 32 by the program that makes it", reason(plan, "GELU", "Linear"))
-            assert.matches("a program before it cannot leave the product's operand quantized", reason(plan, "Reshape", "Linear"))
+            assert.matches("quantized to float8_e4m3 in blocks of 1 x 32 by the program that makes it",
+                reason(plan, "GELU", "Linear"))
+            assert.matches("a program before it cannot leave the product's operand quantized",
+                reason(plan, "Reshape", "Linear"))
         end)
     end)
 

@@ -148,12 +148,14 @@ end)
 
 describe("scripts/examples/custom_fusion.lua", function()
     it("shows what it says", function()
-        local pipe = assert(io.popen("$(readlink /proc/$PPID/exe) scripts/examples/custom_fusion.lua 2>&1; echo status $?"))
+        local pipe = assert(io.popen(
+            "$(readlink /proc/$PPID/exe) scripts/examples/custom_fusion.lua 2>&1; echo status $?"))
         local output, status = pipe:read("*a"):match("^(.*)status (%d+)\n$")
         pipe:close()
         assert.equal("0", status, output)
         assert.truthy(output:find("difference of results:%s+none"), output)
         assert.truthy(output:find("difference of gradients:%s+none"), output)
-        assert.truthy(output:find("custom_fusion.lua:%d+: fusion rule forgetful: it dropped operation 2 %(LayerNorm%)"), output)
+        assert.truthy(output:find("custom_fusion.lua:%d+: fusion rule forgetful: it dropped operation 2 %(LayerNorm%)"),
+            output)
     end)
 end)

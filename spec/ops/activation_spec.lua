@@ -102,7 +102,8 @@ describe("gated activations", function()
         assert.equal("bfloat16", te.ScaledSReLU()(x:to("bfloat16"), scale:to("float32")).dtype)
     end)
 
-    for _, name in ipairs { "SwiGLU", "ClampedSwiGLU", "SiTUGLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU" } do
+    for _, name in ipairs { "SwiGLU", "ClampedSwiGLU", "SiTUGLU", "ScaledSwiGLU", "ScaledClampedQGeGLU",
+        "ScaledSiTUGLU" } do
         it(name .. " takes blocks", function()
             local extra = name:find("^Scaled") and { scale } or {}
             for size = 1, 4 do
@@ -112,7 +113,8 @@ describe("gated activations", function()
                     assert.is_true(te.gradcheck(op, { interleaved(size) / 4, unpack(extra) }))
                 end
             end
-            assert.error_matches(function() te[name]({ glu_interleave_size = 3 })(x, unpack(extra)) end, "multiple of 2 %* interleave = 6")
+            assert.error_matches(function() te[name]({ glu_interleave_size = 3 })(x, unpack(extra)) end,
+                "multiple of 2 %* interleave = 6")
         end)
     end
 

@@ -27,7 +27,8 @@ describe("attention modules", function()
 
     it("say at once what dropout they cannot have", function()
         for _, p in ipairs { 1, 1.5, -1 } do
-            assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { dropout = p }) end, "option dropout: expected")
+            assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { dropout = p }) end,
+                "option dropout: expected")
             assert.error_matches(function() te.DotProductAttention { dropout = p } end, "option dropout: expected")
         end
     end)
@@ -76,14 +77,16 @@ describe("attention modules", function()
     end)
 
     it("DotProductAttention takes a bias of the scores", function()
-        local q, k, v, bias = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 3, 5 })
+        local q, k, v, bias = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 1, 2, 5, 4 }),
+            te.randn({ 3, 5 })
         local expected = te.matmul(te.softmax(te.matmul(q, k:transpose(-2, -1)) / 2 + bias), v)
         local m = te.DotProductAttention({ bias = true })
         assert.is_true(close(expected, m(q, k, v, bias):view({ 1, 2, 3, 4 })))
         assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
     end)
 
-    -- The gradients of q, k, v and bias by attention, and of the same written out, with the keys of a group of heads repeated.
+    -- The gradients of q, k, v and bias by attention, and of the same written out, with the keys of a group of heads
+    -- repeated.
     local function bias_gradients(shape, bias_shape, opts, dtype)
         te.manual_seed(11)
         local heads, kv_heads, rows, keys = unpack(shape)
@@ -99,16 +102,21 @@ describe("attention modules", function()
         local attended = te.scaled_dot_product_attention(there[1], there[2], there[3], there[4], opts):to "cpu"
         local found = te.grad(attended, leaves, { grad_outputs = dy })
         local function spread(t) -- a head of k and v for each of q
-            return t:view({ 2, kv_heads, 1, keys, 8 }):expand({ 2, kv_heads, heads / kv_heads, keys, 8 }):reshape({ 2, heads, keys, 8 })
+            return t:view({ 2, kv_heads, 1, keys, 8 }):expand({ 2, kv_heads, heads / kv_heads, keys,
+                8 }):reshape({ 2, heads, keys, 8 })
         end
         local scores = te.matmul(q, spread(k):transpose(-2, -1)) / math.sqrt(8) + bias
-        if opts.causal then scores = scores + te.triu(te.full({ rows, keys }, -1e30, { dtype = dtype, device = "cpu" }), { diagonal = 1 }) end
+        if opts.causal then
+            scores = scores + te.triu(te.full({ rows, keys }, -1e30, { dtype = dtype, device = "cpu" }),
+                { diagonal = 1 })
+        end
         return found, te.grad(te.matmul(te.softmax(scores), spread(v)), leaves, { grad_outputs = dy })
     end
 
     it("gives a bias its gradient, summed where it was broadcast", function()
         for _, case in ipairs {
-            { { 2, 2, 3, 5 }, { 3, 5 }, {} }, { { 2, 2, 3, 5 }, { 2, 2, 3, 5 }, {} }, { { 4, 2, 40, 70 }, { 4, 1, 70 }, {} },
+            { { 2, 2, 3, 5 }, { 3, 5 }, {} }, { { 2, 2, 3, 5 }, { 2, 2, 3, 5 }, {} },
+            { { 4, 2, 40, 70 }, { 4, 1, 70 }, {} },
             { { 2, 1, 33, 33 }, { 2, 1, 1, 33 }, { causal = true } }, { { 1, 1, 20, 700 }, { 1 }, {} },
             { { 1, 1, 20, 700 }, { 20, 700 }, {} }, { { 2, 2, 130, 130 }, { 130, 1 }, { causal = true } },
         } do
@@ -127,7 +135,9 @@ describe("attention modules", function()
     it("gives a bias that accumulates, and none to keys that nobody sees", function()
         local q, k, v = te.randn { 1, 1, 4, 8 }, te.randn { 1, 1, 4, 8 }, te.randn { 1, 1, 4, 8 }
         local bias = te.zeros({ 4, 4 }, { dtype = "bfloat16", requires_grad = true })
-        local function loss() return (te.scaled_dot_product_attention(q, k, v, bias, { window_left = 0, window_right = 1 }) * v):sum() end
+        local function loss()
+            return (te.scaled_dot_product_attention(q, k, v, bias, { window_left = 0, window_right = 1 }) * v):sum()
+        end
         loss():backward()
         local once = bias.grad:clone()
         loss():backward()

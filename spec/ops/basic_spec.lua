@@ -69,7 +69,8 @@ describe("small operations", function()
         drop:eval()
         assert.equal(p, drop(p))
         assert.equal(0, te.StochasticDepth(1)(x):abs():max():item())
-        assert.error_matches(function() te.StochasticDepth(2) end, "te%.StochasticDepth: p: expected number from 0 to 1")
+        assert.error_matches(function() te.StochasticDepth(2) end,
+            "te%.StochasticDepth: p: expected number from 0 to 1")
     end)
 
     it("StochasticDepth knows packed sequences, and takes a matrix for one", function()

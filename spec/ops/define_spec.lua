@@ -64,7 +64,8 @@ describe("te._core.define", function()
             { { "f(x", "y = x" }, "te%.define: \"f%(x\" is no signature" },
             { { "f()", "y = 1" }, "0 inputs and 1 results" },
             { { "f(x)", "y = x", { output = "y" } }, 'unknown option "output"' },
-            { { "f(x)" }, "string expected" }, { {}, "string expected" }, { { "f(x)", "y = x", 3 }, "expected a table" },
+            { { "f(x)" }, "string expected" }, { {}, "string expected" },
+            { { "f(x)", "y = x", 3 }, "expected a table" },
         } do
             assert.error_matches(function() define(unpack(case[1])) end, case[2])
         end

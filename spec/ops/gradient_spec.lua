@@ -19,7 +19,8 @@ local OPERATIONS = {
     ["Linear that returns its bias"] = { function() return te.Linear(8, 5, { return_bias = true }) end },
     BasicLinear = { function() return te.BasicLinear(8, 5) end },
     Bias = { function() return te.Bias(8) end },
-    GroupedLinear = { function() return te.GroupedLinear(3, 8, 2) end, matrix, { te.tensor({ 1, 0, 2 }, { dtype = "int64" }) } },
+    GroupedLinear = { function() return te.GroupedLinear(3, 8, 2) end, matrix,
+        { te.tensor({ 1, 0, 2 }, { dtype = "int64" }) } },
     ["GroupedLinear with scaled bias"] = {
         function() return te.GroupedLinear(2, 8, 2, { scale_bias = true }) end, matrix,
         { te.tensor({ 1, 2 }, { dtype = "int64" }), te.tensor({ 1, 2, 3 }, { dtype = "float64" }) },
@@ -37,11 +38,16 @@ local OPERATIONS = {
     AddExtraInput = { te.AddExtraInput, function() return { draw { 3, 8 }, draw { 3, 8 } } end },
     MultiHeadedSelfAttention = { function() return te.MultiHeadedSelfAttention(8, 2) end,
         function() return { draw { 2, 3, 8 } } end },
-    GroupedQueryAttention = { function() return te.GroupedQueryAttention(8, 4, 2, { causal = false, window_right = 1 }) end,
+    GroupedQueryAttention = { function()
+        return te.GroupedQueryAttention(8, 4, 2, { causal = false, window_right = 1 })
+    end,
         function() return { draw { 2, 3, 8 } } end },
-    MultiQuerySelfAttention = { function() return te.MultiQuerySelfAttention(8, 2, { window_left = 1, scale = 0.7 }) end,
+    MultiQuerySelfAttention = { function()
+        return te.MultiQuerySelfAttention(8, 2, { window_left = 1, scale = 0.7 })
+    end,
         function() return { draw { 5, 8 } } end, { te.tensor({ 2, 0, 3 }, { dtype = "int32" }) } },
-    DotProductAttention = { function() return te.DotProductAttention({ causal = true, bottom_right = true }) end, heads },
+    DotProductAttention = { function() return te.DotProductAttention({ causal = true, bottom_right = true }) end,
+        heads },
     Pointwise = { function()
         return te.Pointwise({ params = { g = draw { 8 }, s = draw {} } }, function(x, p)
             return te.sigmoid(x) * p.g, te.tanh(x * p.s)
@@ -52,7 +58,9 @@ local OPERATIONS = {
     ScaledSwiGLU = { te.ScaledSwiGLU, scaled }, ScaledSiTUGLU = { te.ScaledSiTUGLU, scaled },
     ScaledClampedQGeGLU = { function() return te.ScaledClampedQGeGLU({ glu_interleave_size = 2 }) end, scaled },
 }
-for _, name in ipairs { "GLU", "GEGLU", "QGEGLU", "SwiGLU", "ClampedSwiGLU", "SiTUGLU" } do OPERATIONS[name] = { te[name] } end
+for _, name in ipairs { "GLU", "GEGLU", "QGEGLU", "SwiGLU", "ClampedSwiGLU", "SiTUGLU" } do
+    OPERATIONS[name] = { te[name] }
+end
 
 -- Every parameter as { holder, key, tensor }.
 local function parameters(op)

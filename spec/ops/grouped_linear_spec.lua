@@ -21,7 +21,8 @@ describe("te.GroupedLinear", function()
     it("scales the bias row by row", function()
         local scaled = te.GroupedLinear(2, 4, 3, { scale_bias = true })
         te.no_grad(function() for i = 1, 2 do scaled.bias[i]:uniform_() end end)
-        local sizes, scales = te.tensor({ 3, 2 }, { dtype = "int64" }), te.tensor({ 1, 2, 0, -1, 4 }, { requires_grad = true })
+        local sizes, scales = te.tensor({ 3, 2 }, { dtype = "int64" }),
+            te.tensor({ 1, 2, 0, -1, 4 }, { requires_grad = true })
         local y = scaled(x, sizes, scales)
         for row = 1, 5 do
             local g = row <= 3 and 1 or 2
@@ -37,7 +38,8 @@ describe("te.GroupedLinear", function()
     end)
 
     it("refuses sizes that are none", function()
-        assert.error_matches(function() m(x, te.tensor({ 7, -2, 0 }, { dtype = "int32" })) end, "split_sizes {7, %-2, 0}")
+        assert.error_matches(function() m(x, te.tensor({ 7, -2, 0 }, { dtype = "int32" })) end,
+            "split_sizes {7, %-2, 0}")
         assert.error_matches(function() m(x, 3) end, "split_sizes: expected a tensor or a list of 3 sizes, got number")
     end)
 end)

@@ -37,7 +37,9 @@ local CASES = {
     Embedding = { function() return te.Embedding(5, 3) end,
         function() return { te.randint(0, 4, { 2, 7 }, { dtype = "int32" }) } end },
     GroupedLinear = { function() return te.GroupedLinear(3, 8, 5) end,
-        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.tensor({ 2, 0, 4 }, { dtype = "int32" }) } end },
+        function()
+            return { te.randn({ 6, 8 }, { requires_grad = true }), te.tensor({ 2, 0, 4 }, { dtype = "int32" }) }
+        end },
     ["GroupedLinear with scaled biases"] = { function() return te.GroupedLinear(2, 8, 5, { scale_bias = true }) end,
         function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.tensor({ 2, 4 }, { dtype = "int32" }),
             te.randn({ 6 }, { requires_grad = true }) } end },
@@ -58,20 +60,24 @@ local CASES = {
         function() return { te.randn({ 6, 8 }), te.randn({ 6, 8 }, { requires_grad = true }) } end },
     ["SwiGLU of blocks"] = { function() return te.SwiGLU({ glu_interleave_size = 2 }) end },
     ["ScaledSiTUGLU of blocks"] = { function() return te.ScaledSiTUGLU({ glu_interleave_size = 4, beta1 = 2 }) end,
-        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end },
+        function()
+            return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) }
+        end },
     ["Pointwise with a parameter"] = { function()
         return te.Pointwise({ params = { g = te.randn({ 8 }) } }, function(x, p) return te.tanh(x) * p.g, x - 1 end)
     end },
     ["GELU through erf"] = { function() return te.GELU({ approximate = "none" }) end },
     ["ClampedSwiGLU with options"] = { function() return te.ClampedSwiGLU({ limit = 0.5, alpha = 1.3 }) end },
 }
-for _, name in ipairs { "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU", "QGEGLU", "SReGLU", "SwiGLU",
-    "ClampedSwiGLU", "SiTUGLU" } do
+for _, name in ipairs { "ReLU", "GELU", "QuickGELU", "SReLU", "SiLU", "GLU", "ReGLU", "GEGLU",
+    "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU", "SiTUGLU" } do
     CASES[name] = { te[name] }
 end
 for _, name in ipairs { "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU" } do
     CASES[name] = { te[name],
-        function() return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) } end }
+        function()
+            return { te.randn({ 6, 8 }, { requires_grad = true }), te.randn({ 6 }, { requires_grad = true }) }
+        end }
 end
 
 -- Fields that may be nil.
@@ -126,7 +132,8 @@ describe("lower", function()
         y, reason = attention:lower(executor(), te.ones({ 3, 8 }))
         assert.is_nil(y)
         assert.equal("proj: its rows have no length that is known before it runs", reason)
-        local unjoined = setmetatable({ join = function() return nil, "rows of one dimension" end }, { __index = executor() })
+        local unjoined = setmetatable({ join = function() return nil, "rows of one dimension" end },
+            { __index = executor() })
         y, reason = te.LayerNorm({ 2, 4 }):lower(unjoined, te.ones({ 3, 2, 4 }))
         assert.same({ nil, "rows of one dimension" }, { y, reason })
     end)

@@ -45,7 +45,8 @@ describe("norms", function()
         local deep = te.randn({ 3, 2, 5 })
         for _, class in ipairs { te.LayerNorm, te.RMSNorm } do
             for _, centered in ipairs { false, true } do
-                local m, flat = class({ 2, 5 }, { zero_centered_gamma = centered }), class(10, { zero_centered_gamma = centered })
+                local m, flat = class({ 2, 5 }, { zero_centered_gamma = centered }),
+                    class(10, { zero_centered_gamma = centered })
                 assert.same({ 2, 5 }, m.weight.shape)
                 te.no_grad(function()
                     m.weight:uniform_()

@@ -164,7 +164,8 @@ describe("FP8 attention", function()
         te.manual_seed(8)
         local x = te.randn({ 2, 9, 32 })
         local R = te.recipe
-        assert.is_truthy(explained(R.DelayedScaling { fp8_mha = true }, {}, x):find("result as bytes to its product", 1, true))
+        assert.is_truthy(explained(R.DelayedScaling { fp8_mha = true }, {},
+            x):find("result as bytes to its product", 1, true))
         for reason, case in pairs {
             ["the recipe hands it on in high precision"] = { R.DelayedScaling { fp8_dpa = true } },
             ["the product multiplies another format"] = { R.MXFP8BlockScaling { fp8_mha = true }, plain = true },
@@ -223,7 +224,8 @@ describe("FP8 attention", function()
                     all.gradient = core.tensor_bytes(attention.qkv.linear.weight.grad:to "cpu")
                     kept[i] = all
                     if fused then
-                        local plan = te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, function() return tostring(m:explain(x)) end)
+                        local plan = te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" },
+                            function() return tostring(m:explain(x)) end)
                         assert.truthy(plan:find "silu, [^\n]*input", plan)
                     end
                 end
@@ -234,7 +236,8 @@ describe("FP8 attention", function()
     end
 
     it("says that a projection's kernels do not leave it quantized", function()
-        local plan = te.autocast({ recipe = te.recipe.DelayedScaling { fp8_dpa = true } }, function() return tostring(model():explain(te.randn { 2, 9, 32 })) end)
+        local plan = te.autocast({ recipe = te.recipe.DelayedScaling { fp8_dpa = true } },
+            function() return tostring(model():explain(te.randn { 2, 9, 32 })) end)
         assert.truthy(plan:find("the product's kernels round to 16 or 32 bits", 1, true))
     end)
 
@@ -244,10 +247,12 @@ describe("FP8 attention", function()
             te.set_fusion(fused)
             finally(function() te.set_fusion(true) end)
             te.manual_seed(3)
-            local m = te.Sequential(te.Linear(48, 64), te.Reshape { 2, -1, 32 }, te.LayerNorm(32), te.MultiHeadedSelfAttention(32, 4))
+            local m = te.Sequential(te.Linear(48, 64), te.Reshape { 2, -1, 32 }, te.LayerNorm(32),
+                te.MultiHeadedSelfAttention(32, 4))
             local x = te.randn({ 9, 48 })
             if fused then
-                local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function() return tostring(m:explain(x)) end)
+                local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" },
+                    function() return tostring(m:explain(x)) end)
                 assert.truthy(plan:find("result as bytes to its product", 1, true))
             end
             results[i] = step(m, recipe, x, "bfloat16")
@@ -307,7 +312,8 @@ describe("FP8 attention", function()
 
     it("runs a checkpointed stretch twice with the same factors", function()
         local grads = {}
-        for i, wrap in ipairs { function(m) return m end, function(m) return function(x) return te.checkpoint(m, x) end end } do
+        for i, wrap in ipairs { function(m) return m end,
+            function(m) return function(x) return te.checkpoint(m, x) end end } do
             local m, recipe = model(), te.recipe.DelayedScaling { fp8_dpa = true }
             te.manual_seed(8)
             local x = te.randn({ 2, 9, 32 })

@@ -10,7 +10,8 @@ describe("products under a recipe", function()
     for _, name in ipairs(names) do
         for _, dtype in ipairs { "float32", "bfloat16" } do
             for _, size in ipairs { { 64, 128, 32 }, { 37, 50, 21 }, { 200, 144, 130 } } do
-                it(("are those of the quantized operands: %s, %s, %dx%dx%d"):format(name, dtype, unpack(size)), function()
+                it(("are those of the quantized operands: %s, %s, %dx%dx%d"):format(name, dtype, unpack(size)),
+                    function()
                     local m, k, n = unpack(size)
                     local recipe, module = recipes[name](), linear(k, n)
                     local transformed = name == "nvfp4"

@@ -53,14 +53,16 @@ describe("a Linear's result and gradients", function()
         local text = {}
         for key, value in pairs(opts) do text[#text + 1] = ("%s = %s"):format(key, tostring(value)) end
         table.sort(text)
-        it(("are as close to the unquantized ones as the format allows: %s{%s}"):format(name, table.concat(text, ", ")), function()
+        it(("are as close to the unquantized ones as the format allows: %s{%s}"):format(name, table.concat(text, ", ")),
+            function()
             if type(bounds) == "number" then bounds = { fp8(E4M3, E4M3), fp8(E4M3, bounds), fp8(E4M3, bounds) } end
             te.manual_seed(5)
             local x, dy = te.randn { 256, 192 }, te.randn { 256, 160 }
             local plain, quantized = step(nil, x, dy), step(te.recipe[name](opts), x, dy)
             for i, of in ipairs { "y", "dx", "dW" } do
                 local error = distance(quantized[i], plain[i])
-                assert.is_true(error < bounds[i] and error > bounds[i] / 2, ("%s: %.4f, bound %.4f"):format(of, error, bounds[i]))
+                assert.is_true(error < bounds[i] and error > bounds[i] / 2,
+                    ("%s: %.4f, bound %.4f"):format(of, error, bounds[i]))
             end
         end)
     end

@@ -120,7 +120,8 @@ describe("delayed scaling", function()
         end
         for _, algorithm in ipairs { "max", "most_recent" } do
             for length = 1, 5 do
-                local recipe = recipes.delayed { amax_history_len = length, amax_compute_algo = algorithm, margin = length - 2 }
+                local recipe = recipes.delayed { amax_history_len = length, amax_compute_algo = algorithm,
+                    margin = length - 2 }
                 local handle = core.product_recipe(recipe:quantizer("input"), recipe:quantizer("weight"),
                     recipe:quantizer("grad_output"), "quantized", length)
                 local kept = core.recipe_state()
@@ -196,7 +197,8 @@ describe("delayed scaling", function()
         assert.equal(4 + 12, #names_of)
         local other = build()
         other:load_state_dict(saved)
-        te.no_grad(function() for _, p in ipairs(module:parameters()) do p:add_(0) end end) -- both quantize their weights again
+        -- both quantize their weights again
+        te.no_grad(function() for _, p in ipairs(module:parameters()) do p:add_(0) end end)
         for _ = 1, 2 do
             assert.is_true(same(step(module, x, dy, recipe, "float32"), step(other, x, dy, recipe, "float32")))
         end

@@ -69,9 +69,11 @@ describe("programs that leave results quantized", function()
 
     -- a model that is watched stores its values and quantizes them by themselves
     for _, name in ipairs(names) do
-        for _, case in ipairs { { "bfloat16", 2 }, { "bfloat16", 16 }, { "float32", 16 } } do -- two threads store, many compute twice
+        -- two threads store, many compute twice
+        for _, case in ipairs { { "bfloat16", 2 }, { "bfloat16", 16 }, { "float32", 16 } } do
             local dtype, threads = unpack(case)
-            it(("give the same bytes as when they are stored first: %s, %s, %d threads"):format(name, dtype, threads), function()
+            it(("give the same bytes as when they are stored first: %s, %s, %d threads"):format(name, dtype, threads),
+                function()
                 local before = te.get_num_threads()
                 te.set_num_threads(threads)
                 te.manual_seed(9)
@@ -96,14 +98,16 @@ describe("programs that leave results quantized", function()
     end
 
     for _, name in ipairs { "current", "nvfp4" } do
-        it("take the amax in a run of its own where that costs less than to store, as explain says: " .. name, function()
+        it("take the amax in a run of its own where that costs less than to store, as explain says: " .. name,
+            function()
             local threads = te.get_num_threads()
             te.set_num_threads(7) -- enough for a LayerNorm, too few for a GELU
             te.manual_seed(2)
             local model = te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, WIDTH), te.GELU(), te.Linear(WIDTH, 32))
             local x, recipe = te.randn({ ROWS, WIDTH }), recipes[name]()
             local function run() return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x) end
-            local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function() return tostring(model:explain(x)) end)
+            local plan = te.autocast({ recipe = recipe, dtype = "bfloat16" },
+                function() return tostring(model:explain(x)) end)
             assert.truthy(plan:find("layer_norm, twice: amax, quantize input to float", 1, true))
             assert.truthy(plan:find("to run that once more for the amax costs less than to store", 1, true))
             assert.truthy(plan:find("gelu_tanh, amax of input, in stripes", 1, true))
@@ -126,9 +130,15 @@ describe("programs that leave results quantized", function()
             local model = te.Sequential(te.SReLU(), te.Linear(WIDTH, 32))
             for _, odd in ipairs { 0 / 0, math.huge, 0 } do
                 local x = te.randn({ ROWS, WIDTH })
-                if odd == 0 then x = te.zeros({ ROWS, WIDTH }) else x:narrow(1, ROWS - 3, 1):narrow(2, 7, 1):fill_(odd) end
+                if odd == 0 then
+                    x = te.zeros({ ROWS, WIDTH })
+                else
+                    x:narrow(1, ROWS - 3, 1):narrow(2, 7, 1):fill_(odd)
+                end
                 local recipe, threads = recipes[name](), te.get_num_threads()
-                local function run() return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x) end
+                local function run()
+                    return te.no_grad(te.autocast, { recipe = recipe, dtype = "bfloat16" }, model, x)
+                end
                 local y1 = run()
                 te.set_num_threads(16)
                 local y2 = run()
@@ -146,8 +156,8 @@ describe("programs that leave results quantized", function()
         local recipe = recipes.mxfp8 {}
         local function gated()
             te.manual_seed(2)
-            return te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, 512), te.SwiGLU(), te.Linear(WIDTH, WIDTH), te.GELU(),
-                te.Linear(WIDTH, 32))
+            return te.Sequential(te.LayerNorm(WIDTH), te.Linear(WIDTH, 512), te.SwiGLU(),
+                te.Linear(WIDTH, WIDTH), te.GELU(), te.Linear(WIDTH, 32))
         end
         te.manual_seed(9)
         local x, dy = te.randn({ 3, ROWS / 3, WIDTH }), te.randn({ 3, ROWS / 3, 32 }, { dtype = "bfloat16" })

@@ -82,7 +82,8 @@ describe("te.autocast{ when = \"faster\" }", function()
         end)
 
         it("decides for each product, measures once, and keeps that", function()
-            local x, opts = input "cuda", { dtype = "bfloat16", recipe = te.recipe.Float8CurrentScaling {}, when = "faster" }
+            local x, opts = input "cuda", { dtype = "bfloat16", recipe = te.recipe.Float8CurrentScaling {},
+                when = "faster" }
             local function plan(model) return te.autocast(opts, function() return tostring(model:explain(x)) end) end
             local text = plan(build "cuda")
             assert.truthy(text:find("product 1 of 2: the recipe: measured 2.00 times as fast as bfloat16", 1, true))
@@ -131,10 +132,12 @@ describe("te.autocast{ when = \"faster\" }", function()
             it("is measured for the sequences it attends over", function()
                 pretend()
                 local text = explained(fp8, rows(2, 16, 32))
-                find(text, "GroupedQueryAttention.attention, product 2 of 3: bfloat16: measured 0.50 times as fast as bfloat16")
+                find(text, "GroupedQueryAttention.attention, product 2 of 3: bfloat16: measured 0.50 times as fast as "
+                    .. "bfloat16")
                 assert.falsy(text:find("self_attention of float8_e4m3", 1, true))
                 text = explained(fp8, rows(1, 64, 32))
-                find(text, "GroupedQueryAttention.attention, product 2 of 3: the recipe: measured 2.00 times as fast as bfloat16")
+                find(text, "GroupedQueryAttention.attention, product 2 of 3: the recipe: measured 2.00 times as fast "
+                    .. "as bfloat16")
                 find(text, "self_attention of float8_e4m3")
                 assert.equal(4, asked)
                 faster.forget() -- another process finds it on disk
@@ -174,11 +177,13 @@ describe("te.autocast{ when = \"faster\" }", function()
             end)
 
             it("makes steps of the same sizes to be measured", function()
-                local module, lens = te.MultiHeadedSelfAttention(32, 2), te.tensor({ 5, 11 }, { dtype = "int32", device = "cuda" })
+                local module, lens = te.MultiHeadedSelfAttention(32, 2),
+                    te.tensor({ 5, 11 }, { dtype = "int32", device = "cuda" })
                 local attentions = require "te.recipe.faster_attention"
                 local q, k = rows(1, 2, 16, 16), rows(1, 1, 24, 16)
                 for _, attention in ipairs { attentions.describe(module, rows(16, 32), lens),
-                    attentions.describe(module, rows(2, 8, 32)), attentions.describe(te.DotProductAttention(), q, k, k) } do
+                    attentions.describe(module, rows(2, 8, 32)),
+                    attentions.describe(te.DotProductAttention(), q, k, k) } do
                     local case = { device = "cuda", dtype = "bfloat16", attention = attention }
                     assert.is_true(seconds(case, fp8) > 0)
                     assert.is_true(seconds(case, faster.plain()) > 0)

@@ -2,7 +2,8 @@
 --- without such a case are named, with the reason.
 local te = require "te"
 
-local RECIPES = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling" }
+local RECIPES = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+    "NVFP4BlockScaling" }
 
 -- Options that change nothing here: what other specs show to act, or what has one value that is supported.
 local ELSEWHERE = {
@@ -97,6 +98,8 @@ describe("options of recipes", function()
     end
 
     it("give the same results where nothing is changed", function()
-        for _, recipe in ipairs(RECIPES) do assert.is_true(trace(te.recipe[recipe] {}) == trace(te.recipe[recipe] {})) end
+        for _, recipe in ipairs(RECIPES) do
+            assert.is_true(trace(te.recipe[recipe] {}) == trace(te.recipe[recipe] {}))
+        end
     end)
 end)

@@ -44,7 +44,8 @@ print(weights, rest, te.memory_stats().current)
 describe("a model of fifty million quantized weights", function()
     -- bytes of a weight with its share of a block's factor; histories of amaxes take 1.6 % more
     local sizes = {
-        DelayedScaling = 1, Float8CurrentScaling = 1, Float8BlockScaling = 1 + 4 / 128 ^ 2, MXFP8BlockScaling = 1 + 1 / 32,
+        DelayedScaling = 1, Float8CurrentScaling = 1, Float8BlockScaling = 1 + 4 / 128 ^ 2,
+        MXFP8BlockScaling = 1 + 1 / 32,
         NVFP4BlockScaling = 0.5 + 1 / 16,
     }
 
@@ -68,7 +69,8 @@ describe("a model of fifty million quantized weights", function()
 
     it("takes both directions where it is trained", function()
         local bytes = bytes_of("Float8CurrentScaling", true)
-        assert.is_true(bytes >= 2 * WEIGHTS and bytes <= 2.02 * WEIGHTS, ("%.4f bytes a weight"):format(bytes / WEIGHTS))
+        assert.is_true(bytes >= 2 * WEIGHTS and bytes <= 2.02 * WEIGHTS,
+            ("%.4f bytes a weight"):format(bytes / WEIGHTS))
     end)
 end)
 
@@ -117,17 +119,19 @@ describe("an MLP's tensors for backward", function()
     -- allocator take up to 0.05 more
     for _, case in ipairs {
         { "none", true, false, 8 }, { "none", false, false, 18 }, { "DelayedScaling", true, false, 8 },
-        { "DelayedScaling", false, false, 13 }, { "DelayedScaling", true, true, 8 }, { "DelayedScaling", false, true, 9 },
+        { "DelayedScaling", false, false, 13 }, { "DelayedScaling", true, true, 8 },
+        { "DelayedScaling", false, true, 9 },
         { "Float8CurrentScaling", true, false, 8 }, { "Float8CurrentScaling", false, true, 9 },
         { "Float8BlockScaling", true, false, 8 }, { "Float8BlockScaling", false, true, 9 + 5 / 32 },
         { "MXFP8BlockScaling", true, false, 8 }, { "MXFP8BlockScaling", false, true, 9 + 5 / 32 },
         { "NVFP4BlockScaling", true, false, 8 }, { "NVFP4BlockScaling", true, true, 4 + 4 * (1 / 2 + 1 / 16) },
     } do
         local recipe, recompute, cached, bytes = unpack(case)
-        it(("are what products and gradients read: %s, recomputing %s, quantized input of GELU %s"):format(recipe, recompute,
-            cached), function()
+        it(("are what products and gradients read: %s, recomputing %s, quantized input of GELU %s"):format(recipe,
+            recompute, cached), function()
             local found = kept(recipe, recompute, cached)
-            assert.is_true(found >= bytes and found <= bytes + 0.05, ("%.3f bytes an element, not %.3f"):format(found, bytes))
+            assert.is_true(found >= bytes and found <= bytes + 0.05,
+                ("%.3f bytes an element, not %.3f"):format(found, bytes))
         end)
     end
 

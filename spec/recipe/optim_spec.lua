@@ -4,7 +4,8 @@ local checkpoint = require "te.train.checkpoint"
 local core = te._core
 
 local RECIPES = {
-    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {}, block = te.recipe.Float8BlockScaling {},
+    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},
+    block = te.recipe.Float8BlockScaling {},
     mxfp8 = te.recipe.MXFP8BlockScaling {}, nvfp4 = te.recipe.NVFP4BlockScaling {},
 }
 
@@ -21,7 +22,8 @@ end
 
 local function backward(model, recipe, seed)
     te.manual_seed(seed)
-    local x, dy = te.randn({ 8, IN }, { dtype = model.weight.dtype }), te.randn({ 8, OUT }, { dtype = model.weight.dtype })
+    local x, dy = te.randn({ 8, IN }, { dtype = model.weight.dtype }),
+        te.randn({ 8, OUT }, { dtype = model.weight.dtype })
     local y = te.autocast({ recipe = recipe }, model, x)
     y:backward(dy)
     return y:detach()
@@ -53,7 +55,8 @@ describe("an optimizer", function()
         for _, dtype in ipairs { "float32", "bfloat16" } do
             for _, master_dtype in ipairs { "float32", "bfloat16" } do
                 for kind, make in pairs(OPTIMIZERS) do
-                    it(("leaves the quantized master: %s, %s from %s, %s"):format(name, dtype, master_dtype, kind), function()
+                    it(("leaves the quantized master: %s, %s from %s, %s"):format(name, dtype, master_dtype, kind),
+                        function()
                         local model = build(recipe, dtype)
                         local optimizer = make(model, { master_dtype = master_dtype })
                         for i = 1, 2 do
@@ -144,7 +147,8 @@ describe("an optimizer", function()
         end
         step()
         local bytes = step()
-        assert.is_true(bytes < 1024 * 2048 / 2, bytes .. " bytes") -- what threads work in; copies would take four times as much
+        -- what threads work in; copies would take four times as much
+        assert.is_true(bytes < 1024 * 2048 / 2, bytes .. " bytes")
     end)
 
     it("keeps masters of plain parameters in bfloat16 only where that is more than they hold", function()
@@ -156,6 +160,7 @@ describe("an optimizer", function()
         assert.equal("bfloat16", optimizer.state[p].master.dtype)
         assert.is_nil(optimizer.state[q].master)
         assert.equal("bfloat16", optimizer:state_dict().groups[1].master_dtype)
-        assert.error_matches(function() te.optim.SGD({ p }, { master_dtype = "float64" }) end, "one of float32, bfloat16")
+        assert.error_matches(function() te.optim.SGD({ p }, { master_dtype = "float64" }) end,
+            "one of float32, bfloat16")
     end)
 end)

@@ -3,7 +3,8 @@ local te = require "te"
 local core = te._core
 
 local RECIPES = {
-    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {}, block = te.recipe.Float8BlockScaling {},
+    delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},
+    block = te.recipe.Float8BlockScaling {},
     mxfp8 = te.recipe.MXFP8BlockScaling {}, nvfp4 = te.recipe.NVFP4BlockScaling {},
 }
 
@@ -179,7 +180,9 @@ describe("te.quantized_model_init", function()
         te.no_grad(te.autocast, { recipe = RECIPES.mxfp8 }, model, x)
         assert.error_matches(function() te.quantized_model_init({ recipe = 3 }, print) end, "recipe")
         assert.error_matches(function()
-            te.quantized_model_init({ recipe = te.recipe.Custom { qfactory = function() return te.recipe.HighPrecision end } },
+            te.quantized_model_init({ recipe = te.recipe.Custom { qfactory = function()
+                return te.recipe.HighPrecision
+            end } },
                 te.Linear, 4, 4)
         end, "no quantizer for weights")
         assert.error_matches(function() te.cat({ model[1].weight }, 1) end, "stored quantized")

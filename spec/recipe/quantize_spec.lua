@@ -375,7 +375,8 @@ describe("any quantizer", function()
         assert.equal(math.huge, q.columnwise_amax:item())
         local bytes, codes = bytes_of(q.columnwise_data), {}
         for i = 1, #bytes do codes[2 * i - 1], codes[2 * i] = bytes:byte(i) % 16, math.floor(bytes:byte(i) / 16) end
-        for k = 0, 15 do -- row k of the matrix has (-1)^(ones in k and j) in column j; 7 is 6 and what becomes of NaN, 15 is -6
+        -- row k of the matrix has (-1)^(ones in k and j) in column j; 7 is 6 and what becomes of NaN, 15 is -6
+        for k = 0, 15 do
             assert.equal(bit.band(k, 2) == 0 and 7 or 15, codes[k + 1], "one infinity, " .. k)
             local equal_bits = bit.band(k, 3) == 0 or bit.band(k, 3) == 3
             assert.equal(equal_bits and bit.band(k, 4) ~= 0 and 15 or 7, codes[17 + k], "two infinities, " .. k)
@@ -445,7 +446,8 @@ describe("formats", function()
 end)
 
 describe("under two levels of factors", function()
-    local recipes = { plain = te.recipe.NVFP4BlockScaling { disable_rht = true }, transformed = te.recipe.NVFP4BlockScaling {} }
+    local recipes = { plain = te.recipe.NVFP4BlockScaling { disable_rht = true },
+        transformed = te.recipe.NVFP4BlockScaling {} }
 
     for name, recipe in pairs(recipes) do
         it("an infinite value leaves no finite one, so that no step goes by them: " .. name, function()

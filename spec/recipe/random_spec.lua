@@ -14,7 +14,8 @@ local RECIPES = {
     function() return te.recipe.Float8CurrentScaling {} end,
     function() return te.recipe.Float8BlockScaling {} end,
     function() return te.recipe.MXFP8BlockScaling {} end,
-    function() return te.recipe.NVFP4BlockScaling { disable_stochastic_rounding = true } end, -- units draw in another order
+    -- units draw in another order
+    function() return te.recipe.NVFP4BlockScaling { disable_stochastic_rounding = true } end,
 }
 
 -- Results and gradients of two steps, by name.
@@ -25,7 +26,8 @@ local function train(seed, fused)
         case.module:zero_grad()
         for _, t in ipairs(case.inputs) do if t.requires_grad then t.grad = nil end end
         te.manual_seed(5)
-        local results, loss = { te.autocast({ recipe = recipe, dtype = case.autocast }, case.module, unpack(case.inputs)) }, nil
+        local results, loss = { te.autocast({ recipe = recipe, dtype = case.autocast }, case.module,
+            unpack(case.inputs)) }, nil
         te.manual_seed(6)
         for i, y in ipairs(results) do
             local part = (y:to "float64" * te.randn(y.shape, { dtype = "float64" })):sum()
@@ -33,7 +35,9 @@ local function train(seed, fused)
             kept.results[("result %d of step %d"):format(i, step)] = y:detach()
         end
         if loss.requires_grad then loss:backward() end
-        for name, p in case.module:named_parameters() do kept.gradients[step .. " " .. name] = p.grad and p.grad:clone() or false end
+        for name, p in case.module:named_parameters() do
+            kept.gradients[step .. " " .. name] = p.grad and p.grad:clone() or false
+        end
         for i, t in ipairs(case.inputs) do kept.gradients[step .. " input " .. i] = t.grad or false end
     end
     te.set_fusion(before)
@@ -68,13 +72,15 @@ describe("fused and unfused under a recipe", function()
                 local expected, case = train(seed, false)
                 local got, what = train(seed, true), ("seed %d:\n%s"):format(seed, tostring(case.module))
                 for name, y in pairs(expected.results) do
-                    assert.is_true(not SAME_BITS or bytes_of(y) == bytes_of(got.results[name]), ("%s differs: %s"):format(name, what))
+                    assert.is_true(not SAME_BITS or bytes_of(y) == bytes_of(got.results[name]),
+                        ("%s differs: %s"):format(name, what))
                 end
                 for name, a in pairs(expected.gradients) do
                     local b = got.gradients[name]
                     assert.equal(a and a.dtype, b and b.dtype, name .. ": " .. what)
                 end
-                local farther = math.max(distance(expected.gradients, got.gradients), distance(expected.results, got.results))
+                local farther = math.max(distance(expected.gradients, got.gradients),
+                    distance(expected.results, got.results))
                 near, n = near + (farther <= NEAR and 1 or 0), n + 1
             end
         end

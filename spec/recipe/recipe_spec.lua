@@ -128,7 +128,8 @@ describe("te.quantize", function()
         raises("expected a tensor, got number", te.quantize, 1, recipe)
         raises("expected a recipe or a quantizer", te.quantize, x, {})
         raises("float64; convert to float32", te.quantize, x:to("float64"), recipe)
-        raises("neither rowwise nor columnwise", te.quantize, x, recipe, "input", { rowwise = false, columnwise = false })
+        raises("neither rowwise nor columnwise", te.quantize, x, recipe, "input",
+            { rowwise = false, columnwise = false })
         local row_only = te.recipe.Quantizer { has_columnwise = false }
         raises("no column-wise form", te.quantize, x, row_only, nil, { columnwise = true })
         raises("scale: 0; a factor must be", te.quantize, x, te.recipe.DelayedScaling {}, "input", { scale = 0 })

@@ -21,7 +21,8 @@ local WIDTH = 48
 local function model_of()
     te.manual_seed(4)
     return te.Sequential(
-        te.Residual(te.LayerNorm(WIDTH), te.Linear(WIDTH, 4 * WIDTH), te.GELU(), te.Dropout(0.1), te.Linear(4 * WIDTH, WIDTH)),
+        te.Residual(te.LayerNorm(WIDTH), te.Linear(WIDTH, 4 * WIDTH), te.GELU(), te.Dropout(0.1),
+            te.Linear(4 * WIDTH, WIDTH)),
         te.RMSNorm(WIDTH), te.Linear(WIDTH, 6 * WIDTH), te.SwiGLU(), te.Linear(3 * WIDTH, WIDTH, { bias = false }))
 end
 

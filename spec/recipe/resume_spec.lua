@@ -47,15 +47,17 @@ describe("delayed scaling", function()
     for _, case in ipairs { { "max", 1 }, { "most_recent", 1 }, { "max", 3 }, { own_algorithm, 1 } } do
         local algorithm, micro_steps = unpack(case)
         for saved_after = BAD - 1, BAD + 1 do
-            it(("goes on after step %d as if it had not stopped, step %d being skipped: %s, %d batches a step"):format(saved_after,
-                BAD, type(algorithm) == "string" and algorithm or "own", micro_steps), function()
+            local name = type(algorithm) == "string" and algorithm or "own"
+            it(("goes on after step %d as if it had not stopped, step %d being skipped: %s, %d batches a step")
+                :format(saved_after, BAD, name, micro_steps), function()
                 local folder = os.tmpname()
                 os.remove(folder)
                 core.mkdir(folder)
                 finally(function() os.execute(("rm -rf '%s'"):format(folder)) end)
                 local whole = build(algorithm)
                 train(whole, 1, saved_after, micro_steps)
-                checkpoint.save { folder = folder, step = saved_after, model = whole.model, optimizer = whole.optimizer, keep = 1,
+                checkpoint.save { folder = folder, step = saved_after, model = whole.model,
+                    optimizer = whole.optimizer, keep = 1,
                     metadata = {} }
                 local expected = train(whole, saved_after + 1, 6, micro_steps)
                 local fresh, saved = build(algorithm), checkpoint.load(checkpoint.latest(folder))

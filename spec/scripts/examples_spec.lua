@@ -4,10 +4,12 @@ local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
 
 local EXPECTED = {
     residual_branches = {
-        "te.Residual differs by 0\n", "two halves differ by 0\n", "%d of 6 sequences took the branch", "in evaluation all do: true",
+        "te.Residual differs by 0\n", "two halves differ by 0\n", "%d of 6 sequences took the branch",
+        "in evaluation all do: true",
     },
     custom_fusion = {
-        "difference of results:%s+none\n", "difference of gradients:%s+none\n", "fusion rule forgetful: it dropped operation 2 %(LayerNorm%)\n",
+        "difference of results:%s+none\n", "difference of gradients:%s+none\n",
+        "fusion rule forgetful: it dropped operation 2 %(LayerNorm%)\n",
     },
     custom_operation = { "step 200: loss 0%.%d+\n", "%(3%): LearnedRounding%(step=0%.%d+%)" },
     traced_activation = {

@@ -59,7 +59,8 @@ describe("train_gpt.lua", function()
             assert.equal("train_gpt.lua: " .. message .. "\n", err)
         end
         refuses("--n-head=3", "--n-embd=16 is no multiple of --n-head=3")
-        refuses("--device=gpu", '--device=gpu: device "gpu": no such device; known are "cpu", "cuda" and "cuda:1" to "cuda:7"')
+        refuses("--device=gpu",
+            '--device=gpu: device "gpu": no such device; known are "cpu", "cuda" and "cuda:1" to "cuda:7"')
         refuses("--fp8-params", "--fp8-params needs a --recipe")
         assert.equal(0, (train("kept", SMALL .. "--steps=2")))
         local code, _, err = train("kept", "--resume --n-embd=32 --steps=4")
@@ -185,7 +186,8 @@ describe("train_gpt.lua", function()
         for recipe, told in pairs { none = "not none", block = "not block" } do
             code, _, err = train("attends-" .. recipe, SMALL .. "--fp8-attention=dpa --recipe=" .. recipe)
             assert.equal(2, code)
-            assert.is_truthy(err:find("--fp8-attention needs --recipe=delayed, current or mxfp8, " .. told, 1, true), err)
+            assert.is_truthy(err:find("--fp8-attention needs --recipe=delayed, current or mxfp8, " .. told, 1, true),
+                err)
         end
     end)
 
@@ -202,7 +204,8 @@ describe("train_gpt.lua", function()
         local whole = looks()
         assert.equal(2 * 4 * 3, #whole)
         assert.is_truthy(whole[1]:find('^{"step":3,"product":"blocks%.1%.attention%.2%.qkv%.weight","role":"input",'
-            .. '"amax":[%d.]+,"scale":null,"saturated":0,"flushed":[%d.e-]+,"error":0%.02%d+,"nonfinite":0}$'), whole[1])
+            .. '"amax":[%d.]+,"scale":null,"saturated":0,"flushed":[%d.e-]+,"error":0%.02%d+,"nonfinite":0}$'),
+                whole[1])
         os.remove(te.train.checkpoint.path(folder .. "/watched", 6))
         local code, _, err = run("train_gpt.lua", ("--out=%s/watched --resume"):format(folder))
         assert.equal(0, code, err)
@@ -219,8 +222,10 @@ describe("train_gpt.lua", function()
         pending("takes recorded steps on CUDA: " .. reason)
     else
         it("takes recorded steps on CUDA", function()
-            local options = SMALL .. "--device=cuda --dropout=0.2 --grad-accumulation=2 --eval-interval=5 --sample-tokens=2 "
-            for name, more in pairs { graph = "--steps=9", plain = "--steps=9 --graph=false", cut = "--steps=9 --eval-interval=7" } do
+            local options = SMALL
+                .. "--device=cuda --dropout=0.2 --grad-accumulation=2 --eval-interval=5 --sample-tokens=2 "
+            for name, more in pairs { graph = "--steps=9", plain = "--steps=9 --graph=false",
+                cut = "--steps=9 --eval-interval=7" } do
                 local code, _, err = train(name, options .. more)
                 assert.equal(0, code, err)
             end
@@ -241,8 +246,9 @@ describe("train_gpt.lua", function()
         for _, case in ipairs { "INT cpu", "TERM cpu", devices[2] and "INT cuda" } do
             local signal, device = case:match("(%u+) (%a+)")
             os.execute(("rm -rf %s/stop"):format(folder))
-            local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/stop %s --steps=1000000 "
-                .. "--eval-interval=1000000 --device=%s >%s/log 2>&1"):format(TETRAIN, folder, folder, SMALL, device, folder)
+            local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
+                .. "--out=%s/stop %s --steps=1000000 --eval-interval=1000000 --device=%s >%s/log 2>&1")
+                :format(TETRAIN, folder, folder, SMALL, device, folder)
             local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
                 .. "%skill -%s $pid; wait $pid; echo $? >%s/code"):format(command, folder,
                 device == "cuda" and "sleep 3; " or "", signal, folder) -- until steps are recorded
@@ -260,8 +266,8 @@ describe("train_gpt.lua", function()
             .. "while [ ! -s %s/taken/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
             .. "for more in '' --resume; do %s --steps=1 $more 2>>%s/refused; echo $? >>%s/codes; done; "
             .. "kill -TERM $pid; wait $pid; echo $? >>%s/codes; %s --resume --steps=1; echo $? >>%s/codes")
-        local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/taken %s >%s/log")
-            :format(TETRAIN, folder, folder, SMALL, folder)
+        local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
+            .. "--out=%s/taken %s >%s/log"):format(TETRAIN, folder, folder, SMALL, folder)
         os.execute(shell:format(command, folder, command, folder, folder, folder, command, folder))
         assert.equal("74\n74\n75\n0\n", assert(io.open(folder .. "/codes")):read("*a"))
         local refused = ("%s/taken: another run writes into this folder\n"):format(folder)

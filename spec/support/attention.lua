@@ -9,7 +9,8 @@ local attention = {}
 local function f64(t) return t:detach():to("cpu"):to("float64") end
 
 local function factor(t)
-    return te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input").rowwise_scale_inv:to("cpu"):item()
+    return te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {},
+        "input").rowwise_scale_inv:to("cpu"):item()
 end
 
 local function repeat_heads(t, heads)
@@ -62,7 +63,9 @@ end
 --- The values that the bytes of E4M3 under current scaling stand for, in float64. whole: the
 --- tensor that t is a part of.
 function attention.values(t, whole)
-    if whole then return (round_all(f64(t), factor(whole), te.zeros(t.shape, { dtype = "float64", device = "cpu" }))) end
+    if whole then
+        return (round_all(f64(t), factor(whole), te.zeros(t.shape, { dtype = "float64", device = "cpu" })))
+    end
     return f64(te.quantize(t:detach():to("float32"), te.recipe.Float8CurrentScaling {}, "input"):dequantize())
 end
 

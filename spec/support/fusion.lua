@@ -89,7 +89,8 @@ function fusion.linear_scale_backward(self, ctxs, dy)
     local dw = te.matmul(scaled:transpose(1, 2), x)
     return te.matmul(scaled, linear.weight), { { dw, scaled:sum(1) }, {} }, { {}, {} }
 end
-fusion.BackwardLinearScale = fusion.fused_class("BackwardLinearScale", { fuser_backward = fusion.linear_scale_backward })
+fusion.BackwardLinearScale = fusion.fused_class("BackwardLinearScale",
+    { fuser_backward = fusion.linear_scale_backward })
 fusion.backward_linear_scale = fusion.window({ te.Linear, te.ConstantScale }, fusion.BackwardLinearScale)
 
 function fusion.input(shape) return te.randn(shape or { 3, 4 }, { requires_grad = true }) end

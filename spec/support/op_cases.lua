@@ -48,7 +48,8 @@ local cases = {
 }
 
 -- Elements where a gradient jumps are kept away from.
-local rounding = { abs = true, sign = true, floor = true, ceil = true, round = true, trunc = true, relu = true, srelu = true,
+local rounding = { abs = true, sign = true, floor = true, ceil = true, round = true, trunc = true,
+    relu = true, srelu = true,
     reglu = true, sreglu = true, scaled_srelu = true }
 
 local support = { rounding = rounding }

@@ -47,7 +47,9 @@ end
 function Mix:reshape_back(list, from, lead, w)
     if self.lead == lead then return end
     local width = product(lead) * w / product(self.lead)
-    if from ~= width then list[#list + 1] = te.Linear(from, width, { params_dtype = self.dtype, init_method = self.init }) end
+    if from ~= width then
+        list[#list + 1] = te.Linear(from, width, { params_dtype = self.dtype, init_method = self.init })
+    end
     local shape = { unpack(lead) }
     if self.random(2) == 1 then shape[1] = -1 end
     shape[#shape + 1] = w
@@ -64,10 +66,16 @@ end
 
 -- Each entry appends to `list` and returns the new width.
 local PIECES = {
-    function(m, list, w) list[#list + 1] = te.LayerNorm(w, { params_dtype = m.dtype, bias = m.random(2) == 1 }) return w end,
+    function(m, list, w)
+        list[#list + 1] = te.LayerNorm(w, { params_dtype = m.dtype, bias = m.random(2) == 1 })
+        return w
+    end,
     function(m, list, w) list[#list + 1] = te.RMSNorm(w, { params_dtype = m.dtype }) return w end,
     function(_, list, w) list[#list + 1] = te.L2Normalization() return w end,
-    function(m, list, w) list[#list + 1] = te.GELU({ approximate = m.random(2) == 1 and "tanh" or "none" }) return w end,
+    function(m, list, w)
+        list[#list + 1] = te.GELU({ approximate = m.random(2) == 1 and "tanh" or "none" })
+        return w
+    end,
     function(m, list, w) list[#list + 1] = ({ te.SiLU, te.ReLU, te.SReLU, te.QuickGELU })[m.random(4)]() return w end,
     function(m, list, w) list[#list + 1] = te.Dropout(0.25 * m.random(3)) return w end,
     function(m, list, w) list[#list + 1] = te.ConstantScale(m.random() * 2 - 1) return w end,
@@ -116,7 +124,8 @@ local PIECES = {
         return out
     end,
     function(m, list, w)
-        list[#list + 1] = ({ te.LayerNorm, te.RMSNorm })[m.random(2)](w, { params_dtype = m.dtype, zero_centered_gamma = true })
+        list[#list + 1] = ({ te.LayerNorm, te.RMSNorm })[m.random(2)](w,
+            { params_dtype = m.dtype, zero_centered_gamma = true })
         return w
     end,
     function(m, list, w)
@@ -126,11 +135,13 @@ local PIECES = {
     end,
     function(m, list, w)
         list[#list + 1] = te.Linear(w, 16, { params_dtype = m.dtype, init_method = m.init })
-        list[#list + 1] = ({ te.SwiGLU, te.ClampedSwiGLU, te.SiTUGLU })[m.random(3)]({ glu_interleave_size = ({ 1, 2, 4, 8 })[m.random(4)] })
+        list[#list + 1] = ({ te.SwiGLU, te.ClampedSwiGLU,
+            te.SiTUGLU })[m.random(3)]({ glu_interleave_size = ({ 1, 2, 4, 8 })[m.random(4)] })
         return 8
     end,
     function(m, list, w)
-        list[#list + 1] = te.Pointwise({ params = { g = te.ones({ w }, { dtype = m.dtype }), s = te.ones({}, { dtype = m.dtype }) } },
+        list[#list + 1] = te.Pointwise({ params = { g = te.ones({ w }, { dtype = m.dtype }),
+            s = te.ones({}, { dtype = m.dtype }) } },
             function(x, p) return te.where(te.lt(x, p.s), te.tanh(x) * p.g, x - p.g) end)
         return w
     end,
@@ -173,7 +184,8 @@ local PIECES = {
         m.extras[#m.extras + 1] = { sizes = sizes }
         local choice = m.random(3)
         if choice == 3 then m:extra() end
-        list[#list + 1] = te.GroupedLinear(#sizes, w, out, { bias = choice > 1, scale_bias = choice == 3, params_dtype = m.dtype,
+        list[#list + 1] = te.GroupedLinear(#sizes, w, out,
+            { bias = choice > 1, scale_bias = choice == 3, params_dtype = m.dtype,
             init_method = m.init })
         return out
     end,
@@ -242,7 +254,8 @@ return function(seed)
         t.requires_grad = random(4) > 1
         return t
     end
-    local inputs = { embeds and te.randint(0, 4, lead, { dtype = "int32" }) or activation { lead[1], lead[2] or w, lead[2] and w } }
+    local inputs = { embeds and te.randint(0, 4, lead, { dtype = "int32" })
+        or activation { lead[1], lead[2] or w, lead[2] and w } }
     if lens then inputs[2] = lens end
     for _, extra in ipairs(mix.extras) do
         inputs[#inputs + 1] = extra.sizes and te.tensor(extra.sizes, { dtype = "int32" }) or activation(extra)

@@ -31,8 +31,12 @@ describe("tetrain.d.lua", function()
     end)
 
     it("declares nothing that is not there", function()
-        for name in pairs(lib) do assert.is_true(pcall(function() return te[name] end), "te." .. name .. " does not exist") end
-        for name in pairs(tensor) do assert.is_not_nil(te._core.tensor_methods[name], "the method " .. name .. " does not exist") end
+        for name in pairs(lib) do
+            assert.is_true(pcall(function() return te[name] end), "te." .. name .. " does not exist")
+        end
+        for name in pairs(tensor) do
+            assert.is_not_nil(te._core.tensor_methods[name], "the method " .. name .. " does not exist")
+        end
     end)
 
     it("has a sentence for every function of the engine", function()
@@ -58,6 +62,8 @@ describe("tetrain.d.lua", function()
             seen[row[1]] = true
             for _, op in ipairs(te.ops_list()) do assert.are_not.equal(op.name, row[1]) end
         end
-        for _, row in ipairs(natives.methods) do assert.equal("function", type(te._core.tensor_methods[row[1]]), row[1]) end
+        for _, row in ipairs(natives.methods) do
+            assert.equal("function", type(te._core.tensor_methods[row[1]]), row[1])
+        end
     end)
 end)

@@ -42,8 +42,9 @@ local function compile_and_run(text)
     file:write(text)
     file:close()
     local sanitize = build:match "asan" and "-fsanitize=address,undefined" or ""
-    return capture(([[cc -std=c11 -Wall -Wextra -Werror %s -Iinclude $(pkg-config --cflags luajit) %s/example.c -L%s -ltetrain \
-        $(pkg-config --libs luajit) -Wl,-rpath,%s -o %s/example && ASAN_OPTIONS=detect_leaks=0 %s/example]])
+    return capture(([[cc -std=c11 -Wall -Wextra -Werror %s -Iinclude $(pkg-config --cflags luajit) \
+        %s/example.c -L%s -ltetrain $(pkg-config --libs luajit) -Wl,-rpath,%s -o %s/example \
+        && ASAN_OPTIONS=detect_leaks=0 %s/example]])
         :format(sanitize, folder, build, build, folder, folder))
 end
 

@@ -25,7 +25,8 @@ local wrong = {
     { [[te.index_select(te.ones(3), 1, te.tensor({7}, {dtype = "int64"}))]],
         3, [[te.index_select: index 7 at position 1 is outside 0 to 2]] },
     { [[te.ones({2}, {requires_grad = true}):add_(1)]],
-        3, [[te.add_: writing in place into or from a tensor that takes part in gradients; use te.no_grad, or the form without underscore]] },
+        3, [[te.add_: x takes part in gradients, which a write in place does not carry; use te.no_grad, or the ]]
+            .. [[form without underscore]] },
     { [[te.cat({te.ones(2, 3), te.ones(2, 4)}, 1)]],
         3, [[te.cat: tensor 2 is {2,4}, which does not continue {2,3} along dimension 1]] },
     { [[te.softmax(te.ones(2), 3)]],
@@ -85,7 +86,8 @@ local wrong = {
     { [[te.checkpoint(function() end)]],
         3, [[te.checkpoint: the function gave nothing, not a tensor]] },
     { [[local x = te.ones({1}, {requires_grad = true}) local y = (x * x):sum() y:backward() y:backward()]],
-        3, [[te.sum: backward: this part of the graph was used before and its saved tensors are gone; pass retain_graph = true to the first backward]] },
+        3, [[te.sum: backward: this part of the graph was used before and its saved tensors are gone; pass ]]
+            .. [[retain_graph = true to the first backward]] },
     { [[te.cross_entropy(te.ones(2, 3), te.tensor({0, 5}, {dtype = "int64"}))]],
         3, [[te.cross_entropy: target 5 at position 2 is not a class from 0 to 2]] },
     { [[te.cross_entropy(te.ones(2, 3), te.ones(2))]],
@@ -97,7 +99,9 @@ local wrong = {
     { [[te.layer_norm(te.ones(2, 3), te.ones(4))]],
         3, [[te.layer_norm: shapes do not broadcast: {2,3} and {4}]] },
     { [[te.scaled_dot_product_attention(te.ones(2, 3), te.ones(2, 3), te.ones(2, 3))]],
-        3, [[te.scaled_dot_product_attention: q {batch, heads, seq_q, dim}, k {batch, kv_heads, seq_kv, dim} and v {batch, kv_heads, seq_kv, dim_v} with heads a multiple of kv_heads are needed, not {2,3}, {2,3}, {2,3}]] },
+        3, [[te.scaled_dot_product_attention: q {batch, heads, seq_q, dim}, k {batch, kv_heads, seq_kv, dim} and v ]]
+            .. [[{batch, kv_heads, seq_kv, dim_v} with heads a multiple of kv_heads are needed, not {2,3}, {2,3}, ]]
+            .. [[{2,3}]] },
     { [[te.Linear(2)]],
         3, [[te.Linear: out_features: expected positive integer, got nil]] },
     { [[te.Linear("a", 2)]],
@@ -131,7 +135,8 @@ local wrong = {
     { [[te.Dropout(0.5, { inplace = true })]],
         3, [[te.Dropout: unknown option "inplace"; it takes none]] },
     { [[te.Linear(2, 2):to("flot32")]],
-        3, [[Linear:to: where: expected a dtype that has gradients or a device, got "flot32"; did you mean "float32"?]] },
+        3, [[Linear:to: where: expected a dtype that has gradients or a device, got "flot32"; did you mean ]]
+            .. [["float32"?]] },
     { [[te.Linear(2, 2):apply()]],
         3, [[Linear:apply: fn: expected callable, got nil]] },
     { [[te.optim.clip_grad_norm(te.ones(2), 1)]],
@@ -171,11 +176,13 @@ local wrong = {
     { [[te.Sequential(te.ReLU())(5)]],
         3, [[te.Sequential: x: expected a tensor, got number 5]] },
     { [[te.optim.SGD({ te.ones({ 2 }, { requires_grad = true }) * 2 })]],
-        3, [[te.optim.SGD: parameter 1 of a group is the result of an operation; a floating tensor that no operation made is needed]] },
+        3, [[te.optim.SGD: parameter 1 of a group is the result of an operation; a floating tensor that no ]]
+            .. [[operation made is needed]] },
     { [[te.optim.SGD({ te.ones({ 2 }, { dtype = "int64" }) })]],
         3, [[te.optim.SGD: parameter 1 of a group is of int64; a floating tensor that no operation made is needed]] },
     { [[local N = te.Linear:extend("N"); function N:init() end; N()(te.ones(2))]],
-        3, [[te.N: it has no weight; an init of your own calls the inherited one: te.Linear.init(self, in_features, …)]] },
+        3, [[te.N: it has no weight; an init of your own calls the inherited one: te.Linear.init(self, ]]
+            .. [[in_features, …)]] },
     { [[te.set_fusion(0)]],
         3, [[te.set_fusion: on: expected boolean, got 0]] },
     { [[te.Sequential(te.ReLU()):explain()]],
@@ -193,13 +200,15 @@ local wrong = {
     { [[te.optim.AdamW({te.ones(2)}, {lr = "x"})]],
         3, [[te.optim.AdamW: option lr: expected number, at least 0, got "x"]] },
     { [[te.optim.AdamW(te.Linear(2, 2):parameters(), {learning_rate = 1})]],
-        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, master_dtype, master_weights, weight_decay]] },
+        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, master_dtype, ]]
+            .. [[master_weights, weight_decay]] },
     { [[te.load("/no/such/model.safetensors")]],
         3, [[te.load: /no/such/model.safetensors: cannot open: No such file or directory]] },
     { [[te.load(7)]],
         3, [[te.load: path: expected a string, got number 7]] },
     { [[te.save("/no/such/folder/x.safetensors", {x = te.ones(1)})]],
-        3, [[te.save: /no/such/folder/x.safetensors: cannot create a temporary file beside it: No such file or directory]] },
+        3, [[te.save: /no/such/folder/x.safetensors: cannot create a temporary file beside it: No such file or ]]
+            .. [[directory]] },
     { [[te.save("/tmp/x", {x = 3})]],
         3, [[te.save: x: expected a tensor, got number 3]] },
     { [[te.manual_seed(1.5)]],
@@ -273,7 +282,8 @@ local wrong = {
 }
 
 -- What nobody should see of the implementation.
-local inner = { "%[C%]", "%f[%w_]te_%a", "%f[%w_]luaL?_%a", "%.c:", "\tte/%a", "userdata:", "0x%x%x%x%x", "stack traceback:%s*$" }
+local inner = { "%[C%]", "%f[%w_]te_%a", "%f[%w_]luaL?_%a", "%.c:", "\tte/%a", "userdata:", "0x%x%x%x%x",
+    "stack traceback:%s*$" }
 
 local function run(text)
     local path, err = os.tmpname(), os.tmpname()
@@ -304,14 +314,15 @@ describe("a wrong script", function()
     end
 
     it("shows the way to the mistake", function()
-        local message = run "local function inner() error('deep') end\nlocal function outer() inner() return 1 end\nouter()"
+        local message = run("local function inner() error('deep') end\n"
+            .. "local function outer() inner() return 1 end\nouter()")
         assert.equal("tetrain: SCRIPT:3: deep\nstack traceback:\n\tSCRIPT:3: in function 'inner'\n"
             .. "\tSCRIPT:4: in function 'outer'\n\tSCRIPT:5: in main chunk\n", message)
     end)
 
     it("keeps quiet about the library's own frames", function()
         local message = run "local function build() local m = te.Linear(2) return m end\nlocal m = build()"
-        assert.equal("tetrain: SCRIPT:3: te.Linear: out_features: expected positive integer, got nil\nstack traceback:\n"
-            .. "\tSCRIPT:3: in function 'build'\n\tSCRIPT:4: in main chunk\n", message)
+        assert.equal("tetrain: SCRIPT:3: te.Linear: out_features: expected positive integer, got nil\n"
+            .. "stack traceback:\n\tSCRIPT:3: in function 'build'\n\tSCRIPT:4: in main chunk\n", message)
     end)
 end)

@@ -76,7 +76,8 @@ describe("tetrain", function()
     it("draws runs", function()
         local lines = {}
         for step = 1, 50 do
-            lines[step] = ('{"step":%d,"loss":%.4f,"lr":0.001,"grad_norm":%.3f,"ms":2.5,"tokens_per_s":%d}'):format(step, 4 / step, 1 + step / 50, 1000 + step)
+            lines[step] = ('{"step":%d,"loss":%.4f,"lr":0.001,"grad_norm":%.3f,"ms":2.5,"tokens_per_s":%d}')
+                :format(step, 4 / step, 1 + step / 50, 1000 + step)
         end
         te._core.mkdir(folder .. "/a")
         te._core.mkdir(folder .. "/b")
@@ -84,7 +85,8 @@ describe("tetrain", function()
         write("b/metrics.jsonl", table.concat(lines, "\n", 1, 20) .. '\n{"step":21,"lo') -- cut off
         local out, err, status = run(("plot %s/a %s/b"):format(folder, folder))
         assert.equal(0, status, err)
-        for _, part in ipairs { "loss\n", "tokens/s\n", "gradient norm\n", "* a: 50 steps, last loss 0.0800", "+ b: 20 steps" } do
+        for _, part in ipairs { "loss\n", "tokens/s\n", "gradient norm\n", "* a: 50 steps, last loss 0.0800",
+            "+ b: 20 steps" } do
             assert.is_truthy(out:find(part, 1, true), part)
         end
         local svg = read(folder .. "/a/plot.svg")
@@ -128,7 +130,8 @@ describe("tetrain", function()
             ["return 3"] = "plan: expected a model, got number",
             ["local te = require 'te' return te.ones(2)"] = "plan: expected a model, got a tensor",
             ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] = "plan: a Linear has no plan",
-            [""] = "returns nothing; it should return a model and its inputs", ["local x ="] = "unexpected symbol near '<eof>'",
+            [""] = "returns nothing; it should return a model and its inputs",
+            ["local x ="] = "unexpected symbol near '<eof>'",
         }
         for text, message in pairs(cases) do
             local path = write("script.lua", text)
@@ -149,8 +152,8 @@ describe("tetrain", function()
 
     it("trains and generates", function()
         local data = write("text.txt", ("the quick brown fox jumps over the lazy dog\n"):rep(60))
-        local out, err, status = run(("train --data=%s --out=%s/run --steps=2 --n-layer=1 --n-embd=16 --n-head=2 --block=16 --eval-batches=1 --sample-tokens=0")
-            :format(data, folder))
+        local out, err, status = run(("train --data=%s --out=%s/run --steps=2 --n-layer=1 --n-embd=16 --n-head=2 "
+            .. "--block=16 --eval-batches=1 --sample-tokens=0"):format(data, folder))
         assert.equal(0, status, err)
         assert.is_truthy(out:find("step 2", 1, true))
         out, err, status = run(("generate --out=%s/run --tokens=5 --prompt=the"):format(folder))

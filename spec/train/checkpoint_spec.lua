@@ -76,7 +76,8 @@ describe("te.train.checkpoint", function()
     it("removes what a killed run was writing, and nothing else", function()
         local run = folder .. "/claimed"
         te._core.mkdir(run)
-        local names = { ".checkpoint-00000003.safetensors.61f187a30d082ffb.tmp", "checkpoint-00000002.safetensors", "notes.tmp" }
+        local names = { ".checkpoint-00000003.safetensors.61f187a30d082ffb.tmp", "checkpoint-00000002.safetensors",
+            "notes.tmp" }
         for _, name in ipairs(names) do io.open(run .. "/" .. name, "w"):close() end
         checkpoint.claim(run)
         assert.same({ "checkpoint-00000002.safetensors", "notes.tmp" }, te._core.list_dir(run))

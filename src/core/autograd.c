@@ -99,9 +99,25 @@ static void describe_input(te_grad_meta *meta, te_tensor *t)
     }
 }
 
+/* A stretch that is computed again must find its leaves as they were. */
+static te_status check_replayed(te_context *ctx, te_tensor *const *inputs, int n_inputs)
+{
+    for (int i = 0; i < n_inputs; i++) {
+        const te_tensor *t = inputs[i];
+        if (!t || !t->requires_grad || t->node || t->storage->id >= ctx->replayed_since) continue;
+        if (t->storage->written >= ctx->replayed_since)
+            return te_fail(ctx, TE_ERROR_ARGUMENT,
+                           "te.checkpoint: backward: a tensor of shape %s that it read was changed in place since",
+                           TE_SHAPE_TEXT(t));
+    }
+    return TE_OK;
+}
+
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
 {
     te_context *ctx = call->ctx;
+    te_status status = check_replayed(ctx, inputs, n_inputs);
+    if (status != TE_OK) return status;
     te_node *node = te_mem_alloc(&ctx->mem, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
     if (!node) return te_fail_memory(ctx, call->op->name);
     memset(node, 0, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
@@ -272,7 +288,7 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
     *accumulate = *slot != NULL;
     if (!*slot) *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
     if (!*slot || arrived(e, meta) != TE_OK) return NULL;
-    (*slot)->storage->version++;
+    te_tensor_written(*slot);
     return *slot;
 }
 

@@ -227,7 +227,8 @@ te_context *te_context_open(const te_context_options *options)
     ctx->recompute_width = 256; /* computing a GELU again for 128 columns is 2 % of a step, for 256 it is lost in the
                                    noise */
     ctx->compute_dtype = TE_DTYPE_COUNT;
-    ctx->next_storage_id = 1;
+    ctx->clock = 1;
+    ctx->replayed_since = UINT64_MAX;
     if (te_ops_open(ctx) != TE_OK) {
         te_context_release(ctx);
         return NULL;

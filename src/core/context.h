@@ -61,7 +61,9 @@ struct te_context {
     struct te_recipe_state *products; /* of a C host, with scales that change; a list (autocast.h) */
     uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
-    uint64_t next_storage_id, next_node;
+    uint64_t clock;          /* counts storages made, whose ids these are, and writes in place */
+    uint64_t replayed_since; /* when the stretch ran that backward computes again; UINT64_MAX: it computes none */
+    uint64_t next_node;
 
     te_op       *ops; /* parsed declarations */
     int          n_ops;

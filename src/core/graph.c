@@ -72,7 +72,7 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     te_graph *g = te_mem_zalloc(&ctx->mem, sizeof *g);
     if (!g) return te_fail_memory(ctx, "te.graph");
     *g = (te_graph){
-        .ctx = ctx, .device = device, .id = ctx->next_storage_id++, .first = ctx->rng_offset, .seed = ctx->seed};
+        .ctx = ctx, .device = device, .id = ctx->clock++, .first = ctx->rng_offset, .seed = ctx->seed};
     te_context_retain(ctx);
     g->random = te_tensor_new(ctx, device, TE_I64, 1, &two);
     g->pool = te_pool_open(&device->allocator);
@@ -221,6 +221,7 @@ static void count_writes(te_graph *g)
         te_storage *s = g->kept[i].storage;
         bool current = s->shadow && s->shadow_version == s->version;
         s->version++;
+        s->written = g->ctx->clock++;
         if (current) s->shadow_version = s->version;
     }
     for (size_t i = 0; i < g->n_copied; i++) {
@@ -269,7 +270,7 @@ te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
                        te_dtype_name(t->dtype), TE_SHAPE_TEXT(t));
     te_status status = exec->backend->memory_copy(exec, te_tensor_pointer(t), values, (size_t)n * sizeof *values,
                                                   TE_COPY_HOST_TO_DEVICE);
-    t->storage->version++;
+    te_tensor_written(t);
     return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "send");
 }
 

@@ -39,6 +39,9 @@ typedef struct te_io {
     int (*close)(void *user, int fd); /* the descriptor is gone even when this fails */
     int (*rename)(void *user, const char *from, const char *to);
     int (*unlink)(void *user, const char *path);
+    /* What a symbolic link holds, without an end mark, and its length; -EINVAL where there is no link. NULL where there
+     * are none at all. */
+    int64_t (*readlink)(void *user, const char *path, char *text, size_t size);
     int (*mkdir)(void *user, const char *path, int mode);
     /* Calls each for every name in a folder, in any order, without "." and ".."; stops when it returns non-zero. */
     int (*list)(void *user, const char *path, int (*each)(void *arg, const char *name), void *arg);
@@ -100,13 +103,13 @@ te_status te_io_make_folder(const te_io *io, const te_mem *mem, const char *path
 /* A file that appears whole or not at all. The bytes go to a temporary file beside the target; commit flushes it to the
  * disk, renames it over the target and flushes the folder. Until the rename the old file is untouched, and a failure
  * removes the temporary. A process that is killed may leave its temporary (".<name>.<hex>.tmp") behind, never a damaged
- * target. A target that is a symbolic link is replaced by a file. */
+ * target. Where the path is a symbolic link, the target is what it points at, even if there is nothing yet. */
 typedef struct te_io_writer {
     const te_io  *io;
     const te_mem *mem;
-    const char   *path; /* the caller's string, which must live until commit or abort */
+    char         *path; /* of the target, behind all links */
     char         *temp;
-    size_t        temp_size;
+    size_t        path_size, temp_size;
     int           fd; /* -1: not open, and commit and abort have nothing to do */
     int64_t       offset; /* bytes written so far */
 } te_io_writer;

@@ -74,6 +74,13 @@ static int posix_unlink(void *user, const char *path)
     return unlink(path) != 0 ? -errno : 0;
 }
 
+static int64_t posix_readlink(void *user, const char *path, char *text, size_t size)
+{
+    (void)user;
+    ssize_t n = readlink(path, text, size);
+    return n < 0 ? -errno : n;
+}
+
 static int posix_mkdir(void *user, const char *path, int mode)
 {
     (void)user;
@@ -126,6 +133,7 @@ const te_io te_io_posix = {
     .close = posix_close,
     .rename = posix_rename,
     .unlink = posix_unlink,
+    .readlink = posix_readlink,
     .mkdir = posix_mkdir,
     .list = posix_list,
     .map = posix_map,

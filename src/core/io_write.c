@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 enum {
+    LINKS = 40,       /* that follow one another, as many as Linux follows */
+    LINK_SIZE = 4096, /* of what one holds, with an end mark */
     TRIES = 100,      /* names that are tried for the temporary */
     NAME_SHOWN = 100, /* bytes of the target's name in that of the temporary: names end at 255 */
     NAME_ADDED = 32   /* what the pattern adds, generously */
@@ -18,6 +20,42 @@ static size_t folder_length(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+/* What the link at w->path points at takes its place. 1 where it did, 0 where there is no link, or a negative errno
+ * value. */
+static int follow_link(te_io_writer *w)
+{
+    char text[LINK_SIZE];
+    int64_t n = w->io->readlink ? w->io->readlink(w->io->user, w->path, text, sizeof text) : -EINVAL;
+    if (n == -EINVAL || n == -ENOENT) return 0;
+    if (n < 0) return (int)n;
+    if (n == sizeof text) return -ENAMETOOLONG;
+    size_t folder = n > 0 && text[0] == '/' ? 0 : folder_length(w->path), size = folder + (size_t)n + 1;
+    char *path = te_mem_alloc(w->mem, size);
+    if (!path) return -ENOMEM;
+    memcpy(path, w->path, folder);
+    memcpy(path + folder, text, (size_t)n);
+    path[size - 1] = '\0';
+    te_mem_free(w->mem, w->path, w->path_size);
+    w->path = path;
+    w->path_size = size;
+    return 1;
+}
+
+/* The path of what is to be written, behind all links. */
+static te_status find_target(te_io_writer *w, const char *path, te_io_error *error)
+{
+    w->path_size = strlen(path) + 1;
+    w->path = te_mem_alloc(w->mem, w->path_size);
+    if (!w->path) return te_io_fail(error, TE_ERROR_MEMORY, path, "out of memory");
+    memcpy(w->path, path, w->path_size);
+    int code = 1;
+    for (int i = 0; i <= LINKS && code == 1; i++) code = follow_link(w);
+    if (code != 0) return te_io_fail_errno(error, code == 1 ? -ELOOP : code, path, "cannot find what to write");
+    if (folder_length(w->path) + 1 == w->path_size)
+        return te_io_fail(error, TE_ERROR_ARGUMENT, path, "cannot write: the path has no file name");
+    return TE_OK;
 }
 
 /* Creates a file that nobody else has beside the target. A number from the clock and the process makes the first name
@@ -41,26 +79,28 @@ static int create_temporary(te_io_writer *w)
 static void release(te_io_writer *w)
 {
     te_mem_free(w->mem, w->temp, w->temp_size);
-    w->temp = NULL;
+    te_mem_free(w->mem, w->path, w->path_size);
+    w->temp = w->path = NULL;
     w->fd = -1;
+}
+
+static te_status open_temporary(te_io_writer *w, te_io_error *error)
+{
+    w->temp_size = w->path_size + NAME_ADDED;
+    w->temp = te_mem_alloc(w->mem, w->temp_size);
+    if (!w->temp) return te_io_fail(error, TE_ERROR_MEMORY, w->path, "out of memory");
+    int fd = create_temporary(w);
+    if (fd < 0) return te_io_fail_errno(error, fd, w->path, "cannot create a temporary file beside it");
+    w->fd = fd;
+    return TE_OK;
 }
 
 te_status te_io_writer_open(te_io_writer *w, const te_io *io, const te_mem *mem, const char *path, te_io_error *error)
 {
-    *w = (te_io_writer){.io = io, .mem = mem, .path = path, .fd = -1};
-    size_t length = strlen(path);
-    if (length == folder_length(path))
-        return te_io_fail(error, TE_ERROR_ARGUMENT, path, "cannot write: the path has no file name");
-    w->temp_size = length + NAME_ADDED;
-    w->temp = te_mem_alloc(mem, w->temp_size);
-    if (!w->temp) return te_io_fail(error, TE_ERROR_MEMORY, path, "out of memory");
-    int fd = create_temporary(w);
-    if (fd >= 0) {
-        w->fd = fd;
-        return TE_OK;
-    }
-    te_status status = te_io_fail_errno(error, fd, path, "cannot create a temporary file beside it");
-    release(w);
+    *w = (te_io_writer){.io = io, .mem = mem, .fd = -1};
+    te_status status = find_target(w, path, error);
+    if (status == TE_OK) status = open_temporary(w, error);
+    if (status != TE_OK) release(w);
     return status;
 }
 
@@ -131,15 +171,19 @@ te_status te_io_writer_commit(te_io_writer *w, te_io_error *error)
         code = io->rename(io->user, w->temp, w->path);
     }
     if (code != 0) {
+        te_status status = te_io_fail_errno(error, code, w->path, "%s", step);
         if (folder >= 0) io->close(io->user, folder);
         te_io_writer_abort(w);
-        return te_io_fail_errno(error, code, w->path, "%s", step);
+        return status;
     }
     code = flush(io, folder);
     io->close(io->user, folder);
+    bool flushed = code == 0 || code == -EINVAL; /* EINVAL: this file system has no way to flush a folder */
+    te_status status = TE_OK;
+    if (!flushed)
+        status = te_io_fail_errno(error, code, w->path, "written, but its folder cannot be flushed to the disk");
     release(w);
-    if (code == 0 || code == -EINVAL) return TE_OK; /* EINVAL: this file system has no way to flush a folder */
-    return te_io_fail_errno(error, code, w->path, "written, but its folder cannot be flushed to the disk");
+    return status;
 }
 
 te_status te_io_write_file(const te_io *io, const te_mem *mem, const char *path, const void *data, size_t size,

@@ -435,6 +435,26 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
     return TE_OK;
 }
 
+/* A write in place is not recorded, so it must not lose a gradient. A leaf may be filled from elsewhere: what it was
+ * then counts for nothing. */
+static te_status check_graph_stays(te_call *call)
+{
+    const te_op *op = call->op;
+    bool overwrites = op->def->flags & TE_OP_NOGRAD;
+    if (!call->ctx->grad_enabled) return TE_OK;
+    for (int i = 0; i < op->n_params; i++) {
+        const te_param *p = &op->params[i];
+        const te_tensor *t = p->type == TE_TYPE_TENSOR ? call->in[p->slot] : NULL;
+        bool is_target = t == call->in[0];
+        if (!t || !te_needs_grad(t) || (is_target && !t->node && overwrites)) continue;
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "%s takes part in gradients, which a write in place does not carry; use te.no_grad, %s%s",
+                            p->name, is_target ? "or the form without underscore" : p->name,
+                            is_target ? "" : ":detach()");
+    }
+    return TE_OK;
+}
+
 static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
     te_call call = {.ctx = ctx, .op = op};
@@ -442,13 +462,10 @@ static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *arg
     if (status == TE_OK && !(op->def->flags & TE_OP_INPLACE))
         return te_call_fail(&call, TE_ERROR_ARGUMENT, "there is no form in place");
     if (status == TE_OK) status = check_inputs(&call);
+    if (status == TE_OK && !call.in[0])
+        status = te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
+    if (status == TE_OK) status = check_graph_stays(&call);
     if (status != TE_OK) return status;
-    if (call.record)
-        return te_call_fail(&call, TE_ERROR_ARGUMENT,
-                            "writing in place into or from a tensor that takes part in gradients; use te.no_grad, or "
-                            "the form without underscore");
-    if (!call.in[0])
-        return te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
     te_tensor *target = call.in[0], *opened[TE_OP_MAX_INPUTS] = {NULL};
     status = open_inputs(&call, opened);
     call.inplace = call.in[0];

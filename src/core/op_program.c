@@ -184,7 +184,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     run.rngs = &call->rng;
     status = te_call_run(call, device, program, &run);
     bool written = status == TE_OK || status == TE_ERROR_INTERRUPTED;
-    if (written && call->inplace) call->inplace->storage->version++;
+    if (written && call->inplace) te_tensor_written(call->inplace);
     if (status == TE_OK && call->record) status = save_sources(call, v, l, rows);
 done:
     for (int i = 0; i < v->gradient.n_rows; i++) te_tensor_release(rows[i]);

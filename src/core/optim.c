@@ -104,9 +104,9 @@ static te_tensor *current_shadow(const te_tensor *param)
 
 static void written(te_tensor *param, te_tensor *shadow)
 {
-    param->storage->version++;
+    te_tensor_written(param);
     if (!shadow) return;
-    shadow->storage->version++;
+    te_tensor_written(shadow);
     param->storage->shadow_version = param->storage->version;
 }
 
@@ -146,8 +146,8 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states, cons
     te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
     bool mastered = g->masters && g->masters[i] && g->masters[i] != g->params[i];
     written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
-    if (mastered) g->masters[i]->storage->version++;
-    for (int k = 0; k < n_states; k++) g->states[k][i]->storage->version++;
+    if (mastered) te_tensor_written(g->masters[i]);
+    for (int k = 0; k < n_states; k++) te_tensor_written(g->states[k][i]);
     return status;
 }
 
@@ -304,7 +304,7 @@ static te_operand shifted(const te_tensor *t, int64_t elements)
 }
 
 /* After the step: counts it where it was not made. */
-static te_status count_unmade(te_context *ctx, const te_tensor *clip, const te_tensor *unmade)
+static te_status count_unmade(te_context *ctx, const te_tensor *clip, te_tensor *unmade)
 {
     te_program *program = te_utility_program(ctx, &unmade_program);
     te_exec *exec = &unmade->storage->device->exec;
@@ -312,7 +312,7 @@ static te_status count_unmade(te_context *ctx, const te_tensor *clip, const te_t
     te_operand in[2] = {te_optim_flat(unmade), shifted(clip, 2)}, out = in[0];
     te_run run = {.ndim = 1, .shape = {1}, .inputs = in, .outputs = &out, .compute_f64 = true};
     te_status status = exec->backend->program_run(exec, program, &run, 1);
-    unmade->storage->version++;
+    te_tensor_written(unmade);
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, "adamw");
 }
 
@@ -358,7 +358,8 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
         !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
         (clip && (!are_numbers(clip, 3, device) || !are_numbers(unmade, 1, device))))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are needed",
+                       "adamw: numbers %s of %d groups, clip %s, unmade %s: float64 {groups, %d}, {3} and {1} are "
+                       "needed",
                        TE_SHAPE_TEXT(numbers), n_groups, clip ? TE_SHAPE_TEXT(clip) : "absent",
                        unmade ? TE_SHAPE_TEXT(unmade) : "absent", columns);
     te_tensor *scaled = clip ? scaled_numbers(ctx, numbers, clip, unmade) : te_tensor_retain(numbers);

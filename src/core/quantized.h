@@ -21,7 +21,8 @@ typedef struct te_quantized {
     int ndim;
     int64_t shape[TE_MAX_DIMS];
     te_quantized_part side[2];
-    te_tensor *factor; /* what a source was multiplied by that will be quantized once more (te_role_keep_factor); else NULL */
+    /* what a source was multiplied by that will be quantized once more (te_role_keep_factor); else NULL */
+    te_tensor *factor;
 } te_quantized;
 
 typedef struct te_quantize_options {

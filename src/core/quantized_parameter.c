@@ -91,7 +91,7 @@ static void replace(te_tensor *param, te_quantized *copies)
 {
     te_quantized_close(&param->storage->quantized->copies);
     param->storage->quantized->copies = *copies;
-    param->storage->version++;
+    te_tensor_written(param);
 }
 
 /* --- in place ----------------------------------------------------------------------------------------------------- */
@@ -125,9 +125,9 @@ static void has_changed(const te_quantized *z)
 {
     for (int s = 0; s < 2; s++) {
         const te_quantized_part *part = &z->side[s];
-        if (part->data) part->data->storage->version++;
-        if (part->scale_inv) part->scale_inv->storage->version++;
-        if (part->amax) part->amax->storage->version++;
+        te_tensor_written(part->data);
+        te_tensor_written(part->scale_inv);
+        te_tensor_written(part->amax);
     }
 }
 
@@ -144,7 +144,8 @@ static bool in_graph(const te_tensor *param)
 static te_status refuse(const te_tensor *param)
 {
     return te_fail(param->ctx, TE_ERROR_UNSUPPORTED,
-                   "te.graph: the quantized parameter %s is read by a graph, so that copies of another kind cannot take its place",
+                   "te.graph: the quantized parameter %s is read by a graph, so that copies of another kind cannot "
+                   "take its place",
                    TE_SHAPE_TEXT(param));
 }
 
@@ -156,7 +157,7 @@ static te_status store_in_place(te_tensor *param, te_tensor *values)
     if (!is_same(wanted, &q->copies.quantizer) || q->copies.dtype != param->dtype) return refuse(param);
     te_quantized_share(&q->copies, true, true, &over); /* a failure closes them */
     has_changed(&over);
-    param->storage->version++;
+    te_tensor_written(param);
     te_status status = te_role_quantize_resident(q->state, values, true, true, &over);
     te_quantized_close(&over);
     return status;
@@ -203,7 +204,7 @@ static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
         if (status == TE_OK) status = overwrite(to->side[s].scale_inv, from->side[s].scale_inv);
         if (status == TE_OK) status = overwrite(to->side[s].amax, from->side[s].amax);
     }
-    param->storage->version++;
+    te_tensor_written(param);
     return status;
 }
 
@@ -231,7 +232,7 @@ te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
 {
     if (is_its_own(param, copies)) {
         has_changed(copies);
-        param->storage->version++;
+        te_tensor_written(param);
     } else {
         replace(param, copies);
     }

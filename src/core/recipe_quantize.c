@@ -296,7 +296,7 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
         te_quantized_share(&state->weight, true, true, &copies);
         options->kept = te_tensor_retain(state->weight_kept);
         for (int s = 0; s < 2; s++)
-            if (copies.side[s].data) copies.side[s].data->storage->version++;
+            te_tensor_written(copies.side[s].data);
     } else {
         status = open_kept(t, q, options);
     }

@@ -37,8 +37,8 @@ static te_delayed delayed_of(const te_recipe_update *u)
 {
     te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
     double max = te_element_max(u->state->recipe->quantizers[u->role].element);
-    scale->storage->version++;
-    history->storage->version++;
+    te_tensor_written(scale);
+    te_tensor_written(history);
     return (te_delayed){.scale = te_tensor_pointer(scale),
                         .history = te_tensor_pointer(history),
                         .length = history->shape[0],

@@ -101,7 +101,7 @@ static te_storage *storage_new(te_device *device, size_t bytes)
     s->device = device;
     s->data = s->block->ptr;
     s->bytes = bytes;
-    s->id = ctx->next_storage_id++;
+    s->id = ctx->clock++;
     s->refs = 1;
     te_context_retain(ctx);
     return s;
@@ -230,7 +230,7 @@ te_tensor *te_tensor_new_unbacked(te_context *ctx, te_device *device, te_dtype d
         te_tensor_release(t);
         return NULL;
     }
-    *s = (te_storage){.ctx = ctx, .device = device, .id = ctx->next_storage_id++, .refs = 1};
+    *s = (te_storage){.ctx = ctx, .device = device, .id = ctx->clock++, .refs = 1};
     te_context_retain(ctx);
     t->storage = s;
     t->dtype = dtype;
@@ -333,7 +333,9 @@ void *te_tensor_data(te_tensor *t)
 
 void te_tensor_written(te_tensor *t)
 {
-    if (t) t->storage->version++;
+    if (!t) return;
+    t->storage->version++;
+    t->storage->written = t->ctx->clock++;
 }
 
 te_dtype te_tensor_dtype(const te_tensor *t) { return t ? t->dtype : TE_DTYPE_COUNT; }
@@ -401,7 +403,7 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
             memcpy(src.stride, dst.stride, sizeof src.stride);
             src.ndim = dst.ndim;
             if (copy_views(s->device, &dst, &src) != TE_OK) return NULL;
-            s->shadow->storage->version++;
+            te_tensor_written(s->shadow);
             s->shadow_version = s->version;
         }
         return te_tensor_alias(s->shadow, t->ndim, t->shape, NULL, 0);
@@ -446,6 +448,6 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
         s.shape[i] = dst->shape[i];
     }
     s.ndim = dst->ndim;
-    dst->storage->version++;
+    te_tensor_written(dst);
     return copy_views(dst->storage->device, &d, &s);
 }

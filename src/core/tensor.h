@@ -13,6 +13,7 @@ typedef struct te_storage {
     size_t      bytes;
     uint64_t    id;      /* unique within the context */
     uint64_t    version; /* grows with every write in place */
+    uint64_t    written; /* te_context.clock at the last one */
     int         refs, graph_refs; /* the latter among them: of graphs, which go on reading and writing this memory */
     void      (*deleter)(void *user);
     void       *user;

@@ -43,7 +43,7 @@ te_status te_tensor_fill(te_tensor *t, double value)
     te_view dst = te_tensor_view(t);
     te_view src = {.data = &value, .dtype = TE_F64, .ndim = t->ndim};
     memcpy(src.shape, t->shape, sizeof src.shape);
-    t->storage->version++;
+    te_tensor_written(t);
     if (!exec->backend->host_memory) return fill_on_device(t, value);
     if (value == 0.0 && !__builtin_signbit(value) && te_tensor_contiguous(t)) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(t->dtype);
@@ -81,7 +81,7 @@ te_status te_tensor_copy_across(te_tensor *dst, te_tensor *src)
     te_tensor *landed = direct ? te_tensor_retain(dst)
                                : te_tensor_new(dst->ctx, dst->storage->device, src->dtype, src->ndim, src->shape);
     te_status status = landed ? move_bytes(landed, dense) : dst->ctx->status;
-    if (status == TE_OK && direct) dst->storage->version++;
+    if (status == TE_OK && direct) te_tensor_written(dst);
     if (status == TE_OK && !direct) status = te_tensor_copy_data(dst, landed);
     te_tensor_release(landed);
     te_tensor_release(dense);
@@ -113,7 +113,7 @@ static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host
         if (status == TE_OK)
             status = exec->backend->memory_copy(exec, host, staged_view.data, bytes, TE_COPY_DEVICE_TO_HOST);
     } else {
-        t->storage->version++;
+        te_tensor_written(t);
         status = exec->backend->memory_copy(exec, staged_view.data, host, bytes, TE_COPY_HOST_TO_DEVICE);
         if (status == TE_OK) status = exec->backend->copy(exec, &device_view, &staged_view);
     }
@@ -153,7 +153,7 @@ te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
     if (t->dtype == dtype && te_tensor_data(t)) {
         size_t bytes = (size_t)te_tensor_numel(t) * te_dtype_size(dtype);
         if (bytes) memcpy(te_tensor_data(t), host, bytes);
-        t->storage->version++;
+        te_tensor_written(t);
         return TE_OK;
     }
     return transfer(t, dtype, (void *)(uintptr_t)host, false);

@@ -125,8 +125,8 @@ TE_HD static inline float te_log(float x)
 
 /* --- error function --------------------------------------------------------------------------------------------- */
 
-/* 1 - e^g with g = ln erfc |x|, which is |x| times a polynomial: near 0, where e^g is 1, the difference is e^g - 1 itself
- * and keeps its relative accuracy. From 4 on the result is 1. */
+/* 1 - e^g with g = ln erfc |x|, which is |x| times a polynomial: near 0, where e^g is 1, the difference is e^g - 1
+ * itself and keeps its relative accuracy. From 4 on the result is 1. */
 TE_HD static inline float te_erf(float x)
 {
     float size = te_abs(x), v = size > 4.0f ? 4.0f : size;

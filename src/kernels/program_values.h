@@ -1,7 +1,7 @@
-/* program_values.h - what the instructions of row programs do with one value, for every backend: TE_UNARY(name, expression of x)
- * and TE_BINARY(name, expression of x and y) make of it what they need. Before it stand the two macros, the type te_real and
- * TE_REAL_FN(name), the functions on it. Backends agree in bits because this list is theirs in common; what is missing here
- * (sin, cos, pow, where) they reach in different ways.
+/* program_values.h - what the instructions of row programs do with one value, for every backend: TE_UNARY(name,
+ * expression of x) and TE_BINARY(name, expression of x and y) make of it what they need. Before it stand the two
+ * macros, the type te_real and TE_REAL_FN(name), the functions on it. Backends agree in bits because this list is
+ * theirs in common; what is missing here (sin, cos, pow, where) they reach in different ways.
  */
 TE_UNARY(neg, -x)
 TE_UNARY(abs, TE_REAL_FN(fabs)(x))

@@ -30,7 +30,9 @@ typedef struct te_quantizer {
     bool power_of_two;
     float epsilon;   /* amaxes below count as this */
     bool row_scaled; /* TE_SCALE_E4M3: side 0 has an amax per row */
-    bool hadamard;   /* side 1 is transformed along its rows, in groups of 16: sums in float32, the result rounded to the source's dtype */
+    /* side 1 is transformed along its rows, in groups of 16: sums in float32, the result rounded to the source's
+     * dtype */
+    bool hadamard;
     bool stochastic; /* E2M1: rounding by random bits */
     te_four_over_six four_over_six;
     float scale_max; /* TE_SCALE_E4M3: largest factor of a block, 448 or 256 */
@@ -52,8 +54,8 @@ typedef struct te_quantized_side {
 /* Where factors follow from the whole tensor (te_quantizer_measures) it is looked at before any of it is converted. The
  * two steps may be jobs apart, over the same source or over parts of it:
  *
- *      MEASURE   raises amaxes[0] to the amax of the source, amaxes[1] to that of what side 1 sees; on a device an amax per row
- *                as well. Nothing else is written
+ *      MEASURE   raises amaxes[0] to the amax of the source, amaxes[1] to that of what side 1 sees; on a device an
+ *                amax per row as well. Nothing else is written
  *      CONVERT   takes these for the amaxes of the whole
  */
 typedef enum te_quantize_step { TE_QUANTIZE_BOTH, TE_QUANTIZE_MEASURE, TE_QUANTIZE_CONVERT } te_quantize_step;

@@ -144,6 +144,28 @@ static int set_recompute_width(lua_State *L)
     return 1;
 }
 
+/* writing_time(): the time by the writes in place; in a stretch that is computed again, when it first ran. */
+static int writing_time(lua_State *L)
+{
+    const te_context *ctx = te_lua_runtime(L)->ctx;
+    bool replays = ctx->replayed_since != UINT64_MAX;
+    lua_pushnumber(L, (double)(replays ? ctx->replayed_since : ctx->clock));
+    return 1;
+}
+
+/* replay_since(time or nil): leaves that are older may not have been written since; returns the setting before. */
+static int replay_since(lua_State *L)
+{
+    te_context *ctx = te_lua_runtime(L)->ctx;
+    uint64_t    before = ctx->replayed_since;
+    ctx->replayed_since = lua_isnoneornil(L, 1) ? UINT64_MAX : (uint64_t)luaL_checknumber(L, 1);
+    if (before == UINT64_MAX)
+        lua_pushnil(L);
+    else
+        lua_pushnumber(L, (double)before);
+    return 1;
+}
+
 static void push_compute_dtype(lua_State *L, te_dtype dtype)
 {
     if (dtype == TE_DTYPE_COUNT)
@@ -183,5 +205,7 @@ const luaL_Reg te_lua_autograd_functions[] = {
     {"set_compute_dtype", set_compute_dtype},
     {"compute_dtype", compute_dtype},
     {"set_recompute_width", set_recompute_width},
+    {"writing_time", writing_time},
+    {"replay_since", replay_since},
     {NULL, NULL},
 };

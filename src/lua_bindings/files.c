@@ -93,8 +93,8 @@ static int unlock(lua_State *L)
     return 0;
 }
 
-/* lock_folder(path): a value that keeps other processes from locking the folder for as long as it lives; false where one
- * holds it. Where the file system has no locks the value holds nothing. */
+/* lock_folder(path): a value that keeps other processes from locking the folder for as long as it lives; false where
+ * one holds it. Where the file system has no locks the value holds nothing. */
 static int lock_folder(lua_State *L)
 {
     const char  *path = check_path(L, 1, "lock_folder");

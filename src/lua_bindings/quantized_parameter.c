@@ -3,7 +3,8 @@
  *     quantized_parameter(state, t, columnwise)
  *                                          a leaf with t's values that is stored quantized
  *     is_quantized(t)
- *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil where absent
+ *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil
+ *                                          where absent
  *     set_quantized_parts(t, …)            takes over the like
  *     quantized_on(t, device)              another with the same bytes there
  *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype

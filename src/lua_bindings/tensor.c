@@ -227,8 +227,13 @@ static int assign_row(lua_State *L, te_lua *rt)
     te_tensor *row = te_lua_to_tensor(L, -1)->t;
     te_status  status;
     if (te_needs_grad(row) && te_context_grad_enabled(rt->ctx))
-        return te_lua_fail(L, NULL, "writing into a tensor that takes part in gradients; use te.no_grad");
-    if (lua_type(L, 3) != LUA_TNUMBER) value = te_tensor_retain(te_lua_check_tensor(L, 3, NULL, "value"));
+        return te_lua_fail(L, NULL, "t[i] = value: t takes part in gradients, which a write in place does not carry; "
+                                    "use te.no_grad, or te.where");
+    if (lua_type(L, 3) != LUA_TNUMBER) value = te_lua_check_tensor(L, 3, NULL, "value");
+    if (value && te_needs_grad(value) && te_context_grad_enabled(rt->ctx))
+        return te_lua_fail(L, NULL, "t[i] = value: value takes part in gradients, which a write in place does not "
+                                    "carry; use te.no_grad, value:detach(), or te.stack");
+    te_tensor_retain(value);
     status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, lua_tonumber(L, 3));
     te_tensor_release(value);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);

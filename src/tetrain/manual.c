@@ -56,9 +56,12 @@ void manual_print_man(FILE *out)
 {
     fprintf(out, ".TH TETRAIN 1 \"\" \"tetrain %s\" \"User Commands\"\n", tetrain_version());
     fputs(".SH NAME\ntetrain \\- train and run Transformers, scripted in Lua\n"
-          ".SH SYNOPSIS\n.B tetrain\n[options] [script [arguments]]\n.br\n.B tetrain\n[options] \\fITOOL\\fR [arguments]\n"
-          ".SH DESCRIPTION\nRuns a Lua script with the library \\fBte\\fR at hand. Everything after the script goes to it untouched, as the\n"
-          "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those installed.\n"
+          ".SH SYNOPSIS\n.B tetrain\n[options] [script [arguments]]\n.br\n.B tetrain\n[options] \\fITOOL\\fR "
+          "[arguments]\n"
+          ".SH DESCRIPTION\nRuns a Lua script with the library \\fBte\\fR at hand. Everything after the script goes to "
+          "it untouched, as the\n"
+          "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those "
+          "installed.\n"
           ".SH OPTIONS\n", out);
     for (const option_row *row = command_line_options; row->spelling; row++)
         put_entry(out, row->spelling, row->value, row->help);

@@ -1,7 +1,7 @@
 """Compares our conversions from float32 with those of ml_dtypes: python tests/oracle/dtypes.py build/test_dtype
 
-`test_dtype dump` writes one line per conversion: format, bits of the float32, code that came out. Out of range FP8 saturates
-here and not there, so what ml_dtypes is given is clipped; NaN is compared as NaN.
+`test_dtype dump` writes one line per conversion: format, bits of the float32, code that came out. Out of range FP8
+saturates here and not there, so what ml_dtypes is given is clipped; NaN is compared as NaN.
 """
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """Compares the scalar reference of the specs with ml_dtypes: python tests/oracle/quantization.py build/tetrain
 
-tests/oracle/quantization.lua prints every conversion. Out of range the reference saturates and ml_dtypes need not, so what that
-is given is clipped; a NaN is compared as NaN, but for float4, which has none: there it is left out.
+tests/oracle/quantization.lua prints every conversion. Out of range the reference saturates and ml_dtypes need not, so
+what that is given is clipped; a NaN is compared as NaN, but for float4, which has none: there it is left out.
 """
 import subprocess
 import sys
@@ -33,7 +33,8 @@ def main(program):
         with np.errstate(invalid="ignore"):
             want = np.where(np.isnan(values), values, np.clip(values, -limit, limit)).astype(dtype)
         got = codes.view(dtype)
-        encoded = (want.view(np.uint8) == codes) | (np.isnan(want.astype(np.float32)) & np.isnan(got.astype(np.float32)))
+        both_nan = np.isnan(want.astype(np.float32)) & np.isnan(got.astype(np.float32))
+    encoded = (want.view(np.uint8) == codes) | both_nan
         values_of, all_codes = columns([line for line in lines if line[0] == "decode:" + name])
         meant = all_codes.view(dtype).astype(np.float32)
         decoded = (values_of.view(np.uint32) == meant.view(np.uint32)) | (np.isnan(values_of) & np.isnan(meant))

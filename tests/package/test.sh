@@ -1,6 +1,7 @@
 #!/bin/sh
-# Another project builds against the install prefix and the build folder: find_package and pkg-config, shared and static, C and
-# C++. The exported symbols are the headers' and no others. The Debian package unpacks into a tetrain that runs.
+# Another project builds against the install prefix and the build folder: find_package and pkg-config, shared and
+# static, C and C++. The exported symbols are the headers' and no others. The Debian package unpacks into a tetrain that
+# runs.
 #
 #     test.sh BUILD        a finished build of tetrain
 set -eu
@@ -11,12 +12,14 @@ trap 'rm -rf "$work"' EXIT
 
 # consume NAME FOLDER PKGCONFIG: builds and runs the consumer with what FOLDER describes.
 consume() {
-    cmake -S "$here" -B "$work/$1" -DCMAKE_PREFIX_PATH="$2" >"$work/log" 2>&1 && cmake --build "$work/$1" >>"$work/log" 2>&1 ||
+    cmake -S "$here" -B "$work/$1" -DCMAKE_PREFIX_PATH="$2" >"$work/log" 2>&1 &&
+        cmake --build "$work/$1" >>"$work/log" 2>&1 ||
         { cat "$work/log"; echo "find_package: $1 failed"; exit 1; }
     export PKG_CONFIG_PATH="$3"
     libdir=$(pkg-config --variable=libdir tetrain)
     for language in c c++; do
-        cc -x $language "$here/consumer.c" -x none $(pkg-config --cflags --libs tetrain) -Wl,-rpath,"$libdir" -o "$work/shared"
+        cc -x $language "$here/consumer.c" -x none $(pkg-config --cflags --libs tetrain) -Wl,-rpath,"$libdir" \
+            -o "$work/shared"
         "$work/shared" >/dev/null
         cc -x $language "$here/consumer.c" -x none $(pkg-config --cflags tetrain) "$libdir/libtetrain.a" \
             $(pkg-config --static --libs tetrain | sed 's/-ltetrain//') -o "$work/static"
@@ -47,4 +50,5 @@ dpkg -x deb/*.deb root
 "$work/root/usr/bin/tetrain" -e 'print(require("te").ones(3))' | grep -q "float32 tensor {3}"
 "$work/root/usr/bin/tetrain" train_gpt.lua --help | grep -q -- --preset
 dpkg-deb -f deb/*.deb Depends | grep -q libluajit
-echo "package: $(basename deb/*.deb), $(($(stat -c %s deb/*.deb) / 1024)) KB; depends on $(dpkg-deb -f deb/*.deb Depends)"
+echo "package: $(basename deb/*.deb), $(($(stat -c %s deb/*.deb) / 1024)) KB; depends on" \
+        "$(dpkg-deb -f deb/*.deb Depends)"

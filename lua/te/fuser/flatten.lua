@@ -21,10 +21,12 @@ local CALLABLE = { "callable" }
 --- The value, which is to be module `position` of a container; an error where it cannot be.
 function flatten.check_member(container, position, value)
     if options.reason(CALLABLE, value) then
-        fail("%s: module %d: expected a module or something callable, got %s", container.__name, position, options.shown(value))
+        fail("%s: module %d: expected a module or something callable, got %s", container.__name, position,
+            options.shown(value))
     end
     if type(value) == "table" and rawget(value, "__index") and value.is_module then
-        fail("%s: module %d: %s is a class; %s(…) makes a module of it", container.__name, position, value.__name, value.__name)
+        fail("%s: module %d: %s is a class; %s(…) makes a module of it", container.__name, position,
+            value.__name, value.__name)
     end
     return value
 end
@@ -85,7 +87,9 @@ function Walk:operation(op, x, channels, container)
         channels[channel] = item.outs[1]
         return item.y
     end
-    if not channels[channel] then fail("%s: nothing before %s makes channel %q", container.__name, op.__name, channel) end
+    if not channels[channel] then
+        fail("%s: nothing before %s makes channel %q", container.__name, op.__name, channel)
+    end
     return self:add(op, x, { channels[channel] }).y
 end
 
@@ -137,7 +141,8 @@ end
 --- The items of a container, or of the chain() of any other module, run with n_extras extra inputs and, when has_lens,
 --- lengths of packed sequences.
 function flatten.module(m, n_extras, has_lens)
-    local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, n_values = 1 + n_extras }, Walk)
+    local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, n_values = 1 + n_extras },
+        Walk)
     if has_lens then walk.lens, walk.n_values = 2, walk.n_values + 1 end
     walk.next_extra = has_lens and 3 or 2
     walk.n_inputs = walk.n_values

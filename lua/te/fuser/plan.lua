@@ -1,10 +1,10 @@
 --- What seq:explain(x) returns: the steps of a container's plan, what each moves and computes, and why neighbours
 --- did not become one step.
 --
---     plan.forward, plan.backward   lists of steps in order: name, ops (names of the basic operations), kernels, reads and writes
---                                   (bytes of tensors), bytes, flops
---     plan:floors()                 the plan with step.floor, seconds that each takes at least on this machine, measured when
---                                   first asked for (te.rates)
+--     plan.forward, plan.backward   lists of steps in order: name, ops (names of the basic operations), kernels, reads
+--                                   and writes (bytes of tensors), bytes, flops
+--     plan:floors()                 the plan with step.floor, seconds that each takes at least on this machine,
+--                                   measured when first asked for (te.rates)
 --     plan.reasons                  { from =, to =, reason = } for every pair of neighbours in different steps
 --
 -- Bytes count every tensor that a step reads or writes once; of what is called, the least that it can move.
@@ -93,7 +93,8 @@ local function add_called(plan, part, reason, env)
     local step = { pass = "forward", kernel = "call", kind = "call", reads = bytes_of(unpack(read)),
         writes = bytes_of(unpack(results)), flops = 0 }
     add_step(plan, step, { name })
-    plan.reasons[#plan.reasons + 1] = { from = name, to = name, reason = "called: " .. (reason or "it is no operation") }
+    plan.reasons[#plan.reasons + 1] = { from = name, to = name,
+        reason = "called: " .. (reason or "it is no operation") }
     local wanted = {}
     for _, t in ipairs(read) do
         if te.is_tensor(t) and t.requires_grad and core.grad_enabled() then wanted[#wanted + 1] = t end
@@ -120,7 +121,9 @@ local function add_group(plan, steps, splits, items)
         end
     end
     for _, split in ipairs(splits) do
-        local function name(label, node) return op_name(items[label]) .. ((counts[label] or 0) > 1 and "." .. node or "") end
+        local function name(label, node)
+            return op_name(items[label]) .. ((counts[label] or 0) > 1 and "." .. node or "")
+        end
         plan.reasons[#plan.reasons + 1] =
             { from = name(split.from, split.from_name), to = name(split.to, split.to_name), reason = split.reason }
     end
@@ -131,8 +134,8 @@ end
 local function add_choices(plan, products)
     for i, product in ipairs(products) do
         if product.choice then
-            plan.choices[#plan.choices + 1] = ("%s.%s, product %d of %d: %s"):format(product.module, product.name, i, #products,
-                product.choice)
+            plan.choices[#plan.choices + 1] = ("%s.%s, product %d of %d: %s"):format(product.module,
+                product.name, i, #products, product.choice)
         end
     end
 end
@@ -244,12 +247,13 @@ function Plan:__tostring()
         if #self[pass] > 0 then
             local rows, total = rows_of(self[pass]), { 0, 0, 0, 0 }
             for _, step in ipairs(self[pass]) do
-                total = { total[1] + step.reads, total[2] + step.writes, total[3] + step.flops, total[4] + (step.floor or 0) }
+                total = { total[1] + step.reads, total[2] + step.writes, total[3] + step.flops,
+                    total[4] + (step.floor or 0) }
             end
             local timed = self[pass][1].floor ~= nil
             table.insert(rows, 1, { "#", "operations", "kernel", "reads", "writes", "work", timed and "floor" or nil })
-            rows[#rows + 1] = { "", "sum", "", amount(total[1]) .. "B", amount(total[2]) .. "B", amount(total[3]) .. "FLOP",
-                timed and microseconds(total[4]) or nil }
+            rows[#rows + 1] = { "", "sum", "", amount(total[1]) .. "B", amount(total[2]) .. "B",
+                amount(total[3]) .. "FLOP", timed and microseconds(total[4]) or nil }
             lines[#lines + 1] = pass
             for _, line in ipairs(aligned(rows)) do lines[#lines + 1] = "  " .. line end
         end

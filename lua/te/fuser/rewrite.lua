@@ -34,7 +34,8 @@ local function cut(units, first, last)
     local list, fused = {}, false
     for _, unit in ipairs(units) do
         if unit.first >= first and unit.last <= last then
-            list[#list + 1] = { first = unit.first - first + 1, last = unit.last - first + 1, op = unit.op, rule = unit.rule }
+            list[#list + 1] = { first = unit.first - first + 1, last = unit.last - first + 1,
+                op = unit.op, rule = unit.rule }
             fused = fused or unit.op ~= nil
         end
     end
@@ -69,7 +70,8 @@ local function script_item(walk, readers, items, forward_units, backward_units)
         end
     end
     local op = script.new(items, forward_units, backward_units, outputs)
-    return { op = op, x = op.inputs[1], extras = { unpack(op.inputs, 2) }, y = outputs[1], outs = { unpack(outputs, 2) } }
+    return { op = op, x = op.inputs[1], extras = { unpack(op.inputs, 2) }, y = outputs[1],
+        outs = { unpack(outputs, 2) } }
 end
 
 -- For each value how many items read it, and the number of the last one; the caller comes after all.

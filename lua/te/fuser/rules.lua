@@ -135,7 +135,8 @@ local function check_order(who, want, got)
     end
     for i, op in ipairs(want) do
         if got[i] ~= op then
-            fail("%s: it reordered the operations: %s stands in place %d, where %s was", who, got[i].__name, i, op.__name)
+            fail("%s: it reordered the operations: %s stands in place %d, where %s was", who,
+                got[i].__name, i, op.__name)
         end
     end
 end
@@ -152,7 +153,9 @@ local function check_result(who, kind, basic, result)
     end
     check_order(who, basic, got)
     for key in pairs(result) do
-        if type(key) ~= "number" or key > #result then fail("%s: entry %s stands outside the list", who, tostring(key)) end
+        if type(key) ~= "number" or key > #result then
+            fail("%s: entry %s stands outside the list", who, tostring(key))
+        end
     end
 end
 

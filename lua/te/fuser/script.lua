@@ -3,18 +3,18 @@
 -- A script is a short chain of basic operations and the units that it runs as: a unit is one operation, or a fused
 -- operation that stands for a few neighbours. Forward and backward have units of their own:
 --
---     steps       scale      add      linear            each { op =, x =, extras = {}, lens =, y =, outs = {} }
---     forward    [ ForwardAxpy   ]  [ linear ]          each { first =, last =, op = fused operation, or nothing, rule = }
+--     steps       scale      add      linear        each { op =, x =, extras = {}, lens =, y =, outs = {} }
+--     forward    [ ForwardAxpy   ]  [ linear ]      each { first =, last =, op = fused operation or nothing, rule = }
 --     backward   [ scale ]  [ BackwardAddLinear ]
 --
 -- A script with backward units is one node of the tape; without, the tape sees what forward does. Backward walks its
 -- units from the end and finds what forward kept in the contexts, one for each basic operation:
 --
 -- * An operation with an op_backward saves what that wants.
--- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself. Backward
---   runs op_forward again on them, recorded.
--- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When it saves
---   nothing at all, backward runs those operations one by one on its inputs first.
+-- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself.
+--   Backward runs op_forward again on them, recorded.
+-- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When
+--   it saves nothing at all, backward runs those operations one by one on its inputs first.
 --
 -- ctx.seq_lens are the lengths of packed sequences, for operations that take them. A value that one operation of a
 -- unit hands to another one's extra input stays inside the unit: nothing stands for it among the extra inputs, and
@@ -26,6 +26,20 @@ local forward = require "te.fuser.script.forward"
 
 local Script = {}
 Script.__index = Script
+
+-- An op_backward reads the parameters of its operation, which must be those that forward read. What has no gradient may
+-- be a statistic that changes as it likes.
+local function kept_parameters(self, kept, n, inputs, ...)
+    local values = { n = 0 }
+    for i = #self.inputs + 1, n do
+        if inputs[i].requires_grad then
+            values.n = values.n + 1
+            values[values.n] = inputs[i]
+        end
+    end
+    kept.parameters = core.keep(values)
+    return ...
+end
 
 --- Runs a script on the values of its inputs, in their order; returns those of its outputs.
 function Script:__call(...)
@@ -40,9 +54,12 @@ function Script:__call(...)
     return core.custom(
         function(ctx, ...) -- parameters follow the inputs: the operations know their own
             ctx.kept = { contexts = {}, counts = counts, dtype = core.compute_dtype() }
-            return forward.run(self, ctx.kept.contexts, ...)
+            return kept_parameters(self, ctx.kept, n, inputs, forward.run(self, ctx.kept.contexts, ...))
         end,
-        function(ctx, ...) return backward(self, ctx.kept, ...) end,
+        function(ctx, ...)
+            ctx.kept.parameters:read(self.__name .. ": backward")
+            return backward(self, ctx.kept, ...)
+        end,
         unpack(inputs, 1, n))
 end
 

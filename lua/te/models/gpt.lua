@@ -23,8 +23,8 @@ local CONFIG = {
     dropout = { "number", 0, min = 0, max = 1 },
     bias = { "boolean", false },
     init_std = { "number", 0.02, min = 0 },
-    quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
-        "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
+    quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
+        "MXFP8BlockScaling", "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
     gelu = { "string", "none", choices = { "none", "tanh" } }, -- exact, or GPT-2's approximation
 }
 

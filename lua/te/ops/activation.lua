@@ -8,7 +8,8 @@ local BasicOperation = require("te.operation").BasicOperation
 
 -- Gated activations that also take features stored as blocks: a's, b's, a's … They are read where they are.
 local INTERLEAVED = { glu_interleave_size = { "size" } }
-local CACHED = { cache_quantized_input = { "boolean", false } } -- backward gets x as E4M3 holds it: a byte a value is saved
+-- backward gets x as E4M3 holds it: a byte a value is saved
+local CACHED = { cache_quantized_input = { "boolean", false } }
 local CLAMPED = { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, glu_linear_offset = { "number", 1 } }
 local SITUGLU = { beta1 = { "number", 4 }, beta2 = { "number", 25 } }
 

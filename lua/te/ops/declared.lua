@@ -8,7 +8,8 @@ local PARALLEL = "this build has no communication between processes"
 
 local REFUSED = {
     tensor_parallel = PARALLEL, tensor_parallel_mode = PARALLEL, tensor_parallel_group = PARALLEL,
-    sequence_parallel = PARALLEL, group = PARALLEL, userbuffers_options = PARALLEL, rng_state_tracker_function = PARALLEL,
+    sequence_parallel = PARALLEL, group = PARALLEL, userbuffers_options = PARALLEL,
+    rng_state_tracker_function = PARALLEL,
     accumulate_into_main_grad = "weight gradients accumulate in the parameter's grad",
     delay_wgrad_compute = "weight gradients are computed in backward",
     sm_margin = "kernels leave no multiprocessors aside",
@@ -24,7 +25,9 @@ local declared = {}
 ---@param refused string[]|nil  names of options that the operation has elsewhere
 ---@return table
 function declared.check(who, given, declarations, refused)
-    if type(given) ~= "table" or getmetatable(given) or not refused then return options.check(who, given, declarations) end
+    if type(given) ~= "table" or getmetatable(given) or not refused then
+        return options.check(who, given, declarations)
+    end
     local own = {}
     for name, value in pairs(given) do own[name] = value end
     for _, name in ipairs(refused) do

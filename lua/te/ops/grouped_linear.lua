@@ -84,7 +84,8 @@ end
 local function products(self, x, split_sizes)
     local results, first = {}, 1
     for i, size in ipairs(read_sizes(self, x, split_sizes)) do
-        results[i] = multiply(self, i, x:narrow(1, first, size), not self.scale_bias and self.bias and self.bias[i] or nil)
+        results[i] = multiply(self, i, x:narrow(1, first, size),
+            not self.scale_bias and self.bias and self.bias[i] or nil)
         first = first + size
     end
     return te.cat(results, 1)

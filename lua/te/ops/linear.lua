@@ -20,8 +20,8 @@ local REFUSED = {
 
 local function check_width(self, x)
     if not self.in_features then
-        fail("te.%s: it has no weight; an init of your own calls the inherited one: te.Linear.init(self, in_features, …)",
-            self.__name)
+        fail("te.%s: it has no weight; an init of your own calls the inherited one: "
+            .. "te.Linear.init(self, in_features, …)", self.__name)
     end
     if te.is_tensor(x) and x:dim() > 0 and x:size(-1) ~= self.in_features then
         fail("te.%s: the input has shape %s, its last size must be in_features = %d", self.__name,

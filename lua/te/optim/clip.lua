@@ -48,7 +48,7 @@ end
 --- times `scale`; the factor, `scale` or less so that the norm is at most `max`; and 1 where the norm, and the loss if
 --- given, are finite, else 0. For `opt:step{ clip = … }`, which changes nothing when it is 0.
 ---@param params table  a list of parameters, or a module
----@param opts table  max: 0 is no limit; scale: 1 / batches that the gradients are sums of; loss: a tensor of one element
+---@param opts table  max: 0 is no limit; scale: 1 / batches that the gradients are sums of; loss: one element
 function clip.grad_clip(params, opts)
     local o = options.check("te.optim.grad_clip", opts,
         { max = { "number", 0, min = 0 }, scale = { "number", 1 }, loss = { "any" } })
@@ -59,9 +59,9 @@ function clip.grad_clip(params, opts)
 end
 
 --- Scales the gradients so that their norm is at most `max`; leaves them alone when it is not finite. Returns the norm
---- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are; the
---- results differ in the last bits: AdamW multiplies its coefficients by the factor in float64, here every gradient is
---- rounded once more.
+--- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are;
+--- the results differ in the last bits: AdamW multiplies its coefficients by the factor in float64, here every
+--- gradient is rounded once more.
 function clip.clip_grad_norm(params, max, ...)
     options.last("te.optim.clip_grad_norm", 2, ...)
     if type(max) ~= "number" or not (max > 0) then

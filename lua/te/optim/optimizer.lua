@@ -4,13 +4,13 @@
 -- replace the optimizer's. One step updates every group in one pass of the engine; parameters without a gradient are
 -- left alone, and each counts its own steps.
 --
--- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW). It is taken as long as
--- nothing is other than it was: groups, parameters, states, step counts, and which parameters have a gradient. So a step
--- over small parameters makes no tables.
+-- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW). It is taken as
+-- long as nothing is other than it was: groups, parameters, states, step counts, and which parameters have a gradient.
+-- So a step over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding. Parameters that are stored quantized always have one, in master_dtype: bfloat16 takes half the memory, and
--- loses steps smaller than its rounding.
+-- their rounding. Parameters that are stored quantized always have one, in master_dtype: bfloat16 takes half the
+-- memory, and loses steps smaller than its rounding.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -113,14 +113,16 @@ local function new_state(group, parameter)
     local dtype = group.master_dtype
     if core.is_quantized(parameter) then
         state.master = require("te.recipe.parameters").master(parameter, dtype)
-    elseif group.master_weights and parameter.dtype ~= dtype and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
+    elseif group.master_weights and parameter.dtype ~= dtype
+        and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
         state.master = parameter:detach():to(dtype)
     end
     return state
 end
 
 -- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
--- their step count and in having a master copy. There is one batch unless somebody froze or added parameters on the way.
+-- their step count and in having a master copy. There is one batch unless somebody froze or added parameters on the
+-- way.
 local function add_batches(self, group, list)
     local by_key = {}
     for _, parameter in ipairs(group.params) do
@@ -135,7 +137,8 @@ local function add_batches(self, group, list)
             local key = state.master and -step or step
             local batch = by_key[key]
             if not batch then
-                batch = { group = group, step = step, states = {}, params = {}, grads = {}, masters = state.master and {} or nil }
+                batch = { group = group, step = step, states = {}, params = {}, grads = {},
+                    masters = state.master and {} or nil }
                 for _, slot in ipairs(group.slots) do batch[slot] = {} end
                 by_key[key] = batch
                 list[#list + 1] = batch
@@ -148,15 +151,16 @@ local function add_batches(self, group, list)
     end
 end
 
--- What must not have changed when a prepared step is made: the list of groups, and for each its parameters, each with its
--- state (false: none yet) and what the state holds.
+-- What must not have changed when a prepared step is made: the list of groups, and for each its parameters, each with
+-- its state (false: none yet) and what the state holds.
 local function remember(self, batches)
     local memory, idle, active = { groups = {}, list = self.groups, batches = batches, numbers = {} }, {}, {}
     for _, batch in ipairs(batches) do
         for _, parameter in ipairs(batch.params) do active[parameter] = true end
     end
     for g, group in ipairs(self.groups) do
-        local entry = { group = group, list = group.params, slots = group.slots, params = {}, states = {}, held = {}, steps = {} }
+        local entry = { group = group, list = group.params, slots = group.slots, params = {}, states = {},
+            held = {}, steps = {} }
         for i, parameter in ipairs(group.params) do
             local state = self.state[parameter]
             entry.params[i], entry.states[i] = parameter, state or false
@@ -294,8 +298,8 @@ local function step_on_device(self, clip, grad_scale, lr)
     end
 end
 
---- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a step later,
---- when the device has left it out of its counts already.
+--- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
+--- step later, when the device has left it out of its counts already.
 function Optimizer:take_back()
     if not self.counted then return end
     for _, batch in ipairs(self.counted) do

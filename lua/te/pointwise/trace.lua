@@ -291,7 +291,8 @@ local function trace(who, fn, n, opts)
     local function define(nodes, outputs)
         local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
             tracing.graph:write(nodes, outputs),
-            { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth, rows = tracing.rows })
+            { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth,
+                rows = tracing.rows })
         if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
         return op
     end

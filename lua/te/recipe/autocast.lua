@@ -54,7 +54,9 @@ end
 local function finish(scope, before)
     if before.enabled or before.calibrating then return end
     local trains = core.grad_enabled() or mode.recording or scope.calibrating
-    if trains and mode.products and (scope.enabled or scope.calibrating) then mode.products.update("input", "weight") end
+    if trains and mode.products and (scope.enabled or scope.calibrating) then
+        mode.products.update("input", "weight")
+    end
 end
 
 local function swap(new)

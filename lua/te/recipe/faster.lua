@@ -25,8 +25,8 @@ end
 local function linear_step(case, recipe)
     local layer = te.Linear(case.width_in, case.width_out, { bias = false }):to(case.device)
     local count = case.tokens * case.width_in
-    local x = te.sin(te.arange(1, count, 1, { dtype = "float32", device = case.device })):view { case.tokens, case.width_in }
-    x = x:to(case.dtype):detach()
+    local angles = te.arange(1, count, 1, { dtype = "float32", device = case.device })
+    local x = te.sin(angles):view { case.tokens, case.width_in }:to(case.dtype):detach()
     x.requires_grad = true
     return function()
         local y = te.autocast({ dtype = case.dtype, recipe = recipe, when = "always" }, layer, x)
@@ -37,7 +37,8 @@ end
 
 --- Seconds of a step of the case under a recipe.
 function faster.seconds(case, recipe)
-    local step = case.attention and require("te.recipe.faster_attention").step(case, recipe) or linear_step(case, recipe)
+    local step = case.attention and require("te.recipe.faster_attention").step(case, recipe)
+        or linear_step(case, recipe)
     for _ = 1, WARMUP do step() end
     te.synchronize(case.device)
     local start = core.clock()
@@ -46,7 +47,7 @@ function faster.seconds(case, recipe)
     return (core.clock() - start) / REPEATS
 end
 
--- Disk ------------------------------------------------------------------------------------------------------------------
+-- Disk ----------------------------------------------------------------------------------------------------------------
 
 --- The file of what was measured; nil: nowhere.
 function faster.path()
@@ -78,7 +79,7 @@ local function keep(key, ratio)
     file:close()
 end
 
--- Deciding ----------------------------------------------------------------------------------------------------------------
+-- Deciding ------------------------------------------------------------------------------------------------------------
 
 -- Within the te.autocast that asks, so that no step ends here, and without a trace in it.
 local function measure(case, recipe)

@@ -32,8 +32,8 @@ local function projected(module, x, lens)
     if #shape > 3 or #shape < 2 then return nil end
     local batch, seq = #shape == 3 and shape[1] or 1, shape[#shape - 1]
     if te.is_tensor(lens) and lens:numel() > 0 then batch, seq = lens:numel(), math.ceil(seq / lens:numel()) end
-    return { packed = true, batch = batch, seq = seq, seq_kv = seq, heads = module.num_heads, kv_heads = module.num_kv_heads,
-        dim = module.head_size, dim_v = module.head_size }
+    return { packed = true, batch = batch, seq = seq, seq_kv = seq, heads = module.num_heads,
+        kv_heads = module.num_kv_heads, dim = module.head_size, dim_v = module.head_size }
 end
 
 local function separate(q, k, v)
@@ -56,7 +56,8 @@ end
 local function numbers(case, shape)
     local count = 1
     for _, n in ipairs(shape) do count = count * n end
-    local t = te.sin(te.arange(1, count, 1, { dtype = "float32", device = case.device })):view(shape):to(case.dtype):detach()
+    local angles = te.arange(1, count, 1, { dtype = "float32", device = case.device })
+    local t = te.sin(angles):view(shape):to(case.dtype):detach()
     t.requires_grad = true
     return t
 end
@@ -69,7 +70,8 @@ local function build(case)
     if not a.packed then
         options.bottom_right = a.bottom_right
         return te.DotProductAttention(options), { numbers(case, { a.batch, a.heads, a.seq, a.dim }),
-            numbers(case, { a.batch, a.kv_heads, a.seq_kv, a.dim }), numbers(case, { a.batch, a.kv_heads, a.seq_kv, a.dim_v }) }
+            numbers(case, { a.batch, a.kv_heads, a.seq_kv, a.dim }),
+            numbers(case, { a.batch, a.kv_heads, a.seq_kv, a.dim_v }) }
     end
     local function nothing() end
     options.bias, options.init_method, options.output_layer_init_method = false, nothing, nothing

@@ -26,7 +26,8 @@ end
 --- Sets recipe, enabled, calibrating and faster from a table of them; returns the ones before.
 function mode.set(new)
     local before = mode.get()
-    mode.recipe, mode.enabled, mode.calibrating, mode.faster = new.recipe, new.enabled, new.calibrating, new.faster or false
+    mode.recipe, mode.enabled, mode.calibrating, mode.faster = new.recipe, new.enabled, new.calibrating,
+        new.faster or false
     mode.on = mode.enabled or mode.calibrating
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before

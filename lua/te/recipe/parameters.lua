@@ -48,9 +48,9 @@ local function pass(ok, ...)
 end
 
 --- Runs fn(...), which makes a model, and returns what it returns.
----@param opts table  enabled (true); recipe (te.recipe.DelayedScaling{}); preserve_high_precision_init_val (false): what
----                   the weights were before is kept on the cpu, for weight:get_high_precision_init_val(), and is what an
----                   optimizer starts its master copy from
+---@param opts table  enabled (true); recipe (te.recipe.DelayedScaling{}); preserve_high_precision_init_val (false):
+---                   what the weights were before is kept on the cpu, for weight:get_high_precision_init_val(), and is
+---                   what an optimizer starts its master copy from
 function parameters.quantized_model_init(opts, fn, ...)
     local who = "te.quantized_model_init"
     opts = options.check(who, opts, OPTIONS)
@@ -66,7 +66,8 @@ end
 
 -- State -------------------------------------------------------------------------------------------------------------
 
-local PARTS = { "rowwise_data", "rowwise_scale_inv", "amax", "columnwise_data", "columnwise_scale_inv", "columnwise_amax" }
+local PARTS = { "rowwise_data", "rowwise_scale_inv", "amax", "columnwise_data", "columnwise_scale_inv",
+    "columnwise_amax" }
 
 --- Calls visit(name, tensor) for the tensors that a parameter named `name` consists of: "weight.rowwise_data" ….
 function parameters.each_part(name, parameter, visit)

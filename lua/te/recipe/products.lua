@@ -54,7 +54,7 @@ local function form(recipe, product)
     return found
 end
 
--- Under te.autocast{ when = "faster" } -----------------------------------------------------------------------------------
+-- Under te.autocast{ when = "faster" } --------------------------------------------------------------------------------
 
 local function weight_of(product)
     local name, index = product.name:match "^(.-)%.(%d+)$"

@@ -62,7 +62,8 @@ local function add_params(out, params)
     for i, p in ipairs(params) do
         names[i] = p.name
         local kind, optional = type_of(p.type):gsub("|nil$", "")
-        out[#out + 1] = ("---@param %s%s %s%s"):format(p.name, optional > 0 and "?" or "", kind, p.doc and " " .. p.doc or "")
+        out[#out + 1] = ("---@param %s%s %s%s"):format(p.name, optional > 0 and "?" or "", kind,
+            p.doc and " " .. p.doc or "")
     end
     return table.concat(names, ", ")
 end
@@ -70,7 +71,9 @@ end
 local function add_function(out, target, entry, params)
     add_doc(out, entry.doc)
     local names = add_params(out, params)
-    for _, result in ipairs(entry.results) do out[#out + 1] = "---@return " .. type_of((result:gsub(" %.%.%.$", ""))) end
+    for _, result in ipairs(entry.results) do
+        out[#out + 1] = "---@return " .. type_of((result:gsub(" %.%.%.$", "")))
+    end
     out[#out + 1] = ("function %s(%s) end\n"):format(target, names)
 end
 

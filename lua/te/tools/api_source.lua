@@ -5,7 +5,8 @@ local te = require "te"
 local reference = require "te.tools.reference"
 
 local SECTIONS = {
-    { "operation", "Operations", "Functions of the engine. Most are methods of tensors too; options may stand in a table, last." },
+    { "operation", "Operations",
+        "Functions of the engine. Most are methods of tensors too; options may stand in a table, last." },
     { "function", "Functions", "Making tensors, settings, gradients, files." },
     { "class", "Modules", "Classes: calling one makes a module, calling a module runs it." },
 }

@@ -69,7 +69,8 @@ return function(words)
             local seconds = best(fn, o.seconds)
             local rate = (bytes or operations) / seconds
             print(("%-18s %9.3f ms  %8.1f %s  %4.0f%% of the %s"):format(name, seconds * 1e3, rate * 1e-9,
-                bytes and "GB/s   " or "GFLOP/s", 100 * rate / (bytes and bandwidth or flops), bytes and "copy" or "product"))
+                bytes and "GB/s   " or "GFLOP/s", 100 * rate / (bytes and bandwidth or flops),
+                bytes and "copy" or "product"))
         end
     end)
 end

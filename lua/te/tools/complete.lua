@@ -8,8 +8,8 @@ local core = te._core
 
 local complete = {}
 
-local KEYWORDS = { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil",
-    "not", "or", "repeat", "return", "then", "true", "until", "while" }
+local KEYWORDS = { "and", "break", "do", "else", "elseif", "end", "false", "for", "function",
+    "if", "in", "local", "nil", "not", "or", "repeat", "return", "then", "true", "until", "while" }
 local TENSOR_FIELDS = { "dtype", "device", "shape", "grad", "requires_grad", "is_leaf" }
 
 -- Calls visit(table) for a value's own fields and those it inherits.
@@ -45,7 +45,9 @@ end
 local function names_in(value, start, method)
     local found, seen = {}, {}
     local function add(name, what)
-        if type(name) ~= "string" or seen[name] or name:sub(1, #start) ~= start or not name:find "^[%a_][%w_]*$" then return end
+        if type(name) ~= "string" or seen[name] or name:sub(1, #start) ~= start or not name:find "^[%a_][%w_]*$" then
+            return
+        end
         if name:sub(1, 1) == "_" and start == "" then return end
         if method and what ~= nil and not is_callable(what) then return end
         seen[name] = true

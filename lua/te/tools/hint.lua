@@ -31,8 +31,10 @@ local rows = {
         return there and ("there is te.%s"):format(name) or near and near ~= name and ("did you mean %s?"):format(near)
     end },
     { "module '(te[%w_.]*)' not found", "the library's modules are reached through te: te.optim, te.models" },
-    { "out of memory", "smaller batches, te.checkpoint or te.no_grad need less; :mem and te.memory_stats() say what is in use" },
-    { "attempt to compare two userdata values", "tensors are compared element by element: te.lt(a, b), te.le, te.gt, te.ge, te.eq" },
+    { "out of memory",
+        "smaller batches, te.checkpoint or te.no_grad need less; :mem and te.memory_stats() say what is in use" },
+    { "attempt to compare two userdata values",
+        "tensors are compared element by element: te.lt(a, b), te.le, te.gt, te.ge, te.eq" },
     { "attempt to concatenate [^\n]*userdata value", "use tostring(x), or x:item() for the number in it" },
     { "stack overflow", "a function calls itself without end" },
     { "unexpected symbol near '!'", "Lua writes ~= for not equal and `not x` for negation" },

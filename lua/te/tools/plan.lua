@@ -19,7 +19,9 @@ local function explain(model, ...)
         error(("plan: a %s has no plan: only Sequential and Residual group their operations, and this build "
             .. "runs every operation by itself"):format(class.__name or "model"), 0)
     end
-    if select("#", ...) == 0 then error("plan: the model's inputs are missing: a plan depends on shapes and dtypes", 0) end
+    if select("#", ...) == 0 then
+        error("plan: the model's inputs are missing: a plan depends on shapes and dtypes", 0)
+    end
     return tostring(model:explain(...))
 end
 
@@ -33,7 +35,8 @@ local function main(words)
     local function keep(...) results = { n = select("#", ...), ... } end
     keep(chunk(unpack(o.arguments, 2)))
     if results.n == 0 then
-        te.train.fail(te.train.exit.script, ("%s returns nothing; it should return a model and its inputs"):format(script))
+        te.train.fail(te.train.exit.script,
+            ("%s returns nothing; it should return a model and its inputs"):format(script))
     end
     local ok, text = pcall(explain, unpack(results, 1, results.n))
     if not ok then te.train.fail(te.train.exit.script, text) end

@@ -138,7 +138,8 @@ local function svg_axes(out, title, top, x0, x1, y0, y1, at)
         add('<text x="%d" y="%.1f" text-anchor="end">%s</text>', LEFT - 6, v + 4, number_text(y))
     end
     for _, x in ipairs(ticks(x0, x1, 6)) do
-        add('<text x="%.1f" y="%d" text-anchor="middle">%s</text>', (at(x, y0)), top + HEIGHT - BOTTOM + 16, number_text(x))
+        add('<text x="%.1f" y="%d" text-anchor="middle">%s</text>', (at(x, y0)), top + HEIGHT - BOTTOM + 16,
+            number_text(x))
     end
     add('<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#888"/>', LEFT, top + TOP, WIDTH - LEFT - RIGHT,
         HEIGHT - TOP - BOTTOM)
@@ -161,13 +162,13 @@ end
 
 local function svg(runs, panels)
     local height = HEIGHT * #panels + 24
-    local out = { ('<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">')
-        :format(WIDTH, height), '<rect width="100%" height="100%" fill="white"/>' }
+    local out = { ('<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" '
+        .. 'font-size="12">'):format(WIDTH, height), '<rect width="100%" height="100%" fill="white"/>' }
     for i, panel in ipairs(panels) do svg_panel(out, panel.title, panel.series, (i - 1) * HEIGHT) end
     local x = LEFT
     for k, run in ipairs(runs) do
-        out[#out + 1] = ('<text x="%d" y="%d" fill="%s">%s</text>'):format(x, height - 8, COLOURS[(k - 1) % #COLOURS + 1],
-            escape(run.name))
+        out[#out + 1] = ('<text x="%d" y="%d" fill="%s">%s</text>'):format(x, height - 8,
+            COLOURS[(k - 1) % #COLOURS + 1], escape(run.name))
         x = x + 20 + 7 * #run.name
     end
     out[#out + 1] = "</svg>\n"
@@ -210,8 +211,10 @@ return function(words)
     if o.terminal then
         local width = math.max(20, math.min(te._core.terminal_width(), 120) - 12)
         for _, panel in ipairs(panels) do terminal_panel(panel.title, panel.series, width, o.height) end
-        for k, run in ipairs(runs) do print(("%s %s: %d steps, last loss %.4f"):format(MARKS[(k - 1) % #MARKS + 1], run.name,
-            #run.loss, run.loss[#run.loss][2])) end
+        for k, run in ipairs(runs) do
+            local mark = MARKS[(k - 1) % #MARKS + 1]
+            print(("%s %s: %d steps, last loss %.4f"):format(mark, run.name, #run.loss, run.loss[#run.loss][2]))
+        end
     end
     local path = o.svg or runs[1].folder .. "/plot.svg"
     train.io(write_file, path, svg(runs, panels))

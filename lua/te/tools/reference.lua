@@ -133,7 +133,8 @@ end
 
 local function native_entry(prefix, row)
     local params = declared_params(row[2])
-    return { name = row[1], kind = "function", native = true, params = params, results = row[3] ~= "" and { row[3] } or {},
+    return { name = row[1], kind = "function", native = true, params = params,
+        results = row[3] ~= "" and { row[3] } or {},
         signature = ("%s%s(%s)"):format(prefix, row[1], arguments(params)), doc = row[4] }
 end
 

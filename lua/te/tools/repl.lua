@@ -1,7 +1,8 @@
 --- te.tools.repl: what the prompt does with a chunk. The executable reads lines and calls `take` until a chunk is
 --- whole, then `run` in a call of its own, which Ctrl-C ends.
 --
--- An expression is printed without `return`; `_` keeps the last value. Lines that begin with ? or : are commands.
+-- An expression is printed without `return`, also behind statements of the same chunk; `_` keeps the last value. Lines
+-- that begin with ? or : are commands.
 
 local te = require "te"
 local show = require "te.tools.show"
@@ -11,6 +12,25 @@ local pending = ""
 
 help = help or function(x) print(require("te.tools.help").text(x)) end -- a global of the prompt
 
+-- Whether text is one or more expressions and nothing else, not even nothing.
+local function is_expression(text)
+    return loadstring("return " .. text) ~= nil and loadstring("local _ = " .. text) ~= nil
+end
+
+-- Statements with an expression behind them, in a line of its own or after a semicolon, as a chunk that gives its
+-- value. A whole chunk may be meant otherwise: {1} in a line of its own goes on the call before it.
+local function with_last_value(text, is_whole)
+    local starts = {}
+    for start in text:gmatch "[\n;]()" do starts[#starts + 1] = start end
+    for i = #starts, 1, -1 do
+        local head, tail = text:sub(1, starts[i] - 1), text:sub(starts[i])
+        local stands_alone = not is_whole or head:find ";$" or tail:find "^%s*[%a_]"
+        if stands_alone and is_expression(tail) and loadstring(head) then
+            return (loadstring(head .. "return " .. tail, "=prompt"))
+        end
+    end
+end
+
 -- "= x", as Lua's own prompt takes it, is x.
 local function compile(text)
     text = text:gsub("^%s*=", "", 1)
@@ -18,7 +38,8 @@ local function compile(text)
     if chunk then return chunk end
     local problem
     chunk, problem = loadstring(text, "=prompt")
-    return chunk, problem, as_expression
+    local showing = with_last_value(text, chunk ~= nil)
+    return showing or chunk, problem, as_expression
 end
 
 local function cut_off(problem) return problem ~= nil and problem:find("near '<eof>'", 1, true) ~= nil end

@@ -128,7 +128,8 @@ tables["recipes"] = function()
         local recipe = usual(name)
         local row = { code(name) }
         for _, role in ipairs { "input", "weight", "grad_output" } do
-            row[#row + 1] = te.recipe.is_recipe(recipe) and describe(recipe:quantizer(role)) or recipe and code(recipe) .. " says"
+            row[#row + 1] = te.recipe.is_recipe(recipe) and describe(recipe:quantizer(role))
+                or recipe and code(recipe) .. " says"
         end
         if recipe then table.insert(te.recipe.is_recipe(recipe) and rows or others, row) end
     end

@@ -28,7 +28,8 @@ end
 local function new(declared)
     local tool = type(arg) == "table" and arg[0] -- "train" for a script that was embedded as a tool
     local embedded = tool and not tool:find("[./]") and tool ~= "-"
-    local self = setmetatable({ script = embedded and tool or declared.script, about = declared.about, rows = {}, by_key = {},
+    local self = setmetatable({ script = embedded and tool or declared.script, about = declared.about,
+        rows = {}, by_key = {},
         presets = declared.presets, arguments = declared.arguments }, CommandLine)
     for i, row in ipairs(declared) do self.rows[i] = row end
     if self.presets then

@@ -18,7 +18,8 @@ Steps.__index = Steps
 --- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest
 --- norm; 0: no limit) and grad_accumulation (batches of a step).
 local function new(opts)
-    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda" }, Steps)
+    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda" },
+        Steps)
 end
 
 local function backward(self, batches)

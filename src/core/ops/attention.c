@@ -411,7 +411,8 @@ const te_op_def te_ops_attention[] = {
             "scale 1/sqrt(dim) when absent. "
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
-            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, which "
+            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "
+            "which "
             "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient.",
      .forward = sdpa_forward,
      .backward = sdpa_backward},

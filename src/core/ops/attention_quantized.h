@@ -14,7 +14,8 @@
 typedef struct te_attention_state {
     te_mem mem;
     te_attention a;
-    te_quantized operands[3]; /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
+    /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
+    te_quantized operands[3];
     te_quant quants[3];
     int n_operands;
     te_quantized result; /* what forward left, where that is quantized */

@@ -160,8 +160,21 @@ static te_status reduce_rows(te_call *call, const char *row_op, int n_extra, con
     return te_call_result(call, y);
 }
 
-static te_status max_forward(te_call *call) { return reduce_rows(call, "max_row", 0, NULL); }
-static te_status min_forward(te_call *call) { return reduce_rows(call, "min_row", 0, NULL); }
+/* Of nothing there is no largest value, and integers have no infinity to stand for it. */
+static te_status extreme_rows(te_call *call, const char *row_op)
+{
+    const te_tensor *x = call->in[0];
+    bool reduced[TE_MAX_DIMS];
+    te_status status = reduced_dims(call, x, reduced);
+    for (int i = 0; i < x->ndim && status == TE_OK; i++)
+        if (reduced[i] && x->shape[i] == 0)
+            status = te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements%s", TE_SHAPE_TEXT(x),
+                                  call->attr[DIM].set ? " along the dimension" : "");
+    return status == TE_OK ? reduce_rows(call, row_op, 0, NULL) : status;
+}
+
+static te_status max_forward(te_call *call) { return extreme_rows(call, "max_row"); }
+static te_status min_forward(te_call *call) { return extreme_rows(call, "min_row"); }
 static te_status all_forward(te_call *call) { return reduce_rows(call, "all_row", 0, NULL); }
 static te_status any_forward(te_call *call) { return reduce_rows(call, "any_row", 0, NULL); }
 static te_status var_forward(te_call *call)
@@ -194,11 +207,12 @@ const te_op_def te_ops_reduce[] = {
      .forward = mean_forward,
      .backward = sum_backward},
     {.signature = "max(x, dim: dims = nil, keepdim: bool = false)",
-     .doc = "Largest value over dim; NaN when there is one; see argmax for the position.",
+     .doc = "Largest value over dim; NaN when there is one. Equal ones share the gradient. See argmax for the "
+            "position.",
      .flags = REDUCTION,
      .forward = max_forward},
     {.signature = "min(x, dim: dims = nil, keepdim: bool = false)",
-     .doc = "Smallest value over dim; NaN when there is one.",
+     .doc = "Smallest value over dim; NaN when there is one. Equal ones share the gradient.",
      .flags = REDUCTION,
      .forward = min_forward},
     {.signature = "var(x, dim: dims = nil, keepdim: bool = false; correction: number = 1)",

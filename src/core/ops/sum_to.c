@@ -42,7 +42,7 @@ static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const 
                 .params = &scale,
                 .compute_f64 = in.dtype == TE_F64 || in.dtype == TE_I64 || in.dtype == TE_I32 || out.dtype == TE_F64};
     memcpy(r.shape, shape, (size_t)ndim * sizeof *shape);
-    dst->storage->version++;
+    te_tensor_written(dst);
     te_status status = exec->backend->program_run(exec, program, &r, 1);
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, utility->name);
 }

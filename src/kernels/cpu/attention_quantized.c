@@ -14,7 +14,8 @@ static te_status check_operand(te_exec *exec, const char *name, const te_view *v
                 v->ndim == 4 && (v->stride[3] == 1 || v->shape[3] <= 1);
     if (fits) return TE_OK;
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
-                        "attention: quantized operands are E4M3 with one float32 factor and unit stride, which %s is not", name);
+                        "attention: quantized operands are E4M3 with one float32 factor and unit stride, which %s is "
+                        "not", name);
 }
 
 static te_status check(te_exec *exec, const te_attention *a)

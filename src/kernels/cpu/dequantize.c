@@ -90,7 +90,8 @@ te_status te_cpu_dequantize(te_exec *exec, const te_quantize_job *job, int side)
 {
     te_quant quant;
     bool across, turned = side == 1 && job->quantizer->transposed;
-    te_view view = te_quantized_view(job->quantizer, &job->side[side], side == 1 && !turned, &quant); /* rows as they lie */
+    /* rows as they lie */
+    te_view view = te_quantized_view(job->quantizer, &job->side[side], side == 1 && !turned, &quant);
     const te_copy_blocks *copy = te_copy_blocks_of(exec);
     if (job->rows == 0 || job->cols == 0) return TE_OK;
     target t = {.job = job,

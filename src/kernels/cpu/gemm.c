@@ -248,8 +248,8 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
  * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
- * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no work
- * for many threads. Where sums are short it is c that costs: ours adds to it from registers. */
+ * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no
+ * work for many threads. Where sums are short it is c that costs: ours adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);

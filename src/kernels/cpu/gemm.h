@@ -1,6 +1,7 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
- *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in slices
+ *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in
+ *                             slices
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
  *        own                  our own kernel where it is the faster one (rule in gemm.c)
@@ -128,8 +129,8 @@ typedef struct te_gemm_kernel {
     void (*finish)(const te_gemm_finish *, const void *sums, int nr, int64_t row, int64_t col, int rows, int cols);
 } te_gemm_kernel;
 
-/* sums[i * pitch + j] = line i of a times line j of b, for `rows` lines of a and `cols` of b, all of `bytes` bytes and so far
- * apart. pitch is at least cols + 3. */
+/* sums[i * pitch + j] = line i of a times line j of b, for `rows` lines of a and `cols` of b, all of `bytes` bytes
+ * and so far apart. pitch is at least cols + 3. */
 typedef struct te_gemm_dots {
     const char *a, *b;
     int64_t a_line, b_line, bytes;
@@ -225,8 +226,8 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);
 
-/* The bias as a dense array of float64, if `wide`, or float32: NULL where there is none, its own data where that will do,
- * else written to `buffer`, which te_gemm_bias_bytes says the size of. */
+/* The bias as a dense array of float64, if `wide`, or float32: NULL where there is none, its own data where that
+ * will do, else written to `buffer`, which te_gemm_bias_bytes says the size of. */
 size_t te_gemm_bias_bytes(const te_gemm_problem *problem, bool wide);
 const void *te_gemm_bias_array(const te_gemm_problem *problem, bool wide, void *buffer);
 #ifdef TE_WITH_ONEDNN

@@ -295,7 +295,8 @@ void te_walker_uniform_value(te_walker *w, int v)
         for (int k = 0; k < te_opcode_args(insn->op); k++) arg[k] = w->slot[insn->arg[k]];
         w->blocks->op[insn->op][0](w->slot[v], arg[0], arg[1], arg[2], 1);
     }
-    if (w->job->band) w->blocks->repeat(w->slot[v], w->slot[v], 1, (size_t)w->job->tile_rows); /* one per row, as others */
+    /* one per row, as others */
+    if (w->job->band) w->blocks->repeat(w->slot[v], w->slot[v], 1, (size_t)w->job->tile_rows);
 }
 
 void te_walker_uniform(te_walker *w)

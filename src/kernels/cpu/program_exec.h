@@ -27,7 +27,8 @@ typedef struct te_bound_operand {
     te_dtype dtype;
     bool     present;  /* an output that is wanted; inputs always */
     bool     flat;     /* the elements of a tile follow one another */
-    bool     straight; /* those of a row do, and rows of a tile may be any step apart: in a band; else the same as flat */
+    /* those of a row do, and rows of a tile may be any step apart: in a band; else the same as flat */
+    bool     straight;
     bool     in_place; /* and are values as the program computes with */
     bool     streamed; /* an output that is written past the caches */
     bool     accumulate;
@@ -57,7 +58,8 @@ typedef struct te_job {
     int64_t            tile_rows, tile_columns;
     int64_t            chunk_rows, chunk_columns;
     int64_t            row_chunks, column_chunks;
-    int64_t            elements, bytes; /* of the run, or of all runs of the call: elements, and bytes of their tensors */
+    /* of the run, or of all runs of the call: elements, and bytes of their tensors */
+    int64_t            elements, bytes;
 } te_job;
 
 /* Of the run alone. */

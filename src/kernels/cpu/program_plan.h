@@ -3,13 +3,14 @@
  * The iteration space is walked in tiles of `rows` x `columns` elements, and the steps of the program run one after the
  * other over a tile. Which plan serves depends on the shape:
  *
- *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars. Where rows
- *               are not long a tile is a *band*, some whole rows of which each step does one after the other: so what a step
- *               takes to begin is shared, and rows do not wait for each other's sums. Row values are then that many scalars.
+ *      ROW      tiles lie in one row, and hold all of it where the program reduces rows. Row values are scalars.
+ *               Where rows are not long a tile is a *band*, some whole rows of which each step does one after the
+ *               other: so what a step takes to begin is shared, and rows do not wait for each other's sums. Row
+ *               values are then that many scalars.
  *      ROWS     short rows: a tile holds several whole ones. Row values are blocks with one number per row, spread over
  *               the tile before they meet element values.
- *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element values
- *               of an earlier sweep that are dear to compute are kept in a buffer of the row's length.
+ *      PASSES   rows too long for a tile, with reductions: one sweep over the row per level of reduction. Element
+ *               values of an earlier sweep that are dear to compute are kept in a buffer of the row's length.
  *      REPEAT   the same, for rows too long to keep anything: everything is computed anew in each sweep.
  *
  * Programs without row reductions use ROW and ROWS only. Every result of a step has a slot; slots of element values are
@@ -51,10 +52,10 @@ typedef struct te_step {
     uint8_t rate;    /* TE_STEP_SPREAD: of the argument */
     int32_t operand; /* input; n_inputs + output; generator */
     int32_t number;
-    int32_t dst, arg[TE_STEP_ARGS]; /* slots, -1: none; sums with a second argument add products, of column sums the third
-                                     * is their TE_SLOT_SUMS, of row sums a number that is taken from the first, see
-                                     * te_blocks.fold_add; their fourth is a factor of the second, see te_fold_rows;
-                                     * of column sums the fourth and fifth are numbers, see te_fold_columns */
+    /* slots, -1: none; sums with a second argument add products, of column sums the third is their TE_SLOT_SUMS, of
+     * row sums a number that is taken from the first, see te_blocks.fold_add; their fourth is a factor of the
+     * second, see te_fold_rows; of column sums the fourth and fifth are numbers, see te_fold_columns */
+    int32_t dst, arg[TE_STEP_ARGS];
     int32_t also;        /* where the sums of the second argument itself go: a slot, of TE_STEP_COLSUM an output as in
                           * `operand`; 0: nowhere */
     bool    apart;       /* TE_STEP_COLSUM: no operation makes what it adds, so that it is no link */

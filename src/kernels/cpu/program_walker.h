@@ -40,7 +40,8 @@ typedef struct te_walker {
     te_share         *shares;   /* per turn of the plan */
     bool              fetches;  /* there are any */
     te_ahead          ahead[TE_FETCHED_MAX]; /* what the step at hand fetches */
-    size_t            window;   /* elements of a register that serves a chain of any length, 0: tiles are as long as registers */
+    /* elements of a register that serves a chain of any length, 0: tiles are as long as registers */
+    size_t            window;
     int64_t           row_chunk;
     char             *parts;
 } te_walker;

@@ -1,6 +1,7 @@
 /* quantize.c - quantizing panel by panel.
  *
- * One pass makes both sides. Where a factor of the whole tensor is wanted, an earlier pass takes the amaxes, or the job has them.
+ * One pass makes both sides. Where a factor of the whole tensor is wanted, an earlier pass takes the amaxes, or the
+ * job has them.
  */
 #include "quantize_panel.h"
 #include "workers.h"
@@ -63,7 +64,8 @@ static void measure_some_rows(void *context, int64_t first, int64_t end, int thr
 /* Row by row: an amax of its own for each. */
 static void measure_rows(te_exec *exec, const te_panel_job *p)
 {
-    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS / 2 ? exec->threads : 1;
+    int threads = exec->threads > 1 && p->job.rows * p->job.cols > TE_PANEL_ROWS * TE_PANEL_COLS / 2
+        ? exec->threads : 1;
     rows_job all = {exec, p};
     te_cpu_loop(exec, threads, p->job.rows, te_cpu_even_grain(p->job.rows, threads), measure_some_rows, &all);
 }
@@ -98,8 +100,8 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
     return status;
 }
 
-/* Columns of panels: long runs of memory are read faster than short ones of many rows, but wide panels may be too few for the threads,
- * and leave the caches too soon. Rows of blocks are read twice: for factors, then for codes. */
+/* Columns of panels: long runs of memory are read faster than short ones of many rows, but wide panels may be too
+ * few for the threads, and leave the caches too soon. Rows of blocks are read twice: for factors, then for codes. */
 static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;

@@ -56,7 +56,8 @@ typedef struct te_quantize_loops {
     void (*amax_along)(float *amax, const void *x, int64_t n, int64_t block);
     /* amax[j] = the largest magnitude of column j over rows that are `stride` elements apart. */
     void (*amax_down)(float *amax, const void *x, int64_t stride, int rows, int n);
-    /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not easy. NULL: never. */
+    /* Both in one visit, along[i * step + j / block] and down[j]. False, and neither is of use, where that is not
+     * easy. NULL: never. */
     bool (*amax_both)(float *along, float *down, const te_two_ways *ways);
     /* amax[b] = the largest magnitude of columns b * block … over all rows, row after row; the number of columns done,
      * from the first on. NULL: none ever. */
@@ -72,8 +73,8 @@ typedef struct te_quantize_loops {
      * none ever. */
     int64_t (*pairs_along)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
     int64_t (*pairs_down)(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *rows, int64_t n);
-    /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the first on. NULL:
-     * none ever. */
+    /* Both at once, where no code saturates unless the element is infinite; the number of columns done, from the
+     * first on. NULL: none ever. */
     int64_t (*encode_both[TE_ELEMENT_COUNT])(const te_two_ways *ways);
     /* n elements under one factor, and their largest magnitude. */
     float (*encode_whole[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, float multiplier, int64_t n, bool past);
@@ -81,8 +82,8 @@ typedef struct te_quantize_loops {
     void (*stochastic)(uint8_t *codes, const void *x, const float *multipliers, int64_t block, const uint8_t *random,
                        int64_t n);
     void (*load)(float *values, const void *x, int64_t n);
-    /* `rows` rows of n elements and zeros up to 16 rows, transformed down each column: rounded to the dtype, 16 rows `width`
-     * elements apart with whole vectors of 16, of which n count; and the largest magnitude among those. */
+    /* `rows` rows of n elements and zeros up to 16 rows, transformed down each column: rounded to the dtype, 16 rows
+     * `width` elements apart with whole vectors of 16, of which n count; and the largest magnitude among those. */
     void (*transform)(void *to, int64_t width, const void *x, int64_t stride, int rows, int n);
     float (*transform_amax)(const void *x, int64_t stride, int rows, int n);
     /* sums[k][b] = about the errors under rules[k] of block b of 16 x 16 elements, whose factor is that of line b.
@@ -109,7 +110,8 @@ typedef struct te_quantize_blocks {
                        float *values);
     /* sums[i] = the errors of the n <= 128 values of line i, added from left to right. */
     void (*errors)(float *sums, const te_error_rule *rule, const float *x, int64_t stride, int lines, int n);
-    /* The same under two rules for 16 lines side by side, value j of line i at x[j * stride + i], that have one factor. */
+    /* The same under two rules for 16 lines side by side, value j of line i at x[j * stride + i], that have one
+     * factor. */
     void (*errors_across)(float sums[2][TE_GROUP], const te_error_rule rules[2], const float *x, int64_t stride, int n);
     /* Sixteen random bytes of each of n counters, `step` apart: byte k of counter j to bytes[k * width + j]. */
     void (*random_down)(uint8_t *bytes, int64_t width, te_rng rng, uint64_t first, uint64_t step, int n);
@@ -127,16 +129,17 @@ typedef struct te_quantize_blocks {
     void (*decode_along[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n,
                                            int64_t block);
     void (*decode_down[TE_ELEMENT_COUNT])(float *values, const uint8_t *codes, const float *factors, int64_t n);
-    /* n elements as they are stored to float32 or bfloat16, all multiplied by `times` once more; past: `to` is not read soon. Returns
-     * false, and nothing is written, where that is not easy. NULL: never. */
-    bool (*decode_to[TE_ELEMENT_COUNT])(void *to, te_dtype dtype, const uint8_t *stored, const float *factors, int64_t n,
-                                        int64_t block, float times, bool past);
+    /* n elements as they are stored to float32 or bfloat16, all multiplied by `times` once more; past: `to` is not
+     * read soon. Returns false, and nothing is written, where that is not easy. NULL: never. */
+    bool (*decode_to[TE_ELEMENT_COUNT])(void *to, te_dtype dtype, const uint8_t *stored,
+                                        const float *factors, int64_t n, int64_t block, float times, bool past);
     void (*factor_values)(float *factors, const uint8_t *stored, te_scale_kind scale, int n);  /* E8M0 or E4M3 */
     void (*multiply)(float *values, float factor, int64_t n);
     void (*transform_back)(float *values, int width, int n); /* 16 rows of n values, `width` apart */
     /* n values that bfloat16 holds; false where it does not hold one as a normal number, 0, infinity or NaN. */
     bool (*narrow)(uint16_t *to, const float *values, int64_t n);
-    /* decode_along and narrow at once, where that is easy; else false, and what was written is of no use. NULL: never. */
+    /* decode_along and narrow at once, where that is easy; else false, and what was written is of no use. NULL:
+     * never. */
     bool (*narrow_along[TE_ELEMENT_COUNT])(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n,
                                            int64_t block);
 } te_quantize_blocks;

@@ -34,7 +34,8 @@ static bool gathers_factors(const te_panel_job *p)
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[1];
     bool each = q->scale != TE_SCALE_F32 && (q->block_rows == 1 || q->replicated); /* column has a byte */
-    return each && q->transposed && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 && side->scale_row_stride > 1;
+    return each && q->transposed && q->block_cols >= TE_GROUP && side->scale_col_stride == 1 &&
+        side->scale_row_stride > 1;
 }
 
 /* Two rows to a byte on their way to columns, from row i of x on. */
@@ -128,8 +129,8 @@ static void encode_rows(const te_panel_job *p, te_panel_lane *l, te_panel x, con
     const te_quantized_side *side = &p->job.side[1];
     uint8_t *codes = q->transposed ? l->codes[i]
                                    : side->data + (x.row + i) * side->col_stride + x.col * side->row_stride;
-    r->loops->encode_down[q->element](codes, q->transposed ? TE_PANEL_COLS : side->col_stride, row_at(r, i), r->stride, high,
-                                      l->multipliers, x.cols);
+    r->loops->encode_down[q->element](codes, q->transposed ? TE_PANEL_COLS : side->col_stride, row_at(r, i),
+                                      r->stride, high, l->multipliers, x.cols);
 }
 
 /* The same two rows to a byte, to pairs_at: at most TE_GROUP rows, from a multiple of TE_GROUP on. */
@@ -152,7 +153,8 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         if (w.random)
             r->loops->stochastic(l->codes[k], from, l->multipliers + done, 1, l->random[k - i] + done, x.cols - done);
         else
-            r->loops->encode_down[TE_E2M1](l->codes[k], TE_PANEL_COLS, from, 0, 1, l->multipliers + done, x.cols - done);
+            r->loops->encode_down[TE_E2M1](l->codes[k], TE_PANEL_COLS, from, 0, 1, l->multipliers + done,
+                                           x.cols - done);
     }
     if (high % 2) memset(l->codes[i + high], 0, (size_t)(x.cols - done));
     for (int k = i; k < i + high; k += 2)
@@ -188,7 +190,8 @@ bool te_panel_rounds_once(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
-    return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 && p->loops->encode_both[q->element];
+    return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 &&
+        p->loops->encode_both[q->element];
 }
 
 bool te_panel_follows_rows(const te_panel_job *p)
@@ -221,7 +224,8 @@ static void encode_rest(const te_panel_job *p, const te_two_ways *w, int64_t j)
 }
 
 /* Multipliers of rows and of columns, whose factors are stored; returns the largest amax. */
-static float make_both_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r, const te_two_ways *w, int i)
+static float make_both_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, const rows *r,
+                               const te_two_ways *w, int i)
 {
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     float *along = l->turned[0], most;
@@ -244,12 +248,14 @@ void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = p->job.side;
-    const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride, te_dtype_size(p->job.dtype), x.rows};
+    const rows r = {p->loops, te_panel_source(p, x.row, x.col), p->job.source_stride,
+                    te_dtype_size(p->job.dtype), x.rows};
     uint8_t *turned = l->band ? l->band : l->codes[0];
     int64_t stride = l->band ? te_panel_band_stride(p) : TE_PANEL_COLS;
     for (int i = 0; i < x.rows; i += q->block_cols) {
         int64_t row, col;
-        te_two_ways w = {.x = row_at(&r, i), .stride = r.stride, .n = x.cols, .block = q->block_cols, .along = l->blocks,
+        te_two_ways w = {.x = row_at(&r, i), .stride = r.stride, .n = x.cols, .block = q->block_cols,
+                         .along = l->blocks,
                          .down = l->multipliers, .past = {p->streams, p->streams && !q->transposed}};
         w.rows = x.rows - i < q->block_cols ? x.rows - i : q->block_cols;
         w.step = (x.cols + q->block_cols - 1) / q->block_cols;

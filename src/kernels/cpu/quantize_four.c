@@ -17,7 +17,8 @@ enum { LINES = TE_PANEL_ROWS };
 
 /* Lines of values as the side sees them. */
 typedef struct lines {
-    const float *values, *across; /* value j of line i: values[i * stride + j] or across[j * across_stride + i]; NULL: not there */
+    /* value j of line i: values[i * stride + j] or across[j * across_stride + i]; NULL: not there */
+    const float *values, *across;
     int64_t stride, across_stride;
     int count, n;
 } lines;
@@ -37,7 +38,8 @@ typedef struct candidates {
 static void propose(const te_panel_job *p, candidates *c, const float *amax, int n, float encode)
 {
     for (int four = 0; four < 2; four++)
-        p->blocks->candidates(encode, four ? 1.5f : 1.0f, amax, n, c->codes[four], c->multipliers[four], c->factors[four]);
+        p->blocks->candidates(encode, four ? 1.5f : 1.0f, amax, n, c->codes[four], c->multipliers[four],
+                              c->factors[four]);
 }
 
 static void make_rules(const te_panel_job *p, const candidates *c, float amax, te_error_rule rules[2])
@@ -69,7 +71,8 @@ static void measure(const te_panel_job *p, candidates *c, const lines *x, float 
 static bool four_is_better(const candidates *c, int line) { return c->sums[1][line] < c->sums[0][line]; }
 
 /* One block of several lines, whose sums are added by halves. Returns which candidate. */
-static int choose_for_block(const te_panel_job *p, candidates *c, const lines *x, float block_amax, float amax, float encode)
+static int choose_for_block(const te_panel_job *p, candidates *c, const lines *x, float block_amax,
+                            float amax, float encode)
 {
     propose(p, c, &block_amax, 1, encode);
     for (int four = 0; four < 2 && !side_by_side(p, x->count); four++) {

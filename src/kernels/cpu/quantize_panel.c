@@ -65,7 +65,8 @@ static size_t band_bytes(const te_panel_job *p, int rows, int cols)
     return te_panel_rounds_once(p) ? (size_t)(rows * te_panel_band_stride(p)) : 0;
 }
 
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2])
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit,
+                          float amax[2])
 {
     const te_quantize_job *job = &p->job;
     int64_t across = (job->cols + cols - 1) / cols,
@@ -142,7 +143,8 @@ void te_panel_put_factors(const te_panel_job *p, const te_quantized_side *side, 
                           int64_t step, int copies, int64_t copy_step)
 {
     bool wide = p->job.quantizer->scale == TE_SCALE_F32;
-    for (int c = 0; n == 1 && c < copies; c++, at += copy_step) { /* often: a call for each would cost more than the byte */
+    /* often: a call for each would cost more than the byte */
+    for (int c = 0; n == 1 && c < copies; c++, at += copy_step) {
         if (wide)
             ((float *)side->scale_inv)[at] = *(const float *)factors;
         else

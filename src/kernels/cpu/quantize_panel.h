@@ -1,10 +1,10 @@
 /* quantize_panel.h - panels of a matrix on their way to the quantized sides, and what a thread works in.
  *
  * A panel is small enough to stay in the second-level cache while both sides are made from it, and wide enough that
- * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider. Blocks of
- * 128 go by bands as wide as the source: short runs from memory cost more than a second visit to what is in the last
- * cache. So does E2M1, sixteen rows at a time, which stay in the second one. Panels have nothing in common but maxima, so
- * no result depends on the order or on the number of threads in which they are visited.
+ * memory is read in long runs; where both sides have the same codes only those must stay there, and it is wider.
+ * Blocks of 128 go by bands as wide as the source: short runs from memory cost more than a second visit to what is
+ * in the last cache. So does E2M1, sixteen rows at a time, which stay in the second one. Panels have nothing in
+ * common but maxima, so no result depends on the order or on the number of threads in which they are visited.
  */
 #ifndef TE_KERNELS_QUANTIZE_PANEL_H
 #define TE_KERNELS_QUANTIZE_PANEL_H
@@ -25,8 +25,9 @@ enum {
     TE_PAST_FROM = 1 << 20, /* codes that leave the second cache before they are read are written past it */
 };
 
-/* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of theirs. Others are
- * TE_APART longer than what they hold, a column or a block each, so that they do not throw each other out of the first cache. */
+/* Arrays of TE_PANEL_COLS hold something per column; codes and random bytes of TE_WIDE_COLS take several rows of
+ * theirs. Others are TE_APART longer than what they hold, a column or a block each, so that they do not throw each
+ * other out of the first cache. */
 typedef struct te_panel_lane {
     uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart, and after pairs of
                       rows their factors; NULL: there is none */
@@ -49,7 +50,8 @@ typedef struct te_panel_job {
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
     bool                      past;            /* transposed bytes are written past the caches */
-    bool                      streams;         /* so are those that te_panel_both writes where they lie as the source does */
+    /* so are those that te_panel_both writes where they lie as the source does */
+    bool                      streams;
     bool                      rows_past;       /* and those of rows, which nothing else is made from */
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
@@ -65,9 +67,10 @@ typedef void te_panel_visit(const te_panel_job *p, te_panel_lane *l, te_panel x)
 
 void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *p);
 
-/* Visits every panel of so many rows and columns of the source: TE_PANEL_ROWS, or where no column is looked at TE_FLAT_ROWS, which
- * follows memory. Maxima over the lanes come back in amax. */
-te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit, float amax[2]);
+/* Visits every panel of so many rows and columns of the source: TE_PANEL_ROWS, or where no column is looked at
+ * TE_FLAT_ROWS, which follows memory. Maxima over the lanes come back in amax. */
+te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int cols, te_panel_visit *visit,
+                          float amax[2]);
 
 /* Element (row, col) of the source. */
 static inline void *te_panel_source(const te_panel_job *p, int64_t row, int64_t col)
@@ -116,14 +119,17 @@ void te_panel_by_groups(const te_panel_job *p, te_panel_lane *l, te_panel x);
 bool te_panel_rounds_once(const te_panel_job *p);
 void te_panel_both(const te_panel_job *p, te_panel_lane *l, te_panel x);
 
-/* Whether the same codes lie as the source does, so that panels one block high and as wide as the source follow memory. */
+/* Whether the same codes lie as the source does, so that panels one block high and as wide as the source follow
+ * memory. */
 bool te_panel_follows_rows(const te_panel_job *p);
 
-/* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row high and have one
- * rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how many to a row. */
+/* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row
+ * high and have one rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how
+ * many to a row. */
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
 
-/* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be short. */
+/* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be
+ * short. */
 void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count);
 
 /* A strip transformed in groups of 16 rows, into l->values, rows of te_panel_strip elements of the source's dtype,

@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-/* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each other. */
+/* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each
+ * other. */
 static void foresee_columns(const te_panel_job *p, te_panel x, int i)
 {
     const te_quantized_side *side = &p->job.side[1];
@@ -51,8 +52,8 @@ static void encode_row(const te_panel_job *p, te_panel x, int i, const float *mu
 }
 
 /* Row k of `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
-static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, const te_pair_rows *w, int k,
-                                int64_t first, int64_t block)
+static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i,
+                                const te_pair_rows *w, int k, int64_t first, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
     const void *source = te_panel_source(p, x.row + i + k, x.col + first);
@@ -162,7 +163,8 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x,
     bool pairs = q->element == TE_E2M1;
     for (int k = 0; k < rows && !pairs; k++) encode_row(p, x, i + k, l->blocks + k * step, q->block_cols);
     for (int k = 0; k < rows && pairs; k += TE_GROUP)
-        encode_pairs(p, l, x, i + k, rows - k < TE_GROUP ? rows - k : TE_GROUP, l->blocks + k * step, step, q->block_cols);
+        encode_pairs(p, l, x, i + k, rows - k < TE_GROUP ? rows - k : TE_GROUP, l->blocks + k * step,
+                     step, q->block_cols);
 }
 
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)

@@ -147,7 +147,8 @@ const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);
 te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
-te_status te_cuda_pack(te_exec *, int32_t *offsets, const te_view *lens, int64_t tokens); /* kernel_ops.c and those below */
+/* kernel_ops.c and those below */
+te_status te_cuda_pack(te_exec *, int32_t *offsets, const te_view *lens, int64_t tokens);
 /* What cuDNN reads of packed sequences (te_packed_args); device pointers. */
 struct te_packed_args;
 te_status te_cuda_ragged(te_exec *, const struct te_packed_args *);

@@ -138,7 +138,8 @@ static te_status measure(te_exec *exec, product *p, const te_cuda_product *descr
 {
     float fused = 0, apart = 0;
     te_status status = te_cuda_time(exec, run_apart, p, &apart);
-    bool possible = status != TE_ERROR_UNSUPPORTED && status != TE_ERROR_MEMORY; /* it wants more memory, and another product */
+    /* it wants more memory, and another product */
+    bool possible = status != TE_ERROR_UNSUPPORTED && status != TE_ERROR_MEMORY;
     if (status == TE_OK || !possible) status = te_cuda_time(exec, run_fused, p, &fused);
     if (status != TE_OK) return status;
     uint32_t found = possible && apart < fused ? APART : FUSED;

@@ -14,17 +14,17 @@
 #include <cuda.h>
 #include <nvrtc.h>
 
-/* Names as the library exports them: cuda.h maps plain names to the versioned ones, for calls and members alike. Drivers
- * for CUDA 12.1 have all of these; cuEventElapsedTime_v2, say, came with 12.8 and takes the same. */
+/* Names as the library exports them: cuda.h maps plain names to the versioned ones, for calls and members alike.
+ * Drivers for CUDA 12.1 have all of these; cuEventElapsedTime_v2, say, came with 12.8 and takes the same. */
 #define TE_CUDA_DRIVER(X)                                                                                              \
     X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet)           \
     X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem_v2) X(cuDevicePrimaryCtxRetain)                      \
     X(cuDevicePrimaryCtxRelease_v2) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemGetInfo_v2)             \
     X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync_v2)         \
     X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuEventCreate)                 \
-    X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)    \
-    X(cuModuleLoadData)                                                                                                \
-    X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuLaunchKernel) X(cuStreamBeginCapture_v2)        \
+    X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)                  \
+    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncGetAttribute) X(cuFuncSetAttribute)           \
+    X(cuLaunchKernel) X(cuStreamBeginCapture_v2)                                                                       \
     X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy)
 
 #define TE_CUDA_NVRTC(X)                                                                                               \

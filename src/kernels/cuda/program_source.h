@@ -15,8 +15,9 @@
  *      ROWS    row reductions, row outputs, column sums: `lanes` threads walk a row (1 to 32: part of a warp, several
  *              rows a block; more: the whole block). Up to `items` units of a row stay in a thread's registers; rows
  *              too long for that (items 0) are read anew in each pass.
- *      SQUARES an output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are quantized
- *              along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like ROWS before it.
+ *      SQUARES an output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are
+ *              quantized along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like
+ *              ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
  * Sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends on the
@@ -66,7 +67,7 @@ typedef struct te_cuda_program_shape {
     uint8_t               rows_matter; /* the last dimension is the row; else columns are the innermost that merged */
     uint8_t               n_outer;     /* dimensions before the row, after merging */
     uint8_t               vector;      /* elements per unit */
-    uint8_t               items;       /* ROWS, SQUARES: units of a row that a thread holds; 0: any number, nothing is held */
+    uint8_t               items; /* ROWS, SQUARES: units of a row that a thread holds; 0: any number, none held */
     uint8_t               axis[TE_MAX_DIMS]; /* the run's dimension behind each outer one */
     uint8_t               column_axis;       /* the run's dimension behind the columns */
     uint8_t               n_operands;        /* inputs, then outputs */

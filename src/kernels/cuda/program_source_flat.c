@@ -8,8 +8,10 @@ static void emit_opening(te_emitter *e)
             te_shape_threads(e->shape));
     if (sums) te_emit(e, "    __shared__ te_real places[32];\n");
     if (e->shape->runs > 1)
-        te_emit(e, "    int at = 0, beyond = (int)a.n_runs;\n    while (beyond - at > 1) {\n        const int middle = (at + beyond) / 2;\n"
-                   "        if (blockIdx.x >= a.run[middle].first_block) at = middle;\n        else beyond = middle;\n    }\n"
+        te_emit(e, "    int at = 0, beyond = (int)a.n_runs;\n    while (beyond - at > 1) {\n"
+                   "        const int middle = (at + beyond) / 2;\n"
+                   "        if (blockIdx.x >= a.run[middle].first_block) at = middle;\n"
+                   "        else beyond = middle;\n    }\n"
                    "    const te_run_args &r = a.run[at];\n");
     else te_emit(e, "    const te_run_args &r = a.run[0];\n");
     te_emit(e, "    const te_index columns = (te_index)r.columns;\n");

@@ -232,7 +232,8 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
             break;
         n++;
     }
-    int rounded = (n + TE_CUDA_RUNS_STEP - 1) / TE_CUDA_RUNS_STEP * TE_CUDA_RUNS_STEP; /* few modules for models of all sizes */
+    /* few modules for models of all sizes */
+    int rounded = (n + TE_CUDA_RUNS_STEP - 1) / TE_CUDA_RUNS_STEP * TE_CUDA_RUNS_STEP;
     if (n > 1) shape->runs = (uint8_t)(rounded < room ? rounded : room);
     return n;
 }

@@ -92,7 +92,8 @@ static void emit_column_sums(te_emitter *e)
                    "        if (threadIdx.x < 128 && right + (te_index)threadIdx.x < columns) {\n"
                    "            te_real sum = column_sums[0][threadIdx.x];\n"
                    "            for (int j = 1; j < %d; j++) sum += column_sums[j][threadIdx.x];\n"
-                   "            a.column_parts[((int64_t)%d * a.n_column_parts + square / wide) * columns + right + threadIdx.x]"
+                   "            a.column_parts[((int64_t)%d * a.n_column_parts + square / wide) * columns + right + "
+                   "threadIdx.x]"
                    " = sum;\n        }\n        __syncthreads();\n",
                 e->shape->vector, across(e), o, at_once(e), te_emit_column_number(e, o));
     }
@@ -104,8 +105,10 @@ static void emit_quantizations(te_emitter *e)
     te_emit(e, "        __syncthreads();\n");
     for (int o = 0; o < e->program->n_outputs; o++)
         if (quantizes(e, o))
-            te_emit(e, "        te_quantize_tile(a.quantized[%d], te_tile{z%d, codes, partial, down, right});\n", n++, o);
-    te_emit(e, "    }\n    for (int s = 0; s < %d && blockIdx.x == 0 && threadIdx.x == 0; s++) te_put_whole(a.quantized[s / 2], s %% 2);\n", 2 * n);
+            te_emit(e, "        te_quantize_tile(a.quantized[%d], te_tile{z%d, codes, partial, down, right});\n",
+                    n++, o);
+    te_emit(e, "    }\n    for (int s = 0; s < %d && blockIdx.x == 0 && threadIdx.x == 0; s++) "
+               "te_put_whole(a.quantized[s / 2], s %% 2);\n", 2 * n);
 }
 
 void te_emit_squares(te_emitter *e)

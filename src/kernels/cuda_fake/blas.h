@@ -36,7 +36,8 @@ bool te_fake_narrow_memory(const te_fake_desc *d, const te_fake_layout *a, const
 /* A's (0) or B's (1) values with their factors, k times `lines`, the lines fastest; to be freed. */
 double *te_fake_unpack_narrow(const te_fake_desc *d, const te_fake_layout *l, int operand, const void *base,
                               int64_t lines, int64_t k);
-/* Whether tensor cores of this compute capability keep few bits of such sums; sums[0 … m) of column j as they do then. */
+/* Whether tensor cores of this compute capability keep few bits of such sums; sums[0 … m) of column j as they do
+ * then. */
 bool te_fake_sums_are_short(int capability);
 void te_fake_short_sums(const te_fake_desc *d, double *sums, const double *a, const double *b, int64_t m, int64_t n,
                         int64_t k, int64_t j);

@@ -45,8 +45,10 @@ end
 -- Fills the contexts of fused operations that saved nothing.
 local function fill_contexts(self, kept)
     for _, entry in ipairs(kept.contexts.unsaved or {}) do
+        local values, inputs = {}, { entry.inputs:read(units.title(entry.unit, entry.unit.op, "fuser_forward")) }
+        for i, v in ipairs(entry.names) do values[v] = inputs[i] end
         for i = entry.unit.first, entry.unit.last do
-            again(kept, self.steps[i].op, forward.step, self.steps[i], kept.contexts[i], entry.values)
+            again(kept, self.steps[i].op, forward.step, self.steps[i], kept.contexts[i], values)
         end
     end
     kept.contexts.unsaved = nil
@@ -107,7 +109,8 @@ local function backward_fused(self, unit, kept, dy, extra_gradients, made_inside
     end
     local dx, of_parameters, of_extras = units.call(unit, "fuser_backward", ctxs, dy, extra_gradients)
     of_extras = with_inner(self, unit, of_extras, made_inside)
-    return dx, units.check_lists(self.steps, unit, "fuser_backward", of_parameters, parameters, "gradients of parameters"),
+    return dx, units.check_lists(self.steps, unit, "fuser_backward", of_parameters, parameters,
+        "gradients of parameters"),
         units.check_lists(self.steps, unit, "fuser_backward", of_extras, extras, "gradients of extra inputs")
 end
 

@@ -32,13 +32,14 @@ local function note_unsaved(self, unit, contexts, values)
     for _, other in ipairs(self.backward) do
         if other.op == unit.op and other.first == unit.first then return end
     end
-    local inputs = { [self.steps[unit.first].x] = values[self.steps[unit.first].x] }
+    local names, inputs = { self.steps[unit.first].x }, { n = 0 }
     for i = unit.first, unit.last do
         if not is_empty(contexts[i]) then return end
-        for _, v in ipairs(self.steps[i].extras) do inputs[v] = values[v] end
+        for _, v in ipairs(self.steps[i].extras) do names[#names + 1] = v end
     end
+    for i, v in ipairs(names) do inputs[i], inputs.n = values[v], i end
     contexts.unsaved = contexts.unsaved or {}
-    table.insert(contexts.unsaved, { unit = unit, values = inputs })
+    table.insert(contexts.unsaved, { unit = unit, names = names, inputs = core.keep(inputs) })
 end
 
 local function forward_fused(self, unit, contexts, values)
@@ -48,7 +49,9 @@ local function forward_fused(self, unit, contexts, values)
         ctxs[at], extra_inputs[at], counts[at] = contexts[i], units.gather(values, step.extras), #step.outs
     end
     local y, extra_outputs = units.call(unit, "fuser_forward", ctxs, values[self.steps[unit.first].x], extra_inputs)
-    if not te.is_tensor(y) then fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), type(y)) end
+    if not te.is_tensor(y) then
+        fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), type(y))
+    end
     extra_outputs = units.check_lists(self.steps, unit, "fuser_forward", extra_outputs, counts, "extra outputs")
     if self.backward then note_unsaved(self, unit, contexts, values) end
     values[self.steps[unit.last].y] = y

@@ -140,13 +140,13 @@ enum {
     UNIT_PANELS = 8    /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
 };
 
-#define KERNEL(type, word, sum, words_k, end, round)                                                                        \
-    {                                                                                                                 \
-        .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                              \
+#define KERNEL(type, word, sum, words_k, end, round)                                                                   \
+    {                                                                                                                  \
+        .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                               \
         .lanes = sizeof(vector_##end) / sizeof(sum), .row_group = 1, .step = 1, .rate = 1,                             \
-        .slice_words = SLICE_WORDS, .unit_rows = UNIT_ROWS, .unit_panels = UNIT_PANELS, .word_bytes = sizeof(word), .sum_bytes = sizeof(sum),            \
-        .k_per_word = words_k, .rounds = round, .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch),                         \
-        .finish = TE_ISA_NAME(te_gemm_finish_##end)                                                                   \
+        .slice_words = SLICE_WORDS, .unit_rows = UNIT_ROWS, .unit_panels = UNIT_PANELS,                                \
+        .word_bytes = sizeof(word), .sum_bytes = sizeof(sum), .k_per_word = words_k, .rounds = round,                  \
+        .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch), .finish = TE_ISA_NAME(te_gemm_finish_##end)         \
     }
 
 const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {

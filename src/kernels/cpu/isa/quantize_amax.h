@@ -1,7 +1,8 @@
 /* quantize_amax.h - the largest magnitudes of many short blocks at once, for quantize_blocks.c.
  *
- * A maximum over a vector's own elements takes as many steps as there are halvings of it. Two vectors are folded into one in
- * three instructions, so those of sixteen come for the price of fifteen foldings. The order that results is put right at the end.
+ * A maximum over a vector's own elements takes as many steps as there are halvings of it. Two vectors are folded
+ * into one in three instructions, so those of sixteen come for the price of fifteen foldings. The order that results
+ * is put right at the end.
  *
  *      quarters   [a0 a1 a2 a3] [b0 b1 b2 b3]      [a01 a23 b01 b23]        of 128 bits
  *      halves     of each quarter                  [a | b]                  of 64
@@ -60,7 +61,10 @@ TE_INLINE __m512i te_size_bf16(const uint16_t *x)
     return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
 }
 
-TE_INLINE __m512i te_size_f32(const float *x) { return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff)); }
+TE_INLINE __m512i te_size_f32(const float *x)
+{
+    return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
 
 /* Sizes of 32 blocks of 16 halves, in their order. */
 TE_INLINE __m512i te_sizes_of_32(const uint16_t *x)
@@ -150,7 +154,8 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
     _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
 }
 
-/* Runs of a kilobyte of all rows before the next: rows may lie in pages of their own, of which a machine remembers few. */
+/* Runs of a kilobyte of all rows before the next: rows may lie in pages of their own, of which a machine remembers
+ * few. */
 #define TE_DEFINE_AMAXES_DOWN(dtype, type, MAX, CMPGT, INFINITE)                                                       \
     TE_INLINE int te_amaxes_down_##dtype(float *amax, const type *x, int64_t stride, int rows, int n)                  \
     {                                                                                                                  \
@@ -172,8 +177,8 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
 TE_DEFINE_AMAXES_DOWN(f32, float, _mm512_max_epu32, _mm512_cmpgt_epu32_mask, _mm512_set1_epi32(0x7f800000))
 TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask, _mm512_set1_epi16(0x7f80))
 
-/* Sixteen blocks at a time: those of 32 in a stretch of a row, or four of 128 of each of four rows. A block of 32 is `wide` vectors. What
- * columns have had is kept as sizes. */
+/* Sixteen blocks at a time: those of 32 in a stretch of a row, or four of 128 of each of four rows. A block of 32 is
+ * `wide` vectors. What columns have had is kept as sizes. */
 #define TE_DEFINE_AMAX_BOTH(dtype, type, wide, MAX)                                                                    \
     TE_INLINE __m512i te_amax_block_##dtype(const type *x, uint8_t *kept, bool first, int vectors)                     \
     {                                                                                                                  \
@@ -195,9 +200,10 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
                 const type *x = (const type *)w->x + i * w->stride + j;                                                \
                 int64_t there = (w->n - j) / 32;                                                                       \
                 __m512i v[16];                                                                                         \
-                _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++)                                                  \
-                    v[b] = b >= there ? _mm512_setzero_si512()                                                         \
-                                      : te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide); \
+                _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++) v[b] =                                           \
+                    b >= there                                                                                         \
+                        ? _mm512_setzero_si512()                                                                       \
+                        : te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide);    \
                 __m512i sizes = te_largest_##dtype(v);                                                                 \
                 top = _mm512_max_epu32(top, sizes);                                                                    \
                 _mm512_mask_storeu_epi32(along + j / 32, (__mmask16)(there < 16 ? (1u << there) - 1 : 0xffff), sizes); \
@@ -216,10 +222,10 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
                     const type *x = (const type *)w->x + (i + r) * w->stride + j;                                      \
                     for (int k = 0; k < 512; k += 64 / (int)sizeof(type))                                              \
                         __builtin_prefetch(x + 4 * w->stride + k, 0, 2);                                               \
-                    _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++)                                                \
-                        v[4 * r + b] = b >= there ? _mm512_setzero_si512()                                             \
-                                                  : te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type), \
-                                                                          i + r == 0, 4 * (wide));                     \
+                    _Pragma("GCC unroll 4") for (int b = 0; b < 4; b++) v[4 * r + b] =                                 \
+                        b >= there ? _mm512_setzero_si512()                                                            \
+                                   : te_amax_block_##dtype(x + 128 * b, kept + (j + 128 * b) * (int)sizeof(type),      \
+                                                           i + r == 0, 4 * (wide));                                    \
                 }                                                                                                      \
                 __m512i sizes = te_largest_##dtype(v);                                                                 \
                 top = _mm512_max_epu32(top, sizes);                                                                    \

@@ -1,8 +1,8 @@
 /* quantize_both.h - codes of 64 elements for both directions from one rounding, for quantize_blocks.c.
  *
- * Where a code is a normal number both times, either is what quantize_rounded.h makes less an offset. A 64 in which anything is too
- * small for one of the factors, is infinite or is no number goes each way by itself. Offsets are bytes, four times over for rows,
- * since a word is broadcast from memory for nothing.
+ * Where a code is a normal number both times, either is what quantize_rounded.h makes less an offset. A 64 in which
+ * anything is too small for one of the factors, is infinite or is no number goes each way by itself. Offsets are
+ * bytes, four times over for rows, since a word is broadcast from memory for nothing.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_BOTH_H
 #define TE_KERNELS_CPU_QUANTIZE_BOTH_H
@@ -26,7 +26,8 @@ typedef struct te_offsets {
 TE_INLINE __m512i te_offsets_under(const float *factors, int64_t n, te_wide_form f)
 {
     __m512i first = _mm512_set1_epi32((int)(f.smallest >> 23) + 126), one = _mm512_set1_epi32(0x3f800000);
-    __m512i m = n < 16 ? _mm512_mask_loadu_epi32(one, (__mmask16)((1u << n) - 1), factors) : _mm512_loadu_si512(factors);
+    __m512i m = n < 16 ? _mm512_mask_loadu_epi32(one, (__mmask16)((1u << n) - 1), factors)
+        : _mm512_loadu_si512(factors);
     return _mm512_sub_epi32(first, _mm512_srli_epi32(m, 23));
 }
 
@@ -42,7 +43,8 @@ TE_INLINE void te_offsets_along(te_offsets *o, const float *factors, int64_t n, 
     }
     _mm512_storeu_si512(o->least + n, _mm512_setzero_si512());
     for (int64_t i = 0; i < n && block == 32; i += 16) /* of a block and the next */
-        _mm512_storeu_si512(o->least + i, te_larger(_mm512_loadu_si512(o->least + i), _mm512_loadu_si512(o->least + i + 1)));
+        _mm512_storeu_si512(o->least + i,
+                            te_larger(_mm512_loadu_si512(o->least + i), _mm512_loadu_si512(o->least + i + 1)));
 }
 
 /* For whole 64s of columns. */
@@ -53,7 +55,8 @@ TE_INLINE void te_offsets_down(te_offsets *o, const float *factors, int64_t n, t
         for (int k = 0; k < 64; k += 16) {
             __m512i offset = te_offsets_under(factors + j + k, 16, f);
             top = _mm512_max_epi32(top, offset);
-            _mm_storeu_si128((__m128i *)(o->down + j + k), _mm512_cvtepi32_epi8(_mm512_slli_epi32(offset, (unsigned)f.mantissa)));
+            _mm_storeu_si128((__m128i *)(o->down + j + k),
+                             _mm512_cvtepi32_epi8(_mm512_slli_epi32(offset, (unsigned)f.mantissa)));
         }
         o->columns[j / 64] = te_least_under(_mm512_set1_epi32(_mm512_reduce_max_epi32(top)));
     }
@@ -66,14 +69,14 @@ TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most
     return te_powers_from(0x800000u, factors, n) ? most : 0;
 }
 
-/* Row i, as far as there are 64s, whose factors are powers of two. A compiler makes loops of its own for blocks of 32 and for codes
- * that go past the caches. */
+/* Row i, as far as there are 64s, whose factors are powers of two. A compiler makes loops of its own for blocks of
+ * 32 and for codes that go past the caches. */
 #define TE_DEFINE_BOTH(dtype, type)                                                                                    \
     TE_INLINE void te_both_row_##dtype(const te_two_ways *w, int i, te_wide_form f, const te_offsets *o, bool two,     \
                                        bool past, bool past_down)                                                      \
     {                                                                                                                  \
         const type *x = (const type *)w->x + i * w->stride;                                                            \
-        const type *next = w->next ? (const type *)w->next + i * w->stride : x;                               \
+        const type *next = w->next ? (const type *)w->next + i * w->stride : x;                                        \
         uint8_t *to_along = w->codes[0] + i * w->codes_stride[0], *to_down = w->codes[1] + i * w->codes_stride[1];     \
         const int64_t n = w->n, wide = w->block;                                                                       \
         for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
@@ -87,12 +90,13 @@ TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most
                 te_put_codes(to_along + j, te_codes_of(r, under), past);                                               \
                 te_put_codes(to_down + j, te_codes_of(r, _mm512_loadu_si512(o->down + j)), past_down);                 \
             } else {                                                                                                   \
-                te_each_way_##dtype(to_along + j, to_down + j, x + j, w->along + i * w->step + block, two, w->down + j, f); \
+                te_each_way_##dtype(to_along + j, to_down + j, x + j, w->along + i * w->step + block, two,             \
+                                    w->down + j, f);                                                                   \
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
-    TE_INLINE int64_t te_both_##dtype(const te_two_ways *w, int mantissa, uint32_t smallest, uint32_t largest, int nan,\
-                                      int sign)                                                                        \
+    TE_INLINE int64_t te_both_##dtype(const te_two_ways *w, int mantissa, uint32_t smallest, uint32_t largest,         \
+                                      int nan, int sign)                                                               \
     {                                                                                                                  \
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
         te_offsets o;                                                                                                  \

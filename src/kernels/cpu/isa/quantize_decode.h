@@ -1,8 +1,9 @@
 /* quantize_decode.h - stored codes to rows of float32 or bfloat16 by vector instructions, for quantize_blocks.c.
  *
- * An 8-bit code is put where float16 has its sign, exponent and mantissa, and converted as such: subnormal numbers, too, come out
- * right. E5M2 is the upper half of a float16; E4M3 ends up 2^8 too small, which its factor makes good. A half byte is looked up.
- * Codes that are no finite numbers, and factors so large that infinities could arise, are left to the plain loops.
+ * An 8-bit code is put where float16 has its sign, exponent and mantissa, and converted as such: subnormal numbers,
+ * too, come out right. E5M2 is the upper half of a float16; E4M3 ends up 2^8 too small, which its factor makes good.
+ * A half byte is looked up. Codes that are no finite numbers, and factors so large that infinities could arise, are
+ * left to the plain loops.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_DECODE_H
 #define TE_KERNELS_CPU_QUANTIZE_DECODE_H
@@ -11,7 +12,8 @@
 
 #if defined(TE_ISA_avx512)
 
-/* What a factor is multiplied by before 64 values of each format are, and the first size of a byte that is no finite number. */
+/* What a factor is multiplied by before 64 values of each format are, and the first size of a byte that is no finite
+ * number. */
 #define TE_LIFT_E4M3 256.0f
 #define TE_LIFT_E5M2 1.0f
 #define TE_LIFT_E2M1 1.0f
@@ -41,7 +43,8 @@ TE_INLINE void te_values_64_e5m2(__m512 v[4], const uint8_t *codes)
     for (int k = 0; k < 2; k++) te_convert_halves(v + 2 * k, te_top_bytes(codes + 32 * k));
 }
 
-/* Of 32 bytes, each lane takes the word of eight codes that has its own and moves it down; four bits of an index count. */
+/* Of 32 bytes, each lane takes the word of eight codes that has its own and moves it down; four bits of an index
+ * count. */
 TE_INLINE void te_values_64_e2m1(__m512 v[4], const uint8_t *pairs)
 {
     const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
@@ -151,22 +154,25 @@ typedef struct te_size_table {
 TE_DEFINE_SIZE_TABLE(e4m3, TE_LIFT_E4M3)
 TE_DEFINE_SIZE_TABLE(e5m2, TE_LIFT_E5M2)
 
-/* 64 codes under two powers of two, one for each half, whose exponents are those of bfloat16: all values are normal numbers or 0. */
+/* 64 codes under two powers of two, one for each half, whose exponents are those of bfloat16: all values are normal
+ * numbers or 0. */
 TE_INLINE void te_look_up_64(uint16_t *to, const uint8_t *codes, const te_size_table *t, __m512i raise[2], bool past)
 {
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sizes = _mm512_set1_epi16(0x7fff); /* unpacking goes by quarters */
+    /* unpacking goes by quarters */
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sizes = _mm512_set1_epi16(0x7fff);
     __m512i code = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
     __m512i low = _mm512_permutex2var_epi8(t->low[0], code, t->low[1]);
     __m512i high = _mm512_permutex2var_epi8(t->high[0], code, t->high[1]);
     high = _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), code, high, 0xca); /* a ? b : c */
     __m512i v[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
     for (int k = 0; k < 2; k++)
-        te_put_vector(to + 32 * k, _mm512_mask_add_epi16(v[k], _mm512_test_epi16_mask(v[k], sizes), v[k], raise[k]), past);
+        te_put_vector(to + 32 * k, _mm512_mask_add_epi16(v[k], _mm512_test_epi16_mask(v[k], sizes), v[k], raise[k]),
+                      past);
 }
 
 /* n codes in blocks of 32, of multiples of 64, or one of n; false, and nothing is written, for others. */
-TE_INLINE bool te_look_up(uint16_t *to, const uint8_t *codes, const te_size_table *t, const float *factors, int64_t n, int64_t block,
-                          bool past)
+TE_INLINE bool te_look_up(uint16_t *to, const uint8_t *codes, const te_size_table *t, const float *factors,
+                          int64_t n, int64_t block, bool past)
 {
     __m512i raise[2];
     if (block == 16 && n > 16) return false;
@@ -180,13 +186,15 @@ TE_INLINE bool te_look_up(uint16_t *to, const uint8_t *codes, const te_size_tabl
     return true;
 }
 
-TE_INLINE bool te_look_up_e4m3(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n, int64_t block, bool past)
+TE_INLINE bool te_look_up_e4m3(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n,
+                               int64_t block, bool past)
 {
     const te_size_table t = te_size_table_e4m3();
     return te_look_up(to, codes, &t, factors, n, block, past);
 }
 
-TE_INLINE bool te_look_up_e5m2(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n, int64_t block, bool past)
+TE_INLINE bool te_look_up_e5m2(uint16_t *to, const uint8_t *codes, const float *factors, int64_t n,
+                               int64_t block, bool past)
 {
     const te_size_table t = te_size_table_e5m2();
     return te_look_up(to, codes, &t, factors, n, block, past);
@@ -197,7 +205,8 @@ TE_INLINE bool te_look_up_e5m2(uint16_t *to, const uint8_t *codes, const float *
 #endif
 #define te_look_up_e2m1(to, codes, factors, n, block, past) false
 
-/* Factors of 64 elements from number i on, of which blocks of 16 or 32 begin with the row; block 0: all have the first. */
+/* Factors of 64 elements from number i on, of which blocks of 16 or 32 begin with the row; block 0: all have the
+ * first. */
 TE_INLINE void te_factors_of_64(__m512 f[4], const float *factors, int64_t i, int block, float lift)
 {
 #pragma GCC unroll 4

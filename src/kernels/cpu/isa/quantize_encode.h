@@ -17,7 +17,8 @@
 /* Codes of a multiple of 64 elements of n, which is returned, and *amax; 0 where there is a NaN. */
 #define TE_DEFINE_WHOLE(dtype, type, LARGEST, INFINITE, AMAX)                                                          \
     TE_INLINE int64_t te_codes_whole_##dtype(uint8_t *codes, const type *x, float multiplier, int64_t n, float *amax,  \
-                                             bool past, int mantissa, uint32_t smallest, uint32_t largest, int nan, int sign)\
+                                             bool past, int mantissa, uint32_t smallest, uint32_t largest, int nan,    \
+                                             int sign)                                                                 \
     {                                                                                                                  \
         te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);                                      \
         __m512 one = _mm512_set1_ps(multiplier), m[4] = {one, one, one, one};                                          \
@@ -128,8 +129,8 @@ TE_INLINE bool te_shifts_of(const float *factors, uint16_t offsets[16], uint16_t
 }
 
 /* Sixteen blocks of 32 at a time, as far as they are whole, whose factors are powers of two; the elements done. */
-TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, te_wide_form f,
-                                  bool past)
+TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float *multipliers,
+                                  int64_t n, te_wide_form f, bool past)
 {
     uint16_t offsets[16], smalls[16];
     int64_t j = 0;
@@ -156,7 +157,8 @@ TE_INLINE int64_t te_long_powers(uint8_t *codes, const uint16_t *x, const float 
         te_shift shift = te_shift_by(*multipliers, f.smallest);
         __m512 one = _mm512_set1_ps(*multipliers), m[4] = {one, one, one, one};
         for (int64_t end = whole - i < block ? whole : i + block; i < end; i += 64)
-            if (!te_codes_shifted(codes + i, x + i, shift, shift, f, past)) te_codes_64_bf16(codes + i, x + i, m, f, past);
+            if (!te_codes_shifted(codes + i, x + i, shift, shift, f, past))
+                te_codes_64_bf16(codes + i, x + i, m, f, past);
     }
     return i;
 }
@@ -209,7 +211,8 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
             uint8_t *to = codes + i * codes_stride + j;
             const uint16_t *from = x + i * stride + j;
             if (bounded && te_codes_bounded_bf16(to, from, bounds, f, false)) continue;
-            if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f, false))) te_codes_64_bf16(to, from, m, f, false);
+            if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f, false)))
+                te_codes_64_bf16(to, from, m, f, false);
         }
     }
     return n - n % 64;

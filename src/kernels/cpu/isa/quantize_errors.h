@@ -1,7 +1,7 @@
 /* quantize_errors.h - what E2M1 under a factor does to the values of lines, for quantize_blocks.c.
  *
- * A code has sixteen values, so what is taken from a value is looked up in a table per factor, which has the one division. Sums
- * go from left to right along each line: sixteen lines are turned, and added as vectors.
+ * A code has sixteen values, so what is taken from a value is looked up in a table per factor, which has the one
+ * division. Sums go from left to right along each line: sixteen lines are turned, and added as vectors.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_ERRORS_H
 #define TE_KERNELS_CPU_QUANTIZE_ERRORS_H
@@ -47,7 +47,8 @@ TE_INLINE __m512 te_errors_16(__m512 x, __m512 multiplier, __m512 table, bool sq
     __m512i code = te_sums(_mm512_castsi512_ps(size), te_wide_form_of(TE_E2M1_CODE));
     __mmask16 numbers = _mm512_cmple_epu32_mask(size, _mm512_set1_epi32(0x7f800000));
     code = _mm512_and_si512(code, _mm512_set1_epi32(7));
-    code = _mm512_mask_or_epi32(code, numbers, code, _mm512_and_si512(_mm512_srli_epi32(bits, 28), _mm512_set1_epi32(8)));
+    code = _mm512_mask_or_epi32(code, numbers, code,
+                                _mm512_and_si512(_mm512_srli_epi32(bits, 28), _mm512_set1_epi32(8)));
     __m512 error = _mm512_sub_ps(_mm512_permutexvar_ps(code, table), x);
     return squared ? _mm512_mul_ps(error, error) : _mm512_abs_ps(error);
 }

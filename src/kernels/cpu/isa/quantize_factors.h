@@ -1,7 +1,7 @@
 /* quantize_factors.h - factors of sixteen blocks at a time, for quantize_blocks.c.
  *
- * Exponents and E4M3 factors are a few instructions on vectors, where compilers leave loops that go one by one. Functions say how
- * many factors they have done. No amax is a NaN.
+ * Exponents and E4M3 factors are a few instructions on vectors, where compilers leave loops that go one by one.
+ * Functions say how many factors they have done. No amax is a NaN.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_FACTORS_H
 #define TE_KERNELS_CPU_QUANTIZE_FACTORS_H
@@ -10,11 +10,12 @@
 
 #if defined(TE_ISA_avx512)
 
-/* As te_f32_to_e8m0 of amax * inverse and te_e8m0_inverse of that. Adding all ones below the exponent rounds it up; of subnormal
- * numbers only those above 2^-127 may go up. */
+/* As te_f32_to_e8m0 of amax * inverse and te_e8m0_inverse of that. Adding all ones below the exponent rounds it up;
+ * of subnormal numbers only those above 2^-127 may go up. */
 TE_INLINE int te_exponent_factors(uint8_t *codes, float *multipliers, const float *amax, int n, float inverse)
 {
-    const __m512i fraction = _mm512_set1_epi32(0x7fffff), top = _mm512_set1_epi32(254), half = _mm512_set1_epi32(0x400000);
+    const __m512i fraction = _mm512_set1_epi32(0x7fffff), top = _mm512_set1_epi32(254),
+                  half = _mm512_set1_epi32(0x400000);
     int i = 0;
     for (; i + 16 <= n; i += 16) {
         __m512i bits = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(inverse)));
@@ -51,8 +52,8 @@ TE_INLINE int te_two_level_factors(uint8_t *codes, float *multipliers, const flo
 }
 
 /* As te_two_level_candidate and te_two_level_multiplier. */
-TE_INLINE int te_two_level_candidates(uint8_t *codes, float *multipliers, float *values, const float *amax, int n, float encode,
-                                      float stretch)
+TE_INLINE int te_two_level_candidates(uint8_t *codes, float *multipliers, float *values, const float *amax,
+                                      int n, float encode, float stretch)
 {
     int i = 0;
     for (; i + 16 <= n; i += 16) {

@@ -1,9 +1,10 @@
-/* quantize_powers.h - codes of one direction under powers of two from what quantize_rounded.h makes, for quantize_encode.h.
+/* quantize_powers.h - codes of one direction under powers of two from what quantize_rounded.h makes, for
+ * quantize_encode.h.
  *
- * A factor becomes three bytes: what a code has less than the rounded element, the size below which that would be subnormal, and the
- * one from which on seven bits do not hold it. A 64 that keeps between these takes a subtraction, whatever saturates a minimum; any
- * other, and one under a factor of another kind, goes the general way. Functions are for the formats of eight bits, on machines that
- * permute bytes.
+ * A factor becomes three bytes: what a code has less than the rounded element, the size below which that would be
+ * subnormal, and the one from which on seven bits do not hold it. A 64 that keeps between these takes a subtraction,
+ * whatever saturates a minimum; any other, and one under a factor of another kind, goes the general way. Functions
+ * are for the formats of eight bits, on machines that permute bytes.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_POWERS_H
 #define TE_KERNELS_CPU_QUANTIZE_POWERS_H

@@ -1,9 +1,10 @@
 /* quantize_products.h - codes of bfloat16 under one factor of any kind, for quantize_encode.h.
  *
- * A bfloat16 has 128 mantissas. What each times the factor has beyond it, rounded to the format, is a byte of a table, and the code
- * of an element whose code is a normal number is that byte more than the element's own exponent and first places. Sizes are
- * compared as they stand: with the first one that gives a normal code, and with the last one that gives the largest. Any 64 with
- * something smaller that is not 0 goes the general way, and where that is often so all the rest of the row does.
+ * A bfloat16 has 128 mantissas. What each times the factor has beyond it, rounded to the format, is a byte of a
+ * table, and the code of an element whose code is a normal number is that byte more than the element's own exponent
+ * and first places. Sizes are compared as they stand: with the first one that gives a normal code, and with the last
+ * one that gives the largest. Any 64 with something smaller that is not 0 goes the general way, and where that is
+ * often so all the rest of the row does.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_PRODUCTS_H
 #define TE_KERNELS_CPU_QUANTIZE_PRODUCTS_H
@@ -20,11 +21,13 @@ typedef struct te_products {
 /* False where the format's range does not lie among normal bfloat16. */
 TE_INLINE bool te_products_of(te_products *to, float factor, te_wide_form f)
 {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), one = _mm512_set1_epi32(1);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                  one = _mm512_set1_epi32(1);
     const unsigned places = (unsigned)f.mantissa, dropped = 23 - places;
     const int first = (int)(f.smallest >> 23), top = (int)((f.largest - (f.smallest - (1u << 23))) >> dropped);
     __m512i least = _mm512_set1_epi32(INT32_MAX), most = _mm512_setzero_si512();
-    __m512i table[2] = {least, least}; /* in registers: to load what was stored in pieces would wait for all codes on their way */
+    /* in registers: to load what was stored in pieces would wait for all codes on their way */
+    __m512i table[2] = {least, least};
 #pragma GCC unroll 8
     for (int k = 0; k < 128; k += 16) {
         __m512i mantissa = _mm512_add_epi32(lanes, _mm512_set1_epi32(k));
@@ -67,11 +70,13 @@ TE_INLINE bool te_product_codes(__m512i *codes, const uint16_t *x, const te_prod
         size[k] = _mm512_min_epu16(size[k], p->most);
         kept[k] = _mm512_srli_epi16(size[k], dropped);
     }
-    __m512i low = _mm512_permutex2var_epi8(size[0], even, size[1]), top = _mm512_permutex2var_epi8(given[0], odd, given[1]);
+    __m512i low = _mm512_permutex2var_epi8(size[0], even, size[1]),
+            top = _mm512_permutex2var_epi8(given[0], odd, given[1]);
     __m512i own = _mm512_permutex2var_epi8(kept[0], even, kept[1]);
     __m512i code = _mm512_add_epi8(own, _mm512_permutex2var_epi8(p->table[0], low, p->table[1]));
     if (less[0] | less[1]) {
-        if (_mm512_mask_test_epi16_mask(less[0], size[0], size[0]) | _mm512_mask_test_epi16_mask(less[1], size[1], size[1]))
+        if (_mm512_mask_test_epi16_mask(less[0], size[0], size[0]) |
+            _mm512_mask_test_epi16_mask(less[1], size[1], size[1]))
             return false;
         code = _mm512_maskz_mov_epi8(~_mm512_kunpackd(less[1], less[0]), code);
     }
@@ -80,7 +85,8 @@ TE_INLINE bool te_product_codes(__m512i *codes, const uint16_t *x, const te_prod
 }
 
 /* The elements done, whole 64s from the first on, and *most raised to their magnitudes. */
-TE_INLINE int64_t te_product_row(uint8_t *codes, const uint16_t *x, float factor, int64_t n, bool past, te_wide_form f, __m512i *most)
+TE_INLINE int64_t te_product_row(uint8_t *codes, const uint16_t *x, float factor, int64_t n, bool past,
+                                 te_wide_form f, __m512i *most)
 {
     enum { SHORT = 512, FEW = 8 };
     const __m512 m = _mm512_set1_ps(factor), all[4] = {m, m, m, m};

@@ -7,8 +7,8 @@
 #include "quantize_vectors.h"
 
 #if defined(TE_ISA_avx512)
-/* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus random units
- * count steps when cut off. What is too large for an integer becomes one that is larger than all. */
+/* Codes of 16 products. The unit is a 256th of the step at the size, which is that of 1, of 2 or of 4; sizes plus
+ * random units count steps when cut off. What is too large for an integer becomes one that is larger than all. */
 TE_INLINE __m512i te_stochastic_16(__m512 x, const uint8_t *random)
 {
     __m512i bits = _mm512_castps_si512(x), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));

@@ -1,11 +1,13 @@
-/* quantize_rounded.h - 64 elements rounded to a format's mantissa as they stand, for quantize_both.h and quantize_encode.h.
+/* quantize_rounded.h - 64 elements rounded to a format's mantissa as they stand, for quantize_both.h and
+ * quantize_encode.h.
  *
- * Under a power of two the exponent moves and the mantissa stays: where the element is not 0 and its code a normal number, the
- * code is what comes from here less an offset. Only seven bits of it are a code, so what is subtracted is bytes, and eight bits of
- * an offset are enough. A float32 is taken for a bfloat16 that is odd where anything follows.
+ * Under a power of two the exponent moves and the mantissa stays: where the element is not 0 and its code a normal
+ * number, the code is what comes from here less an offset. Only seven bits of it are a code, so what is subtracted
+ * is bytes, and eight bits of an offset are enough. A float32 is taken for a bfloat16 that is odd where anything
+ * follows.
  *
- * Where bytes can be permuted elements are taken apart at once: the upper byte has the sign and the exponent, the lower one what is
- * rounded, and six bits of that say whether it goes up.
+ * Where bytes can be permuted elements are taken apart at once: the upper byte has the sign and the exponent, the
+ * lower one what is rounded, and six bits of that say whether it goes up.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_ROUNDED_H
 #define TE_KERNELS_CPU_QUANTIZE_ROUNDED_H
@@ -14,8 +16,8 @@
 
 #if defined(TE_ISA_avx512)
 
-/* Elements rounded in the low seven bits of a byte, which are those of the code of a normal number but for an offset; signs; which
- * are not 0; and their sizes, for te_is_easy. */
+/* Elements rounded in the low seven bits of a byte, which are those of the code of a normal number but for an
+ * offset; signs; which are not 0; and their sizes, for te_is_easy. */
 typedef struct te_rounded_64 {
     __m512i bytes, signs;
     __mmask64 some;
@@ -24,8 +26,8 @@ typedef struct te_rounded_64 {
 
 #if defined(TE_ISA_avx512vbmi)
 
-/* By the low six bits: whether what is dropped after the mantissa is more than a half of its last place, or that and the
- * place odd. */
+/* By the low six bits: whether what is dropped after the mantissa is more than a half of its last place, or that and
+ * the place odd. */
 TE_INLINE __m512i te_ups(int mantissa)
 {
     const int64_t above = 0x0101010101010100, all = 0x0101010101010101;
@@ -53,7 +55,8 @@ TE_INLINE te_rounded_64 te_round_halves(__m512i a, __m512i b, int mantissa)
                            .most = sizes};
 }
 
-/* Of sixteen offsets, what te_is_easy is given in each word so that no code is subnormal: exponents are looked at by twos. */
+/* Of sixteen offsets, what te_is_easy is given in each word so that no code is subnormal: exponents are looked at by
+ * twos. */
 TE_INLINE __m512i te_least_under(__m512i offsets)
 {
     const __m512i splat = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
@@ -89,8 +92,10 @@ TE_INLINE te_rounded_64 te_round_halves(__m512i a, __m512i b, int mantissa)
         __m512i raised = _mm512_add_epi16(size[k], _mm512_set1_epi16((short)((1 << (dropped - 1)) - 1)));
         r[k] = _mm512_srli_epi16(_mm512_add_epi16(raised, odd), dropped);
     }
-    __mmask64 some = _mm512_kunpackd(_mm512_test_epi16_mask(size[1], size[1]), _mm512_test_epi16_mask(size[0], size[0]));
-    __m512i low = _mm512_set1_epi16(0x7f), all = _mm512_packus_epi16(_mm512_and_si512(r[0], low), _mm512_and_si512(r[1], low));
+    __mmask64 some = _mm512_kunpackd(_mm512_test_epi16_mask(size[1], size[1]),
+                                     _mm512_test_epi16_mask(size[0], size[0]));
+    __m512i low = _mm512_set1_epi16(0x7f),
+            all = _mm512_packus_epi16(_mm512_and_si512(r[0], low), _mm512_and_si512(r[1], low));
     return (te_rounded_64){.bytes = _mm512_permutexvar_epi64(order, all),
                            .signs = _mm512_permutexvar_epi64(order, _mm512_packs_epi16(a, b)),
                            .some = some,

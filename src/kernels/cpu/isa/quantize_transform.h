@@ -1,9 +1,9 @@
 /* quantize_transform.h - the 16-point Hadamard transform down the columns of sixteen rows, for quantize_blocks.c.
  *
- * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all sixteen stay in
- * registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the values, rounded to the dtype
- * of the source, or their amax alone: the amax of what is scaled and rounded is that of what is not, scaled and
- * rounded.
+ * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all
+ * sixteen stay in registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the
+ * values, rounded to the dtype of the source, or their amax alone: the amax of what is scaled and rounded is that of
+ * what is not, scaled and rounded.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
 #define TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
@@ -74,12 +74,16 @@ TE_INLINE void lanes_from_bf16(lanes *v, const uint16_t *x)
 
 /* The first or the second of two vectors that lie side by side. */
 #define DEFINE_FROM_TWO(dtype, type)                                                                                   \
-    TE_INLINE void lanes_from_two_##dtype(lanes *v, const type *x, int second) { lanes_from_##dtype(v, x + second * LANES); }
+    TE_INLINE void lanes_from_two_##dtype(lanes *v, const type *x, int second)                                         \
+    {                                                                                                                  \
+        lanes_from_##dtype(v, x + second * LANES);                                                                     \
+    }
 
 #if defined(TE_ISA_avx512)
 TE_INLINE void lanes_from_two_bf16(lanes *v, const uint16_t *x, int second)
 {
-    const __m512i upper = _mm512_setr_epi32(0, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16, 8 << 16, 9 << 16,
+    const __m512i upper = _mm512_setr_epi32(0, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16,
+                                            8 << 16, 9 << 16,
                                             10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16, 15 << 16);
     __m512i which = _mm512_add_epi32(upper, _mm512_set1_epi32(second * LANES << 16));
     *v = (lanes)_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, which, _mm512_loadu_si512(x));

@@ -56,7 +56,8 @@ TE_INLINE void te_turn(uint8_t *to, int64_t dst_stride, const uint8_t *codes, in
                     te_turn_16(to + (j + k) * dst_stride + i + q * TE_SQUARE, dst_stride, square[q] + k, past);
         }
     for (int64_t j = 0; j < rows; j++)
-        for (int64_t i = j < full_rows ? full_cols : 0; i < cols; i++) to[j * dst_stride + i] = codes[i * src_stride + j];
+        for (int64_t i = j < full_rows ? full_cols : 0; i < cols; i++)
+            to[j * dst_stride + i] = codes[i * src_stride + j];
 }
 
 /* As te_transpose_fn, of bytes. */

@@ -1,7 +1,7 @@
 /* ops.h - the operations of row programs on one value of type te_real: te_op_NAME for every opcode that has arguments.
  *
- * The source defines te_real and TE_REAL_IS_F32 before; most of the list, which is also the CPU's, follows in program_values.h.
- * In float64 the elementary functions are the device library's.
+ * The source defines te_real and TE_REAL_IS_F32 before; most of the list, which is also the CPU's, follows in
+ * program_values.h. In float64 the elementary functions are the device library's.
  */
 #if TE_REAL_IS_F32
 #define TE_REAL_FN(name) te_##name

@@ -32,8 +32,8 @@ typedef struct te_classes_args {
     double        ignored; /* no class, and no fault */
 } te_classes_args;
 
-/* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets [batch + 1]
- * for each step. Sequences beyond n are empty. */
+/* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets
+ * [batch + 1] for each step. Sequences beyond n are empty. */
 enum { TE_PACKED_STEPS = 9 };
 typedef struct te_packed_args {
     te_cuda_bound bound;
@@ -143,8 +143,8 @@ typedef struct te_delayed_args {
     uint64_t         *skipped;
 } te_delayed_args;
 
-/* Factors of blocks, `lines` down the result by `blocks` along the sum, to where a product of bytes wants them; the padding
- * is 0. TILES: see te_arranged. */
+/* Factors of blocks, `lines` down the result by `blocks` along the sum, to where a product of bytes wants them; the
+ * padding is 0. TILES: see te_arranged. */
 enum { TE_ARRANGE_BY_BLOCKS, TE_ARRANGE_BY_LINES, TE_ARRANGE_TILES };
 typedef struct te_arrange_args {
     te_cuda_bound bound;

@@ -69,7 +69,8 @@ __device__ static inline void te_softmax_row(te_real *p, te_real *top, te_real *
     }
 }
 
-/* Four blocks of a processor, which shared memory allows: without a number the compiler takes 64 registers, and spills. */
+/* Four blocks of a processor, which shared memory allows: without a number the compiler takes 64 registers, and
+ * spills. */
 extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);

@@ -39,8 +39,8 @@ __device__ static inline te_sequence te_sequence_at(const te_attention_args &a, 
     return s;
 }
 
-/* Which tile of which of n heads this block has, and the head that those share whose keys it reads. A grid has less than 2^31 blocks: no
- * division of 64 bits, which is a call that registers are spilled around. */
+/* Which tile of which of n heads this block has, and the head that those share whose keys it reads. A grid has less
+ * than 2^31 blocks: no division of 64 bits, which is a call that registers are spilled around. */
 typedef struct te_block {
     uint32_t tile, head, kv_head, batch;
 } te_block;
@@ -51,10 +51,11 @@ __device__ static inline te_block te_block_of(const te_attention_args &a, int64_
     return {blockIdx.x % tiles, head, head / (heads / (uint32_t)a.k.shape[1]), others / heads};
 }
 
-/* That of this block, and where its tile of `rows` rows begins in it. Packed extents have as many tiles as their rows and one more for
- * each part, which rounds to whole tiles: part i begins at tile starts[i - 1] / rows + i, and some tiles are nobody's. */
-__device__ static inline te_sequence te_sequence_of(const te_attention_args &a, te_block block, const int32_t *starts, int rows,
-                                                    int64_t *first)
+/* That of this block, and where its tile of `rows` rows begins in it. Packed extents have as many tiles as their
+ * rows and one more for each part, which rounds to whole tiles: part i begins at tile starts[i - 1] / rows + i, and
+ * some tiles are nobody's. */
+__device__ static inline te_sequence te_sequence_of(const te_attention_args &a, te_block block,
+                                                    const int32_t *starts, int rows, int64_t *first)
 {
     int64_t tile = block.tile, part = 0, beyond = a.n_seqs + 2;
     *first = tile * rows;
@@ -106,12 +107,14 @@ TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequ
     return (te_real)te_load_f64(a.bias.data, (te_dtype)a.bias_dtype, at);
 }
 
-/* dS of a pair as the gradient of its bias, where that is wanted; by the kernels that make dq, which meet each pair once. */
-TE_HD static inline void te_store_dbias(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i, int64_t key,
-                                        te_real ds)
+/* dS of a pair as the gradient of its bias, where that is wanted; by the kernels that make dq, which meet each pair
+ * once. */
+TE_HD static inline void te_store_dbias(const te_attention_args &a, const te_sequence &s, int64_t head,
+                                        int64_t i, int64_t key, te_real ds)
 {
     if (!a.dbias.data || i >= s.n_q || key >= s.n_kv || !te_sees(s, i, key)) return;
-    ((te_real *)a.dbias.data)[s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] + (s.q_start + i) * a.dbias.stride[2] +
+    ((te_real *)a.dbias.data)[s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] +
+                              (s.q_start + i) * a.dbias.stride[2] +
                               (s.kv_start + key) * a.dbias.stride[3]] = ds;
 }
 

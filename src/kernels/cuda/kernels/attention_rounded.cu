@@ -1,8 +1,8 @@
-/* attention_rounded.cu - attention forward on E4M3 operands, with probabilities rounded to E4M3 (te_attention), for what cuDNN
- * declines. te_a: the operands' bytes, te_b: the result, or its bytes with v's factor.
+/* attention_rounded.cu - attention forward on E4M3 operands, with probabilities rounded to E4M3 (te_attention), for
+ * what cuDNN declines. te_a: the operands' bytes, te_b: the result, or its bytes with v's factor.
  *
- * What is rounded is the probability, so its row's maximum and sum come first: one walk over the keys finds them, a second
- * weighs the values. Tiles are those of attention.cu, of whose functions this is made.
+ * What is rounded is the probability, so its row's maximum and sum come first: one walk over the keys finds them, a
+ * second weighs the values. Tiles are those of attention.cu, of whose functions this is made.
  */
 
 /* 448 times a probability: 1 is the largest number of the format. */
@@ -12,21 +12,22 @@ TE_HD static inline te_real te_round_probability(te_real x)
 }
 
 /* Scores of the tile's rows against n keys in shared memory. */
-__device__ static inline void te_tile_scores(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t first,
-                                             int rows, int64_t key, int n, const te_real *q, const te_real *k, int pitch,
-                                             te_real scale, te_real *p)
+__device__ static inline void te_tile_scores(const te_attention_args &a, const te_sequence &s, int64_t head,
+                                             int64_t first, int rows, int64_t key, int n, const te_real *q,
+                                             const te_real *k, int pitch, te_real scale, te_real *p)
 {
     for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
         int i = e / TE_TILE, j = e % TE_TILE;
-        p[e] = j < n && te_sees(s, first + i, key + j) ? scale * te_dot(q + i * pitch, k + j * pitch, (int)a.q.shape[3]) +
-                                                             te_bias_at(a, s, head, first + i, key + j)
-                                                       : TE_LOWEST;
+        p[e] = j < n && te_sees(s, first + i, key + j)
+                   ? scale * te_dot(q + i * pitch, k + j * pitch, (int)a.q.shape[3]) +
+                         te_bias_at(a, s, head, first + i, key + j)
+                   : TE_LOWEST;
     }
 }
 
 /* lse; what exp(score - maximum) is multiplied by takes the place of the sums. */
-__device__ static inline void te_close_sums(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t first,
-                                            int rows, const te_real *top, te_real *sum)
+__device__ static inline void te_close_sums(const te_attention_args &a, const te_sequence &s, int64_t head,
+                                            int64_t first, int rows, const te_real *top, te_real *sum)
 {
     for (int i = threadIdx.x; i < rows; i += TE_ATTENTION_THREADS) {
         if (a.lse.data) {

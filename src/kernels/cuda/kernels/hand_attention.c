@@ -41,7 +41,8 @@ static te_status count_blocks(te_exec *exec, const te_attention *a, int64_t tile
     int64_t others = heads * (a->cu_seqlens_q ? 1 : a->q.shape[0]);
     if (others > 0 && tiles > INT32_MAX / others)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
-                            "attention: %lld tiles for %lld heads of all sequences; less than 2^31 together are supported",
+                            "attention: %lld tiles for %lld heads of all sequences; less than 2^31 together are "
+                            "supported",
                             (long long)tiles, (long long)others);
     *blocks = tiles * others;
     return TE_OK;
@@ -131,7 +132,8 @@ static te_status check_quantized(te_exec *exec, const te_attention *a)
         bool fits = q && q->element == TE_E4M3 && q->scale == TE_SCALE_F32 && q->block[0] == 0 && q->scale_inv;
         if (!fits || !known)
             return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
-                                "attention: quantized operands are E4M3 with one float32 factor, out float32, bfloat16, "
+                                "attention: quantized operands are E4M3 with one float32 factor, out float32, "
+                                "bfloat16, "
                                 "float16 or float8_e4m3");
     }
     return status;

@@ -16,7 +16,8 @@ te_status te_cuda_plan_pack(te_exec *exec, te_cuda_plan *plan, int32_t *offsets,
                            .tokens = tokens, .offsets = offsets};
     if (lens->ndim != 1 || (lens->dtype != TE_I64 && lens->dtype != TE_I32) || tokens > INT32_MAX)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "packed sequences: lengths %s of %s for %lld tokens; {n} of int32 or int64 for less than 2^31 are needed",
+                            "packed sequences: lengths %s of %s for %lld tokens; {n} of int32 or int64 for less than "
+                            "2^31 are needed",
                             te_describe_view(lens).text, te_dtype_name(lens->dtype), (long long)tokens);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_LENGTHS, "self_attention", tokens, args.n};
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_pack", 1, THREADS, &args, sizeof args));

@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(256) te_check_classes(const __grid_
 {
     for (int64_t i = TE_FIRST; i < a.n; i += TE_STEP) {
         int64_t at = te_offset(a.targets, a.targets.ndim, i);
-        int64_t target = a.bytes == 1 ? ((const uint8_t *)a.targets.data)[at] : te_whole_at(a.targets, a.bytes == 8, at);
+        int64_t target = a.bytes == 1 ? ((const uint8_t *)a.targets.data)[at]
+            : te_whole_at(a.targets, a.bytes == 8, at);
         if ((target < 0 || target >= a.classes) && (double)target != a.ignored) te_report_id(a.bound, i, target);
     }
 }
@@ -80,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(256) te_pack(const __grid_constant_
 extern "C" __global__ void __launch_bounds__(256) te_ragged(const __grid_constant__ te_packed_args a)
 {
     for (int64_t i = TE_FIRST; i < a.batch + a.n_steps * (a.batch + 1); i += TE_STEP) {
-        int64_t k = i < a.batch ? 0 : (i - a.batch) / (a.batch + 1), s = i < a.batch ? i : (i - a.batch) % (a.batch + 1);
+        int64_t k = i < a.batch ? 0 : (i - a.batch) / (a.batch + 1),
+                s = i < a.batch ? i : (i - a.batch) % (a.batch + 1);
         int64_t start = a.offsets[s < a.n ? s : a.n], end = a.offsets[s + 1 < a.n ? s + 1 : a.n];
         a.ragged[i] = (int32_t)(i < a.batch ? end - start : start * a.step[k]);
     }

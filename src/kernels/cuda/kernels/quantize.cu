@@ -1,4 +1,5 @@
-/* quantize.cu - matrices to quantized matrices and back, by the tiles of quantize_tile.cu. te_a is the source's type. */
+/* quantize.cu - matrices to quantized matrices and back, by the tiles of quantize_tile.cu. te_a is the source's
+ * type. */
 
 /* --- there ------------------------------------------------------------------------------------------------------- */
 
@@ -135,8 +136,9 @@ extern "C" __global__ void te_product_scales(const __grid_constant__ te_scales_a
     a.out[2] = 0;
 }
 
-/* Where a factor goes. Tiles hold 128 lines by 4 blocks; within one the lines of a quarter are 16 bytes apart and the
- * quarters beside each other: byte (line % 32) 16 + (line / 32) 4 + block. Tiles of the same lines follow one another. */
+/* Where a factor goes. Tiles hold 128 lines by 4 blocks; within one the lines of a quarter are 16 bytes apart and
+ * the quarters beside each other: byte (line % 32) 16 + (line / 32) 4 + block. Tiles of the same lines follow one
+ * another. */
 static __device__ int64_t te_arranged(const te_arrange_args &a, int64_t line, int64_t block)
 {
     if (a.layout == TE_ARRANGE_BY_BLOCKS) return block * a.padded_lines + line;

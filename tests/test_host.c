@@ -131,8 +131,8 @@ static void test_interrupts(void)
         "repeat xpcall(function() error('x') end, function() while true do end end) until false",
         "local t = setmetatable({}, {__index = function() while true do end end}) local _ = t.x",
         "local te = require 'te' te._core.sleep(1000)",
-        "local te = require 'te' local x = te.ones(64, 64) while true do te.no_grad(function() te.matmul(x, x) end) "
-        "end",
+        ("local te = require 'te' local x = te.ones(64, 64) while true do te.no_grad(function() te.matmul(x, x) end) "
+         "end"),
         "local te = require 'te' te.no_grad(function() while true do end end)",
         "for _ in function() return 1 end do string.gsub('aaa', 'a', function() while true do end end) end",
         "if jit then jit.on() end local i = 0 while true do i = i + 1 end",

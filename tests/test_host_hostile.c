@@ -35,8 +35,8 @@ static const char *const deeds[] = {
     "error(coroutine.create(function() end))",
     "local co co = coroutine.wrap(function() co() end) co()",
     "local function f() return coroutine.wrap(f)() end f()",
-    "local list = {} for i = 1, 1e6 do list[i] = coroutine.create(function() coroutine.yield() end) "
-    "coroutine.resume(list[i]) end",
+    ("local list = {} for i = 1, 1e6 do list[i] = coroutine.create(function() coroutine.yield() end) "
+     "coroutine.resume(list[i]) end"),
     "coroutine.yield()",
     "local kept = {} for i = 1, 1e6 do kept[i] = te.ones(256, 256) end",
     "local x = te.ones(8, 8) while true do x = te.matmul(x, x) end",
@@ -159,8 +159,8 @@ static const char *const nestings[] = {
     "local te = require 'te' local function f() te.no_grad(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.no_grad)(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.autocast)({}, f) end f()",
-    "local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return (te.checkpoint(f, "
-    "x)) end f()",
+    ("local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return "
+     "(te.checkpoint(f, x)) end f()"),
 };
 
 static void no_log(void *user, int level, const char *message) { (void)user, (void)level, (void)message; }

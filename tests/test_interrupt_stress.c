@@ -26,8 +26,8 @@ static const char *const compiled[] = {
     "while true do pcall(function() x = te.ones(4) * 2 end) end",
     "local t = te.ones(3) for i = 1, math.huge do t = t + (i % 2) end",
     "while true do pcall(te.no_grad, function() for i = 1, 3 do te.ones(2):sum() end end) end",
-    "local f = coroutine.wrap(function() while true do pcall(coroutine.yield, te.ones(1)) end end) while true do f() "
-    "end",
+    ("local f = coroutine.wrap(function() while true do pcall(coroutine.yield, te.ones(1)) end end) while true do f() "
+     "end"),
     "local function f(n) if n > 0 then return f(n - 1) end return te.ones(2) end while true do pcall(f, 60) end",
     "local t = {} while true do for i = 1, 100 do t[i] = {i, tostring(i)} end collectgarbage 'step' te.ones(1) end",
 };

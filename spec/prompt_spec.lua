@@ -174,6 +174,13 @@ describe("the prompt on a terminal", function()
         error(("%q did not come; the terminal shows\n%s"):format(text, read(screen)), 2)
     end
 
+    -- Waits until the prompt stands again behind `text`: what is typed before goes to the terminal as it is between
+    -- two lines, where Ctrl-D is no end.
+    local function wait_for_prompt_after(text, from)
+        wait_for(text, from)
+        wait_for("\27[?2004h> ", select(2, read(screen):find(text, from or 1, true)))
+    end
+
     -- Starts the prompt; the function returned types text.
     local function start()
         screen = folder .. "/screen"
@@ -216,7 +223,7 @@ describe("the prompt on a terminal", function()
             type_text "\3"
             wait_for("interrupted", shown)
             type_text(("'after' .. %d\r"):format(i))
-            wait_for(('"after%d"'):format(i))
+            wait_for_prompt_after(('"after%d"'):format(i))
         end
         finish(type_text)
     end)
@@ -227,7 +234,7 @@ describe("the prompt on a terminal", function()
         wait_for "garbage("
         type_text "\3"
         type_text "'an' .. 'swer'\r"
-        wait_for '"answer"' -- nothing that the first line may have in its date
+        wait_for_prompt_after '"answer"' -- nothing that the first line may have in its date
         type_text "\3"
         wait_for "(Ctrl-C again or Ctrl-D ends)"
         local shown = #read(screen)
@@ -239,6 +246,19 @@ describe("the prompt on a terminal", function()
         wait_for("(Ctrl-C again", shown)
         type_text "\3"
         wait_for "status 130"
+    end)
+
+    it("loses no line to a Ctrl-C that comes as the one before ends", function()
+        local type_text = start()
+        for i = 1, 20 do
+            type_text(("'late' .. %d\r"):format(i))
+            wait_for(('"late%d"'):format(i))
+            type_text "\3"
+        end
+        type_text "te.ones(2) + 0\r"
+        wait_for_prompt_after "{1, 1}"
+        assert.is_nil(read(screen):find("interrupted", 1, true))
+        finish(type_text)
     end)
 
     it("runs a pasted block at once, tabs and locals included", function()
@@ -260,7 +280,7 @@ describe("the prompt on a terminal", function()
         for _, block in ipairs(blocks) do
             local shown = #read(screen)
             type_text("\27[200~" .. block[1] .. "\27[201~" .. (block[1]:sub(-1) == "\n" and "" or "\r"))
-            wait_for(block[2] .. "\r\n", shown)
+            wait_for_prompt_after(block[2] .. "\r\n", shown)
         end
         finish(type_text)
     end)
@@ -270,12 +290,12 @@ describe("the prompt on a terminal", function()
         type_text "te.softm\t({1}) --\r"
         wait_for "te.softmax"
         type_text "'remember ' .. 'me'\r"
-        wait_for '"remember me"'
+        wait_for_prompt_after '"remember me"'
         finish(type_text)
         keys:close()
         type_text = start()
         type_text "\27[A\r"
-        wait_for '"remember me"'
+        wait_for_prompt_after '"remember me"'
         finish(type_text)
         assert.is_truthy(read(folder .. "/history"):find("remember", 1, true))
     end)

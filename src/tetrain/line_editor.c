@@ -35,19 +35,22 @@ struct line_editor {
 #endif
 };
 
-static volatile sig_atomic_t signalled; /* the number of the signal that arrived while reading */
+static volatile sig_atomic_t signalled; /* the number of the signal that no line has told of yet */
 
 static void on_signal(int number) { signalled = number; }
 
-/* The two signals set `signalled` from here on, and wait while the editor is not waiting itself: none is missed
- * between a look at `signalled` and the next wait. before receives the signals that were blocked. */
-static void take_signals(sigset_t *before)
+void line_editor_catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_signal};
-    sigset_t         ours;
-    signalled = 0;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+/* Signals wait while the editor is not waiting itself: none is missed between a look at `signalled` and the next wait.
+ * before receives the signals that were blocked. */
+static void hold_signals(sigset_t *before)
+{
+    sigset_t ours;
     sigemptyset(&ours);
     sigaddset(&ours, SIGINT);
     sigaddset(&ours, SIGTERM);
@@ -299,12 +302,22 @@ void line_editor_close(line_editor *e)
 
 bool line_editor_on_terminal(const line_editor *e) { return e->terminal; }
 
+static line_result read_line(line_editor *e)
+{
+    if (!signalled) return e->editing ? read_edited(e) : e->terminal ? read_shown(e) : read_plain(e);
+    e->size = 0; /* it came before the prompt did */
+    if (e->terminal) fputc('\n', stdout);
+    return ended();
+}
+
 line_result line_editor_read(line_editor *e, const char *prompt, const char **line, size_t *size)
 {
-    take_signals(&e->open_signals);
+    line_editor_catch_signals();
+    hold_signals(&e->open_signals);
     e->prompt = prompt;
     if (!e->editing) sigprocmask(SIG_SETMASK, &e->open_signals, NULL);
-    line_result result = e->editing ? read_edited(e) : e->terminal ? read_shown(e) : read_plain(e);
+    line_result result = read_line(e);
+    signalled = 0;
     sigprocmask(SIG_SETMASK, &e->open_signals, NULL);
     *line = e->text;
     *size = e->size;

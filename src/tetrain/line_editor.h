@@ -32,7 +32,9 @@ typedef enum line_result {
 /* NULL when memory is exhausted. */
 line_editor *line_editor_open(const line_editor_options *options);
 void         line_editor_close(line_editor *e);
-/* *line is valid until the next call and has no newline. SIGINT and SIGTERM are the editor's while it reads. */
+/* SIGINT and SIGTERM are the editor's from here on: one that comes before the next line is read ends that line. */
+void line_editor_catch_signals(void);
+/* *line is valid until the next call and has no newline. Catches the signals itself. */
 line_result line_editor_read(line_editor *e, const char *prompt, const char **line, size_t *size);
 bool        line_editor_on_terminal(const line_editor *e);
 

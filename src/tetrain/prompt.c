@@ -66,12 +66,21 @@ static bool hand_over(session *s)
     return whole;
 }
 
+/* Ctrl-C is the prompt's again. One that came when the chunk had ended already must not stop the next chunk. */
+static void end_chunk(session *s)
+{
+    line_editor_catch_signals();
+    te_context_clear_interrupt(tetrain_context(s->rt));
+}
+
 /* Runs what was handed over. */
 static void evaluate(session *s, void (*catch_signals)(void))
 {
     static const char run[] = "require('te.tools.repl').run()";
     catch_signals();
-    if (tetrain_run_string(s->rt, run, sizeof run - 1, "=tetrain") != TETRAIN_OK) show_problem(s);
+    tetrain_status status = tetrain_run_string(s->rt, run, sizeof run - 1, "=tetrain");
+    end_chunk(s);
+    if (status != TETRAIN_OK) show_problem(s);
     fflush(stdout);
     s->size = 0;
 }
@@ -128,6 +137,7 @@ int prompt_run(tetrain *rt, void (*catch_signals)(void))
     }
     if (line_editor_on_terminal(s.editor))
         printf("tetrain %s  ?name explains, :help lists what the prompt can do\n", tetrain_version());
+    end_chunk(&s);
     int code = loop(&s, catch_signals);
     line_editor_close(s.editor);
     free(s.text);

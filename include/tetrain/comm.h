@@ -33,6 +33,9 @@ TE_API void     te_comm_release(te_comm *comm);
 TE_API int te_comm_rank(const te_comm *comm);
 TE_API int te_comm_size(const te_comm *comm);
 TE_API int te_comm_local_rank(const te_comm *comm); /* among the processes on the same machine: a device's number */
+TE_API int te_comm_local_size(const te_comm *comm); /* how many of the group are on this machine */
+/* Whether this process was started together with others, by mpirun or the like; looks at the environment alone. */
+TE_API bool te_comm_launched(void);
 
 /* Returns when all have called it. */
 TE_API te_status te_comm_barrier(te_comm *comm);

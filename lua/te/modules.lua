@@ -45,6 +45,7 @@ local modules = {
     initializers = "te.initializers",
     tokenizer = "te.tokenizer",
     data = "te.data",
+    distributed = "te.distributed",
 }
 
 -- Operations: reachable as te.X and as te.ops.X.

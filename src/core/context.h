@@ -40,6 +40,7 @@ struct te_context {
     int       refs; /* the owner's and one per tensor, storage and node */
     te_device devices[TE_MAX_DEVICES]; /* 0 is the CPU, 1 + i is cuda:i */
     te_device_module cuda;
+    struct te_comm *world; /* of te_comm_world while somebody holds it; NULL: nobody does */
     size_t    tensor_memory_limit;
     int       threads;
     bool      tf32; /* see te_exec */

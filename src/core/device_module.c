@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define MODULE_FILE "libtetrain_cuda.so"
-
 /* Folder, with its last '/', of the file that this code was loaded from. */
 static void own_folder(char *folder, size_t size)
 {
@@ -34,26 +32,25 @@ static void *try_path(const char *path, char *tried, size_t size, bool *found)
     return library;
 }
 
-static void *find_library(te_exec *exec)
+void *te_module_library(te_exec *exec, const char *file, const char *wish, const char *what)
 {
     char folder[1024], path[1100], tried[sizeof exec->message - 64] = "";
-    const char *wish = te_environment(TE_ENV_CUDA_MODULE);
     bool found = false;
     void *library = NULL;
     own_folder(folder, sizeof folder);
     if (wish) library = try_path(wish, tried, sizeof tried, &found);
     for (int i = 0; !wish && i < 3 && !library && !found; i++) {
-        snprintf(path, sizeof path, "%s%s", i < 2 ? folder : "", i == 1 ? "../lib/" MODULE_FILE : MODULE_FILE);
+        snprintf(path, sizeof path, "%s%s%s", i < 2 ? folder : "", i == 1 ? "../lib/" : "", file);
         library = try_path(path, tried, sizeof tried, &found);
     }
-    if (!library) te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the CUDA module cannot be opened; tried %s", tried);
+    if (!library) te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the %s module cannot be opened; tried %s", what, tried);
     return library;
 }
 
 te_status te_device_module_open(te_device_module *module, te_exec *exec)
 {
     if (module->table) return TE_OK;
-    void *library = find_library(exec);
+    void *library = te_module_library(exec, "libtetrain_cuda.so", te_environment(TE_ENV_CUDA_MODULE), "CUDA");
     if (!library) return TE_ERROR_UNSUPPORTED;
     te_module_get_function *get;
     *(void **)&get = dlsym(library, TE_MODULE_ENTRY);

@@ -8,11 +8,15 @@
     X(TRACE, "TE_TRACE", "comma list of what to report on standard error: dispatch")                                  \
     X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the most that the CPU backend may use")                        \
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
+    X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \
     X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
     X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
     X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split; 256")    \
     X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")         \
     /* other programs' */                                                                                             \
+    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "set for processes that mpirun starts together")                             \
+    X(PMIX_RANK, "PMIX_RANK", "likewise, by prterun and srun")                                                        \
+    X(PMI_SIZE, "PMI_SIZE", "likewise, by other starters")                                                            \
     X(CUDA_HOME, "CUDA_HOME", "CUDA toolkit")                                                                         \
     X(CUDA_PATH, "CUDA_PATH", "CUDA toolkit")                                                                         \
     X(VIRTUAL_ENV, "VIRTUAL_ENV", "Python environment, whose NVIDIA packages hold the libraries too")                 \

@@ -279,6 +279,8 @@ struct te_backend {
     te_status (*capture_end)(te_exec *exec, bool keep, void **graph);
     te_status (*graph_launch)(te_exec *exec, void *graph);
     void      (*graph_free)(te_exec *exec, void *graph);
+
+    const struct te_collectives *collectives; /* between devices of several processes; NULL: none (collectives.h) */
 };
 
 extern const te_backend te_backend_cpu;

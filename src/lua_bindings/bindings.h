@@ -241,6 +241,7 @@ extern const luaL_Reg te_lua_create_file_functions[]; /* create.c: te.from_file;
 extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed … */
 /* Members of te._core. */
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
+extern const luaL_Reg te_lua_comm_functions[];      /* comm.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
 extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_graph_functions[];    /* graph.c */

@@ -152,6 +152,7 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_push_kept(L, te_lua_tensor_metatable);
     lua_setfield(L, -2, "tensor_metatable");
     if (!rt->restricted) {
+        te_lua_register(rt, L, te_lua_comm_functions);
         te_lua_register(rt, L, te_lua_process_functions);
         te_lua_register(rt, L, te_lua_file_functions);
         te_lua_register(rt, L, te_lua_token_functions);

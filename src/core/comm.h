@@ -1,0 +1,27 @@
+/* comm.h - groups of processes, as the engine sees them. */
+#ifndef TE_CORE_COMM_H
+#define TE_CORE_COMM_H
+
+#include "context.h"
+#include "kernels/collectives.h"
+#include "kernels/messenger.h"
+#include "tetrain/comm.h"
+
+struct te_comm {
+    te_context         *ctx;
+    int                 refs;
+    const te_messenger *messenger; /* NULL: a group of one */
+    te_peers           *peers;     /* of it */
+    te_exec             exec;      /* for its messages */
+    bool                broken;    /* a call was left off: the processes no longer agree where they are */
+    te_device_peers    *device_peers[TE_MAX_DEVICES]; /* NULL: not connected */
+};
+
+/* A group of all that join the messenger; NULL with the reason recorded. messenger NULL: a group of one. */
+te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger);
+
+/* out[i] = in[0][i] + in[1][i] + … + in[n_parts - 1][i], in this order, or what else the reduction is; parts of n
+ * elements one after the other. In float32 and rounded once; float64 and integers in their own type. */
+void te_comm_reduce_parts(void *out, const void *in, int n_parts, int64_t n, te_dtype dtype, te_reduction reduction);
+
+#endif

@@ -1,0 +1,172 @@
+/* comm.c - groups of processes for lua/te/distributed.lua: te._core.comm_*.
+ *
+ *     comm_launched()                         whether this process was started with others
+ *     comm_world()                            a group, of all of them
+ *     comm_split(comm, color, key)            a group, or nil where the color is negative
+ *     comm_place(comm)                        rank, size, local rank, local size; ranks count from 0
+ *     comm_barrier(comm)
+ *     comm_broadcast_(comm, x, root)          x is written
+ *     comm_all_reduce_(comm, x, op)           likewise; op is sum, average, max or min
+ *     comm_all_reduce(comm, x, op), comm_all_gather(comm, x), comm_reduce_scatter(comm, x, op),
+ *     comm_all_to_all(comm, x), comm_exchange(comm, x, to, from)     a new tensor
+ */
+#include "bindings.h"
+
+#include "tetrain/comm.h"
+
+static const char comm_tag[] = "te.comm", name[] = "distributed";
+
+typedef struct lua_comm {
+    const void *tag;
+    te_comm    *comm;
+} lua_comm;
+
+static te_comm *check_comm(lua_State *L)
+{
+    lua_comm *u = te_lua_to_object(L, 1, comm_tag, sizeof *u);
+    if (!u || !u->comm) te_lua_fail(L, name, "expected a group of processes");
+    return u->comm;
+}
+
+static int collect(lua_State *L)
+{
+    lua_comm *u = te_lua_to_object(L, 1, comm_tag, sizeof *u);
+    if (!u) return 0;
+    te_comm *comm = u->comm;
+    *u = (lua_comm){0};
+    te_comm_release(comm);
+    return 0;
+}
+
+static lua_comm *new_comm(lua_State *L)
+{
+    lua_comm *u = lua_newuserdata(L, sizeof *u);
+    *u = (lua_comm){.tag = comm_tag};
+    te_lua_set_collector(L, collect);
+    return u;
+}
+
+static int comm_launched(lua_State *L)
+{
+    lua_pushboolean(L, te_comm_launched());
+    return 1;
+}
+
+static int comm_world(lua_State *L)
+{
+    te_lua   *rt = te_lua_runtime(L);
+    lua_comm *u = new_comm(L);
+    te_lua_enter(rt, L, name);
+    u->comm = te_comm_world(rt->ctx);
+    return u->comm ? 1 : te_lua_raise(rt, L, name, rt->ctx->status);
+}
+
+static int comm_split(lua_State *L)
+{
+    te_lua   *rt = te_lua_runtime(L);
+    te_comm  *comm = check_comm(L);
+    int       color = (int)te_lua_check_int(L, 2, name, "color"), key = (int)te_lua_check_int(L, 3, name, "key");
+    lua_comm *u = new_comm(L);
+    te_lua_enter(rt, L, name);
+    u->comm = te_comm_split(comm, color, key);
+    if (!u->comm && rt->ctx->message[0]) return te_lua_raise(rt, L, name, rt->ctx->status);
+    if (!u->comm) lua_pushnil(L);
+    return 1;
+}
+
+static int comm_place(lua_State *L)
+{
+    te_comm *comm = check_comm(L);
+    lua_pushinteger(L, te_comm_rank(comm));
+    lua_pushinteger(L, te_comm_size(comm));
+    lua_pushinteger(L, te_comm_local_rank(comm));
+    lua_pushinteger(L, te_comm_local_size(comm));
+    return 4;
+}
+
+static int comm_barrier(lua_State *L)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    te_comm *comm = check_comm(L);
+    te_lua_enter(rt, L, name);
+    te_status status = te_comm_barrier(comm);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, name, status);
+}
+
+static te_reduction check_reduction(lua_State *L, int index)
+{
+    static const char *const names[] = {"sum", "average", "max", "min", NULL};
+    return (te_reduction)luaL_checkoption(L, index, NULL, names);
+}
+
+/* A function of a tensor, with what stands behind it: a reduction or one or two ranks. */
+typedef struct call {
+    bool         reduces;
+    int          n_ranks;
+    te_tensor *(*make)(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks);
+    te_status  (*change)(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks);
+} call;
+
+static int run(lua_State *L, const call *c)
+{
+    te_lua        *rt = te_lua_runtime(L);
+    te_comm       *comm = check_comm(L);
+    te_reduction   reduction = TE_REDUCE_SUM;
+    int            ranks[2] = {0};
+    lua_settop(L, 4);
+    if (c->reduces) reduction = check_reduction(L, 3);
+    for (int i = 0; i < c->n_ranks; i++) ranks[i] = (int)te_lua_check_int(L, 3 + i, name, "rank");
+    te_lua_tensor *result = c->make ? te_lua_new_tensor(L) : NULL;
+    te_tensor     *x = te_lua_check_tensor(L, 2, name, "x");
+    if (c->change) te_lua_check_writable(L, name, x);
+    te_lua_enter(rt, L, name);
+    te_tensor_retain(x);
+    te_comm_retain(comm);
+    te_status status = TE_OK;
+    if (c->change) status = c->change(comm, x, reduction, ranks);
+    else result->t = c->make(comm, x, reduction, ranks);
+    te_tensor_release(x);
+    te_comm_release(comm);
+    if (status != TE_OK || (result && !result->t)) return te_lua_raise(rt, L, name, rt->ctx->status);
+    if (c->change) lua_settop(L, 2);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
+#define MAKE(function, arguments)                                                                                     \
+    static te_tensor *make_##function(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks)          \
+    {                                                                                                                 \
+        (void)reduction, (void)ranks;                                                                                 \
+        return te_comm_##function arguments;                                                                          \
+    }
+#define CHANGE(function, arguments)                                                                                   \
+    static te_status change_##function(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks)         \
+    {                                                                                                                 \
+        (void)reduction, (void)ranks;                                                                                 \
+        return te_comm_##function arguments;                                                                          \
+    }
+#define FUNCTION(name, ...) static int comm_##name(lua_State *L) { return run(L, &(call){__VA_ARGS__}); }
+
+MAKE(all_reduce, (comm, x, reduction))
+MAKE(all_gather, (comm, x))
+MAKE(reduce_scatter, (comm, x, reduction))
+MAKE(all_to_all, (comm, x))
+MAKE(exchange, (comm, x, ranks[0], ranks[1]))
+CHANGE(all_reduce_in_place, (comm, x, reduction))
+CHANGE(broadcast, (comm, x, ranks[0]))
+
+FUNCTION(all_reduce, .reduces = true, .make = make_all_reduce)
+FUNCTION(all_gather, .make = make_all_gather)
+FUNCTION(reduce_scatter, .reduces = true, .make = make_reduce_scatter)
+FUNCTION(all_to_all, .make = make_all_to_all)
+FUNCTION(exchange, .n_ranks = 2, .make = make_exchange)
+FUNCTION(all_reduce_, .reduces = true, .change = change_all_reduce_in_place)
+FUNCTION(broadcast_, .n_ranks = 1, .change = change_broadcast)
+
+const luaL_Reg te_lua_comm_functions[] = {
+    {"comm_launched", comm_launched}, {"comm_world", comm_world}, {"comm_split", comm_split},
+    {"comm_place", comm_place}, {"comm_barrier", comm_barrier}, {"comm_broadcast_", comm_broadcast_},
+    {"comm_all_reduce_", comm_all_reduce_}, {"comm_all_reduce", comm_all_reduce}, {"comm_all_gather", comm_all_gather},
+    {"comm_reduce_scatter", comm_reduce_scatter}, {"comm_all_to_all", comm_all_to_all},
+    {"comm_exchange", comm_exchange}, {NULL, NULL},
+};

@@ -30,7 +30,7 @@ function collective.group(who, option, given)
     return group.size > 1 and group or nil
 end
 
--- Directions ----------------------------------------------------------------------------------------------------------
+-- Directions --------------------------------------------------------------------------------------------------------
 
 local function same(_, x) return x end
 local function sum(group, x) return group:all_reduce(x) end
@@ -52,7 +52,7 @@ collective.gather = differentiable(gather, scatter)
 collective.scatter = differentiable(scatter, gather)
 local reduce_both = differentiable(sum, sum)
 
--- Operations ------------------------------------------------------------------------------------------------------------
+-- Operations --------------------------------------------------------------------------------------------------------
 
 -- An operation that runs `way` in a group of several, and is not there in a group of one.
 local function define(name, way, declarations)
@@ -90,7 +90,7 @@ collective.ReduceScatter = define("ReduceScatter", collective.scatter)
 --- What it is given; the gradients of all processes are added.
 collective.CopyToGroup = define("CopyToGroup", collective.copy)
 
--- Tensor parallelism ----------------------------------------------------------------------------------------------------
+-- Tensor parallelism ------------------------------------------------------------------------------------------------
 
 local PARALLEL = {
     tensor_parallel_mode = { "string", choices = { "column", "row" } },

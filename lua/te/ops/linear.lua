@@ -46,8 +46,8 @@ end
 local function split_weight(self, who, weight, split)
     local by_columns = split.mode == "column"
     self.split = split
-    weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(), by_columns and 1 or 2,
-        split.group)
+    weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(),
+        by_columns and 1 or 2, split.group)
     weight.requires_grad = true
     self.local_out_features, self.local_in_features = weight.shape[1], weight.shape[2]
     return weight

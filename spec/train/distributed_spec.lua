@@ -2,24 +2,21 @@
 --- two, so three do everything; what they look at within is in spec/support/ranks_train.lua.
 
 local te = require "te"
+local processes = require "spec.support.processes"
 local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
-local MPIRUN = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 "
-    .. "timeout 240 mpirun --oversubscribe -n 2 "
 local SMALL = "--n-layer=1 --n-head=2 --n-embd=16 --block=8 --eval-batches=4 --sample-tokens=8 --warmup=2 --lr=1e-2 "
     .. "--grad-accumulation=2 --steps=8 --eval-interval=4 --threads=1 "
 
 local DROPOUT = "--batch=2 --dropout=0.2"
 
-local function exists(program) return os.execute(("command -v %s >/dev/null 2>&1"):format(program)) == 0 end
-
 describe("training in several processes", function()
-    if not exists "mpirun" then
-        pending "mpirun is not installed"
-        return
-    end
     local folder
+
+    before_each(function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+    end)
 
     setup(function()
         folder = os.tmpname()
@@ -37,8 +34,7 @@ describe("training in several processes", function()
 
     -- Exit code and what was printed.
     local function together(words)
-        local text, code = shell.capture(("OMP_NUM_THREADS=1 %s%s spec/support/ranks_train.lua %s"):format(MPIRUN,
-            TETRAIN, words))
+        local text, code = processes.run(2, ("'%s' spec/support/ranks_train.lua %s"):format(TETRAIN, words))
         return code, text
     end
 

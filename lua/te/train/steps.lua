@@ -23,8 +23,10 @@ Steps.__index = Steps
 --- norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks; this process alone unless
 --- given) and interrupted(), whether this process was asked to stop.
 local function new(opts)
-    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda",
-        ranks = opts.ranks or ranks.alone() }, Steps)
+    local together = opts.ranks or ranks.alone()
+    -- what goes between processes may go through the host, which no graph can record
+    local recorder = opts.graph and opts.device:find "^cuda" and together.size == 1
+    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = recorder, ranks = together }, Steps)
 end
 
 -- 1 where this process was asked to stop.

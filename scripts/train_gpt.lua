@@ -156,7 +156,8 @@ local function open_run(o, given, script)
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
             bias = o.bias, init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
     end
-    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe }
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,
+        group = ranks.group }
     run.model:to(device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model, ranks)

@@ -9,7 +9,7 @@ local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
 local SMALL = "--n-layer=1 --n-head=2 --n-embd=16 --block=8 --eval-batches=4 --sample-tokens=8 --warmup=2 --lr=1e-2 "
     .. "--grad-accumulation=2 --steps=8 --eval-interval=4 --threads=1 "
 
-local DROPOUT = "--batch=2 --dropout=0.2"
+local HARD = "--batch=2 --dropout=0.2 --recipe=delayed" -- random numbers, scales with a history
 
 describe("training in several processes", function()
     local folder
@@ -49,7 +49,7 @@ describe("training in several processes", function()
     end
 
     it("makes the steps of one process with the rows of all", function()
-        local code, text = together(("check %s then %s"):format(options("two", "--batch=2"), options("whole", DROPOUT)))
+        local code, text = together(("check %s then %s"):format(options("two", "--batch=2"), options("whole", HARD)))
         assert.equal(0, code, text)
         assert.is_truthy(text:find("2 processes, 64 tokens a step\n", 1, true), text)
         assert.equal(2 * 2, select(2, text:gsub("train loss", ""))) -- in one voice
@@ -66,7 +66,7 @@ describe("training in several processes", function()
     end)
 
     it("stops all where one is asked to, and goes on exactly there", function()
-        local code, text = together("stop=5 " .. options("parts", DROPOUT))
+        local code, text = together("stop=5 " .. options("parts", HARD))
         assert.equal(75, code, text)
         assert.is_truthy(text:find("interrupted after step 5; ", 1, true), text)
         assert.same({ 4, 5 }, te.train.checkpoint.steps(folder .. "/parts"))

@@ -45,9 +45,9 @@ function Guard:allows(loss, grad_norm, backward)
     end
     self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
     if self.in_a_row < PATIENCE then return false end
-    if not self.speaks then run.fail(run.exit.not_finite) end
     local what = culprit(self.model, "parameter")
     if not what and backward then backward() end
+    if not self.speaks then run.fail(run.exit.not_finite) end
     what = what or culprit(self.model, "gradient") or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))

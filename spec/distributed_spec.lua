@@ -26,6 +26,15 @@ describe("processes started together", function()
         assert.is_truthy(text:find("no further", 1, true), text)
     end)
 
+    it("are one where the starter says so, and open nothing", function()
+        for _, words in ipairs { "OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1" } do
+            local text, status = shell.capture(("%s TETRAIN_MPI_MODULE=/nowhere/at/all.so "
+                .. "'%s' -e 'print(te.distributed.launched(), te.distributed.world())'"):format(words, TETRAIN))
+            assert.equal(0, status, text)
+            assert.equal("false\tGroup(rank 0 of 1)\n", text)
+        end
+    end)
+
     it("say that the module cannot be opened", function()
         local text, status = shell.capture(("OMPI_COMM_WORLD_SIZE=2 TETRAIN_MPI_MODULE=/nowhere/at/all.so "
             .. "'%s' -e 'te.distributed.world()'"):format(TETRAIN))

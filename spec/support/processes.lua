@@ -24,7 +24,7 @@ local works
 function processes.available()
     if works == nil then
         local tetrain = os.getenv("TETRAIN") or "build/tetrain"
-        local _, status = processes.run(1, ("'%s' -e 'te.distributed.world()'"):format(tetrain))
+        local _, status = processes.run(2, ("'%s' -e 'te.distributed.world()'"):format(tetrain))
         works = status == 0
     end
     return works

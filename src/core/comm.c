@@ -13,6 +13,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { STAGING = 4 << 20 }; /* bytes that are on their way at a time while adding */
 
@@ -63,7 +64,13 @@ te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
 
 bool te_comm_launched(void)
 {
-    return te_environment(TE_ENV_OMPI_SIZE) || te_environment(TE_ENV_PMIX_RANK) || te_environment(TE_ENV_PMI_SIZE);
+    const char *size = te_environment(TE_ENV_OMPI_SIZE);
+    if (!size) size = te_environment(TE_ENV_PMI_SIZE);
+    if (!size && te_environment(TE_ENV_PMIX_RANK)) {
+        size = te_environment(TE_ENV_SLURM_SIZE);
+        if (!size) return true; /* how many it is nobody says */
+    }
+    return size && strtol(size, NULL, 10) > 1;
 }
 
 /* The library is never closed again: MPI is one for the process. */

@@ -14,9 +14,10 @@
     X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split; 256")    \
     X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")         \
     /* other programs' */                                                                                             \
-    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "set for processes that mpirun starts together")                             \
+    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "how many processes mpirun starts together")                                 \
     X(PMIX_RANK, "PMIX_RANK", "likewise, by prterun and srun")                                                        \
-    X(PMI_SIZE, "PMI_SIZE", "likewise, by other starters")                                                            \
+    X(SLURM_SIZE, "SLURM_STEP_NUM_TASKS", "how many srun starts")                                                     \
+    X(PMI_SIZE, "PMI_SIZE", "how many other starters start")                                                          \
     X(CUDA_HOME, "CUDA_HOME", "CUDA toolkit")                                                                         \
     X(CUDA_PATH, "CUDA_PATH", "CUDA toolkit")                                                                         \
     X(VIRTUAL_ENV, "VIRTUAL_ENV", "Python environment, whose NVIDIA packages hold the libraries too")                 \

@@ -5,6 +5,10 @@
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --dtype=bfloat16
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
+--     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
+--
+-- Several processes train one model, each on --batch rows of its own: n processes of b rows make the steps of one with
+-- n * b. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves. Exit codes: 0, 1 script
@@ -35,7 +39,7 @@ local command_line = train.command_line {
     { "init-std", "number", 0.05, min = 0, max = 1, help = "of the weights at the start; narrower models want more" },
 
     { "steps", "size", 2000, section = "Training", help = "optimizer steps" },
-    { "batch", "size", 12, help = "rows of a batch" },
+    { "batch", "size", 12, help = "rows of a batch, for each process where mpirun starts several" },
     { "grad-accumulation", "size", 1, help = "batches per step" },
     { "lr", "number", 1e-3, min = 0, max = 10, help = "highest learning rate" },
     { "min-lr", "number", 1e-4, min = 0, max = 10, help = "at the end of the cosine" },
@@ -52,8 +56,9 @@ local command_line = train.command_line {
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
-    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores" },
-    { "device", "string", te.get_default_device(), help = "cpu, cuda, cuda:1" },
+    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores, divided among processes that share them" },
+    { "device", "string", te.get_default_device(),
+        help = "cpu, cuda, cuda:1; of several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
@@ -82,10 +87,10 @@ local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua:
 local MODEL = { "tokenizer", "vocab-size", "n-layer", "n-head", "n-embd", "dropout", "bias", "fp8-params" }
 
 -- What options alone cannot check.
-local function check_together(o)
+local function check_together(o, device)
     if o.fp8_params and o.recipe == "none" then refuse "--fp8-params needs a --recipe" end
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
-    local there, problem = pcall(te.empty, { 1 }, { device = o.device })
+    local there, problem = pcall(te.empty, { 1 }, { device = device })
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
 end
 
@@ -108,7 +113,7 @@ local function check_ids(run, x, y)
 end
 
 local function loss_of(run, x, y)
-    x, y = x:to(run.options.device), y:to(run.options.device)
+    x, y = x:to(run.device), y:to(run.device)
     return te.autocast(run.autocast, function()
         local logits, loss = run.model(x, y)
         logits:release()
@@ -118,8 +123,8 @@ end
 
 -- Everything that lives as long as the run, fresh or from a checkpoint.
 local function open_run(o, given, script)
-    local saved
-    train.io(train.checkpoint.claim, o.out, not o.resume)
+    local saved, ranks = nil, train.ranks.new()
+    if ranks.leads then train.io(train.checkpoint.claim, o.out, not o.resume) end
     if o.resume then
         local path = train.checkpoint.latest(o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
@@ -128,14 +133,16 @@ local function open_run(o, given, script)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
         command_line:restore(o, given, saved.metadata)
     end
-    check_together(o)
+    local device = ranks:device(o.device)
+    check_together(o, device)
     local recipe = recipe_of(o)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
-    if o.threads > 0 then te.set_num_threads(o.threads) end
+    if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
     te.manual_seed(o.seed)
-    local run = { options = o, first_step = saved and saved.step + 1 or 1 }
+    local run = { options = o, ranks = ranks, device = device, first_step = saved and saved.step + 1 or 1,
+        saved_by = saved and tonumber(saved.metadata.processes or 1) }
     run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
-        block = o.block, seed = o.seed, val_fraction = o.val_fraction })
+        block = o.block, rank = ranks.rank, ranks = ranks.size, seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
     if saved then
         train.checkpoint.check_data(saved, run.set)
@@ -149,26 +156,33 @@ local function open_run(o, given, script)
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
             bias = o.bias, init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
     end
-    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe }
-    run.model:to(o.device)
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,
+        group = ranks.group }
+    run.model:to(device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
-    run.guard = train.guard(run.model)
+    run.guard = train.guard(run.model, ranks)
     run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
         optimizer = run.optimizer,
         schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps },
-        guard = run.guard, device = o.device, graph = o.graph, clip = o.clip, grad_accumulation = o.grad_accumulation }
+        guard = run.guard, ranks = ranks, interrupted = te._core.interrupt_flag, device = device, graph = o.graph,
+        clip = o.clip, grad_accumulation = o.grad_accumulation }
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     if saved then
         train.checkpoint.restore_training(saved, run.model, run.optimizer)
-    else
+    elseif ranks.leads then
         train.io(train.checkpoint.set_aside, o.out)
     end
+    ranks:broadcast(run.model)
+    ranks:divide_random()
     if o.watch_numerics > 0 then
         te.numerics.watch(run.model, { every = o.watch_numerics * o.grad_accumulation,
             done = (run.first_step - 1) * o.grad_accumulation })
     end
-    run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
+    run.step_tokens = o.batch * o.block * o.grad_accumulation * ranks.size
+    if ranks.leads then
+        run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
+    end
     return run
 end
 
@@ -177,29 +191,30 @@ local function validate(run)
     run.model:eval()
     local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
     run.model:train()
-    return mean
+    return mean and run.ranks:mean(mean)
 end
 
 -- A sample from the model; training sees the same random numbers with and without it.
 local function sample(run)
-    if run.options.sample_tokens == 0 or not run.tokenizer then return end
+    if run.options.sample_tokens == 0 or not run.tokenizer or not run.ranks.leads then return end
     local rng = te.rng_state()
-    local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.options.device })
+    local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
     local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40 })
     te.rng_state(rng)
     return run.tokenizer:decode(ids:totable()[1])
 end
 
 local function save(run, step)
-    local o = run.options
+    local o, ranks = run.options, run.ranks
+    if not ranks.leads then return end
+    local processes = ranks.size > 1 and { processes = tostring(ranks.size) } or {}
     return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
-        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts() } })
+        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts(), processes } })
 end
 
 -- Shows a step; the record of the metrics.
 local function report(run, progress, s)
-    local o = run.options
-    s.tokens_per_s = o.batch * o.block * o.grad_accumulation / s.ms * 1000
+    s.tokens_per_s = run.step_tokens / s.ms * 1000
     progress:update(s)
     local record = {}
     for _, name in ipairs { "step", "loss", "lr", "grad_norm", "ms", "tokens_per_s" } do
@@ -227,8 +242,7 @@ end
 local function loop(run, progress)
     local o, every = run.options, run.options.watch_numerics
     for step = run.first_step, o.steps do
-        run.steps:start(step)
-        local stop = te._core.interrupt_flag()
+        local stop = run.steps:start(step)
         local pause = step % o.eval_interval == 0 or step == o.steps
         local looks = every > 0 and step % every == 0
         for s in run.steps:finished(pause or stop or looks) do
@@ -236,14 +250,15 @@ local function loop(run, progress)
             if s.step == step and pause and s.allowed and not stop then
                 validate_and_sample(run, progress, s, record)
             end
-            train.io(run.metrics.write, run.metrics, record)
+            if run.metrics then train.io(run.metrics.write, run.metrics, record) end
         end
         -- of its last batch
-        if looks then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
+        if looks and run.metrics then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
         if pause or stop then
             local path = save(run, step)
             if stop then
                 progress:print("interrupted after step %d; %s", step, path)
+                run.ranks:barrier() -- mpirun ends the others when the first one has left
                 return train.exit.interrupted
             end
         end
@@ -255,15 +270,21 @@ local function main(words)
     local o, given = command_line:parse(words)
     te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
-    local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval,
-        flops_per_token = run.model:flops_per_token(), peak_flops = train.peak_flops(o.dtype, o.device) }
+    local ranks = run.ranks
+    local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval, silent = not ranks.leads,
+        plain = ranks.size > 1, -- mpirun gives rank 0 a terminal also where there is none
+        flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
     progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
         te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
+    if ranks.size > 1 then progress:print("%d processes, %d tokens a step", ranks.size, run.step_tokens) end
+    if run.saved_by and run.saved_by ~= ranks.size then
+        progress:print("the checkpoint was made by %d: batches from here on are others than theirs", run.saved_by)
+    end
     if run.first_step > o.steps then progress:print("nothing is left to do: %d steps are done", run.first_step - 1) end
     local code = loop(run, progress)
     progress:finish()
-    run.metrics:close()
+    if run.metrics then run.metrics:close() end
     run.set:close()
     return code
 end

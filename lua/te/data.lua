@@ -5,7 +5,8 @@
 -- library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
--- alone, so a run that resumes there sees what it would have seen.
+-- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
+-- of all, and each takes its own.
 
 local te = require "te"
 local options = require "te.options"
@@ -150,7 +151,9 @@ local OPEN = {
     path = { "string" },                     -- file, folder or shards; the project's own text when there is none
     script = { "string" },                   -- path of the running script, for finding that text
     tokenizer = { "string", "char", choices = { "byte", "char" } },
-    batch = { "size", 1 },
+    batch = { "size", 1 },                   -- rows for each process
+    rank = { "integer", 0, min = 0 },        -- of this process
+    ranks = { "size", 1 },                   -- processes that share batches
     block = { "size", 64 },
     seed = { "integer", 1, min = 0 },
     val_fraction = { "number", 0.1, min = 0, max = 0.9 }, -- the end of the stream, unless shards are named val
@@ -158,7 +161,7 @@ local OPEN = {
 
 local function loader(set, source, first, last, sequential)
     return te._core.tokens_open { paths = source.paths, tokens = source.tokens, begin = first, ["end"] = last,
-        batch = set.batch, block = set.block, seed = set.seed, sequential = sequential,
+        batch = set.batch * set.ranks, block = set.block, seed = set.seed, sequential = sequential,
         prefetch = sequential and 0 or 3 }
 end
 
@@ -169,7 +172,7 @@ function data.open(opts)
     local found = find_source(opts)
     local n = length_of(found.train)
     local set = setmetatable({ tokenizer = found.tokenizer, description = found.description, batch = opts.batch,
-        block = opts.block, seed = opts.seed, n_tokens = n }, Set)
+        block = opts.block, rank = opts.rank, ranks = opts.ranks, seed = opts.seed, n_tokens = n }, Set)
     local n_val_source = found.val and length_of(found.val)
     set.n_train = found.val and n or n - math.floor(n * opts.val_fraction)
     set.n_val = n_val_source or n - set.n_train
@@ -178,29 +181,36 @@ function data.open(opts)
             opts.block), 0)
     end
     set.train = loader(set, found.train, 0, set.n_train, false)
-    if set.n_val > opts.block * opts.batch then
+    if set.n_val > opts.block * opts.batch * opts.ranks then
         set.val = loader(set, found.val or found.train, found.val and 0 or set.n_train, found.val and set.n_val or n,
             true)
     end
     return set
 end
 
+-- The rows of this process.
+local function own_rows(self, x, y)
+    if self.ranks == 1 then return x, y end
+    local first = self.rank * self.batch + 1
+    return x:narrow(1, first, self.batch), y:narrow(1, first, self.batch)
+end
+
 --- x, y {batch, block} of training batch number `s` (from 0) when given, else of the next one.
 function Set:next_train(s)
     if s then self.train:seek(s) end
-    return self.train:next()
+    return own_rows(self, self.train:next())
 end
 
 --- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
---- always the same ones.
+--- always the same ones. Of several processes, the mean over the rows of this one.
 ---@return number|nil  nil when the part is too small for a batch
 function Set:validation_loss(batches, loss)
     if not self.val then return nil end
-    local available = math.floor((self.n_val - 1) / (self.block * self.batch))
+    local available = math.floor((self.n_val - 1) / (self.block * self.batch * self.ranks))
     local n, sum = math.min(batches, available), 0
     for i = 0, n - 1 do
         self.val:seek(math.floor(i * available / n))
-        sum = sum + loss(self.val:next())
+        sum = sum + loss(own_rows(self, self.val:next()))
     end
     return sum / n
 end

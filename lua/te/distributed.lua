@@ -69,4 +69,11 @@ function distributed.launched() return core.comm_launched ~= nil and core.comm_l
 --- Whether v is a group of processes.
 function distributed.is_group(v) return getmetatable(v) == Group end
 
-return distributed
+-- What training needs besides is loaded when it is first used.
+local loaded_later = { average_gradients = true, broadcast_parameters = true }
+
+return setmetatable(distributed, { __index = function(self, name)
+    if not loaded_later[name] then core.fail(("te.distributed has no %q"):format(tostring(name))) end
+    for key, fn in pairs(require "te.distributed.gradients") do rawset(self, key, fn) end
+    return rawget(self, name)
+end })

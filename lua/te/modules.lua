@@ -61,8 +61,8 @@ local operations = {
     },
     ["te.ops.basic"] = {
         "Identity", "Reshape", "ConstantScale", "Dropout", "StochasticDepth", "MakeExtraOutput", "AddExtraInput",
-        "AllReduce", "AllGather", "ReduceScatter",
     },
+    ["te.ops.collective"] = { "AllReduce", "AllGather", "ReduceScatter" },
     ["te.ops.pointwise"] = { "Pointwise" },
     ["te.ops.embedding"] = { "Embedding" },
     ["te.ops.attention"] = {

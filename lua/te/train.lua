@@ -11,6 +11,7 @@ return {
     Metrics = require "te.train.metrics",
     checkpoint = require "te.train.checkpoint",
     guard = require "te.train.guard",
+    ranks = require "te.train.ranks",
     steps = require "te.train.steps",
     peak_flops = require "te.train.peak",
 }

@@ -39,13 +39,24 @@ static te_comm *new_comm(te_context *ctx, const te_messenger *messenger)
     return comm;
 }
 
+/* What is said before each call has room from the beginning: a group of this size, or of fewer. */
+static te_status make_room_for_calls(te_comm *comm, int size)
+{
+    size_t bytes = ((size_t)size + 1) * sizeof(te_comm_call);
+    comm->calls = te_mem_alloc(&comm->ctx->mem, bytes);
+    if (!comm->calls) return te_fail_memory(comm->ctx, "a group of processes");
+    comm->bytes_of_calls = bytes;
+    return TE_OK;
+}
+
 te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
 {
     te_comm *comm = new_comm(ctx, messenger);
     if (!comm || !messenger) return comm;
     te_status status = messenger->join(&comm->exec, &comm->peers);
+    if (status != TE_OK) fail_exec(comm, status);
+    else status = make_room_for_calls(comm, comm->peers->size);
     if (status == TE_OK) return comm;
-    fail_exec(comm, status);
     te_comm_release(comm);
     return NULL;
 }
@@ -100,8 +111,10 @@ void te_comm_release(te_comm *comm)
     if (!comm || --comm->refs > 0) return;
     te_context *ctx = comm->ctx;
     disconnect_devices(comm);
+    for (int i = 0; i < 3; i++) te_tensor_release(comm->left[i]);
     if (comm->peers) comm->messenger->leave(&comm->exec, comm->peers);
     if (ctx->world == comm) ctx->world = NULL;
+    te_mem_free(&ctx->mem, comm->calls, comm->bytes_of_calls);
     te_mem_free(&ctx->mem, comm, sizeof *comm);
     te_context_unref(ctx);
 }
@@ -122,10 +135,7 @@ static const char *const function_names[] = {
 };
 static const char *const reduction_names[] = {"sum", "average", "max", "min"};
 
-/* One call of one process; compared as bytes, so it has no padding and what is not used is 0. */
-typedef struct call {
-    int64_t function, dtype, by_device, reduction, root, ndim, shape[TE_MAX_DIMS];
-} call;
+typedef te_comm_call call;
 
 static const char *call_text(const call *c, char *text, size_t size)
 {
@@ -140,36 +150,61 @@ static const char *call_text(const call *c, char *text, size_t size)
     return text;
 }
 
-static te_status different_calls(te_comm *comm, const call *first, const call *other, int rank)
+static te_status compare_calls(te_comm *comm, const call *all, int rank)
 {
     char a[256], b[256];
+    if (all[rank].failed)
+        return te_fail(comm->ctx, (te_status)all[rank].failed,
+                       "te.distributed: %s: the call failed on rank %d, whose message says why",
+                       function_names[all[rank].function], rank);
+    if (memcmp(&all[rank], &all[0], offsetof(call, failed)) == 0) return TE_OK;
     return te_fail(comm->ctx, TE_ERROR_ARGUMENT, "te.distributed: the processes differ: rank %d calls %s, rank 0 %s",
-                   rank, call_text(other, a, sizeof a), call_text(first, b, sizeof b));
+                   rank, call_text(&all[rank], a, sizeof a), call_text(&all[0], b, sizeof b));
 }
 
-/* Every process finds the same difference, and all go on from the same place. */
+/* Whoever sends is waited for. */
+static te_status compare_partners(te_comm *comm, const call *all, int rank)
+{
+    int64_t to = all[rank].to, from = all[rank].from;
+    if (all[rank].function != EXCHANGE) return TE_OK;
+    if (to >= 0 && all[to].from != rank)
+        return te_fail(comm->ctx, TE_ERROR_ARGUMENT,
+                       "te.distributed: exchange: rank %d sends to rank %d, which expects rank %d", rank, (int)to,
+                       (int)all[to].from);
+    if (from >= 0 && all[from].to != rank)
+        return te_fail(comm->ctx, TE_ERROR_ARGUMENT,
+                       "te.distributed: exchange: rank %d expects rank %d, which sends to rank %d", rank, (int)from,
+                       (int)all[from].to);
+    return TE_OK;
+}
+
+/* Every process learns what the others are about to do, and finds the same fault in it or none; so all go on from the
+ * same place. One that failed on its own takes part too: the others would wait for it. */
 static te_status agree(te_comm *comm, const call *own)
 {
     int   size = te_comm_size(comm);
-    call *all = te_mem_alloc(&comm->ctx->mem, (size_t)size * sizeof *all);
-    if (!all) return te_fail_memory(comm->ctx, "a call of a group of processes");
-    te_status status = comm->messenger->all_gather(&comm->exec, comm->peers, own, all, sizeof *own);
-    if (status != TE_OK) status = fail_exec(comm, status);
-    for (int rank = 1; rank < size && status == TE_OK; rank++)
-        if (memcmp(&all[rank], &all[0], sizeof *all) != 0) status = different_calls(comm, &all[0], &all[rank], rank);
-    te_mem_free(&comm->ctx->mem, all, (size_t)size * sizeof *all);
+    call *all = comm->calls, *sent = all + size; /* the group may be smaller than its room */
+    *sent = *own;
+    te_status status = comm->messenger->all_gather(&comm->exec, comm->peers, sent, all, sizeof *sent);
+    if (status != TE_OK) return fail_exec(comm, status);
+    if (own->failed) return (te_status)own->failed; /* and the message is there */
+    for (int rank = 0; rank < size && status == TE_OK; rank++) status = compare_calls(comm, all, rank);
+    for (int rank = 0; rank < size && status == TE_OK; rank++) status = compare_partners(comm, all, rank);
     return status;
 }
 
-/* A call on its way. x lies in host memory or in that of a device with collectives, and is contiguous. */
+/* A call on its way. All it needs is there before the processes agree on it: after that none may fail alone. */
 typedef struct work {
-    te_comm      *comm;
-    function      function;
-    te_tensor    *x;
-    te_reduction  reduction;
-    int           root, to, from;
-    bool          in_place;
-    te_device    *device; /* with collectives; NULL: the host's memory */
+    te_comm         *comm;
+    function         function;
+    te_tensor       *given;
+    te_reduction     reduction;
+    int              root, to, from;
+    bool             in_place;
+    te_tensor       *x;      /* `given` where the call can be run, contiguous; what works in place works here */
+    te_tensor       *out;    /* NULL: x is the result */
+    te_tensor       *room;   /* for what is on its way, in host memory; NULL: not needed */
+    te_device       *device; /* with collectives; NULL: the host's memory */
     te_device_peers *peers;
 } work;
 
@@ -192,8 +227,8 @@ static te_status check_group(te_comm *comm, function f)
 /* What requires a gradient would lose it. A leaf may be written over: what it was then counts for nothing. */
 static bool loses_gradient(const work *w)
 {
-    if (!w->comm->ctx->grad_enabled || !te_tensor_requires_grad(w->x)) return false;
-    return !(w->in_place && !w->x->node);
+    if (!w->comm->ctx->grad_enabled || !te_tensor_requires_grad(w->given)) return false;
+    return w->function != BROADCAST || w->given->node;
 }
 
 static bool can_add(te_dtype dtype, te_reduction reduction)
@@ -212,7 +247,7 @@ static te_status check_rank(const work *w, const char *name, int rank, int least
 
 static te_status check_tensor(const work *w)
 {
-    te_tensor *x = w->x;
+    te_tensor *x = w->given;
     char       text[160];
     if (!x) return refuse(w, "x is NULL");
     if (x->ctx != w->comm->ctx) return refuse(w, "x belongs to another context");
@@ -244,11 +279,6 @@ static te_status check(const work *w)
 }
 
 /* --- the host's memory: bytes moved by the messenger, added here -------------------------------------------------- */
-
-static te_tensor *staging(te_comm *comm, te_dtype dtype, int64_t n)
-{
-    return te_tensor_new(comm->ctx, te_context_device(comm->ctx, "cpu"), dtype, 1, &n);
-}
 
 /* Elements of one part where `parts` parts together stay within STAGING. */
 static int64_t piece_of(te_dtype dtype, int parts)
@@ -288,188 +318,260 @@ static te_status reduce_piece(const work *w, char *data, void *parts, int64_t n)
     return status == TE_OK ? comm->messenger->all_gather(&comm->exec, comm->peers, own, data, bytes) : status;
 }
 
+/* As few elements as this are not worth a share for each process; nor is less than one for each. */
+static int64_t few(const te_comm *comm)
+{
+    int ranks = te_comm_size(comm);
+    return ranks < 256 ? 256 : ranks;
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Elements that a process adds at a time. */
+static int64_t share_of_piece(const work *w)
+{
+    int64_t ranks = te_comm_size(w->comm), most = piece_of(w->x->dtype, (int)ranks);
+    return smaller(te_tensor_numel(w->x) / ranks, most);
+}
+
+/* Elements of w->room. */
+static int64_t room_needed(const work *w)
+{
+    int64_t ranks = te_comm_size(w->comm), n = te_tensor_numel(w->x), share = share_of_piece(w);
+    if (w->function == REDUCE_SCATTER) return 2 * share * ranks;
+    if (w->function != ALL_REDUCE) return 0;
+    int64_t least = smaller(n, few(w->comm));
+    return (share > least ? share : least) * ranks;
+}
+
 static te_status host_all_reduce(const work *w)
 {
-    enum { FEW = 256 };
-    int        ranks = te_comm_size(w->comm);
-    size_t     size = te_dtype_size(w->x->dtype);
-    int64_t    left = te_tensor_numel(w->x), most = piece_of(w->x->dtype, ranks);
-    int64_t    each = left / ranks < most ? left / ranks : most;
-    te_tensor *parts = staging(w->comm, w->x->dtype, (each > FEW ? each : FEW) * ranks);
-    if (!parts) return w->comm->ctx->status;
-    char     *data = te_tensor_pointer(w->x), *room = te_tensor_pointer(parts);
+    int       ranks = te_comm_size(w->comm);
+    int64_t   left = te_tensor_numel(w->x), share = share_of_piece(w);
+    char     *data = te_tensor_pointer(w->x), *parts = te_tensor_pointer(w->room);
     te_status status = TE_OK;
     while (left > 0 && status == TE_OK) {
-        int64_t n = left / ranks < each ? left / ranks : each, taken = left <= FEW ? left : n * ranks;
-        status = left <= FEW ? reduce_few(w, data, room, left) : reduce_piece(w, data, room, n);
-        data += (size_t)taken * size;
+        bool    all = left <= few(w->comm);
+        int64_t each = smaller(left / ranks, share), taken = all ? left : each * ranks;
+        status = all ? reduce_few(w, data, parts, left) : reduce_piece(w, data, parts, each);
+        data += (size_t)taken * te_dtype_size(w->x->dtype);
         left -= taken;
     }
-    te_tensor_release(parts);
-    return status == TE_OK ? TE_OK : fail_exec(w->comm, status);
+    return status;
 }
 
-static te_status host_reduce_scatter(const work *w, te_tensor *out)
+/* This process's part of the sum of all x, piece by piece: what goes to one process lies together on the way. */
+static te_status host_reduce_scatter(const work *w)
 {
-    int        ranks = te_comm_size(w->comm);
-    size_t     size = te_dtype_size(w->x->dtype);
-    int64_t    n = te_tensor_numel(out), most = piece_of(w->x->dtype, ranks), each = n < most ? n : most;
-    te_tensor *room = staging(w->comm, w->x->dtype, 2 * each * ranks);
-    if (!room) return w->comm->ctx->status;
-    char      *send = te_tensor_pointer(room), *parts = send + (size_t)(each * ranks) * size;
+    int         ranks = te_comm_size(w->comm);
+    size_t      size = te_dtype_size(w->x->dtype);
+    int64_t     n = te_tensor_numel(w->out), share = share_of_piece(w);
+    char       *send = te_tensor_pointer(w->room), *parts = send + (size_t)(share * ranks) * size;
     const char *data = te_tensor_pointer(w->x);
+    char       *out = te_tensor_pointer(w->out);
     te_status   status = TE_OK;
-    for (int64_t at = 0; at < n && status == TE_OK; at += each) {
-        int64_t now = n - at < each ? n - at : each;
+    for (int64_t at = 0; at < n && status == TE_OK; at += share) {
+        int64_t each = smaller(n - at, share);
         for (int r = 0; r < ranks; r++)
-            memcpy(send + (size_t)(r * now) * size, data + (size_t)(r * n + at) * size, (size_t)now * size);
-        status = exchange_and_reduce(w, send, parts, (char *)te_tensor_pointer(out) + (size_t)at * size, now);
+            memcpy(send + (size_t)(r * each) * size, data + (size_t)(r * n + at) * size, (size_t)each * size);
+        status = exchange_and_reduce(w, send, parts, out + (size_t)at * size, each);
     }
-    te_tensor_release(room);
-    return status == TE_OK ? TE_OK : fail_exec(w->comm, status);
+    return status;
 }
 
-static te_status host_move(const work *w, te_tensor *out)
+static te_status host_move(const work *w)
 {
     te_comm            *comm = w->comm;
     const te_messenger *m = comm->messenger;
-    void               *x = te_tensor_pointer(w->x), *to = out ? te_tensor_pointer(out) : NULL;
+    void               *x = te_tensor_pointer(w->x), *out = w->out ? te_tensor_pointer(w->out) : NULL;
     size_t              bytes = (size_t)te_tensor_numel(w->x) * te_dtype_size(w->x->dtype);
-    te_status           status;
     switch (w->function) {
-    case BROADCAST: status = m->broadcast(&comm->exec, comm->peers, x, bytes, w->root); break;
-    case ALL_GATHER: status = m->all_gather(&comm->exec, comm->peers, x, to, bytes); break;
-    case ALL_TO_ALL:
-        status = m->all_to_all(&comm->exec, comm->peers, x, to, bytes / (size_t)te_comm_size(comm));
-        break;
-    default: status = m->exchange(&comm->exec, comm->peers, x, w->to, to, w->from, bytes); break;
+    case BROADCAST: return m->broadcast(&comm->exec, comm->peers, x, bytes, w->root);
+    case ALL_GATHER: return m->all_gather(&comm->exec, comm->peers, x, out, bytes);
+    case ALL_TO_ALL: return m->all_to_all(&comm->exec, comm->peers, x, out, bytes / (size_t)te_comm_size(comm));
+    default: return m->exchange(&comm->exec, comm->peers, x, w->to, out, w->from, bytes);
     }
-    return status == TE_OK ? TE_OK : fail_exec(comm, status);
 }
 
-static te_status run_on_host(const work *w, te_tensor *out)
+static te_status run_on_host(const work *w)
 {
+    te_status status;
     if (te_tensor_numel(w->x) == 0) return TE_OK;
-    if (w->function == ALL_REDUCE) return host_all_reduce(w);
-    return w->function == REDUCE_SCATTER ? host_reduce_scatter(w, out) : host_move(w, out);
+    if (w->function == ALL_REDUCE) status = host_all_reduce(w);
+    else if (w->function == REDUCE_SCATTER) status = host_reduce_scatter(w);
+    else status = host_move(w);
+    return status == TE_OK ? TE_OK : fail_exec(w->comm, status);
 }
 
 /* --- devices with collectives ------------------------------------------------------------------------------------- */
 
-/* The processes' devices, made known to each other at the first call. */
-static te_status connect_device(work *w)
+static te_status fail_device(const work *w, te_status status)
+{
+    return te_fail_exec(w->comm->ctx, status, &w->device->exec, "distributed");
+}
+
+/* What rank 0 tells the others: whether it could make an id, and the id. */
+typedef struct announcement {
+    int64_t       status;
+    unsigned char id[256];
+} announcement;
+
+/* The processes' devices, made known to each other. */
+static te_status connect_device(const work *w, te_device_peers **peers)
 {
     te_comm              *comm = w->comm;
     te_exec              *exec = &w->device->exec;
     const te_collectives *c = exec->backend->collectives;
-    te_device_peers     **peers = &comm->device_peers[w->device - comm->ctx->devices];
-    unsigned char         id[256] = {0};
-    te_status             status = TE_OK;
-    if (!*peers) {
-        if (te_comm_rank(comm) == 0) status = c->make_id(exec, id);
-        if (status != TE_OK) return te_fail_exec(comm->ctx, status, exec, "distributed");
-        status = comm->messenger->broadcast(&comm->exec, comm->peers, id, c->id_bytes, 0);
-        if (status != TE_OK) return fail_exec(comm, status);
-        status = c->connect(exec, id, te_comm_rank(comm), te_comm_size(comm), peers);
-    }
-    w->peers = *peers;
-    return status == TE_OK ? TE_OK : te_fail_exec(comm->ctx, status, exec, "distributed");
+    announcement          a = {TE_OK, {0}};
+    if (c->id_bytes > sizeof a.id) return te_fail(comm->ctx, TE_ERROR_UNSUPPORTED, "te.distributed: a long id");
+    if (te_comm_rank(comm) == 0) a.status = c->make_id(exec, a.id);
+    te_status made = (te_status)a.status;
+    te_status status = comm->messenger->broadcast(&comm->exec, comm->peers, &a, sizeof a, 0);
+    if (status != TE_OK) return fail_exec(comm, status);
+    if (made != TE_OK) return fail_device(w, made);
+    if (a.status != TE_OK)
+        return te_fail(comm->ctx, (te_status)a.status, "te.distributed: rank 0 cannot connect its device");
+    status = c->connect(exec, a.id, te_comm_rank(comm), te_comm_size(comm), peers);
+    if (status == TE_OK) return TE_OK;
+    comm->broken = true; /* the others may be connected */
+    return fail_device(w, status);
 }
 
-static te_status device_call(const work *w, const te_collectives *c, te_exec *exec, void *x, void *to)
+static te_status device_call(const work *w, const te_collectives *c, te_exec *exec, void *x, void *out)
 {
     int64_t  n = te_tensor_numel(w->x);
     int      ranks = te_comm_size(w->comm);
     te_dtype dtype = w->x->dtype;
     switch (w->function) {
     case ALL_REDUCE: return c->all_reduce(exec, w->peers, x, x, n, dtype, w->reduction);
-    case REDUCE_SCATTER: return c->reduce_scatter(exec, w->peers, x, to, n / ranks, dtype, w->reduction);
-    case ALL_GATHER: return c->all_gather(exec, w->peers, x, to, n, dtype);
+    case REDUCE_SCATTER: return c->reduce_scatter(exec, w->peers, x, out, n / ranks, dtype, w->reduction);
+    case ALL_GATHER: return c->all_gather(exec, w->peers, x, out, n, dtype);
     case BROADCAST: return c->broadcast(exec, w->peers, x, n, dtype, w->root);
-    case ALL_TO_ALL: return c->all_to_all(exec, w->peers, x, to, n / ranks, dtype);
-    default: return c->exchange(exec, w->peers, x, w->to, to, w->from, n, dtype);
+    case ALL_TO_ALL: return c->all_to_all(exec, w->peers, x, out, n / ranks, dtype);
+    default: return c->exchange(exec, w->peers, x, w->to, out, w->from, n, dtype);
     }
 }
 
-static te_status run_on_device(work *w, te_tensor *out)
+static te_status run_on_device(work *w)
 {
-    te_exec  *exec = &w->device->exec;
-    te_status status = connect_device(w);
+    te_exec          *exec = &w->device->exec;
+    te_device_peers **peers = &w->comm->device_peers[w->device - w->comm->ctx->devices];
+    te_status         status = *peers ? TE_OK : connect_device(w, peers);
     if (status != TE_OK || te_tensor_numel(w->x) == 0) return status;
-    void *to = out ? te_tensor_pointer(out) : NULL;
-    status = device_call(w, exec->backend->collectives, exec, te_tensor_pointer(w->x), to);
-    return status == TE_OK ? TE_OK : te_fail_exec(w->comm->ctx, status, exec, "distributed");
+    w->peers = *peers;
+    void *out = w->out ? te_tensor_pointer(w->out) : NULL;
+    status = device_call(w, exec->backend->collectives, exec, te_tensor_pointer(w->x), out);
+    return status == TE_OK ? TE_OK : fail_device(w, status);
 }
 
 /* --- calls -------------------------------------------------------------------------------------------------------- */
 
-static te_status agree_on(const work *w)
+/* x where the call can be run: on the host, or on a device with collectives; contiguous. A new reference. */
+static te_tensor *bring(work *w)
 {
-    call own = {.function = w->function, .dtype = w->x->dtype, .by_device = w->device != NULL,
-                .reduction = w->reduction, .root = w->root, .ndim = w->x->ndim};
+    te_device *device = w->given->storage->device;
+    w->device = device->exec.backend->collectives ? device : NULL;
+    if (w->device || device->exec.backend->host_memory) return te_tensor_contiguous_copy(w->given);
+    return te_tensor_on_device(w->given, te_context_device(w->comm->ctx, "cpu"));
+}
+
+static te_tensor *new_result(const work *w)
+{
+    int64_t shape[TE_MAX_DIMS] = {0};
+    int     ranks = te_comm_size(w->comm);
+    memcpy(shape, w->x->shape, (size_t)w->x->ndim * sizeof *shape);
+    if (w->function == ALL_GATHER) shape[0] *= ranks;
+    if (w->function == REDUCE_SCATTER) shape[0] /= ranks;
+    te_tensor *out = te_tensor_new(w->comm->ctx, w->x->storage->device, w->x->dtype, w->x->ndim, shape);
+    if (!out || w->function != EXCHANGE || w->from >= 0 || te_tensor_fill(out, 0) == TE_OK) return out;
+    te_tensor_release(out);
+    return NULL;
+}
+
+static te_status prepare(work *w)
+{
+    te_context *ctx = w->comm->ctx;
+    te_status   status = check(w);
+    if (status != TE_OK || te_comm_size(w->comm) == 1) return status;
+    w->x = bring(w);
+    if (w->x && w->function == ALL_REDUCE && !w->in_place && w->x->storage == w->given->storage) {
+        te_tensor *copy = te_tensor_clone_data(w->x);
+        te_tensor_release(w->x);
+        w->x = copy;
+    }
+    if (!w->x) return ctx->status;
+    if (!w->in_place && w->function != ALL_REDUCE && !(w->out = new_result(w))) return ctx->status;
+    int64_t room = w->device ? 0 : room_needed(w);
+    if (room == 0) return TE_OK;
+    w->room = te_tensor_new(ctx, te_context_device(ctx, "cpu"), w->x->dtype, 1, &room);
+    return w->room ? TE_OK : ctx->status;
+}
+
+static te_status agree_on(const work *w, te_status prepared)
+{
+    call own = {.function = w->function, .failed = prepared};
+    if (prepared != TE_OK) return agree(w->comm, &own);
+    own = (call){.function = w->function, .dtype = w->x->dtype, .by_device = w->device != NULL,
+                 .reduction = w->reduction, .root = w->root, .ndim = w->x->ndim, .to = w->to, .from = w->from};
     memcpy(own.shape, w->x->shape, (size_t)w->x->ndim * sizeof *own.shape);
     return agree(w->comm, &own);
 }
 
-/* The call on w->x, which lies where it can be run. out: NULL for what works in place. */
-static te_status run(work *w, te_tensor *out)
+/* What a call that was left off may still be written to stays until the group is given up. */
+static void leave_off(work *w)
 {
-    te_status status = agree_on(w);
-    if (status != TE_OK) return status;
-    return w->device ? run_on_device(w, out) : run_on_host(w, out);
+    te_tensor *left[] = {w->x, w->out, w->room};
+    for (int i = 0; i < 3; i++)
+        if (!w->comm->left[i]) w->comm->left[i] = te_tensor_retain(left[i]);
 }
 
-/* x where the call can be run: on the host, or on a device with collectives; contiguous. A new reference. */
-static te_tensor *bring(work *w)
+static te_status run(work *w)
 {
-    te_device *device = w->x->storage->device;
-    w->device = device->exec.backend->collectives ? device : NULL;
-    if (w->device || device->exec.backend->host_memory) return te_tensor_contiguous_copy(w->x);
-    return te_tensor_on_device(w->x, te_context_device(w->comm->ctx, "cpu"));
+    te_status status = prepare(w);
+    if (te_comm_size(w->comm) == 1 || w->comm->broken) return status;
+    status = agree_on(w, status);
+    if (status == TE_OK) status = w->device ? run_on_device(w) : run_on_host(w);
+    if (w->comm->broken) leave_off(w);
+    return status;
+}
+
+static void finish(work *w)
+{
+    te_tensor_release(w->x);
+    te_tensor_release(w->out);
+    te_tensor_release(w->room);
 }
 
 static te_status in_place(work w)
 {
     if (!w.comm) return TE_ERROR_ARGUMENT;
-    te_tensor *x = w.x;
     w.in_place = true;
-    te_status  status = check(&w);
-    if (status != TE_OK || te_comm_size(w.comm) == 1) return status;
-    w.x = bring(&w);
-    if (!w.x) return w.comm->ctx->status;
-    status = run(&w, NULL);
-    if (status == TE_OK && w.x->storage != x->storage) status = te_tensor_copy_across(x, w.x);
-    if (w.x->storage == x->storage) te_tensor_written(x); /* also of what was left off half-way */
-    te_tensor_release(w.x);
+    te_status status = run(&w);
+    bool      there = w.x && w.x->storage == w.given->storage;
+    if (status == TE_OK && w.x && !there) status = te_tensor_copy_across(w.given, w.x);
+    if (there) te_tensor_written(w.given); /* also of what was left off half-way */
+    finish(&w);
     return status;
 }
 
-static int64_t rows_of_result(const work *w)
+/* The result in a group of one. */
+static te_tensor *alone(const work *w)
 {
-    int64_t rows = w->x->shape[0];
-    if (w->function == ALL_GATHER) return rows * te_comm_size(w->comm);
-    return w->function == REDUCE_SCATTER ? rows / te_comm_size(w->comm) : rows;
+    te_tensor *result = te_tensor_clone_data(w->given);
+    bool       nothing_comes = w->function == EXCHANGE && w->from < 0;
+    if (!result || !nothing_comes || te_tensor_fill(result, 0) == TE_OK) return result;
+    te_tensor_release(result);
+    return NULL;
 }
 
 static te_tensor *to_new(work w)
 {
-    int64_t shape[TE_MAX_DIMS];
-    if (!w.comm || check(&w) != TE_OK) return NULL;
-    if (te_comm_size(w.comm) == 1) return te_tensor_clone_data(w.x);
-    te_device *home = w.x->storage->device;
-    memcpy(shape, w.x->shape, (size_t)w.x->ndim * sizeof *shape);
-    if (w.x->ndim) shape[0] = rows_of_result(&w);
-    w.x = bring(&w);
-    if (!w.x) return NULL;
-    te_tensor *out = te_tensor_new(w.comm->ctx, w.x->storage->device, w.x->dtype, w.x->ndim, shape);
-    if (out && w.function == EXCHANGE && w.from < 0 && te_tensor_fill(out, 0) != TE_OK) {
-        te_tensor_release(out);
-        out = NULL;
-    }
-    te_status status = out ? run(&w, out) : TE_ERROR_MEMORY;
-    te_tensor_release(w.x);
-    te_tensor *result = status == TE_OK ? te_tensor_on_device(out, home) : NULL;
-    te_tensor_release(out);
+    if (!w.comm) return NULL;
+    te_tensor *result = NULL;
+    te_status  status = run(&w);
+    if (status == TE_OK && !w.x) result = alone(&w);
+    else if (status == TE_OK) result = te_tensor_on_device(w.out ? w.out : w.x, w.given->storage->device);
+    finish(&w);
     return result;
 }
 
@@ -483,56 +585,54 @@ te_status te_comm_barrier(te_comm *comm)
 
 te_comm *te_comm_split(te_comm *comm, int color, int key)
 {
-    call own = {.function = SPLIT};
     if (!comm) return NULL;
     comm->ctx->message[0] = 0;
     if (te_comm_size(comm) == 1) return color < 0 ? NULL : new_comm(comm->ctx, NULL);
-    if (check_group(comm, SPLIT) != TE_OK || agree(comm, &own) != TE_OK) return NULL;
-    te_comm *part = new_comm(comm->ctx, comm->messenger);
-    if (!part) return NULL;
-    te_status status = comm->messenger->split(&comm->exec, comm->peers, color, key, &part->peers);
-    if (status == TE_OK && part->peers) return part;
-    if (status != TE_OK) fail_exec(comm, status);
+    if (check_group(comm, SPLIT) != TE_OK) return NULL;
+    te_comm  *part = new_comm(comm->ctx, comm->messenger);
+    te_status status = part ? make_room_for_calls(part, te_comm_size(comm)) : comm->ctx->status;
+    call      own = {.function = SPLIT, .failed = status};
+    status = agree(comm, &own);
+    if (status == TE_OK) {
+        status = comm->messenger->split(&comm->exec, comm->peers, color, key, &part->peers);
+        if (status == TE_OK && part->peers) return part;
+        if (status != TE_OK) fail_exec(comm, status);
+    }
     te_comm_release(part);
     return NULL;
 }
 
 te_status te_comm_broadcast(te_comm *comm, te_tensor *x, int root)
 {
-    return in_place((work){.comm = comm, .function = BROADCAST, .x = x, .root = root});
+    return in_place((work){.comm = comm, .function = BROADCAST, .given = x, .root = root});
 }
 
 te_status te_comm_all_reduce_in_place(te_comm *comm, te_tensor *x, te_reduction reduction)
 {
-    return in_place((work){.comm = comm, .function = ALL_REDUCE, .x = x, .reduction = reduction});
+    return in_place((work){.comm = comm, .function = ALL_REDUCE, .given = x, .reduction = reduction});
 }
 
 te_tensor *te_comm_all_reduce(te_comm *comm, te_tensor *x, te_reduction reduction)
 {
-    work w = {.comm = comm, .function = ALL_REDUCE, .x = x, .reduction = reduction};
-    if (!comm || check(&w) != TE_OK) return NULL;
-    te_tensor *sum = te_tensor_clone_data(x);
-    if (!sum || te_comm_all_reduce_in_place(comm, sum, reduction) == TE_OK) return sum;
-    te_tensor_release(sum);
-    return NULL;
+    return to_new((work){.comm = comm, .function = ALL_REDUCE, .given = x, .reduction = reduction});
 }
 
 te_tensor *te_comm_all_gather(te_comm *comm, te_tensor *x)
 {
-    return to_new((work){.comm = comm, .function = ALL_GATHER, .x = x});
+    return to_new((work){.comm = comm, .function = ALL_GATHER, .given = x});
 }
 
 te_tensor *te_comm_reduce_scatter(te_comm *comm, te_tensor *x, te_reduction reduction)
 {
-    return to_new((work){.comm = comm, .function = REDUCE_SCATTER, .x = x, .reduction = reduction});
+    return to_new((work){.comm = comm, .function = REDUCE_SCATTER, .given = x, .reduction = reduction});
 }
 
 te_tensor *te_comm_all_to_all(te_comm *comm, te_tensor *x)
 {
-    return to_new((work){.comm = comm, .function = ALL_TO_ALL, .x = x});
+    return to_new((work){.comm = comm, .function = ALL_TO_ALL, .given = x});
 }
 
 te_tensor *te_comm_exchange(te_comm *comm, te_tensor *x, int to, int from)
 {
-    return to_new((work){.comm = comm, .function = EXCHANGE, .x = x, .to = to, .from = from});
+    return to_new((work){.comm = comm, .function = EXCHANGE, .given = x, .to = to, .from = from});
 }

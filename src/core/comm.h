@@ -7,6 +7,14 @@
 #include "kernels/messenger.h"
 #include "tetrain/comm.h"
 
+/* One call of one process, as it tells the others before. What stands before `failed` is the same in all of them; it is
+ * compared as bytes, so there is no padding and what is not used is 0. */
+typedef struct te_comm_call {
+    int64_t function, dtype, by_device, reduction, root, ndim, shape[TE_MAX_DIMS];
+    int64_t failed; /* te_status: this process cannot take part */
+    int64_t to, from;
+} te_comm_call;
+
 struct te_comm {
     te_context         *ctx;
     int                 refs;
@@ -14,6 +22,9 @@ struct te_comm {
     te_peers           *peers;     /* of it */
     te_exec             exec;      /* for its messages */
     bool                broken;    /* a call was left off: the processes no longer agree where they are */
+    te_tensor          *left[3];   /* what that call may still be writing to */
+    te_comm_call       *calls;     /* of all processes, and its own once more */
+    size_t              bytes_of_calls;
     te_device_peers    *device_peers[TE_MAX_DEVICES]; /* NULL: not connected */
 };
 

@@ -180,5 +180,6 @@ void tetrain_interrupt(tetrain *host)
 
 bool tetrain_request_stop(tetrain *host)
 {
-    return host && !atomic_exchange(&host->rt->stop_requested, 1) && host->rt->polls_stop;
+    te_lua *rt = host ? host->rt : NULL; /* NULL: the state is closing */
+    return rt && !atomic_exchange(&rt->stop_requested, 1) && rt->polls_stop;
 }

@@ -3,7 +3,7 @@
  * The engine's functions are registered here; everything else of `te` is Lua, beginning with lua/te/init.lua, and loads
  * when it is first used.
  */
-#include "bindings.h"
+#include "host.h"
 
 #include "tetrain/tetrain.h"
 
@@ -79,6 +79,7 @@ static int close_runtime(lua_State *L)
     te_lua_link *link = rt->link;
     te_context_on_memory_pressure(ctx, NULL, NULL);
     rt->ctx = NULL;
+    if (rt->host) rt->host->rt = NULL; /* a signal may still come before the process has ended */
     if (link) {
         te_mem mem = link->mem;
         link->rt = NULL;

@@ -1,5 +1,4 @@
---- The small operations: Identity, Reshape, ConstantScale, Dropout, StochasticDepth, MakeExtraOutput, AddExtraInput,
---- AllReduce, AllGather, ReduceScatter.
+--- The small operations: Identity, Reshape, ConstantScale, Dropout, StochasticDepth, MakeExtraOutput, AddExtraInput.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -154,20 +153,7 @@ function AddExtraInput:op_forward(_, x, extra) return te.add(x, extra) end
 
 function AddExtraInput:lower(g, x, extra) return g:op("add", { x, extra }) end
 
--- Between processes ---------------------------------------------------------------------------------------------------
-
--- A process is a group of one, where reducing, gathering and scattering change nothing: models
--- written for more run here.
-local function define_collective(name, declarations)
-    local class = Identity:extend(name)
-    class.pure, class.takes = true, 1
-    function class:init(opts) declared.check("te." .. name, opts, declarations, { "group" }) end
-    return class
-end
-
 return {
-    AllReduce = define_collective("AllReduce", { reduce_in_backward = { "boolean", true } }),
-    AllGather = define_collective("AllGather", NONE), ReduceScatter = define_collective("ReduceScatter", NONE),
     Identity = Identity, Reshape = Reshape, ConstantScale = ConstantScale, Dropout = Dropout,
     StochasticDepth = StochasticDepth, MakeExtraOutput = MakeExtraOutput, AddExtraInput = AddExtraInput,
 }

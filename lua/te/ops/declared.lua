@@ -4,12 +4,9 @@
 local fail = require "te.fail"
 local options = require "te.options"
 
-local PARALLEL = "this build has no communication between processes"
-
 local REFUSED = {
-    tensor_parallel = PARALLEL, tensor_parallel_mode = PARALLEL, tensor_parallel_group = PARALLEL,
-    sequence_parallel = PARALLEL, group = PARALLEL, userbuffers_options = PARALLEL,
-    rng_state_tracker_function = PARALLEL,
+    userbuffers_options = "products and what goes between processes do not overlap",
+    rng_state_tracker_function = "the processes of a group draw one weight and keep their parts",
     accumulate_into_main_grad = "weight gradients accumulate in the parameter's grad",
     delay_wgrad_compute = "weight gradients are computed in backward",
     sm_margin = "kernels leave no multiprocessors aside",

@@ -1,4 +1,9 @@
 --- te.Linear, te.BasicLinear and te.Bias: y = x W^T + b, together and in its parts. W has shape {out, in}.
+--
+-- With tensor_parallel_mode the processes of a group hold parts of one layer: "column" some rows of W and b each, so
+-- that every process makes some columns of y from the whole of x; "row" some columns of W, so that x's columns are
+-- split and the products are added up. sequence_parallel keeps what stands outside split by rows: gathered before a
+-- column-parallel layer, scattered behind a row-parallel one. The weights drawn from one seed are those of the whole.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -6,16 +11,17 @@ local options = require "te.options"
 local declared = require "te.ops.declared"
 local mode = require "te.recipe.mode"
 local initializers = require "te.initializers"
+local collective = require "te.ops.collective"
+local flatten = require "te.fuser.flatten"
 local BasicOperation = require("te.operation").BasicOperation
 
-local WEIGHT = declared.join(declared.PLACE, { init_method = { "callable" } })
+local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = { "callable" } })
 local LINEAR = declared.join(WEIGHT, {
     bias = { "boolean", true },
     return_bias = { "boolean", false }, -- the bias is not added but returned, as an extra output
 })
 local REFUSED = {
-    "tensor_parallel_mode", "tensor_parallel_group", "sequence_parallel", "rng_state_tracker_function",
-    "accumulate_into_main_grad", "userbuffers_options", "delay_wgrad_compute",
+    "rng_state_tracker_function", "accumulate_into_main_grad", "userbuffers_options", "delay_wgrad_compute",
 }
 
 local function check_width(self, x)
@@ -23,30 +29,43 @@ local function check_width(self, x)
         fail("te.%s: it has no weight; an init of your own calls the inherited one: "
             .. "te.Linear.init(self, in_features, …)", self.__name)
     end
-    if te.is_tensor(x) and x:dim() > 0 and x:size(-1) ~= self.in_features then
-        fail("te.%s: the input has shape %s, its last size must be in_features = %d", self.__name,
-            options.shape(x), self.in_features)
+    local width = self.local_in_features or self.in_features
+    if te.is_tensor(x) and x:dim() > 0 and x:size(-1) ~= width then
+        fail("te.%s: the input has shape %s, its last size must be in_features = %d%s", self.__name,
+            options.shape(x), self.in_features,
+            self.local_in_features and (", of which %d are here"):format(width) or "")
     end
+end
+
+local function describe_split(self)
+    local split = self.split
+    return split and (", tensor_parallel_mode=%q, %s"):format(split.mode, tostring(split.group)) or ""
+end
+
+-- This process's part of the weight.
+local function split_weight(self, who, weight, split)
+    local by_columns = split.mode == "column"
+    self.split = split
+    weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(),
+        by_columns and 1 or 2, split.group)
+    weight.requires_grad = true
+    self.local_out_features, self.local_in_features = weight.shape[1], weight.shape[2]
+    return weight
 end
 
 local function init_weight(self, in_features, out_features, opts)
     local who = "te." .. self.__name
     self.in_features = options.argument(who, "in_features", in_features, { "size" })
     self.out_features = options.argument(who, "out_features", out_features, { "size" })
-    self.weight = mode.weight(self, "weight",
-        initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default, opts))
+    local weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default,
+        opts)
+    local split = collective.split(who, opts)
+    if split then weight = split_weight(self, who, weight, split) end
+    self.weight = mode.weight(self, "weight", weight)
 end
 
 -- The weights that recipes quantize.
 local function product_keys() return { "weight" } end
-
-local BasicLinear = BasicOperation:extend("BasicLinear")
-BasicLinear.pure, BasicLinear.takes = true, 3
-BasicLinear.product_keys = product_keys
-
-function BasicLinear:init(in_features, out_features, opts)
-    init_weight(self, in_features, out_features, declared.check("te.BasicLinear", opts, WEIGHT, REFUSED))
-end
 
 -- By itself, not in a group.
 local function multiply(self, x, bias)
@@ -60,22 +79,92 @@ local function lower_product(self, g, x, bias)
     return g:op("linear", { x, g:param(self, "weight"), bias }, nil, g:product(self, "weight"))
 end
 
+-- A layer that is split runs as a chain: what goes between the processes, and its product as it would be by itself.
+local Product = BasicOperation:extend("Linear")
+Product.pure, Product.takes = true, 3
+
+-- Of `layer`, whose parameters and states it uses; not as a module of its own, which would have them twice.
+function Product:init(layer, adds_bias)
+    rawset(self, "_layer", layer)
+    self.adds_bias = adds_bias
+end
+
+function Product:op_forward(_, x)
+    local layer = rawget(self, "_layer")
+    return multiply(layer, x, self.adds_bias and layer.bias or nil)
+end
+
+function Product:lower(g, x)
+    local layer = rawget(self, "_layer")
+    return lower_product(layer, g, x, self.adds_bias and g:param(layer, "bias"))
+end
+
+-- Adds the bias behind what a row-parallel layer adds up. Where every process has some rows only, so has each
+-- gradient.
+local SharedBias = BasicOperation:extend("Bias")
+SharedBias.pure, SharedBias.takes = true, 2
+
+function SharedBias:init(layer) rawset(self, "_layer", layer) end
+
+function SharedBias:op_forward(_, x)
+    local layer = rawget(self, "_layer")
+    local split = layer.split
+    return te.add(x, split.sequence and collective.copy(split.group, layer.bias) or layer.bias)
+end
+
+function SharedBias:lower(g, x)
+    local layer = rawget(self, "_layer")
+    if layer.split.sequence then return nil, "its gradient waits for other processes" end
+    return g:op("add", { x, g:param(layer, "bias") })
+end
+
+-- Makes a container of a layer that is split.
+local function split_layer(self)
+    local by_columns = self.split.mode == "column"
+    local first, last = collective.around(self.split)
+    local chain = {}
+    if first then chain[#chain + 1] = first end
+    chain[#chain + 1] = Product(self, by_columns and self.bias ~= nil)
+    if last then chain[#chain + 1] = last end
+    if self.bias and not by_columns then chain[#chain + 1] = SharedBias(self) end
+    rawset(self, "forward", flatten.forward or require("te.fuser").forward)
+    rawset(self, "chain", function() return chain end)
+end
+
+local BasicLinear = BasicOperation:extend("BasicLinear")
+BasicLinear.pure, BasicLinear.takes = true, 3
+BasicLinear.product_keys = product_keys
+
+function BasicLinear:init(in_features, out_features, opts)
+    init_weight(self, in_features, out_features, declared.check("te.BasicLinear", opts, WEIGHT, REFUSED))
+    if self.split then split_layer(self) end
+end
+
 function BasicLinear:op_forward(_, x) return multiply(self, x) end
 
 function BasicLinear:lower(g, x) return lower_product(self, g, x, false) end
 
 function BasicLinear:describe()
-    return ("in_features=%d, out_features=%d"):format(self.in_features, self.out_features)
+    return ("in_features=%d, out_features=%d%s"):format(self.in_features, self.out_features, describe_split(self))
 end
 
 local Bias = BasicOperation:extend("Bias")
 Bias.pure, Bias.takes = true, 2
 
---- Adds a vector to the last dimension; the result has the dtype that both promote to.
+local BIAS = declared.join(declared.PLACE,
+    { tensor_parallel = { "boolean", false }, tensor_parallel_group = { "any" } })
+
+--- Adds a vector to the last dimension; the result has the dtype that both promote to. With tensor_parallel each
+--- process of the group holds its part of it.
 function Bias:init(size, opts)
-    opts = declared.check("te.Bias", opts, declared.PLACE, { "tensor_parallel", "tensor_parallel_group" })
+    opts = declared.check("te.Bias", opts, BIAS)
     self.size = options.argument("te.Bias", "size", size, { "size" })
-    self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
+    local group = opts.tensor_parallel
+        and collective.group("te.Bias", "tensor_parallel_group", opts.tensor_parallel_group)
+    if group and size % group.size ~= 0 then
+        fail("te.Bias: size = %d cannot be split between %d processes", size, group.size)
+    end
+    self.bias = initializers.parameter({ group and size / group.size or size }, initializers.constant(0), opts)
 end
 
 function Bias:op_forward(_, x) return te.add(x, self.bias) end
@@ -93,9 +182,16 @@ function Linear:init(in_features, out_features, opts)
     opts = declared.check("te.Linear", opts, LINEAR, REFUSED)
     if opts.return_bias and not opts.bias then fail("te.Linear: option return_bias: there is no bias to return") end
     init_weight(self, in_features, out_features, opts)
-    if opts.bias then self.bias = initializers.parameter({ out_features }, initializers.constant(0), opts) end
+    if opts.return_bias and self.split then
+        fail("te.Linear: option return_bias: not together with tensor_parallel_mode")
+    end
+    if opts.bias then
+        local size = self.split and self.split.mode == "column" and self.local_out_features or out_features
+        self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
+    end
     self.return_bias = opts.return_bias
     self.num_extra_outputs = opts.return_bias and 1 or 0
+    if self.split then split_layer(self) end
 end
 
 function Linear:op_forward(_, x)
@@ -111,8 +207,8 @@ function Linear:lower(g, x)
 end
 
 function Linear:describe()
-    return ("in_features=%d, out_features=%d, bias=%s"):format(self.in_features, self.out_features,
-        tostring(self.bias ~= nil))
+    return ("in_features=%d, out_features=%d, bias=%s%s"):format(self.in_features, self.out_features,
+        tostring(self.bias ~= nil), describe_split(self))
 end
 
 return { Linear = Linear, BasicLinear = BasicLinear, Bias = Bias }

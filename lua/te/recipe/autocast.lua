@@ -6,7 +6,8 @@
 -- products quantize their operands, that of the te.autocast around it unless given; when: "faster" leaves products in
 -- dtype that the recipe makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always",
 -- the default; calibrating: with enabled = false, amaxes are collected and scales follow from them when the function
--- ends; group: processes that share amaxes, not built yet.
+-- ends; group: processes (te.distributed) that share the amaxes of delayed scaling, that of the te.autocast around it
+-- unless given; all of them end their steps and backward passes together.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -25,7 +26,9 @@ local OPTIONS = {
 
 local function check(who, opts)
     opts = options.check(who, opts, OPTIONS)
-    if opts.group ~= nil then fail("%s: option group: amaxes are shared by one process only", who) end
+    if opts.group ~= nil and not te.distributed.is_group(opts.group) then
+        fail("%s: option group: expected a group of te.distributed, got %s", who, tostring(opts.group))
+    end
     if opts.recipe ~= nil and not require("te.recipe").is_recipe(opts.recipe) then
         fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
     end
@@ -40,6 +43,7 @@ local function inner(opts)
         recipe = recipe,
         enabled = opts.enabled and recipe ~= nil and (opts.recipe ~= nil or mode.enabled),
         calibrating = opts.calibrating and not opts.enabled,
+        group = opts.group or mode.group,
         faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
     }
 end

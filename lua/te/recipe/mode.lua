@@ -9,6 +9,7 @@ local mode = {
     enabled = false,     -- products are quantized
     calibrating = false, -- amaxes are collected without
     faster = false,      -- only products that the recipe makes faster are quantized
+    group = nil,         -- processes that share the amaxes of delayed scaling; nil: none
     on = false,          -- either: products have to be prepared
     recording = false,   -- a stretch of forward runs that will run again in backward (te.checkpoint)
     replaying = false,   -- backward runs a stretch of forward again
@@ -20,14 +21,15 @@ local mode = {
 
 --- What mode.set restores.
 function mode.get()
-    return { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating, faster = mode.faster }
+    return { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating, faster = mode.faster,
+        group = mode.group }
 end
 
---- Sets recipe, enabled, calibrating and faster from a table of them; returns the ones before.
+--- Sets recipe, enabled, calibrating, faster and group from a table of them; returns the ones before.
 function mode.set(new)
     local before = mode.get()
-    mode.recipe, mode.enabled, mode.calibrating, mode.faster = new.recipe, new.enabled, new.calibrating,
-        new.faster or false
+    mode.recipe, mode.enabled, mode.calibrating, mode.faster, mode.group = new.recipe, new.enabled, new.calibrating,
+        new.faster or false, new.group
     mode.on = mode.enabled or mode.calibrating
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before

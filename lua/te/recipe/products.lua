@@ -15,8 +15,18 @@ local products = {}
 
 local ROLES = { "input", "weight", "grad_output" }
 
--- Products with delayed scaling, to be updated.
-local known = setmetatable({}, { __mode = "k" })
+-- Products with delayed scaling, to be updated: numbers in the order of their first use, which processes that share
+-- amaxes agree on.
+local known, n_known = setmetatable({}, { __mode = "k" }), 0
+
+local function make_known(product)
+    if not known[product] then
+        n_known = n_known + 1
+        known[product] = n_known
+    end
+    product.group = mode.group and mode.group.size > 1 and mode.group or nil
+    mode.products = products
+end
 
 -- The engine's form of a recipe, and which recipe's rule updates each role.
 local function make(recipe, product)
@@ -119,10 +129,8 @@ function products.prepare(list, recipe, x, ...)
             local made = form(wanted, product)
             core.recipe_state_use(product.state, made.handle)
             product.recipe, product.options, product.rules = wanted, options, made.rules
-            if next(made.rules) then
-                known[product], mode.products = true, products
-            end
         end
+        if next(product.rules) then make_known(product) end
     end
 end
 
@@ -147,8 +155,40 @@ local function update(list, product, role)
     end
 end
 
+-- The step's amaxes of the group's products, in this order, become the largest of all its processes.
+local function share(group, list)
+    local amaxes = {}
+    for i, history in ipairs(list) do amaxes[i] = history:narrow(1, 1, 1) end
+    local largest = group:all_reduce_(te.cat(amaxes), "max")
+    for i, amax in ipairs(amaxes) do amax:copy_(largest:narrow(1, i, 1)) end
+end
+
+-- Histories of a role by the groups that share them, and these in the order of their first product.
+local function shared_histories(role)
+    local order, groups, lists = {}, {}, {}
+    for product in pairs(known) do
+        local rule = product.group and product.rules[role]
+        if rule and rule.reduce_amax then order[#order + 1] = product end
+    end
+    table.sort(order, function(a, b) return known[a] < known[b] end)
+    for _, product in ipairs(order) do
+        local group, _, history = product.group, core.recipe_state_tensors(product.state, role)
+        if not lists[group] then
+            groups[#groups + 1], lists[group] = group, {}
+        end
+        table.insert(lists[group], history)
+    end
+    return groups, lists
+end
+
+local function share_all(role)
+    local groups, lists = shared_histories(role)
+    for _, group in ipairs(groups) do share(group, lists[group]) end
+end
+
 --- The end of a step for the given roles of all products. On a device one kernel makes all updates.
 function products.update(...)
+    for i = 1, select("#", ...) do te.no_grad(share_all, (select(i, ...))) end
     local list = {}
     for product in pairs(known) do
         for i = 1, select("#", ...) do update(list, product, (select(i, ...))) end

@@ -13,8 +13,9 @@ local PATIENCE = 3
 
 local function finite(x) return x - x == 0 end
 
-local function new(model)
-    return setmetatable({ model = model, skipped = 0, in_a_row = 0 }, Guard)
+---@param ranks table|nil  te.train.ranks of a model that several processes train: rank 0 alone gives the reason
+local function new(model, ranks)
+    return setmetatable({ model = model, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 }, Guard)
 end
 
 -- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite.
@@ -46,6 +47,7 @@ function Guard:allows(loss, grad_norm, backward)
     if self.in_a_row < PATIENCE then return false end
     local what = culprit(self.model, "parameter")
     if not what and backward then backward() end
+    if not self.speaks then run.fail(run.exit.not_finite) end
     what = what or culprit(self.model, "gradient") or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))

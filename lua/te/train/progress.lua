@@ -8,12 +8,14 @@ Progress.__index = Progress
 local REDRAW_EVERY = 0.1 -- seconds: a terminal costs more than a small model's step
 
 --- opts: steps, log_interval (plain lines come at the first, every so many and the last step), flops_per_token and
---- peak_flops (for the share of the machine's peak).
+--- peak_flops (for the share of the machine's peak), silent (shows nothing), plain (lines on a
+--- terminal, too).
 function Progress.new(opts)
-    local terminal = te._core.isatty(1)
+    local terminal = te._core.isatty(1) and not opts.plain
     return setmetatable({
         steps = opts.steps, log_interval = opts.log_interval, flops_per_token = opts.flops_per_token,
-        peak_flops = opts.peak_flops, terminal = terminal, drawn_at = 0, drawn = false, seconds = nil,
+        peak_flops = opts.peak_flops, silent = opts.silent, terminal = terminal,
+        drawn_at = 0, drawn = false, seconds = nil,
     }, Progress)
 end
 
@@ -47,6 +49,7 @@ end
 
 --- Shows a step: { step =, loss =, lr =, grad_norm =, ms =, tokens_per_s = }.
 function Progress:update(s)
+    if self.silent then return end
     local seconds = s.ms / 1000
     -- a running mean, so that the time left neither jumps nor remembers the first, slow steps for long
     self.seconds = self.seconds and 0.95 * self.seconds + 0.05 * seconds or seconds
@@ -64,6 +67,7 @@ end
 
 --- Prints a message without tearing the line.
 function Progress:print(format, ...)
+    if self.silent then return end
     if self.drawn then io.stdout:write("\r\27[K") end
     self.drawn = false
     io.stdout:write(select("#", ...) > 0 and format:format(...) or format, "\n")

@@ -8,19 +8,29 @@
 --     device                       step k                  step k+1
 --
 -- So the device never waits for the host. A step that is not finite changes nothing, whenever the host hears of it.
+--
+-- Several processes (ranks) make a step together: gradients are averaged before they are looked at, the loss is the
+-- mean over all, and so every process decides and changes the same.
 
 local te = require "te"
+local ranks = require "te.train.ranks"
 local core = te._core
 
 local Steps = {}
 Steps.__index = Steps
 
 --- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest
---- norm; 0: no limit) and grad_accumulation (batches of a step).
+--- norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks; this process alone unless
+--- given) and interrupted(), whether this process was asked to stop.
 local function new(opts)
-    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = opts.graph and opts.device:find "^cuda" },
-        Steps)
+    local together = opts.ranks or ranks.alone()
+    -- what goes between processes may go through the host, which no graph can record
+    local recorder = opts.graph and opts.device:find "^cuda" and together.size == 1
+    return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = recorder, ranks = together }, Steps)
 end
+
+-- 1 where this process was asked to stop.
+local function asked(self) return self.o.interrupted and self.o.interrupted() and 1 or 0 end
 
 local function backward(self, batches)
     local total
@@ -38,10 +48,12 @@ end
 local function device_step(self, ...)
     local o = self.o
     local total = backward(self, { ... })
+    self.ranks:average_gradients(o.parameters)
+    total = self.ranks:average(total:view { 1 })
     local clip = te.optim.grad_clip(o.parameters, { max = o.clip, scale = 1 / o.grad_accumulation, loss = total })
     o.optimizer:step { clip = clip }
     o.optimizer:zero_grad()
-    return te.cat { clip, total:view { 1 } }
+    return te.cat { clip, total }
 end
 
 local function start_graph(self, s)
@@ -55,6 +67,7 @@ local function start_graph(self, s)
     end
     o.optimizer:set_lr(s.lr)
     s.batches, s.figures = batches, core.fetch(self.graph(unpack(batches)))
+    return self.ranks:sums(asked(self)) > 0
 end
 
 local function finish_graph(self, s)
@@ -72,22 +85,26 @@ local function make(self, s)
         total = total + loss:item()
         loss:backward()
     end
+    local sum, stops = self.ranks:sums(total, asked(self))
+    self.ranks:average_gradients(o.parameters)
     -- gradients are sums over the batches; the optimizer divides, in the pass that it makes anyway
     local scale = 1 / o.grad_accumulation
-    s.loss, s.grad_norm = total * scale, te.optim.grad_norm(o.parameters) * scale
+    s.loss, s.grad_norm = sum / self.ranks.size * scale, te.optim.grad_norm(o.parameters) * scale
     s.allowed = o.guard:allows(s.loss, s.grad_norm)
     if s.allowed then
         if o.clip > 0 and s.grad_norm > o.clip then scale = scale * o.clip / s.grad_norm end
         o.optimizer:step { lr = s.lr, grad_scale = scale }
     end
     o.optimizer:zero_grad()
+    return stops > 0
 end
 
---- Starts a step.
+--- Starts a step. Returns whether to stop after it: true in all processes when one was asked to.
 function Steps:start(step)
     local s = { step = step, lr = self.o.schedule(step), at = core.clock() }
-    if self.recorder then start_graph(self, s) else make(self, s) end
+    local stop = (self.recorder and start_graph or make)(self, s)
     self.started[#self.started + 1] = s
+    return stop
 end
 
 --- For a loop: steps that are over, in order: { step =, loss =, grad_norm =, lr =, ms =, allowed = }. One that is not

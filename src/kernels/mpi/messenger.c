@@ -43,6 +43,8 @@ static void wait_a_little(double since)
     else nanosleep(&nap, NULL);
 }
 
+static atomic_bool left_off; /* something will never be done */
+
 /* Until the n requests are done. After an interrupt they never will be: the group is of no use from then on. */
 static te_status finish(te_exec *exec, const char *what, int n, MPI_Request *requests)
 {
@@ -51,20 +53,23 @@ static te_status finish(te_exec *exec, const char *what, int n, MPI_Request *req
         int code = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
         if (code != MPI_SUCCESS) return failed(exec, what, code);
         if (done) return TE_OK;
-        if (exec->interrupt && atomic_load_explicit(exec->interrupt, memory_order_relaxed))
+        if (exec->interrupt && atomic_load_explicit(exec->interrupt, memory_order_relaxed)) {
+            left_off = true;
             return te_exec_fail(exec, TE_ERROR_INTERRUPTED, "%s: interrupted", what);
+        }
         wait_a_little(since);
     }
 }
 
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
-/* A process that ends well waits for the others; one that failed must not: whoever started them ends them all. */
+/* A process that ends well waits for the others. One that failed, or left off a call, must not: whoever started them
+ * ends them all. */
 static void end(int status, void *unused)
 {
     int ended = 0;
     (void)unused;
-    if (status == 0 && MPI_Finalized(&ended) == MPI_SUCCESS && !ended) MPI_Finalize();
+    if (status == 0 && !left_off && MPI_Finalized(&ended) == MPI_SUCCESS && !ended) MPI_Finalize();
 }
 
 static int begun = MPI_SUCCESS;
@@ -78,48 +83,61 @@ static void begin(void)
     if (begun == MPI_SUCCESS) on_exit(end, NULL);
 }
 
-static te_status take(te_exec *exec, MPI_Comm comm, te_peers **peers)
+static mpi_peers *new_peers(te_exec *exec, const char *what)
 {
-    MPI_Comm   local;
     mpi_peers *p = te_mem_zalloc(exec->mem, sizeof *p);
-    if (!p) {
-        MPI_Comm_free(&comm);
-        return te_exec_fail(exec, TE_ERROR_MEMORY, "join: out of host memory");
-    }
-    p->comm = comm;
-    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(comm, &p->peers.rank);
-    MPI_Comm_size(comm, &p->peers.size);
-    int code = MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local);
-    if (code == MPI_SUCCESS) {
-        MPI_Comm_rank(local, &p->peers.local_rank);
-        MPI_Comm_size(local, &p->peers.local_size);
-        MPI_Comm_free(&local);
-        *peers = &p->peers;
-        return TE_OK;
-    }
-    MPI_Comm_free(&p->comm);
-    te_mem_free(exec->mem, p, sizeof *p);
-    return failed(exec, "join", code);
+    if (!p) te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", what);
+    return p;
+}
+
+/* Fills what is known of a new group; who is on the same machine is asked by all of it. */
+static te_status look_around(te_exec *exec, const char *what, mpi_peers *p)
+{
+    MPI_Comm local;
+    MPI_Comm_set_errhandler(p->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(p->comm, &p->peers.rank);
+    MPI_Comm_size(p->comm, &p->peers.size);
+    int code = MPI_Comm_split_type(p->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local);
+    if (code != MPI_SUCCESS) return failed(exec, what, code);
+    MPI_Comm_rank(local, &p->peers.local_rank);
+    MPI_Comm_size(local, &p->peers.local_size);
+    MPI_Comm_free(&local);
+    return TE_OK;
+}
+
+static te_status hand_out(te_exec *exec, te_status status, mpi_peers *p, te_peers **peers)
+{
+    if (status == TE_OK) *peers = &p->peers;
+    else te_mem_free(exec->mem, p, sizeof *p);
+    return status;
 }
 
 static te_status mpi_join(te_exec *exec, te_peers **peers)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    MPI_Comm              comm;
+    MPI_Request           request;
     pthread_once(&once, begin);
     if (begun != MPI_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: MPI cannot be begun");
-    int code = MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    return code == MPI_SUCCESS ? take(exec, comm, peers) : failed(exec, "join", code);
+    mpi_peers *p = new_peers(exec, "join");
+    if (!p) return TE_ERROR_MEMORY;
+    int       code = MPI_Comm_idup(MPI_COMM_WORLD, &p->comm, &request);
+    te_status status = code == MPI_SUCCESS ? finish(exec, "join", 1, &request) : failed(exec, "join", code);
+    if (status == TE_ERROR_INTERRUPTED) return status; /* p may still be written to */
+    if (status == TE_OK) status = look_around(exec, "join", p);
+    return hand_out(exec, status, p, peers);
 }
 
 static te_status mpi_split(te_exec *exec, te_peers *peers, int color, int key, te_peers **part)
 {
-    MPI_Comm comm;
     *part = NULL;
-    int code = MPI_Comm_split(((mpi_peers *)peers)->comm, color < 0 ? MPI_UNDEFINED : color, key, &comm);
-    if (code != MPI_SUCCESS) return failed(exec, "split", code);
-    return comm == MPI_COMM_NULL ? TE_OK : take(exec, comm, part);
+    mpi_peers *p = new_peers(exec, "split");
+    if (!p) return TE_ERROR_MEMORY;
+    int code = MPI_Comm_split(((mpi_peers *)peers)->comm, color < 0 ? MPI_UNDEFINED : color, key, &p->comm);
+    te_status status = code == MPI_SUCCESS ? TE_OK : failed(exec, "split", code);
+    if (status == TE_OK && p->comm != MPI_COMM_NULL)
+        return hand_out(exec, look_around(exec, "split", p), p, part);
+    te_mem_free(exec->mem, p, sizeof *p);
+    return status;
 }
 
 /* The communicator is left to the end of the process: freeing it waits for all of the group, and who leaves may be
@@ -128,21 +146,27 @@ static void mpi_leave(te_exec *exec, te_peers *peers) { te_mem_free(exec->mem, p
 
 /* --- moving bytes ------------------------------------------------------------------------------------------------- */
 
-/* `bytes` as a count of some type, since counts are int; the type is free'd after use unless it is MPI_BYTE. */
+/* `bytes` as a count of some type, since counts are int; the type is freed after use unless it is MPI_BYTE. */
 typedef struct extent {
     MPI_Datatype type;
     int          count;
 } extent;
 
+#define MOST INT_MAX /* bytes that a count names by itself */
+
 static te_status measure(te_exec *exec, const char *what, size_t bytes, extent *e)
 {
-    size_t unit = 1;
-    while (bytes / unit > INT_MAX && bytes % (2 * unit) == 0) unit *= 2;
-    if (bytes / unit > INT_MAX || unit > INT_MAX)
-        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: %zu bytes at once", what, bytes);
-    *e = (extent){MPI_BYTE, (int)(bytes / unit)};
-    if (unit == 1) return TE_OK;
-    int code = MPI_Type_contiguous((int)unit, MPI_BYTE, &e->type);
+    MPI_Datatype many;
+    *e = (extent){MPI_BYTE, (int)bytes};
+    if (bytes <= MOST) return TE_OK;
+    e->count = 1;
+    int code = MPI_Type_contiguous(MOST, MPI_BYTE, &many);
+    if (code == MPI_SUCCESS) {
+        int whole = (int)(bytes / MOST), rest = (int)(bytes % MOST);
+        code = MPI_Type_create_struct(2, (int[]){whole, rest}, (MPI_Aint[]){0, (MPI_Aint)whole * MOST},
+                                      (MPI_Datatype[]){many, MPI_BYTE}, &e->type);
+        MPI_Type_free(&many);
+    }
     if (code == MPI_SUCCESS) code = MPI_Type_commit(&e->type);
     return code == MPI_SUCCESS ? TE_OK : failed(exec, what, code);
 }

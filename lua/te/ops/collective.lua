@@ -1,0 +1,135 @@
+--- Operations between processes: AllReduce, AllGather, ReduceScatter, and what tensor-parallel layers are made of.
+--
+-- In a group of one they change nothing and cost nothing. In a larger one they wait for the others, so they stand
+-- between fused groups and not in them. Each has the other's direction as its gradient:
+--
+--     forward                          backward
+--     sum of all processes' x          the gradient as it is: the same everywhere (reduce_in_backward: their sum)
+--     x as it is (copy)                the sum of all processes' gradients
+--     all rows, one after the other    this process's rows of the sum
+--     this process's rows of the sum   all rows, one after the other
+--
+-- Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3; Korthikanti et al. (arXiv 2205.05198), 4.2.
+
+local te = require "te"
+local fail = require "te.fail"
+local declared = require "te.ops.declared"
+local BasicOperation = require("te.operation").BasicOperation
+local core = te._core
+
+local collective = {}
+
+--- The group that an option names: all processes unless it says so; nil where that is this process alone.
+function collective.group(who, option, given)
+    local distributed = te.distributed
+    if given ~= nil and not distributed.is_group(given) then
+        fail("%s: option %s: expected a group of te.distributed, got %s", who, option, tostring(given))
+    end
+    if given == nil and not distributed.launched() then return nil end
+    local group = given or distributed.world()
+    return group.size > 1 and group or nil
+end
+
+-- Directions --------------------------------------------------------------------------------------------------------
+
+local function same(_, x) return x end
+local function sum(group, x) return group:all_reduce(x) end
+local function gather(group, x) return group:all_gather(x) end
+local function scatter(group, x) return group:reduce_scatter(x) end
+
+-- forward(group, x), whose gradient is backward(group, dy).
+local function differentiable(forward, backward)
+    return function(group, x)
+        return core.custom(function(_, value) return forward(group, value) end,
+            function(_, dy) return backward(group, dy) end, x)
+    end
+end
+
+--- x itself; the gradients of all processes are added.
+collective.copy = differentiable(function(_, x) return x:view(x.shape) end, sum)
+collective.reduce = differentiable(sum, same)
+collective.gather = differentiable(gather, scatter)
+collective.scatter = differentiable(scatter, gather)
+local reduce_both = differentiable(sum, sum)
+
+-- Operations --------------------------------------------------------------------------------------------------------
+
+-- An operation that runs `way` in a group of several, and is not there in a group of one.
+local function define(name, way, declarations)
+    local class = BasicOperation:extend(name)
+    class.pure, class.takes, class.way = true, 1, way
+
+    function class:init(opts)
+        opts = declared.check("te." .. name, opts, declared.join(declarations or {}, { group = { "any" } }))
+        self.group = collective.group("te." .. name, "group", opts.group)
+        if opts.reduce_in_backward then self.way = reduce_both end
+    end
+
+    function class:op_forward(_, x)
+        if not self.group then return x end
+        return self.way(self.group, x)
+    end
+
+    function class:lower(_, x)
+        if not self.group then return x end
+        return nil, "it waits for other processes"
+    end
+
+    function class:describe() return self.group and tostring(self.group) or "" end
+
+    return class
+end
+
+--- The sum over all processes. Its gradient goes back as it is, which is right where all of them go on alike; with
+--- reduce_in_backward the gradients are added, too.
+collective.AllReduce = define("AllReduce", collective.reduce, { reduce_in_backward = { "boolean", false } })
+--- The rows of all processes, one after the other.
+collective.AllGather = define("AllGather", collective.gather)
+--- This process's part of the rows of the sum.
+collective.ReduceScatter = define("ReduceScatter", collective.scatter)
+--- What it is given; the gradients of all processes are added.
+collective.CopyToGroup = define("CopyToGroup", collective.copy)
+
+-- Tensor parallelism ------------------------------------------------------------------------------------------------
+
+local PARALLEL = {
+    tensor_parallel_mode = { "string", choices = { "column", "row" } },
+    tensor_parallel_group = { "any" },
+    sequence_parallel = { "boolean", false },
+}
+collective.PARALLEL = PARALLEL
+
+--- How a layer is split: { mode =, group =, sequence =, rank =, size = }; nil when it is whole.
+function collective.split(who, opts)
+    local mode = opts.tensor_parallel_mode
+    if not mode then
+        if opts.sequence_parallel then fail("%s: option sequence_parallel: needs tensor_parallel_mode", who) end
+        return nil
+    end
+    local group = collective.group(who, "tensor_parallel_group", opts.tensor_parallel_group)
+    return group and { mode = mode, group = group, sequence = opts.sequence_parallel }
+end
+
+--- The part of t along dimension `dim` that is this process's, a copy.
+function collective.part(who, name, t, dim, group)
+    local size = t.shape[dim]
+    if size % group.size ~= 0 then
+        fail("%s: %s = %d cannot be split between %d processes", who, name, size, group.size)
+    end
+    local each = size / group.size
+    return t:narrow(dim, group.rank * each + 1, each):clone()
+end
+
+--- What runs before and after the product of a layer that is split so; nil: nothing.
+function collective.around(split)
+    local group = { group = split.group }
+    local first, last = collective.CopyToGroup, nil
+    if split.mode == "row" then
+        first, last = nil, split.sequence and collective.ReduceScatter or collective.AllReduce
+    elseif split.sequence then
+        first = collective.AllGather
+    end
+    return first and first(group), last and last(group)
+end
+
+return collective

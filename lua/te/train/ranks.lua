@@ -1,0 +1,102 @@
+--- te.train.ranks: the processes that train one model together, each on its own rows of every batch.
+--
+-- Rank 0 speaks and writes; what follows from the loss, the norm or a signal is decided alike in all. A process that
+-- was started alone is rank 0 of one, and none of this costs it anything.
+
+local te = require "te"
+
+local Ranks = {}
+Ranks.__index = Ranks
+
+local ranks = {}
+
+--- This process as the only one.
+function ranks.alone() return setmetatable({ rank = 0, size = 1, local_rank = 0, leads = true }, Ranks) end
+
+--- The processes of a group, or all that were started together.
+function ranks.new(group)
+    if not group and not te.distributed.launched() then return ranks.alone() end
+    group = group or te.distributed.world()
+    return setmetatable({ group = group, rank = group.rank, size = group.size, local_rank = group.local_rank,
+        leads = group.rank == 0 }, Ranks)
+end
+
+--- The sums of numbers over all processes, the same in each: one small collective.
+function Ranks:sums(...)
+    if self.size == 1 then return ... end
+    local values = te.tensor({ ... }, { dtype = "float64", device = "cpu" })
+    return unpack(self.group:all_reduce_(values, "sum"):totable())
+end
+
+function Ranks:mean(value) return (self:sums(value)) / self.size end
+
+--- The mean of a tensor over all processes, where it lies.
+function Ranks:average(x) return self.size > 1 and self.group:all_reduce(x, "average") or x end
+
+function Ranks:average_gradients(parameters)
+    if self.size > 1 then te.distributed.average_gradients(parameters, { group = self.group }) end
+end
+
+--- Gives all processes the model of rank 0.
+function Ranks:broadcast(model)
+    if self.size > 1 then te.distributed.broadcast_parameters(model, { group = self.group }) end
+end
+
+function Ranks:barrier()
+    if self.size > 1 then self.group:barrier() end
+end
+
+--- "cuda" on a machine of several devices: each process has its own.
+function Ranks:device(name)
+    if self.size == 1 or name ~= "cuda" then return name end
+    local n = 0
+    for _, device in ipairs((te.devices())) do
+        if device:find "^cuda" then n = n + 1 end
+    end
+    return n > 1 and ("cuda:%d"):format(self.local_rank % n) or name
+end
+
+-- What tells processes apart that do not share processors: the machine and those that it may run on, as 16 bytes.
+local function processors()
+    local text = {}
+    for _, path in ipairs { "/proc/sys/kernel/random/boot_id", "/proc/self/status" } do
+        local file = io.open(path)
+        text[#text + 1] = file and file:read "*a" or ""
+        if file then file:close() end
+    end
+    text = text[1] .. (text[2]:match "\nCpus_allowed:%s*([^\n]*)" or "")
+    local sums = { 0, 0, 0, 0 }
+    for i = 1, #text do
+        local k = i % 4 + 1
+        sums[k] = (sums[k] * 31 + text:byte(i)) % 2 ^ 30
+    end
+    return sums
+end
+
+--- The threads of a process that was not told how many: processes that may run on the same processors share them. A
+--- launcher that binds processes has divided them already.
+function Ranks:share_threads()
+    if self.size == 1 or os.getenv "OMP_NUM_THREADS" then return end
+    local own = te.tensor({ processors() }, { dtype = "int32", device = "cpu" })
+    local all, sharing = self.group:all_gather(own):totable(), 0
+    own = all[self.rank + 1]
+    for _, other in ipairs(all) do
+        local same = true
+        for k = 1, #own do same = same and own[k] == other[k] end
+        sharing = sharing + (same and 1 or 0)
+    end
+    te.set_num_threads(math.max(1, math.floor(te.get_num_threads() / sharing)))
+end
+
+local STRIDE, SEEDS = 173402521172797, 2 ^ 53 -- any large odd number; seeds are whole in a double
+
+--- Random numbers of its own for each process, from a state that is the same in all. Rank 0 goes on with that state.
+function Ranks:divide_random()
+    local seed, offset = te.rng_state():match "^(%d+) (%d+)$"
+    if self.leads then return end
+    seed = tonumber(seed) % SEEDS
+    for _ = 1, self.rank do seed = (seed + STRIDE) % SEEDS end
+    te.rng_state(("%.0f %s"):format(seed, offset))
+end
+
+return ranks

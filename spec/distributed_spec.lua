@@ -1,0 +1,74 @@
+--- Groups of processes. What several of them look at is in spec/support/distributed_checks.lua.
+
+local te = require "te"
+local processes = require "spec.support.processes"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+
+describe("processes started together", function()
+    local function check(n)
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local text, status = processes.run(n, ("'%s' spec/support/distributed_checks.lua"):format(TETRAIN))
+        assert.equal(0, status, text)
+        local _, oks = text:gsub("ok %d of %d: %d+\n", "")
+        assert.equal(n, oks, text)
+    end
+
+    it("are two that move and add tensors", function() check(2) end)
+    it("are three", function() check(3) end)
+
+    it("all end when one fails", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local script = "local w = te.distributed.world() if w.rank == 1 then error 'no further' end w:barrier()"
+        local text, status = processes.run(2, ("'%s' -e \"%s\""):format(TETRAIN, script))
+        assert.not_equal(0, status, text)
+        assert.is_truthy(text:find("no further", 1, true), text)
+    end)
+
+    it("say that the module cannot be opened", function()
+        local text, status = shell.capture(("OMPI_COMM_WORLD_SIZE=2 TETRAIN_MPI_MODULE=/nowhere/at/all.so "
+            .. "'%s' -e 'te.distributed.world()'"):format(TETRAIN))
+        assert.equal(1, status, text)
+        assert.is_truthy(text:find("the MPI module cannot be opened; tried /nowhere/at/all.so", 1, true), text)
+    end)
+end)
+
+describe("a process started alone", function()
+    local world = te.distributed.world()
+
+    it("is a group of one", function()
+        assert.equal("Group(rank 0 of 1)", tostring(world))
+        assert.same({ 0, 1, 0, 1 }, { world.rank, world.size, world.local_rank, world.local_size })
+        assert.is_false(te.distributed.launched())
+        assert.equal(world, te.distributed.world())
+        assert.is_true(te.distributed.is_group(world))
+        assert.is_false(te.distributed.is_group {})
+    end)
+
+    it("gets back what it gives", function()
+        local x = te.tensor { { 1, 2 }, { 3, 4 } }
+        for _, name in ipairs { "all_reduce", "all_gather", "reduce_scatter", "all_to_all" } do
+            local y = world[name](world, x)
+            assert.same(x:totable(), y:totable(), name)
+            assert.not_equal(x, y)
+        end
+        for _, name in ipairs { "all_reduce_", "broadcast_" } do assert.equal(x, world[name](world, x)) end
+        assert.same({ { 1, 2 }, { 3, 4 } }, world:exchange(x, 0, 0):totable())
+        assert.same({ { 0, 0 }, { 0, 0 } }, world:exchange(x, -1, -1):totable())
+        assert.equal(1, world:split(3).size)
+        assert.is_nil(world:split(-1))
+        world:barrier()
+    end)
+
+    it("refuses what no group can do", function()
+        local x = te.ones({ 2 }, { requires_grad = true })
+        assert.error_matches(function() world:all_reduce(x) end, "te%.distributed: all_reduce: x requires a gradient")
+        assert.error_matches(function() world:all_gather(te.full({}, 1)) end, "all_gather: x has no first dimension")
+        assert.error_matches(function() world:broadcast_(te.ones { 1 }, 1) end, "root is 1 in a group of 1")
+        assert.error_matches(function() world:all_reduce(te.ones { 1 }, "product") end, "invalid option 'product'")
+        assert.error_matches(function() world:all_reduce "x" end, "te%.distributed: x: expected a tensor")
+        assert.error_matches(function() te._core.comm_barrier(x) end, "expected a group of processes")
+        assert.error_matches(function() return te.distributed.wordl end, "te%.distributed has no \"wordl\"")
+    end)
+end)

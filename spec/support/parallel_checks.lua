@@ -1,0 +1,128 @@
+-- Run by every process of a group: layers that are split between them against the same layers whole. Prints "ok" and
+-- how many checks were made; an error ends all processes.
+
+local te = require "te"
+
+local world = te.distributed.world()
+local checks = 0
+
+local function check(holds, format, ...)
+    checks = checks + 1
+    if not holds then error(("rank %d: " .. format):format(world.rank, ...), 2) end
+end
+
+local function near(name, a, b, tolerance)
+    check(table.concat(a.shape, ",") == table.concat(b.shape, ","), "%s: shapes {%s} and {%s}", name,
+        table.concat(a.shape, ","), table.concat(b.shape, ","))
+    local a64, b64 = a:detach():to "float64", b:detach():to "float64"
+    local off = (a64 - b64):abs():max():item() / (b64:abs():max():item() + 1e-30)
+    check(off <= tolerance, "%s: off by %g of the largest", name, off)
+end
+
+local function rows(t) return t:narrow(1, world.rank * t.shape[1] / world.size + 1, t.shape[1] / world.size) end
+local function columns(t) return t:narrow(2, world.rank * t.shape[2] / world.size + 1, t.shape[2] / world.size) end
+
+local function mlp(opts)
+    te.manual_seed(7)
+    local function layer(mode, n_in, n_out)
+        return te.Linear(n_in, n_out, { params_dtype = opts.dtype, tensor_parallel_mode = opts.split and mode or nil,
+            sequence_parallel = opts.split and opts.sequence })
+    end
+    local model = te.Sequential(te.LayerNorm(12, { params_dtype = opts.dtype }), layer("column", 12, 24), te.GELU(),
+        layer("row", 24, 12))
+    te.no_grad(function()
+        te.manual_seed(8)
+        local biases = { te.randn({ 24 }), te.randn({ 12 }) }
+        model[2].bias:copy_(opts.split and rows(biases[1]) or biases[1])
+        model[4].bias:copy_(biases[2])
+    end)
+    return model
+end
+
+local function run(model, x, target)
+    local y = model(x)
+    local loss = ((y - target) ^ 2):sum()
+    loss:backward()
+    return y, loss
+end
+
+-- One forward and backward of both forms, and some steps.
+local function compare(opts, tolerance)
+    local whole, split = mlp { dtype = opts.dtype }, mlp { dtype = opts.dtype, split = true, sequence = opts.sequence }
+    te.manual_seed(9)
+    local n = 4 * world.size
+    local x, target = te.randn({ n, 12 }, { dtype = opts.dtype }), te.randn({ n, 12 }, { dtype = opts.dtype })
+    local own = opts.sequence and rows or function(t) return t end
+    local whole_x, split_x = x:clone(), own(x):clone()
+    whole_x.requires_grad, split_x.requires_grad = true, true
+    local y, loss = run(whole, whole_x, target)
+    local part, part_loss = run(split, split_x, own(target))
+    if opts.sequence then part_loss = world:all_reduce(part_loss:detach()) end
+    near("y", part, own(y), tolerance)
+    near("loss", part_loss, loss, tolerance)
+    near("dx", split_x.grad, own(whole_x.grad), tolerance)
+    local norm_grad = split[1].weight.grad
+    if opts.sequence then norm_grad = world:all_reduce(norm_grad) end
+    near("norm weight", norm_grad, whole[1].weight.grad, tolerance)
+    near("column weight", split[2].weight.grad, rows(whole[2].weight.grad), tolerance)
+    near("column bias", split[2].bias.grad, rows(whole[2].bias.grad), tolerance)
+    near("row weight", split[4].weight.grad, columns(whole[4].weight.grad), tolerance)
+    near("row bias", split[4].bias.grad, whole[4].bias.grad, tolerance)
+end
+
+compare({ dtype = "float32" }, 1e-5)
+compare({ dtype = "float64" }, 1e-13)
+compare({ dtype = "bfloat16" }, 0.05)
+compare({ dtype = "float32", sequence = true }, 1e-5)
+compare({ dtype = "float64", sequence = true }, 1e-13)
+
+-- Collectives as modules, by themselves and between fused groups.
+do
+    local x = te.full({ 2 * world.size, 3 }, world.rank + 1, { requires_grad = true })
+    local total = world.size * (world.size + 1) / 2
+    local y = te.Sequential(te.ConstantScale(2), te.AllReduce(), te.ReLU())(x)
+    near("AllReduce", y, te.full(x.shape, 2 * total), 0)
+    y:sum():backward()
+    near("its gradient", x.grad, te.full(x.shape, 2), 0)
+    x.grad = nil
+    te.AllReduce { reduce_in_backward = true }(x):sum():backward()
+    near("its gradient, added", x.grad, te.full(x.shape, world.size), 0)
+    x.grad = nil
+    local gathered = te.AllGather()(x)
+    check(gathered.shape[1] == 2 * world.size ^ 2, "AllGather has %d rows", gathered.shape[1])
+    te.mul(gathered, world.rank + 1):sum():backward()
+    near("AllGather's gradient", x.grad, te.full(x.shape, total), 0)
+    x.grad = nil
+    local part = te.ReduceScatter()(x)
+    near("ReduceScatter", part, te.full({ 2, 3 }, total), 0)
+    te.mul(part, world.rank + 1):sum():backward()
+    for r = 0, world.size - 1 do near("its gradient", x.grad:narrow(1, 2 * r + 1, 2), te.full({ 2, 3 }, r + 1), 0) end
+end
+
+-- Delayed scaling: factors of all processes' amaxes are those of one process that saw everything.
+do
+    local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+    te.manual_seed(3)
+    local shared = te.Linear(32, 32)
+    te.manual_seed(3)
+    local whole = te.Linear(32, 32)
+    te.manual_seed(4)
+    for _ = 1, 3 do
+        local x = te.randn({ 4 * world.size, 32 })
+        local function step(layer, input, group)
+            te.autocast({ recipe = recipe, group = group }, function() return layer(input) ^ 2 end):sum():backward()
+        end
+        step(shared, rows(x):clone(), world)
+        step(whole, x, nil)
+    end
+    local a, b = shared:state_dict(), whole:state_dict()
+    for _, name in ipairs { "input_scale", "input_amax_history", "weight_scale", "grad_output_scale" } do
+        near(name, a[name], b[name], 0)
+    end
+end
+
+if world.size == 1 then return end
+local wrong, message = pcall(te.Linear, 3 * world.size + 1, 4, { tensor_parallel_mode = "row" })
+check(not wrong and message:find("in_features = %d+ cannot be split between"), "%s", tostring(message))
+
+io.write(("ok %d\n"):format(checks))

@@ -1,0 +1,86 @@
+--- Data-parallel training: several processes, started by mpirun, against one. Each start of mpirun costs a second or
+--- two, so three do everything; what they look at within is in spec/support/ranks_train.lua.
+
+local te = require "te"
+local processes = require "spec.support.processes"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+local SMALL = "--n-layer=1 --n-head=2 --n-embd=16 --block=8 --eval-batches=4 --sample-tokens=8 --warmup=2 --lr=1e-2 "
+    .. "--grad-accumulation=2 --steps=8 --eval-interval=4 --threads=1 "
+
+local HARD = "--batch=2 --dropout=0.2 --recipe=delayed" -- random numbers, scales with a history
+
+describe("training in several processes", function()
+    local folder
+
+    before_each(function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+    end)
+
+    setup(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+        local file = assert(io.open(folder .. "/text.txt", "w"))
+        file:write(("the quick brown fox jumps over the lazy dog. "):rep(60))
+        file:close()
+    end)
+    teardown(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+
+    local function options(name, more)
+        return ("--data=%s/text.txt --out=%s/%s %s%s"):format(folder, folder, name, SMALL, more)
+    end
+
+    -- Exit code and what was printed.
+    local function together(words)
+        local text, code = processes.run(2, ("'%s' spec/support/ranks_train.lua %s"):format(TETRAIN, words))
+        return code, text
+    end
+
+    local function metrics(name)
+        local list = {}
+        for line in io.lines(folder .. "/" .. name .. "/metrics.jsonl") do
+            local record = {}
+            for key, value in line:gmatch '"([%w_]+)":([^,}]+)' do record[key] = tonumber(value) or value end
+            list[#list + 1] = record
+        end
+        return list
+    end
+
+    it("makes the steps of one process with the rows of all", function()
+        local code, text = together(("check %s then %s"):format(options("two", "--batch=2"), options("whole", HARD)))
+        assert.equal(0, code, text)
+        assert.is_truthy(text:find("2 processes, 64 tokens a step\n", 1, true), text)
+        assert.equal(2 * 2, select(2, text:gsub("train loss", ""))) -- in one voice
+        text, code = shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, options("one", "--batch=4")))
+        assert.equal(0, code, text)
+        local two, one = metrics "two", metrics "one"
+        assert.equal(8, #two)
+        for step, record in ipairs(one) do
+            for _, key in ipairs { "loss", "grad_norm", "lr", "val_loss" } do
+                if record[key] then assert.near(record[key], two[step][key], 2e-5 * record[key], key .. step) end
+            end
+            assert.equal(record.val_loss == nil, two[step].val_loss == nil)
+        end
+    end)
+
+    it("stops all where one is asked to, and goes on exactly there", function()
+        local code, text = together("stop=5 " .. options("parts", HARD))
+        assert.equal(75, code, text)
+        assert.is_truthy(text:find("interrupted after step 5; ", 1, true), text)
+        assert.same({ 4, 5 }, te.train.checkpoint.steps(folder .. "/parts"))
+        assert.equal(5, #metrics "parts")
+        code, text = together(("plain --out=%s/parts --resume"):format(folder))
+        assert.equal(0, code, text)
+        local a, b = metrics "whole", metrics "parts"
+        for step = 1, 8 do
+            assert.equal(a[step].loss, b[step].loss)
+            assert.equal(a[step].grad_norm, b[step].grad_norm)
+        end
+        local saved = te.load(te.train.checkpoint.path(folder .. "/parts", 8))
+        for name, tensor in pairs((te.load(te.train.checkpoint.path(folder .. "/whole", 8)))) do
+            assert.same(tensor:totable(), saved[name]:totable(), name)
+        end
+    end)
+end)

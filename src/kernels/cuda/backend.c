@@ -39,6 +39,9 @@ static const te_backend backend = {
     .capture_end = te_cuda_capture_end,
     .graph_launch = te_cuda_graph_launch,
     .graph_free = te_cuda_graph_free,
+#ifdef TE_HAVE_NCCL
+    .collectives = &te_cuda_collectives_table,
+#endif
 };
 
 static const te_module module = {TE_MODULE_LAYOUT, &backend, te_cuda_device_count};

@@ -65,6 +65,7 @@ typedef struct te_cuda_device {
     uint64_t args[TE_CUDA_ARGS / 8]; /* of the kernel being launched */
     struct te_cuda_graph *capture; /* graph.c: being recorded, NULL: none */
     struct te_cuda_graph *graphs;  /* all of them */
+    struct te_cuda_collectives *collectives; /* collectives.c, from the first group of processes on */
     struct te_cuda_dnn  *dnn;  /* attention_dnn.c, likewise from the first attention on */
 } te_cuda_device;
 
@@ -102,6 +103,26 @@ te_status te_cuda_memory_copy(te_exec *exec, void *dst, const void *src, size_t 
  * graph brings the same bytes every time. */
 void *te_cuda_upload(te_exec *exec, const void *host, size_t bytes);
 
+/* collectives.c. Waits for the event, or for all of the stream where it is NULL; with a group of processes connected
+ * until one of them fails or the wait is interrupted. */
+struct te_device_peers;
+#ifdef TE_HAVE_NCCL
+extern const struct te_collectives te_cuda_collectives_table;
+te_status te_cuda_await(te_exec *exec, CUevent event);
+void      te_cuda_collectives_close(te_exec *exec);
+struct te_device_peers *te_cuda_peers_retain(struct te_device_peers *peers);
+void      te_cuda_peers_release(te_exec *exec, struct te_device_peers *peers);
+#else
+static inline te_status te_cuda_await(te_exec *exec, CUevent event)
+{
+    te_cuda_device *d = te_cuda(exec);
+    return te_cuda_waited(exec, event ? d->driver.cuEventSynchronize(event) : d->driver.cuStreamSynchronize(d->stream));
+}
+#define te_cuda_collectives_close(exec)     ((void)(exec))
+#define te_cuda_peers_retain(peers)         (peers)
+#define te_cuda_peers_release(exec, peers)  ((void)(exec), (void)(peers))
+#endif
+
 /* reading.c */
 te_status te_cuda_read_begin(te_exec *exec, const void *src, size_t bytes, void **reading);
 te_status te_cuda_read_end(te_exec *exec, void *reading, void *dst);
@@ -124,6 +145,8 @@ void      te_cuda_reports_close(te_exec *exec);
 te_status te_cuda_outside_graph(te_exec *exec, const char *what);
 /* While one is recorded: host memory that stays as it is until the graph goes; NULL with the message set. */
 void     *te_cuda_graph_keep(te_exec *exec, size_t bytes);
+/* Likewise: that the connection that a collective of the graph goes through lasts as long. */
+te_status te_cuda_graph_keep_peers(te_exec *exec, struct te_device_peers *peers);
 /* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL
  * with the message set. */
 uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check);

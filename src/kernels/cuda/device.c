@@ -74,7 +74,7 @@ te_status te_cuda_synchronize(te_exec *exec)
     te_status status = te_cuda_enter(exec);
     if (status == TE_OK) status = te_cuda_outside_graph(exec, "waiting for the device");
     if (status == TE_OK) status = te_cuda_reports_fetch(exec);
-    if (status == TE_OK) status = te_cuda_waited(exec, d->driver.cuStreamSynchronize(d->stream));
+    if (status == TE_OK) status = te_cuda_await(exec, NULL);
     if (status != TE_OK) return status;
     d->n_recent = 0;
     status = te_cuda_reports_read(exec);
@@ -240,6 +240,7 @@ void te_cuda_device_close(te_exec *exec)
         d->driver.cuCtxSetCurrent(d->context); /* after a failure on the device host memory is freed all the same */
         if (d->stream) d->driver.cuStreamSynchronize(d->stream);
         te_cuda_graphs_close(exec);
+        te_cuda_collectives_close(exec);
         te_cuda_gemm_close(exec);
         te_cuda_dnn_close(exec);
         te_cuda_copier_close(exec);

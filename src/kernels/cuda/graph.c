@@ -13,6 +13,11 @@ typedef struct kept_memory {
     void *pinned;
 } kept_memory;
 
+typedef struct kept_peers {
+    struct kept_peers *next;
+    struct te_device_peers *peers;
+} kept_peers;
+
 typedef struct te_cuda_graph te_cuda_graph;
 struct te_cuda_graph {
     te_cuda_graph *next;
@@ -20,6 +25,7 @@ struct te_cuda_graph {
     CUgraph graph;
     CUgraphExec runnable;
     kept_memory *kept;
+    kept_peers *peers;
     uint64_t *words, *seen; /* reports, on the device and on the host */
     te_cuda_check checks[MAX_REPORTS];
     int n_reports;
@@ -46,6 +52,18 @@ void *te_cuda_graph_keep(te_exec *exec, size_t bytes)
     kept->next = d->capture->kept;
     d->capture->kept = kept;
     return kept->pinned;
+}
+
+te_status te_cuda_graph_keep_peers(te_exec *exec, struct te_device_peers *peers)
+{
+    te_cuda_graph *g = te_cuda(exec)->capture;
+    for (kept_peers *kept = g->peers; kept; kept = kept->next)
+        if (kept->peers == peers) return TE_OK;
+    kept_peers *kept = te_mem_zalloc(exec->mem, sizeof *kept);
+    if (!kept) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of host memory for a graph");
+    *kept = (kept_peers){g->peers, te_cuda_peers_retain(peers)};
+    g->peers = kept;
+    return TE_OK;
 }
 
 static te_status open_reports(te_exec *exec, te_cuda_graph *g)
@@ -86,6 +104,12 @@ static void discard(te_exec *exec, te_cuda_graph *g)
     for (kept_memory *kept = g->kept; kept;) {
         kept_memory *next = kept->next;
         d->driver.cuMemFreeHost(kept->pinned);
+        te_mem_free(exec->mem, kept, sizeof *kept);
+        kept = next;
+    }
+    for (kept_peers *kept = g->peers; kept;) {
+        kept_peers *next = kept->next;
+        te_cuda_peers_release(exec, kept->peers);
         te_mem_free(exec->mem, kept, sizeof *kept);
         kept = next;
     }
@@ -175,7 +199,7 @@ void te_cuda_graph_free(te_exec *exec, void *graph)
         ((te_cuda_graph *)graph)->dead = true;
         return;
     }
-    if (te_cuda_enter(exec) == TE_OK) d->driver.cuStreamSynchronize(d->stream); /* it may be under way */
+    if (te_cuda_enter(exec) == TE_OK) te_cuda_await(exec, NULL); /* it may be under way */
     for (te_cuda_graph **at = &d->graphs; *at; at = &(*at)->next) {
         if (*at != graph) continue;
         *at = (*at)->next;

@@ -54,8 +54,9 @@ void te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes)
 {
     te_cuda_device *d = te_cuda(exec);
     (void)bytes;
-    if (ptr && te_cuda_enter(exec) == TE_OK)
-        d->driver.cuMemFree(te_cuda_address(ptr)); /* waits for work that uses it */
+    if (!ptr || te_cuda_enter(exec) != TE_OK) return;
+    if (d->collectives && !d->capture) te_cuda_await(exec, NULL); /* what follows cannot be left off */
+    d->driver.cuMemFree(te_cuda_address(ptr)); /* waits for work that uses it */
 }
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
@@ -64,7 +65,7 @@ void te_cuda_memory_free(te_exec *exec, void *ptr, size_t bytes)
 static te_status copy_piece(te_exec *exec, CUdeviceptr dst, const char *src, size_t n, void *stage, CUevent staged)
 {
     te_cuda_device *d = te_cuda(exec);
-    te_status status = te_cuda_waited(exec, d->driver.cuEventSynchronize(staged));
+    te_status status = te_cuda_await(exec, staged);
     if (status != TE_OK) return status;
     memcpy(stage, src, n);
     CUresult r = d->driver.cuMemcpyHtoDAsync(dst, stage, n, d->stream);
@@ -107,7 +108,7 @@ static te_status copy_down(te_exec *exec, char *dst, CUdeviceptr src, size_t byt
             if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, "copy from the device");
         }
         if (i == 0) continue;
-        status = te_cuda_waited(exec, d->driver.cuEventSynchronize(d->staged[(i - 1) % 2]));
+        status = te_cuda_await(exec, d->staged[(i - 1) % 2]);
         if (status != TE_OK) return status;
         memcpy(dst + before, d->stage[(i - 1) % 2], at < bytes ? TE_CUDA_STAGE_BYTES : bytes - before);
     }

@@ -73,8 +73,7 @@ te_status te_cuda_read_end(te_exec *exec, void *reading, void *dst)
     te_status status = te_cuda_enter(exec);
     if (status != TE_OK) return status;
     CUresult result = d->driver.cuEventQuery(r->arrived);
-    if (result == CUDA_ERROR_NOT_READY) result = d->driver.cuEventSynchronize(r->arrived);
-    status = te_cuda_waited(exec, result);
+    status = result == CUDA_ERROR_NOT_READY ? te_cuda_await(exec, r->arrived) : te_cuda_waited(exec, result);
     if (status != TE_OK) return status;
     memcpy(dst, r->pinned, r->bytes);
     return te_cuda_graph_reports(exec);

@@ -288,6 +288,13 @@ TE_FAKE CUresult cuStreamSynchronize(CUstream stream)
     return te_fake_flush();
 }
 
+TE_FAKE CUresult cuStreamQuery(CUstream stream)
+{
+    (void)stream;
+    ENTER();
+    return te_fake_poll();
+}
+
 /* --- graphs ------------------------------------------------------------------------------------------------------- */
 
 TE_FAKE CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
@@ -383,7 +390,7 @@ TE_FAKE CUresult cuEventQuery(CUevent e)
 {
     (void)e;
     ENTER();
-    return te_fake_flush();
+    return te_fake_poll();
 }
 
 TE_FAKE CUresult cuEventSynchronize(CUevent e)

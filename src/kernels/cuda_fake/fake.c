@@ -1,6 +1,7 @@
 /* fake.c - calls that fail on purpose, the queue of work, and the counted time. */
 #include "fake.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ typedef struct work {
 
 struct te_fake_record {
     work *first, **last;
-    bool spoilt;
+    bool spoilt, hasty;
 };
 static te_fake_record *recording;
 
@@ -138,6 +139,7 @@ CUresult te_fake_record_queue(const te_fake_record *r)
     CUresult result = CUDA_SUCCESS;
     for (const work *w = r->first; w && result == CUDA_SUCCESS; w = w->next)
         result = te_fake_queue(NULL, w->run, w->bytes, w->size, w->cost);
+    if (r->hasty) te_fake_poll();
     return result;
 }
 
@@ -151,26 +153,46 @@ void te_fake_record_free(te_fake_record *r)
     free(r);
 }
 
+void te_fake_hasten(void)
+{
+    if (recording)
+        recording->hasty = true;
+    else
+        te_fake_poll();
+}
+
+static bool stands;
+
+void te_fake_stand_still(void) { stands = true; }
+
 CUresult te_fake_flush(void)
+{
+    CUresult result = te_fake_poll();
+    if (result != CUDA_ERROR_NOT_READY) return result;
+    fprintf(stderr, "fake CUDA: a wait that has no end: a collective's other processes are gone\n");
+    abort();
+}
+
+CUresult te_fake_poll(void)
 {
     if (recording) {
         recording->spoilt = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     if (!first) return (CUresult)broken;
-    work *w = first;
-    first = NULL;
-    last = &first;
-    queued = 0;
+    stands = false;
     te_fake_open_memory(true);
-    while (w) {
-        work *next = w->next;
+    while (first && !stands) {
+        work *w = first;
         if (!broken && work_countdown >= 0 && work_countdown-- == 0) broken = work_code;
         if (!broken) w->run(w->bytes);
+        if (stands) break;
         te_fake_time += w->cost;
+        first = w->next;
+        queued--;
         free(w);
-        w = next;
     }
+    if (!first) last = &first;
     te_fake_open_memory(false);
-    return (CUresult)broken;
+    return stands ? CUDA_ERROR_NOT_READY : (CUresult)broken;
 }

@@ -71,6 +71,12 @@ enum { TE_FAKE_IDLE_BYTES = 1 << 20 };
 bool te_fake_idle(void);
 /* Runs what is queued; whether something is. */
 CUresult te_fake_flush(void);
+/* Likewise, but CUDA_ERROR_NOT_READY where work stands still; everything else that waits would do so for ever. */
+CUresult te_fake_poll(void);
+/* Called by running work that has no end, or not yet: it and all behind it stay queued. */
+void te_fake_stand_still(void);
+/* What has just been queued begins at once, and with each launch of what is recorded: others wait for it. */
+void te_fake_hasten(void);
 bool     te_fake_queued(void);
 /* 90 for sm_90; 13000 for CUDA 13.0. */
 int te_fake_capability(void);

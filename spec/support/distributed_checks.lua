@@ -45,9 +45,9 @@ local rows = te.arange(1, size * 500009, 1)
 local own = rows:narrow(1, rank * 500009 + 1, 500009) * size
 same({ 0 }, (world:reduce_scatter(rows) - own):abs():max():view(1), "a long sum scattered")
 
--- Rounded once: 1 + 2^-8 is no bfloat16, but with another 2^-8 it is one.
+-- Rounded once: 1 + 2^-8 is no bfloat16, but with another 2^-8 it is one. NCCL may round on the way.
 local tiny = te.full({ 1 }, rank == 0 and 1 or 2 ^ -8):to "bfloat16"
-same({ size == 3 and 1 + 2 ^ -7 or 1 }, world:all_reduce(tiny), "bfloat16")
+if x.device == "cpu" then same({ size == 3 and 1 + 2 ^ -7 or 1 }, world:all_reduce(tiny), "bfloat16") end
 
 local gathered, parts, swapped = {}, {}, {}
 for r = 0, size - 1 do
@@ -71,12 +71,21 @@ world:barrier()
 
 -- What is not alike is an error in all processes, and they go on.
 local last = rank == size - 1
-fails(("rank %d calls all_reduce of float32 {3} (sum), rank 0 all_reduce of float32 {2} (sum)"):format(size - 1),
-    world.all_reduce, world, te.ones { last and 3 or 2 })
+local kind = x.device == "cpu" and "" or "a device's "
+fails(("rank %d calls all_reduce of %sfloat32 {3} (sum), rank 0 all_reduce of %sfloat32 {2} (sum)")
+    :format(size - 1, kind, kind), world.all_reduce, world, te.ones { last and 3 or 2 })
 fails("the processes differ", function() return last and world:barrier() or world:all_gather(te.ones { 1 }) end)
 fails(last and "requires a gradient" or "whose message says why", world.all_reduce, world, last and weight or x)
 fails("average of int64", world.all_reduce, world, te.full({ 1 }, 1, { dtype = "int64" }), "average")
 same({ sum, sum }, x, "what failed changes nothing")
+
+-- Each process on a device of its own after all had the same, as far as the made-up machine allows it.
+local devices = te.devices()
+if x.device ~= "cpu" and size < #devices then
+    for _, name in ipairs { "cuda:" .. rank, "cuda:0", "cuda:" .. rank } do
+        same({ sum }, world:all_reduce(te.full({ 1 }, rank + 1, { device = name })), name)
+    end
+end
 
 world:barrier()
 print(("ok %d of %d: %d"):format(rank, size, checks))

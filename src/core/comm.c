@@ -439,6 +439,7 @@ static te_status connect_device(const work *w, te_device_peers **peers)
     if (a.status != TE_OK)
         return te_fail(comm->ctx, (te_status)a.status, "te.distributed: rank 0 cannot connect its device");
     status = c->connect(exec, a.id, te_comm_rank(comm), te_comm_size(comm), peers);
+    if (status == TE_OK) comm->connection[w->device - comm->ctx->devices] = ++comm->connections;
     if (status == TE_OK) return TE_OK;
     comm->broken = true; /* the others may be connected */
     return fail_device(w, status);
@@ -459,11 +460,23 @@ static te_status device_call(const work *w, const te_collectives *c, te_exec *ex
     }
 }
 
+/* Whether every process's device has the same connection: one may have changed its device since. */
+static bool is_connected(const te_comm *comm)
+{
+    int64_t first = comm->calls[0].connection;
+    for (int rank = 1; rank < te_comm_size(comm); rank++)
+        if (comm->calls[rank].connection != first) return false;
+    return first > 0;
+}
+
 static te_status run_on_device(work *w)
 {
     te_exec          *exec = &w->device->exec;
     te_device_peers **peers = &w->comm->device_peers[w->device - w->comm->ctx->devices];
-    te_status         status = *peers ? TE_OK : connect_device(w, peers);
+    bool              connected = is_connected(w->comm);
+    if (!connected && *peers) exec->backend->collectives->disconnect(exec, *peers);
+    if (!connected) *peers = NULL;
+    te_status status = connected ? TE_OK : connect_device(w, peers);
     if (status != TE_OK || te_tensor_numel(w->x) == 0) return status;
     w->peers = *peers;
     void *out = w->out ? te_tensor_pointer(w->out) : NULL;
@@ -521,6 +534,7 @@ static te_status agree_on(const work *w, te_status prepared)
     own = (call){.function = w->function, .dtype = w->x->dtype, .by_device = w->device != NULL,
                  .reduction = w->reduction, .root = w->root, .ndim = w->x->ndim, .to = w->to, .from = w->from};
     memcpy(own.shape, w->x->shape, (size_t)w->x->ndim * sizeof *own.shape);
+    if (w->device) own.connection = w->comm->connection[w->device - w->comm->ctx->devices];
     return agree(w->comm, &own);
 }
 

@@ -13,6 +13,7 @@ typedef struct te_comm_call {
     int64_t function, dtype, by_device, reduction, root, ndim, shape[TE_MAX_DIMS];
     int64_t failed; /* te_status: this process cannot take part */
     int64_t to, from;
+    int64_t connection; /* of its device: where they differ, the devices are connected anew */
 } te_comm_call;
 
 struct te_comm {
@@ -26,6 +27,8 @@ struct te_comm {
     te_comm_call       *calls;     /* of all processes, and its own once more */
     size_t              bytes_of_calls;
     te_device_peers    *device_peers[TE_MAX_DEVICES]; /* NULL: not connected */
+    int64_t             connection[TE_MAX_DEVICES];   /* the number of that connection, from 1 */
+    int64_t             connections;                  /* so far, the same in all processes */
 };
 
 /* A group of all that join the messenger; NULL with the reason recorded. messenger NULL: a group of one. */

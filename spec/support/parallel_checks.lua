@@ -121,6 +121,26 @@ do
     end
 end
 
+-- Models that one process has let go and others have not yet, and one that a single process runs.
+do
+    local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+    local function forward(layer, input, group)
+        return te.autocast({ recipe = recipe, group = group }, function() return layer(input) end)
+    end
+    local gone, kept, own = te.Linear(32, 32), te.Linear(32, 32), te.Linear(32, 32)
+    local x = te.full({ 4, 32 }, world.rank + 1)
+    forward(gone, x, world)
+    if world.rank == 0 then
+        gone = nil
+        collectgarbage()
+        collectgarbage()
+    end
+    for _ = 1, 2 do forward(kept, x, world):sum():backward() end
+    if world.rank == 0 then forward(own, x, nil) end
+    near("scale of a model that is left", kept:state_dict().input_scale, te.full({ 1 }, 448 / world.size), 0)
+    check(world.rank == 0 or gone, "the others keep it")
+end
+
 if world.size == 1 then return end
 local wrong, message = pcall(te.Linear, 3 * world.size + 1, 4, { tensor_parallel_mode = "row" })
 check(not wrong and message:find("in_features = %d+ cannot be split between"), "%s", tostring(message))

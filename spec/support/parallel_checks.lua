@@ -121,6 +121,62 @@ do
     end
 end
 
+-- Steps with and without quantized products: the losses are those of the whole model. Sums in another order may round
+-- a quantized value otherwise.
+local function losses(recipe, is_split, sequence)
+    te.manual_seed(7)
+    local function layer(mode, n_in, n_out)
+        return te.Linear(n_in, n_out, { tensor_parallel_mode = is_split and mode or nil,
+            sequence_parallel = is_split and sequence })
+    end
+    local model = te.Sequential(layer("column", 32, 192), te.GELU(), layer("row", 192, 32))
+    local optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })
+    te.manual_seed(5)
+    local own = is_split and sequence and rows or function(t) return t end
+    local x, target = own(te.randn { 32 * world.size, 32 }), own(te.randn { 32 * world.size, 32 })
+    local scope, all = { recipe = recipe, enabled = recipe ~= nil, group = is_split and world or nil }, {}
+    for step = 1, 5 do
+        local y = te.autocast(scope, function() return model(x) end)
+        local loss = ((y - target) ^ 2):sum()
+        loss:backward()
+        optimizer:step()
+        optimizer:zero_grad()
+        loss = loss:detach()
+        all[step] = is_split and sequence and world:all_reduce(loss) or loss
+    end
+    return all
+end
+
+for _, name in ipairs { "none", "DelayedScaling", "MXFP8BlockScaling" } do
+    local recipe = name ~= "none" and te.recipe[name]() or nil
+    local whole = losses(recipe, false)
+    for _, sequence in ipairs { false, true } do
+        for step, loss in ipairs(losses(recipe, true, sequence)) do
+            near(("%s, loss %d"):format(name, step), loss, whole[step], recipe and 1e-3 or 1e-5)
+        end
+    end
+end
+
+-- Models that one process has let go and others have not yet, and one that a single process runs.
+do
+    local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+    local function forward(layer, input, group)
+        return te.autocast({ recipe = recipe, group = group }, function() return layer(input) end)
+    end
+    local gone, kept, own = te.Linear(32, 32), te.Linear(32, 32), te.Linear(32, 32)
+    local x = te.full({ 4, 32 }, world.rank + 1)
+    forward(gone, x, world)
+    if world.rank == 0 then
+        gone = nil
+        collectgarbage()
+        collectgarbage()
+    end
+    for _ = 1, 2 do forward(kept, x, world):sum():backward() end
+    if world.rank == 0 then forward(own, x, nil) end
+    near("scale of a model that is left", kept:state_dict().input_scale, te.full({ 1 }, 448 / world.size), 0)
+    check(world.rank == 0 or gone, "the others keep it")
+end
+
 if world.size == 1 then return end
 local wrong, message = pcall(te.Linear, 3 * world.size + 1, 4, { tensor_parallel_mode = "row" })
 check(not wrong and message:find("in_features = %d+ cannot be split between"), "%s", tostring(message))

@@ -15,17 +15,39 @@ local products = {}
 
 local ROLES = { "input", "weight", "grad_output" }
 
--- Products with delayed scaling, to be updated: numbers in the order of their first use, which processes that share
--- amaxes agree on.
-local known, n_known = setmetatable({}, { __mode = "k" }), 0
+-- Products with delayed scaling, to be updated.
+local known = setmetatable({}, { __mode = "k" })
+
+-- Groups of processes that share amaxes, in the order of their first use: { group =, used =, n =, numbers = }. Products
+-- have numbers in the order of theirs. Those are what the processes agree on; which products the collector has taken
+-- away is not.
+local sharing = {}
+
+local function sharing_of(group)
+    for _, s in ipairs(sharing) do
+        if s.group == group then return s end
+    end
+    sharing[#sharing + 1] = { group = group, n = 0, numbers = setmetatable({}, { __mode = "k" }) }
+    return sharing[#sharing]
+end
+
+local function reduces(product)
+    for _, rule in pairs(product.rules) do
+        if rule.reduce_amax then return true end
+    end
+    return false
+end
 
 local function make_known(product)
-    if not known[product] then
-        n_known = n_known + 1
-        known[product] = n_known
+    known[product], mode.products = true, products
+    product.group = mode.group and mode.group.size > 1 and reduces(product) and mode.group or nil
+    if not product.group then return end
+    local s = sharing_of(product.group)
+    if not s.numbers[product] then
+        s.n = s.n + 1
+        s.numbers[product] = s.n
     end
-    product.group = mode.group and mode.group.size > 1 and mode.group or nil
-    mode.products = products
+    s.used = s.used or not mode.replaying
 end
 
 -- The engine's form of a recipe, and which recipe's rule updates each role.
@@ -155,40 +177,45 @@ local function update(list, product, role)
     end
 end
 
--- The step's amaxes of the group's products, in this order, become the largest of all its processes.
-local function share(group, list)
-    local amaxes = {}
-    for i, history in ipairs(list) do amaxes[i] = history:narrow(1, 1, 1) end
-    local largest = group:all_reduce_(te.cat(amaxes), "max")
-    for i, amax in ipairs(amaxes) do amax:copy_(largest:narrow(1, i, 1)) end
-end
-
--- Histories of a role by the groups that share them, and these in the order of their first product.
-local function shared_histories(role)
-    local order, groups, lists = {}, {}, {}
-    for product in pairs(known) do
-        local rule = product.group and product.rules[role]
-        if rule and rule.reduce_amax then order[#order + 1] = product end
-    end
-    table.sort(order, function(a, b) return known[a] < known[b] end)
-    for _, product in ipairs(order) do
-        local group, _, history = product.group, core.recipe_state_tensors(product.state, role)
-        if not lists[group] then
-            groups[#groups + 1], lists[group] = group, {}
+-- The histories of a role by the numbers of their products in s.
+local function shared_histories(s, role)
+    local histories = {}
+    for product, number in pairs(s.numbers) do
+        local rule = product.group == s.group and product.rules[role]
+        if rule and rule.reduce_amax then
+            local _, history = core.recipe_state_tensors(product.state, role)
+            histories[number] = history
         end
-        table.insert(lists[group], history)
     end
-    return groups, lists
+    return histories
 end
 
-local function share_all(role)
-    local groups, lists = shared_histories(role)
-    for _, group in ipairs(groups) do share(group, lists[group]) end
+-- The step's amaxes of a group's products become the largest of all its processes. A product that is no more here has
+-- an amax of 0.
+local function share(s, role)
+    local histories, amaxes = shared_histories(s, role), {}
+    local _, any = next(histories)
+    local none = te.zeros({ 1 }, { dtype = "float32", device = any and any.device })
+    for i = 1, s.n do amaxes[i] = histories[i] and histories[i]:narrow(1, 1, 1) or none end
+    local largest = s.group:all_reduce_(te.cat(amaxes), "max")
+    for i in pairs(histories) do amaxes[i]:copy_(largest:narrow(1, i, 1)) end
+end
+
+-- Forward concerns the groups that it used, so that one process may run another model alone; backward may come later,
+-- and more than once.
+local function share_all(...)
+    for _, s in ipairs(sharing) do
+        for i = 1, select("#", ...) do
+            local role = select(i, ...)
+            if s.used or role == "grad_output" then share(s, role) end
+        end
+        if (...) ~= "grad_output" then s.used = false end
+    end
 end
 
 --- The end of a step for the given roles of all products. On a device one kernel makes all updates.
 function products.update(...)
-    for i = 1, select("#", ...) do te.no_grad(share_all, (select(i, ...))) end
+    if sharing[1] then te.no_grad(share_all, ...) end
     local list = {}
     for product in pairs(known) do
         for i = 1, select("#", ...) do update(list, product, (select(i, ...))) end

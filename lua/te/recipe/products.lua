@@ -190,15 +190,34 @@ local function shared_histories(s, role)
     return histories
 end
 
+-- Numbers and amaxes of histories, those of a device together.
+local function by_device(histories)
+    local lists = {}
+    for number, history in pairs(histories) do
+        local list = lists[history.device] or { numbers = {}, amaxes = {} }
+        lists[history.device] = list
+        table.insert(list.numbers, number)
+        table.insert(list.amaxes, history:narrow(1, 1, 1))
+    end
+    return lists
+end
+
 -- The step's amaxes of a group's products become the largest of all its processes. A product that is no more here has
--- an amax of 0.
+-- an amax of 0. They travel from the host, since histories of what has not run yet lie there.
 local function share(s, role)
-    local histories, amaxes = shared_histories(s, role), {}
-    local _, any = next(histories)
-    local none = te.zeros({ 1 }, { dtype = "float32", device = any and any.device })
-    for i = 1, s.n do amaxes[i] = histories[i] and histories[i]:narrow(1, 1, 1) or none end
-    local largest = s.group:all_reduce_(te.cat(amaxes), "max")
-    for i in pairs(histories) do amaxes[i]:copy_(largest:narrow(1, i, 1)) end
+    local lists = by_device(shared_histories(s, role))
+    local all = te.zeros({ s.n }, { dtype = "float32", device = "cpu" })
+    for _, list in pairs(lists) do
+        local amaxes = te.cat(list.amaxes):to "cpu"
+        for k, number in ipairs(list.numbers) do all:narrow(1, number, 1):copy_(amaxes:narrow(1, k, 1)) end
+    end
+    s.group:all_reduce_(all, "max")
+    for device, list in pairs(lists) do
+        local largest = {}
+        for k, number in ipairs(list.numbers) do largest[k] = all:narrow(1, number, 1) end
+        local there = te.cat(largest):to(device)
+        for k, amax in ipairs(list.amaxes) do amax:copy_(there:narrow(1, k, 1)) end
+    end
 end
 
 -- Forward concerns the groups that it used, so that one process may run another model alone; backward may come later,

@@ -326,13 +326,15 @@ static te_status broadcast(te_exec *exec, te_device_peers *p, void *data, int64_
     return finish(&t, nccl_of(exec)->ncclBroadcast(data, data, (size_t)n, t.type, root, p->comm, stream_of(exec)));
 }
 
+static bool goes_on(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 /* One part to a rank and one from another; either may be -1. */
 static ncclResult_t send_and_receive(const transfer *t, const void *out, int to, void *in, int from)
 {
     const te_cuda_nccl *nccl = nccl_of(t->exec);
     ncclResult_t        r = ncclSuccess;
     if (to >= 0) r = nccl->ncclSend(out, (size_t)t->n, t->type, to, t->peers->comm, stream_of(t->exec));
-    if (r == ncclSuccess && from >= 0)
+    if (goes_on(r) && from >= 0)
         r = nccl->ncclRecv(in, (size_t)t->n, t->type, from, t->peers->comm, stream_of(t->exec));
     return r;
 }
@@ -341,7 +343,7 @@ static ncclResult_t send_and_receive(const transfer *t, const void *out, int to,
 static te_status end_group(transfer *t, ncclResult_t result)
 {
     ncclResult_t end = nccl_of(t->exec)->ncclGroupEnd();
-    return finish(t, result == ncclSuccess || result == ncclInProgress ? end : result);
+    return finish(t, goes_on(result) ? end : result);
 }
 
 static te_status all_to_all(te_exec *exec, te_device_peers *p, const void *in, void *out, int64_t n, te_dtype dtype)
@@ -351,7 +353,7 @@ static te_status all_to_all(te_exec *exec, te_device_peers *p, const void *in, v
     if (n == 0 || status != TE_OK) return status;
     ncclResult_t r = nccl_of(exec)->ncclGroupStart();
     if (r != ncclSuccess) return finish(&t, r);
-    for (int i = 0; i < p->size && r == ncclSuccess; i++) {
+    for (int i = 0; i < p->size && goes_on(r); i++) {
         size_t at = (size_t)i * (size_t)n * t.size;
         r = send_and_receive(&t, (const char *)in + at, i, (char *)out + at, i);
     }

@@ -238,7 +238,7 @@ void te_cuda_device_close(te_exec *exec)
     if (!d) return;
     if (d->context) {
         d->driver.cuCtxSetCurrent(d->context); /* after a failure on the device host memory is freed all the same */
-        if (d->stream) d->driver.cuStreamSynchronize(d->stream);
+        if (d->stream) te_cuda_await(exec, NULL); /* also for a collective whose other process is gone */
         te_cuda_graphs_close(exec);
         te_cuda_collectives_close(exec);
         te_cuda_gemm_close(exec);

@@ -16,7 +16,7 @@ static te_status time_between(te_exec *exec, te_cuda_work *run, void *work, CUev
     if (status == TE_OK) status = record(exec, from);
     for (int i = 0; i < REPEATS && status == TE_OK; i++) status = run(exec, work);
     if (status == TE_OK) status = record(exec, to);
-    if (status == TE_OK) status = te_cuda_waited(exec, d->driver.cuEventSynchronize(to));
+    if (status == TE_OK) status = te_cuda_await(exec, to);
     return status == TE_OK ? te_cuda_result(exec, d->driver.cuEventElapsedTime(ms, from, to), "timing") : status;
 }
 

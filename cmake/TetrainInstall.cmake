@@ -88,4 +88,17 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # and the trigger of ldconfig
 # for programs that link libtetrain.a
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev")
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
+# What needs MPI is a package of its own, tetrain-mpi.
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_COMPONENTS_ALL Unspecified)
+if(TARGET tetrain_mpi)
+  list(APPEND CPACK_COMPONENTS_ALL mpi)
+endif()
+set(CPACK_DEBIAN_UNSPECIFIED_PACKAGE_NAME tetrain)
+set(CPACK_DEBIAN_UNSPECIFIED_FILE_NAME tetrain_${PROJECT_VERSION}_amd64.deb)
+set(CPACK_DEBIAN_MPI_PACKAGE_NAME tetrain-mpi)
+set(CPACK_DEBIAN_MPI_PACKAGE_DEPENDS "tetrain (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_MPI_PACKAGE_RECOMMENDS openmpi-bin)
+set(CPACK_DEBIAN_MPI_FILE_NAME tetrain-mpi_${PROJECT_VERSION}_amd64.deb)
 include(CPack)

@@ -1,5 +1,6 @@
 # libtetrain_mpi.so: what moves bytes between processes that were started together (src/kernels/messenger.h), made where
 # MPI is. Nothing else links it: it is opened when such a process first asks for the others.
+include(GNUInstallDirs)
 find_package(MPI QUIET COMPONENTS C)
 if(NOT MPI_C_FOUND)
   message(STATUS "MPI not found: building without groups of processes")
@@ -15,4 +16,4 @@ target_include_directories(tetrain_mpi SYSTEM PRIVATE ${MPI_C_INCLUDE_DIRS})
 target_link_libraries(tetrain_mpi PRIVATE te_flags ${MPI_C_LIBRARIES} Threads::Threads)
 # MPI leaves handlers behind that outlive a dlclose
 target_link_options(tetrain_mpi PRIVATE -Wl,-z,nodelete)
-install(TARGETS tetrain_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS tetrain_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT mpi)

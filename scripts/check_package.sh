@@ -41,7 +41,7 @@ fi
 ! inside sh -c 'command -v tetrain' || { echo "this system has tetrain already"; exit 1; }
 
 step "installing it"
-cp "$work"/package/*.deb "$root/tmp/tetrain.deb"
+cp "$work"/package/tetrain_*.deb "$root/tmp/tetrain.deb"
 inside apt-get update -qq >"$work/log" 2>&1 || { tail -n 30 "$work/log"; exit 1; }
 install /tmp/tetrain.deb
 

@@ -46,9 +46,14 @@ echo "exported symbols: $(wc -l <"$work/exported"), those of the headers"
 [ -s "$(find "$work/prefix" -name tetrain.d.lua)" ] && [ -s "$(find "$work/prefix" -name 'tetrain.1')" ]
 cd "$work"
 cpack -G DEB --config "$build/CPackConfig.cmake" -B "$work/deb" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-dpkg -x deb/*.deb root
+package=$(ls deb/tetrain_*.deb)
+dpkg -x "$package" root
 "$work/root/usr/bin/tetrain" -e 'print(require("te").ones(3))' | grep -q "float32 tensor {3}"
 "$work/root/usr/bin/tetrain" train_gpt.lua --help | grep -q -- --preset
-dpkg-deb -f deb/*.deb Depends | grep -q libluajit
-echo "package: $(basename deb/*.deb), $(($(stat -c %s deb/*.deb) / 1024)) KB; depends on" \
-        "$(dpkg-deb -f deb/*.deb Depends)"
+dpkg-deb -f "$package" Depends | grep -q libluajit
+! dpkg-deb -f "$package" Depends | grep mpi || { echo "the package needs MPI"; exit 1; }
+for other in deb/tetrain-mpi_*.deb; do
+    [ ! -e "$other" ] || dpkg -x "$other" root
+done
+echo "package: $(basename "$package"), $(($(stat -c %s "$package") / 1024)) KB; depends on" \
+        "$(dpkg-deb -f "$package" Depends)"

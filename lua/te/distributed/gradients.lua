@@ -125,10 +125,10 @@ end
 
 --- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
 --- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
---- none has stays away. On the CPU averages have the same bits in all processes.
+--- none has stays away. On the CPU averages have the same bits in all processes. Small gradients are averaged together
+--- up to bucket_bytes (25e6).
 ---@param params table  a list of parameters, or a module
----@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes (25e6): small gradients are averaged
----  together up to this size
+---@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
 function gradients.average_gradients(params, opts)
     local who = "te.distributed.average_gradients"
     local o = options.check(who, opts, { group = { "any" }, bucket_bytes = { "number", 25e6, min = 1 } })

@@ -35,6 +35,15 @@ describe("processes started together", function()
         end
     end)
 
+    it("are an error where they do not find each other", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local text, status = shell.capture(("PMI_SIZE=2 PMI_RANK=1 ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 "
+            .. "timeout 60 '%s' -e 'te.distributed.world()'"):format(TETRAIN))
+        assert.equal(1, status, text)
+        assert.is_truthy(text:find("2 processes were started together, but only 1 of them find each other", 1, true),
+            text)
+    end)
+
     it("say that the module cannot be opened", function()
         local text, status = shell.capture(("OMPI_COMM_WORLD_SIZE=2 TETRAIN_MPI_MODULE=/nowhere/at/all.so "
             .. "'%s' -e 'te.distributed.world()'"):format(TETRAIN))
@@ -76,6 +85,8 @@ describe("a process started alone", function()
         assert.error_matches(function() world:all_gather(te.full({}, 1)) end, "all_gather: x has no first dimension")
         assert.error_matches(function() world:broadcast_(te.ones { 1 }, 1) end, "root is 1 in a group of 1")
         assert.error_matches(function() world:all_reduce(te.ones { 1 }, "product") end, "invalid option 'product'")
+        assert.error_matches(function() world:broadcast_(te.ones { 1 }, 2 ^ 32) end, "rank is 4294967296")
+        assert.error_matches(function() world:split(2 ^ 32 - 1) end, "color is 4294967295")
         assert.error_matches(function() world:all_reduce "x" end, "te%.distributed: x: expected a tensor")
         assert.error_matches(function() te._core.comm_barrier(x) end, "expected a group of processes")
         assert.error_matches(function() return te.distributed.wordl end, "te%.distributed has no \"wordl\"")

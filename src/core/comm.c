@@ -62,16 +62,17 @@ te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
     return NULL;
 }
 
-bool te_comm_launched(void)
+/* How many processes the starter says that it started: 1 also where it says nothing, 0 where there may be more. */
+static long announced_size(void)
 {
     const char *size = te_environment(TE_ENV_OMPI_SIZE);
     if (!size) size = te_environment(TE_ENV_PMI_SIZE);
-    if (!size && te_environment(TE_ENV_PMIX_RANK)) {
-        size = te_environment(TE_ENV_SLURM_SIZE);
-        if (!size) return true; /* how many it is nobody says */
-    }
-    return size && strtol(size, NULL, 10) > 1;
+    if (!size && !te_environment(TE_ENV_PMIX_RANK)) return 1;
+    if (!size) size = te_environment(TE_ENV_SLURM_SIZE);
+    return size ? strtol(size, NULL, 10) : 0;
 }
+
+bool te_comm_launched(void) { return announced_size() != 1; }
 
 /* The library is never closed again: MPI is one for the process. */
 static const te_messenger *open_messenger(te_context *ctx)
@@ -90,13 +91,26 @@ static const te_messenger *open_messenger(te_context *ctx)
     return NULL;
 }
 
+/* Processes that each find themselves alone would do the same work side by side, and write the same files. */
+static te_comm *join_all(te_context *ctx, const te_messenger *messenger)
+{
+    te_comm *comm = te_comm_join(ctx, messenger);
+    long     size = announced_size();
+    if (!comm || size == 0 || size == te_comm_size(comm)) return comm;
+    te_fail(ctx, TE_ERROR_DEVICE,
+            "te.distributed: %ld processes were started together, but only %d of them find each other: they want the "
+            "mpirun of the MPI that tetrain was built with", size, te_comm_size(comm));
+    te_comm_release(comm);
+    return NULL;
+}
+
 te_comm *te_comm_world(te_context *ctx)
 {
     if (!ctx) return NULL;
     if (ctx->world) return te_comm_retain(ctx->world);
     const te_messenger *messenger = NULL;
     if (te_comm_launched() && !(messenger = open_messenger(ctx))) return NULL;
-    return ctx->world = te_comm_join(ctx, messenger);
+    return ctx->world = join_all(ctx, messenger);
 }
 
 te_comm *te_comm_retain(te_comm *comm)

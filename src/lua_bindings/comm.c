@@ -14,6 +14,8 @@
 
 #include "tetrain/comm.h"
 
+#include <limits.h>
+
 static const char comm_tag[] = "te.comm", name[] = "distributed";
 
 typedef struct lua_comm {
@@ -46,6 +48,14 @@ static lua_comm *new_comm(lua_State *L)
     return u;
 }
 
+/* A rank, a color or a key. */
+static int check_number(lua_State *L, int index, const char *what)
+{
+    int64_t n = te_lua_check_int(L, index, name, what);
+    if (n < INT_MIN || n > INT_MAX) te_lua_fail(L, name, "%s is %lld", what, (long long)n);
+    return (int)n;
+}
+
 static int comm_launched(lua_State *L)
 {
     lua_pushboolean(L, te_comm_launched());
@@ -65,7 +75,7 @@ static int comm_split(lua_State *L)
 {
     te_lua   *rt = te_lua_runtime(L);
     te_comm  *comm = check_comm(L);
-    int       color = (int)te_lua_check_int(L, 2, name, "color"), key = (int)te_lua_check_int(L, 3, name, "key");
+    int       color = check_number(L, 2, "color"), key = check_number(L, 3, "key");
     lua_comm *u = new_comm(L);
     te_lua_enter(rt, L, name);
     u->comm = te_comm_split(comm, color, key);
@@ -115,7 +125,7 @@ static int run(lua_State *L, const call *c)
     int            ranks[2] = {0};
     lua_settop(L, 4);
     if (c->reduces) reduction = check_reduction(L, 3);
-    for (int i = 0; i < c->n_ranks; i++) ranks[i] = (int)te_lua_check_int(L, 3 + i, name, "rank");
+    for (int i = 0; i < c->n_ranks; i++) ranks[i] = check_number(L, 3 + i, "rank");
     te_lua_tensor *result = c->make ? te_lua_new_tensor(L) : NULL;
     te_tensor     *x = te_lua_check_tensor(L, 2, name, "x");
     if (c->change) te_lua_check_writable(L, name, x);

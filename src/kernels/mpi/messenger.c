@@ -112,30 +112,37 @@ static te_status hand_out(te_exec *exec, te_status status, mpi_peers *p, te_peer
     return status;
 }
 
+static atomic_bool join_left_off;
+
 static te_status mpi_join(te_exec *exec, te_peers **peers)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     MPI_Request           request;
     pthread_once(&once, begin);
     if (begun != MPI_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: MPI cannot be begun");
+    if (join_left_off) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: an earlier one was interrupted");
     mpi_peers *p = new_peers(exec, "join");
     if (!p) return TE_ERROR_MEMORY;
     int       code = MPI_Comm_idup(MPI_COMM_WORLD, &p->comm, &request);
     te_status status = code == MPI_SUCCESS ? finish(exec, "join", 1, &request) : failed(exec, "join", code);
-    if (status == TE_ERROR_INTERRUPTED) return status; /* p may still be written to */
+    if (status == TE_ERROR_INTERRUPTED) { /* p may still be written to, and the others are one call ahead */
+        join_left_off = true;
+        return status;
+    }
     if (status == TE_OK) status = look_around(exec, "join", p);
     return hand_out(exec, status, p, peers);
 }
 
 static te_status mpi_split(te_exec *exec, te_peers *peers, int color, int key, te_peers **part)
 {
+    MPI_Comm   comm = MPI_COMM_NULL;
+    mpi_peers *p = new_peers(exec, "split"); /* the others wait for a process without memory, too: it is in no group */
     *part = NULL;
-    mpi_peers *p = new_peers(exec, "split");
+    int code = MPI_Comm_split(((mpi_peers *)peers)->comm, color < 0 || !p ? MPI_UNDEFINED : color, key, &comm);
     if (!p) return TE_ERROR_MEMORY;
-    int code = MPI_Comm_split(((mpi_peers *)peers)->comm, color < 0 ? MPI_UNDEFINED : color, key, &p->comm);
+    p->comm = comm;
     te_status status = code == MPI_SUCCESS ? TE_OK : failed(exec, "split", code);
-    if (status == TE_OK && p->comm != MPI_COMM_NULL)
-        return hand_out(exec, look_around(exec, "split", p), p, part);
+    if (status == TE_OK && comm != MPI_COMM_NULL) return hand_out(exec, look_around(exec, "split", p), p, part);
     te_mem_free(exec->mem, p, sizeof *p);
     return status;
 }

@@ -2,7 +2,7 @@
  *
  * Tensor memory is invisible to Lua's collector: a tensor of a gigabyte is sixteen bytes to it. So after each result
  * the bytes in live tensors are compared with what they were after the last collection, and when they have grown by
- * half (and by 32 MB at least) a full collection runs. Views share memory and cost nothing here. Memory that runs out
+ * more than a collection is worth a full one runs. Views share memory and cost nothing here. Memory that runs out
  * collects too.
  */
 #include "bindings.h"
@@ -27,18 +27,24 @@ static size_t live_bytes(const te_context *ctx)
     return bytes;
 }
 
-static void set_threshold(te_lua *rt)
+/* A collection takes some 0.2 ns a byte of Lua's heap; a result that is written to memory which the caches do not hold
+ * takes some 20 us a megabyte more than one that is. So the smaller the heap, the sooner it pays to collect, and results
+ * that became garbage are written over while they are in the caches. A large heap is not walked for little. */
+static void set_threshold(te_lua *rt, lua_State *L)
 {
-    enum { LEAST_GROWTH = 32 << 20 };
-    size_t live = live_bytes(rt->ctx), growth = live / 2;
-    rt->collect_at = live + (growth > LEAST_GROWTH ? growth : LEAST_GROWTH);
+    enum { LEAST = 2 << 20, MOST = 32 << 20, GROWTH_PER_HEAP = 28 };
+    size_t live = live_bytes(rt->ctx), heap = (size_t)lua_gc(L, LUA_GCCOUNT, 0) << 10;
+    size_t growth = GROWTH_PER_HEAP * heap, most = live / 2 + 2 * heap;
+    if (most < MOST) most = MOST;
+    if (growth < LEAST) growth = LEAST;
+    rt->collect_at = live + (growth < most ? growth : most);
 }
 
 void te_lua_charge(te_lua *rt, lua_State *L)
 {
     if (live_bytes(rt->ctx) <= rt->collect_at) return;
     lua_gc(L, LUA_GCCOLLECT, 0);
-    if (rt->ctx) set_threshold(rt);
+    if (rt->ctx) set_threshold(rt, L);
 }
 
 static int collect_protected(lua_State *L)
@@ -56,7 +62,7 @@ static void on_memory_pressure(void *user)
     rt->reclaiming = true;
     if (lua_cpcall(L, collect_protected, NULL) != 0) lua_pop(L, 1);
     rt->reclaiming = false;
-    set_threshold(rt);
+    set_threshold(rt, L);
 }
 
 void te_lua_enter(te_lua *rt, lua_State *L, const char *function)
@@ -421,6 +427,6 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L)
     lua_pushliteral(L, "te.Tensor");
     lua_setfield(L, -2, "__name");
     te_lua_keep(L, te_lua_tensor_metatable);
-    set_threshold(rt);
+    set_threshold(rt, L);
     te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
 }

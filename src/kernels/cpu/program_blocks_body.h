@@ -121,15 +121,31 @@ static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, 
         op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
 }
 
+#if TE_REAL_IS_F32
+/* x^n with the bits of te_pow; the exponents that are met most have loops of their own. */
+static void raise(float *d, const float *a, size_t n, uint32_t exponent)
+{
+    if (exponent == 2) {
+        TE_EACH d[i] = a[i] * a[i];
+    } else if (exponent == 3) {
+        TE_EACH d[i] = (float)te_pow_small((double)a[i], 3);
+    } else {
+        TE_EACH d[i] = (float)te_pow_small((double)a[i], exponent);
+    }
+}
+#endif
+
 static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
 {
     enum { SPAN = 256 };
-    te_real number[SPAN], *d = dst;
-    if (TE_REAL_IS_F32 && *(const te_real *)pb == 2) {
-        op_mul_0(dst, pa, pa, pc, n); /* the same bits, see te_pow */
+    te_real number[SPAN], *d = dst, exponent = *(const te_real *)pb;
+#if TE_REAL_IS_F32
+    if (exponent >= 1 && exponent <= 15 && exponent == (float)(int)exponent) {
+        raise(dst, pa, n, (uint32_t)exponent);
         return;
     }
-    for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pb;
+#endif
+    for (int i = 0; i < SPAN; i++) number[i] = exponent;
     for (size_t i = 0; i < n; i += SPAN)
         op_pow_0(d + i, (const te_real *)pa + i, number, pc, n - i < SPAN ? n - i : SPAN);
 }

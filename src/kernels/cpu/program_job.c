@@ -5,7 +5,7 @@
 
 /* Registers of a tile should fit L1 with room to spare; where a whole row must fit in a tile, L2 does. */
 enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
-enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128 };
+enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128, SHARED_ROW = 2048, LOADED_ROW = 512 };
 
 /* A band is long enough for its steps to begin rarely. */
 enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES = 64 << 10 };
@@ -153,13 +153,38 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
     return true;
 }
 
+/* Whether a tile of several rows can be used where it lies, except for what repeats from row to row or along it. */
+static bool is_dense_or_repeated(const te_job *job, const te_operand *operand)
+{
+    int64_t row = operand->stride[job->axis[job->n_outer - 1]], column = operand->stride[job->column_axis];
+    return row == 0 || column == 0 || (column == 1 && row == job->columns) ||
+           (operand->dtype != TE_F32 && job->columns <= LOADED_ROW);
+}
+
+/* Whether tiles hold several rows. Longer ones do where these mean nothing and operands are broadcast, so that a step
+ * need not begin anew for each; not where rows are apart, since then one is used where it lies and several are not. */
+static bool takes_rows(const te_job *job)
+{
+    if (job->rows < 2) return false;
+    if (job->columns <= SHORT_ROW) return true;
+    if (job->compiled->structured || job->compiled->n_sums || job->run->compute_f64 || job->columns > SHARED_ROW)
+        return false;
+    bool dense = true;
+    for (int i = 0; i < job->program->n_inputs; i++)
+        if (job->program->input_rates[i] == TE_RATE_ELEM) dense &= is_dense_or_repeated(job, &job->run->inputs[i]);
+    for (int o = 0; o < job->program->n_outputs; o++)
+        if (job->program->outputs[o].kind == TE_OUT_ELEM && job->run->outputs[o].data)
+            dense &= is_dense_or_repeated(job, &job->run->outputs[o]);
+    return dense;
+}
+
 static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
 {
     size_t size = job->blocks->size;
     job->tile_rows = 1;
     if (!take_bands(exec, program, job)) return false;
     if (job->band) return true;
-    if (job->columns <= SHORT_ROW && job->rows > 1) {
+    if (takes_rows(job)) {
         if (!use_plan(exec, program, job, TE_PLAN_ROWS)) return false;
         job->tile_rows = tile_elements(job->plan, size) / (job->columns ? job->columns : 1);
         job->tile_columns = job->columns;

@@ -294,7 +294,14 @@ static int create_randn(lua_State *L) { return drawn(L, "randn", "normal"); }
 
 __extension__ typedef unsigned __int128 wide;
 
-/* Whole numbers from low to high, both included, from 64 random bits each: the bias is below range / 2^64. */
+/* One of the `range` numbers from `low` on, from 64 random bits: the bias is below range / 2^64. */
+static int64_t whole_number(uint32_t upper, uint32_t lower, int64_t low, uint64_t range)
+{
+    uint64_t bits = (uint64_t)upper << 32 | lower;
+    return low + (int64_t)((wide)bits * range >> 64);
+}
+
+/* Whole numbers from low to high, both included. */
 static int create_randint(lua_State *L)
 {
     te_lua  *rt = te_lua_runtime(L);
@@ -307,10 +314,10 @@ static int create_randint(lua_State *L)
     int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
     te_rng   rng = te_context_draw(rt->ctx, 2 * (uint64_t)numel);
     uint64_t range = (uint64_t)(high - low) + 1;
-    for (int64_t i = 0; i < numel; i++) {
+    for (int64_t i = 0; i < numel; i += 2) {
         te_philox_words w = te_rng_group(rng, (uint64_t)i / 2);
-        uint64_t        bits = (uint64_t)w.word[i % 2 * 2] << 32 | w.word[i % 2 * 2 + 1];
-        values[i] = low + (int64_t)((wide)bits * range >> 64);
+        values[i] = whole_number(w.word[0], w.word[1], low, range);
+        if (i + 1 < numel) values[i + 1] = whole_number(w.word[2], w.word[3], low, range);
     }
     return finish_buffer(rt, L, &c);
 }

@@ -21,19 +21,46 @@ typedef struct walk {
     int64_t        row; /* extent of the last dimension */
 } walk;
 
+/* Whether one index serves a row, as where a vector of them is spread over the other dimensions. */
+static bool one_for_row(const walk *w)
+{
+    return w->index->stride[w->index->ndim - 1] == 0 && w->dim < w->index->ndim - 1;
+}
+
+static bool all_within(const te_view *index, int64_t offset, int64_t n, int64_t step, int64_t bound)
+{
+    uint64_t most = 0;
+    if (index->dtype == TE_I64) {
+        const int64_t *at = (const int64_t *)index->data + offset;
+        for (int64_t i = 0; i < n; i++) most = (uint64_t)at[i * step] > most ? (uint64_t)at[i * step] : most;
+    } else {
+        const int32_t *at = (const int32_t *)index->data + offset;
+        for (int64_t i = 0; i < n; i++) {
+            uint64_t wide = (uint64_t)(int64_t)at[i * step]; /* a negative one is larger than any bound */
+            most = wide > most ? wide : most;
+        }
+    }
+    return most < (uint64_t)bound;
+}
+
+/* Rows that are the same memory over and over are looked at once. */
 static te_status check_indices(te_exec *exec, const char *op, const walk *w)
 {
     const te_view *index = w->index;
     int64_t bound = w->whole->shape[w->dim], rows = te_view_numel(index) / w->row;
-    int last = index->ndim - 1;
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t offset = te_offset_of(index, last, r);
-        for (int64_t i = 0; i < w->row; i++) {
-            if ((r * w->row + i) % PART == 0 && te_cpu_stopping(exec)) return te_cpu_finish(exec, TE_OK);
-            int64_t at = index_at(index, offset + i * index->stride[last]);
-            if (at < 0 || at >= bound)
-                return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
-                                    (long long)at, (long long)(r * w->row + i) + 1, (long long)bound - 1);
+    int     last = index->ndim - 1;
+    bool    same = true;
+    for (int i = 0; i < last; i++) same &= index->stride[i] == 0;
+    for (int64_t r = 0; r < (same ? 1 : rows); r++) {
+        int64_t offset = te_offset_of(index, last, r), step = index->stride[last];
+        for (int64_t first = 0; first < w->row; first += PART) {
+            if (te_cpu_stopping(exec)) return te_cpu_finish(exec, TE_OK);
+            int64_t n = step == 0 ? 1 : w->row - first < PART ? w->row - first : PART, i = first;
+            if (all_within(index, offset + first * step, n, step, bound)) continue;
+            while (index_at(index, offset + i * step) >= 0 && index_at(index, offset + i * step) < bound) i++;
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
+                                (long long)index_at(index, offset + i * step), (long long)(r * w->row + i) + 1,
+                                (long long)bound - 1);
         }
     }
     return TE_OK;
@@ -50,22 +77,38 @@ static int64_t whole_offset(const walk *w, int64_t r)
     return offset;
 }
 
-#define GATHER_ROW(type)                                                                                               \
-    for (int64_t i = first; i < end; i++)                                                                              \
-    ((type *)w->part->data)[to + i * w->part->stride[last]] =                                                          \
-        ((const type *)w->whole->data)[from + i * step + index_at(w->index, at + i * w->index->stride[last]) * along]
+#define GATHER_ROW(type, index_type)                                                                         \
+    {                                                                                                        \
+        type             *y = (type *)w->part->data + to;                                                    \
+        const type       *x = (const type *)w->whole->data + from;                                           \
+        const index_type *index = (const index_type *)w->index->data + at;                                   \
+        for (int64_t i = first; i < end; i++) y[i * out] = x[i * step + (int64_t)index[i * next] * along];    \
+    }                                                                                                        \
+    break
 
 /* Elements first … end of row r. */
 static void gather_row(const walk *w, int64_t r, int64_t first, int64_t end)
 {
-    int last = w->index->ndim - 1;
+    int     last = w->index->ndim - 1;
     int64_t from = whole_offset(w, r), to = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
-    switch (te_dtype_log2_size(w->whole->dtype)) {
-    case 0: GATHER_ROW(uint8_t); break;
-    case 1: GATHER_ROW(uint16_t); break;
-    case 2: GATHER_ROW(uint32_t); break;
-    default: GATHER_ROW(uint64_t); break;
+    int64_t out = w->part->stride[last], next = w->index->stride[last];
+    if (one_for_row(w) && out == 1 && step == 1) {
+        te_dtype dtype = w->whole->dtype;
+        memcpy(te_element(w->part->data, dtype, to + first),
+               te_element(w->whole->data, dtype, from + first + index_at(w->index, at) * along),
+               (size_t)(end - first) << te_dtype_log2_size(dtype));
+        return;
+    }
+    switch (te_dtype_log2_size(w->whole->dtype) + (w->index->dtype == TE_I64 ? 4 : 0)) {
+    case 0: GATHER_ROW(uint8_t, int32_t);
+    case 1: GATHER_ROW(uint16_t, int32_t);
+    case 2: GATHER_ROW(uint32_t, int32_t);
+    case 3: GATHER_ROW(uint64_t, int32_t);
+    case 4: GATHER_ROW(uint8_t, int64_t);
+    case 5: GATHER_ROW(uint16_t, int64_t);
+    case 6: GATHER_ROW(uint32_t, int64_t);
+    default: GATHER_ROW(uint64_t, int64_t);
     }
 }
 
@@ -129,12 +172,24 @@ static void add_element(const te_copy_blocks *blocks, te_dtype dtype, void *dst,
     blocks->store[TE_CLASS_F32][dtype](dst, 1, &a, 1, 1);
 }
 
+static void add_row(float *dst, const float *src, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) dst[i] += src[i];
+}
+
 static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk *w, int64_t r, const share *s)
 {
     int last = w->index->ndim - 1;
     te_dtype dtype = w->whole->dtype;
     int64_t to = whole_offset(w, r), from = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
+    if (one_for_row(w) && dtype == TE_F32 && step == 1 && w->part->stride[last] == 1) {
+        int64_t target = index_at(w->index, at);
+        if (target >= s->low && target < s->high)
+            add_row((float *)w->whole->data + to + target * along + s->first,
+                    (const float *)w->part->data + from + s->first, s->end - s->first);
+        return;
+    }
     for (int64_t i = s->first; i < s->end && !(i % POLL == 0 && te_cpu_stopping(exec)); i++) {
         int64_t target = index_at(w->index, at + i * w->index->stride[last]);
         if (target < s->low || target >= s->high) continue;

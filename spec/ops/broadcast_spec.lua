@@ -75,3 +75,73 @@ describe("power", function()
         end
     end)
 end)
+
+describe("copying", function()
+    local sizes = { { 7, 5 }, { 300, 411 } } -- the interpreter's, and copy.c's
+
+    it("stores a number as the dtype holds it", function()
+        local held = { float32 = 1.2999999523162842, bfloat16 = 1.296875, float16 = 1.2998046875, int64 = 1, int32 = 1,
+            uint8 = 1, bool = 1, float64 = 1.3, float8_e4m3 = 1.25, float8_e5m2 = 1.25 }
+        for dtype, value in pairs(held) do
+            for _, shape in ipairs(sizes) do
+                local whole = te.zeros({ shape[1], shape[2] + 1 }, { dtype = dtype })
+                for _, x in ipairs { te.full(shape, 1.3, { dtype = dtype }), te.zeros(shape, { dtype = dtype }):fill_(1.3),
+                    whole:narrow(2, 1, shape[2]):fill_(1.3) } do
+                    local wide = x:to("float64")
+                    assert.equal(value, wide:min():item(), dtype)
+                    assert.equal(value, wide:max():item(), dtype)
+                end
+                assert.equal(0, whole:select(2, -1):to("float64"):abs():max():item())
+            end
+        end
+    end)
+
+    it("converts, turns and spreads alike in place and anew", function()
+        te.manual_seed(3)
+        for _, shape in ipairs(sizes) do
+            local x = te.randn(shape) * 300
+            for _, from in ipairs { "float32", "bfloat16", "float16", "float64", "int64", "uint8" } do
+                local source = x:to(from)
+                assert_equal_bits(source, source:clone(), from)
+                assert_equal_bits(source:transpose(1, 2):contiguous(), source:transpose(1, 2):clone(), from)
+                for _, to in ipairs { "float32", "bfloat16", "float16", "float64", "int32", "bool", "float8_e4m3" } do
+                    local what = from .. " to " .. to
+                    local target = te.zeros(shape, { dtype = to })
+                    assert_equal_bits(source:to(to), target:copy_(source), what)
+                    local turned = te.zeros({ shape[2], shape[1] }, { dtype = to }):transpose(1, 2)
+                    assert_equal_bits(source:to(to), turned:copy_(source), what)
+                    local column = source:narrow(2, 1, 1)
+                    assert_equal_bits(column:expand(shape):contiguous():to(to), target:copy_(column), what)
+                end
+            end
+        end
+    end)
+
+    it("adds the gradients of rows that were selected", function()
+        te.manual_seed(4)
+        for _, shape in ipairs { { 40, 1000 }, { 9, 7, 300 } } do
+            for dim = 1, #shape do
+                local index = te.randint(0, shape[dim] - 1, { 61 }, { dtype = dim == 1 and "int32" or "int64" })
+                local x = te.randn(shape)
+                local wide, narrow = x:to("float64"), x:clone()
+                local gradients = {}
+                for i, leaf in ipairs { wide, narrow } do
+                    leaf.requires_grad = true
+                    local y = te.index_select(leaf, dim, index)
+                    assert_equal_bits(te.index_select(x, dim, index), y:detach():to("float32"))
+                    te.manual_seed(5)
+                    y:backward(te.randn(y.shape):to(y.dtype))
+                    gradients[i] = leaf.grad:to("float64")
+                end
+                assert.is_true((gradients[1] - gradients[2]):abs():max():item() < 1e-5)
+            end
+        end
+        local x = te.ones { 5, 2 }
+        assert.error_matches(function() te.index_select(x, 1, te.tensor({ 1, 5, -1 }):to("int64")) end,
+            "index 5 at position 2 is outside 0 to 4")
+        assert.error_matches(function() te.index_select(x, 1, te.tensor({ 1, -1 }):to("int32")) end,
+            "index %-1 at position 2 is outside 0 to 4")
+        assert.error_matches(function() te.index_select(x, 2, te.tensor({ 1, 0, 2 }):to("int64")) end,
+            "index 2 at position 3 is outside 0 to 1")
+    end)
+end)

@@ -8,11 +8,12 @@
  *      anything else                            runs along the last dimension
  * A zero that is spread over a run of memory is no copy: threads clear their parts, which then also lie near them.
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
- * read first, and nobody would find them later. Measured, that pays where half of what is read is written. Tiles go
- * past the caches where they are converted, thus go through such a block anyway, or where squares can be turned in
- * registers, whose rows are whole lines. Where they can, past the caches or not, tiles are long, eight lines of a
- * destination's row and more one behind the other, and follow the rows of the source. The work is cut into units by
- * shape alone; each element has one writer, so the number of threads changes nothing.
+ * read first, and nobody would find them later. Measured, that pays where half of what is read is written, and not
+ * where nothing is read but one element. Tiles go past the caches where they are converted, thus go through such a
+ * block anyway, or where squares can be turned in registers, whose rows are whole lines. Where they can, past the caches
+ * or not, tiles are long, eight lines of a destination's row and more one behind the other, and follow the rows of the
+ * source. The work is cut into units by shape alone; each element has one writer, so the number of threads changes
+ * nothing.
  */
 #include "copy.h"
 #include "workers.h"
@@ -196,7 +197,7 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
     for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
     plan->at_once = plan->across < 0 && inner < UNIT ? (UNIT + inner - 1) / inner : 1;
     int  wider = te_dtype_log2_size(dst->dtype) - te_dtype_log2_size(src->dtype);
-    bool pays = plan->across < 0 ? wider >= -1 : dst->dtype != src->dtype;
+    bool pays = plan->across < 0 ? wider >= -1 && plan->src.stride[last] != 0 : dst->dtype != src->dtype;
     plan->streams = pays && bytes >= STREAM_FROM && plan->dst.stride[last] == 1;
 }
 
@@ -383,6 +384,14 @@ static void clear(te_exec *exec, const copy_plan *plan)
     te_cpu_loop(exec, exec->threads, units, te_cpu_even_grain(units, exec->threads), clear_units, &job);
 }
 
+/* Whether all elements of a copy are one and the same. */
+static bool spreads_one(const te_view *src)
+{
+    for (int i = 0; i < src->ndim; i++)
+        if (src->shape[i] != 1 && src->stride[i] != 0) return false;
+    return true;
+}
+
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -393,7 +402,14 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
-    plan_make(&plan, dst, src, lines_of(exec));
+    te_view   one = *src;
+    int64_t   element;
+    if (dst->dtype != src->dtype && spreads_one(src)) { /* converted once */
+        te_convert(plan.blocks, &element, dst->dtype, 1, src->data, src->dtype, 1, 1);
+        one.data = &element;
+        one.dtype = dst->dtype;
+    }
+    plan_make(&plan, dst, &one, lines_of(exec));
     if (clears(&plan)) {
         clear(exec, &plan);
         return te_cpu_finish(exec, TE_OK);

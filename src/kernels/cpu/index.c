@@ -43,6 +43,18 @@ static bool all_within(const te_view *index, int64_t offset, int64_t n, int64_t 
     return most < (uint64_t)bound;
 }
 
+/* Where the index of element i of row r stands, from 1 on: in the vector, where one is spread along dim. */
+static int64_t position_of(const walk *w, int64_t r, int64_t i)
+{
+    const te_view *index = w->index;
+    int64_t        at = r;
+    bool           vector = w->dim < index->ndim - 1;
+    for (int d = 0; d < index->ndim; d++) vector &= d == w->dim || index->stride[d] == 0;
+    if (!vector) return r * w->row + i + 1;
+    for (int d = index->ndim - 2; d > w->dim; d--) at /= index->shape[d];
+    return at % index->shape[w->dim] + 1;
+}
+
 /* Rows that are the same memory over and over are looked at once. */
 static te_status check_indices(te_exec *exec, const char *op, const walk *w)
 {
@@ -59,7 +71,7 @@ static te_status check_indices(te_exec *exec, const char *op, const walk *w)
             if (all_within(index, offset + first * step, n, step, bound)) continue;
             while (index_at(index, offset + i * step) >= 0 && index_at(index, offset + i * step) < bound) i++;
             return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
-                                (long long)index_at(index, offset + i * step), (long long)(r * w->row + i) + 1,
+                                (long long)index_at(index, offset + i * step), (long long)position_of(w, r, i),
                                 (long long)bound - 1);
         }
     }

@@ -90,6 +90,9 @@ void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace,
 /* Does the runs when they are small and bound like earlier ones, or can be bound to stay; false: nothing was done. */
 bool te_program_run_again(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
 
+/* Does a single run by copying where that is all there is to do; false: nothing was done. program_copy.c */
+bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs, te_status *status);
+
 /* Joins the parts of all chunks into the outputs. */
 void te_job_join(const te_job *job, void *parts, int threads);
 

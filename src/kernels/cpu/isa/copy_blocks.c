@@ -96,12 +96,18 @@ DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
 /* --- bits unchanged --------------------------------------------------------------------------------------------- */
 
 #define DEFINE_MOVE(type)                                                                                              \
+    static void fill_##type(type *d, type value, int64_t n)                                                            \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < n; i++) d[i] = value;                                                                  \
+    }                                                                                                                  \
     static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
     {                                                                                                                  \
         type *restrict d = dst;                                                                                        \
         const type *restrict s = src;                                                                                  \
         if (dst_stride == 1 && src_stride == 1)                                                                        \
             memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
+        else if (dst_stride == 1 && src_stride == 0)                                                                   \
+            fill_##type(d, *s, n);                                                                                     \
         else                                                                                                           \
             for (int64_t i = 0; i < n; i++) d[i * dst_stride] = s[i * src_stride];                                     \
     }

@@ -1,0 +1,113 @@
+--- Times single operations as somebody at the prompt calls them, see bench/operations.txt; the peer is
+--- bench/peers/operations.py. Prints one JSON line a case.
+---
+---     tetrain bench/operations.lua [--only=PATTERN[|PATTERN…]] [--dtypes="fp32 bf16"] [--sizes="16x64 …"] [--threads=2]
+---                                  [--seconds=0.03]
+---
+--- A figure is the time of a call in the fastest of several rounds; what the collector takes is in it.
+
+local te = require "te"
+local here = arg[0]:match("^(.*)/[^/]*$") or "."
+local measure = dofile(here .. "/measure.lua")
+local options = { only = "", dtypes = "fp32 bf16", sizes = "16x64 1024x768 4096x3072", threads = "2", seconds = "0.03" }
+for _, option in ipairs(arg) do
+    local name, value = option:match("^%-%-(%w+)=(.*)$")
+    if not name or not options[name] then
+        io.stderr:write("operations.lua: unknown option ", option, "\n")
+        os.exit(2)
+    end
+    options[name] = value
+end
+local threads, seconds = tonumber(options.threads), tonumber(options.seconds)
+if not threads or not seconds then
+    io.stderr:write("operations.lua: --threads and --seconds want numbers\n")
+    os.exit(2)
+end
+te.set_num_threads(threads)
+te.manual_seed(1)
+
+local NAMES = { fp32 = "float32", bf16 = "bfloat16" }
+
+--- What the expressions see: each maker remembers its tensors.
+local function environment(dtype)
+    local made, leaves = {}, {}
+    local function maker(kind, make)
+        return function(...)
+            local key = kind .. table.concat({ ... }, " ")
+            made[key] = made[key] or make(...)
+            return made[key]
+        end
+    end
+    local function normal(...) return te.randn({ ... }):to(dtype) end
+    local function leaf(tensor)
+        tensor.requires_grad = true
+        leaves[#leaves + 1] = tensor
+        return tensor
+    end
+    return {
+        te = te,
+        other = dtype == "float32" and "bfloat16" or "float32",
+        r = maker("r", normal),
+        r2 = maker("r2", normal),
+        w = maker("w", normal),
+        g = maker("g", function(...) return leaf(normal(...)) end),
+        p = maker("p", function(...) return (te.randn({ ... }):abs() + 0.5):to(dtype) end),
+        m = maker("m", function(...) return te.randn({ ... }):gt(0) end),
+        i = maker("i", function(n, ...) return te.randint(0, n - 1, { ... }) end),
+        mod = maker("mod", function(name, ...)
+            local module = te[name](...):to(dtype)
+            for _, parameter in ipairs(module:parameters()) do leaves[#leaves + 1] = parameter end
+            return module
+        end),
+        back = function(y, dy)
+            y:backward(dy)
+            for _, tensor in ipairs(leaves) do tensor.grad = nil end
+        end,
+    }
+end
+
+local function run(name, size, dtype, expression, names)
+    local chunk = assert(loadstring("return " .. expression, "=" .. name))
+    local call = setfenv(chunk, names)
+    for _ = 1, 3 do call() end
+    local clock, once = te._core.clock, math.huge
+    for _ = 1, 5 do
+        local before = clock()
+        call()
+        once = math.min(once, clock() - before)
+    end
+    local calls, rounds, best = math.max(1, math.floor(seconds / 5 / once)), 5, math.huge
+    for _ = 1, rounds do
+        local before = clock()
+        for _ = 1, calls do call() end
+        best = math.min(best, (clock() - before) / calls)
+    end
+    print(measure.json { "name", name, "size", size, "dtype", dtype, "us", best * 1e6 })
+    io.flush()
+end
+
+local function wanted(name)
+    for pattern in (options.only .. "|"):gmatch("([^|]*)|") do
+        if name:find(pattern, 1, true) then return true end
+    end
+    return false
+end
+
+for dtype in options.dtypes:gmatch("%S+") do
+    for line in io.lines(here .. "/operations.txt") do
+        local name, expression = line:match("^([^#|]-) | (.-) | ")
+        local sized = name and expression:find("%f[%w][RC]%f[%W]")
+        for size in (sized and options.sizes or name and "-" or ""):gmatch("%S+") do
+            local rows, columns = size:match("(%d+)x(%d+)")
+            local filled = expression:gsub("%f[%w]R%f[%W]", rows or "R"):gsub("%f[%w]C%f[%W]", columns or "C")
+            if wanted(name) then
+                local names = environment(assert(NAMES[dtype], "operations.lua: no dtype " .. dtype))
+                if name:find("backward") then
+                    run(name, size, dtype, filled, names)
+                else
+                    te.no_grad(function() run(name, size, dtype, filled, names) end)
+                end
+            end
+        end
+    end
+end

@@ -19,4 +19,19 @@ describe("te.Embedding", function()
             assert.has_error(function() te.Embedding(3, 1)(te.tensor({ id }, { dtype = "int32" })):totable() end)
         end
     end)
+
+    it("takes ids before the table as well", function()
+        local w, ids = te.randn { 5, 3 }, te.tensor({ 1, 3, 1 }, { dtype = "int64" })
+        w.requires_grad = true
+        local grads, values = {}, {}
+        for i, y in ipairs { te.embedding(w, ids), te.embedding(ids, w) } do
+            y:sum():backward()
+            grads[i], values[i] = w.grad:totable(), y:totable()
+            w.grad = nil
+        end
+        assert.same(grads[1], grads[2])
+        assert.same(values[1], values[2])
+        assert.error_matches(function() te.embedding(ids, ids) end, "a table of {entries, width} is needed")
+        assert.error_matches(function() te.embedding(w, w) end, "ids must be int64 or int32, not float32")
+    end)
 end)

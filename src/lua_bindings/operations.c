@@ -208,6 +208,23 @@ static int unknown_option(reader *r, const char *name)
                        te_lua_signature(r->op, signature, sizeof signature));
 }
 
+static int find_param(const te_op *op, const char *name)
+{
+    int i = 0;
+    while (i < op->n_params && strcmp(op->params[i].name, name) != 0) i++;
+    return i;
+}
+
+/* A parameter by its name, or by the one that it has in PyTorch. */
+static int param_called(reader *r, const char *name)
+{
+    static const char *const theirs[][2] = {{"is_causal", "causal"}, {"dropout_p", "dropout"}};
+    int i = find_param(r->op, name);
+    for (size_t k = 0; i == r->op->n_params && k < sizeof theirs / sizeof *theirs; k++)
+        if (strcmp(name, theirs[k][0]) == 0) i = find_param(r->op, theirs[k][1]);
+    return i < r->op->n_params ? i : unknown_option(r, name);
+}
+
 static void read_options(reader *r, int index)
 {
     char text[256];
@@ -215,10 +232,7 @@ static void read_options(reader *r, int index)
         if (lua_type(r->L, -2) != LUA_TSTRING)
             te_lua_fail(r->L, r->name, "options: names are expected as keys, got %s",
                         te_lua_describe(r->L, -2, text, sizeof text));
-        const char *name = lua_tostring(r->L, -2);
-        int         i = 0;
-        while (i < r->op->n_params && strcmp(r->op->params[i].name, name) != 0) i++;
-        if (i == r->op->n_params) unknown_option(r, name);
+        int             i = param_called(r, lua_tostring(r->L, -2));
         const te_param *p = &r->op->params[i];
         if (r->args[i].kind != TE_ARG_ABSENT) te_lua_fail(r->L, r->name, "%s: given twice", p->name);
         if (p->type == TE_TYPE_TENSORS)

@@ -39,6 +39,11 @@ te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy,
 
 static te_status embedding_forward(te_call *call)
 {
+    if (is_index(call->in[0]) && !is_index(call->in[1])) { /* in PyTorch's order */
+        te_tensor *ids_first = call->in[0];
+        call->in[0] = call->in[1];
+        call->in[1] = ids_first;
+    }
     te_tensor *table = call->in[0], *ids = call->in[1];
     int64_t shape[TE_MAX_DIMS];
     te_status status = need_index(call, "ids", ids);
@@ -368,7 +373,7 @@ static te_status multinomial_forward(te_call *call)
 
 const te_op_def te_ops_index[] = {
     {.signature = "embedding(table, ids)",
-     .doc = "Rows of table {entries, width} by ids {...}: {..., width}.",
+     .doc = "Rows of table {entries, width} by ids {...}: {..., width}. ids may come first.",
      .forward = embedding_forward,
      .backward = embedding_backward},
     {.signature = "gather(x, dim: dim, index)",

@@ -256,7 +256,8 @@ static void take_share(const te_walker *w, te_share *share, const int *fetched, 
  * itself, unless it is one short row after the other; nor those of bands that are added up, some columns of all rows at
  * a time, which shows where tensors are large. So each step that goes over rows fetches its share of the next tile's,
  * as long as both stay in the second-level cache: the first steps those of the first operands, the last ones those of
- * the last. Lines all at once would hold up what is at hand. */
+ * the last. Lines all at once would hold up what is at hand. Rows that are gone over once follow each other in memory,
+ * and fetching takes longer than it saves. */
 static void settle_shares(te_walker *w)
 {
     enum { ALONE = 4 << 10, MOST = 384 << 10, FAR = 4 << 20 };
@@ -266,7 +267,7 @@ static void settle_shares(te_walker *w)
     int           fetched[TE_FETCHED_MAX];
     w->fetches = false;
     memset(w->shares, 0, turns * sizeof *w->shares);
-    bool waits = job->compiled->reduces_rows || (job->band && job->plan->adds && job->bytes >= FAR);
+    bool waits = (job->compiled->reduces_rows && turns > 1) || (job->band && job->plan->adds && job->bytes >= FAR);
     if (!waits || job->kind == TE_PLAN_ROWS || job->rows <= rows) return;
     int n = find_fetched(w, fetched);
     for (int i = 0; i < n; i++) {

@@ -145,3 +145,63 @@ describe("copying", function()
             "index 2 at position 3 is outside 0 to 1")
     end)
 end)
+
+describe("rows that run across memory", function()
+    local inf = math.huge
+    local hostile = te.tensor { 0, -0.0, inf, -inf, inf - inf, 1e30, -1e30, 1e-40 }
+    local shapes = { { 70, 300 }, { 300, 70 }, { 3, 200, 40 }, { 5, 17, 260 }, { 2, 2000, 15 }, { 1, 20000 } }
+
+    before_each(function() te.manual_seed(11) end)
+
+    --- Whole numbers, so that there are ties, with hostile ones strewn in for every other shape.
+    local function some(shape, dtype, strewn)
+        local x = te.randint(-40, 40, shape):to("float32") / 4
+        if strewn then
+            local flat = x:view { x:numel() }
+            for i = 1, hostile:numel() do
+                flat:narrow(1, (i * 7919) % x:numel() + 1, 1):copy_(hostile:narrow(1, i, 1))
+            end
+        end
+        return x:to(dtype)
+    end
+
+    for _, dtype in ipairs { "float32", "bfloat16", "float64", "int64" } do
+        it("give the same as rows that follow it, in " .. dtype, function()
+            for n, shape in ipairs(shapes) do
+                local x = some(shape, dtype, n % 2 == 0 and dtype ~= "int64")
+                for dim = 1, #shape - 1 do
+                    local turned = x:transpose(dim, #shape)
+                    local rows = turned:contiguous()
+                    local what = ("%s, shape %d, dimension %d"):format(dtype, n, dim)
+                    for _, name in ipairs { "max", "min", "argmax", "argmin", "norm", "sum" } do
+                        local got, expected = x[name](x, dim, true), rows[name](rows, #shape, true)
+                        assert_equal_bits(expected:transpose(dim, #shape), got, name .. " " .. what)
+                    end
+                    for _, f in ipairs { te.cumsum, dtype ~= "int64" and te.softmax or nil } do
+                        assert_equal_bits(f(rows, #shape):transpose(dim, #shape), f(x, dim), what)
+                    end
+                    assert_equal_bits(rows + rows, turned + turned, what)
+                    assert_equal_bits(rows:lt(rows:narrow(#shape, 1, 1)), turned:lt(turned:narrow(#shape, 1, 1)), what)
+                end
+            end
+        end)
+    end
+
+    it("are chosen from as wider numbers are", function()
+        for n, shape in ipairs(shapes) do
+            for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+                local x = some(shape, dtype, n % 2 == 0)
+                local wide = x:to("float64")
+                for dim = 1, #shape do
+                    assert_equal_bits(wide:argmax(dim), x:argmax(dim), dtype .. n)
+                    assert_equal_bits(wide:argmin(dim), x:argmin(dim), dtype .. n)
+                end
+                assert.equal(wide:argmax():item(), x:argmax():item())
+                assert.equal(wide:argmin():item(), x:argmin():item())
+            end
+        end
+        assert.equal(0, te.full({ 20 }, -inf):argmax():item())
+        assert.equal(0, te.full({ 300, 20 }, -inf):argmax(1):max():item())
+        assert.equal(0, te.full({ 300, 20 }, inf):argmin(1):max():item())
+    end)
+end)

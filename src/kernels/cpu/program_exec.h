@@ -93,6 +93,18 @@ bool te_program_run_again(te_exec *exec, te_program *program, const te_run *runs
 /* Does a single run by copying where that is all there is to do; false: nothing was done. program_copy.c */
 bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs, te_status *status);
 
+/* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
+enum { TE_STRAIGHT_INPUTS = 8 };
+typedef struct te_straight {
+    te_run     run;
+    te_operand inputs[TE_STRAIGHT_INPUTS];
+    unsigned   turned;
+} te_straight;
+
+/* Makes the run that is better done in the other's place, perhaps the same; to be freed whatever comes of it. */
+te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
+void te_program_straight_free(te_exec *exec, te_straight *straight);
+
 /* Joins the parts of all chunks into the outputs. */
 void te_job_join(const te_job *job, void *parts, int threads);
 

@@ -148,11 +148,22 @@ static te_status run_long(te_exec *exec, te_program *program, const te_run *runs
     return status;
 }
 
+/* One run after inputs that lie across are turned. */
+static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
+{
+    te_straight straight;
+    te_status   status = te_program_straighten(exec, program, run, &straight);
+    if (status == TE_OK) status = run_long(exec, program, &straight.run, 1);
+    te_program_straight_free(exec, &straight);
+    return status;
+}
+
 te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
     if (te_program_run_again(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
-    if (!te_program_copy_run(exec, program, runs, n_runs, &status)) status = run_long(exec, program, runs, n_runs);
+    if (!te_program_copy_run(exec, program, runs, n_runs, &status))
+        status = n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
     return te_cpu_finish(exec, status);
 }

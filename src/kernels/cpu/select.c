@@ -1,12 +1,18 @@
 /* select.c - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial.
  *
  * Comparisons are made on 64-bit keys that order as the values do: any dtype, NaN above everything (below everything
- * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
+ * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index. Where a single
+ * extreme of numbers that float32 holds is wanted, these are compared themselves, many at a time.
+ *
+ * Rows whose elements lie apart while those of neighbouring rows lie side by side are worked on in *strips*, WIDTH rows
+ * at a time, element by element of them all: memory is read as it lies.
  */
 #include "copy.h"
 #include "workers.h"
 
 #include "kernels/philox.h"
+
+#include "kernels/elementary.h"
 
 #include <float.h>
 
@@ -38,7 +44,57 @@ typedef struct rows_job {
     const te_view        *src, *dst, *index;
     void                 *room;
     bool                  flag; /* the largest are wanted; from the end */
+    const struct strips  *strips;
 } rows_job;
+
+/* --- strips ----------------------------------------------------------------------------------------------------- */
+
+enum { WIDTH = TE_COPY_BLOCK, FEWEST = 16 /* rows side by side for which it is worth it */ };
+
+/* Rows in strips: those along dimension `beside`, which is taken out of the views. */
+typedef struct strips {
+    te_view src, dst;     /* dst: of results, whose last dimension may be another one, or may be missing */
+    int64_t rows, across; /* along `beside`; strips for them */
+    int64_t src_step, dst_step;
+} strips;
+
+static void take_out(te_view *v, int dim)
+{
+    for (int i = dim; i + 1 < v->ndim; i++) v->shape[i] = v->shape[i + 1], v->stride[i] = v->stride[i + 1];
+    v->ndim--;
+}
+
+/* Whether src has such rows, and dst's lie as they do. */
+static bool find_strips(const te_view *src, const te_view *dst, bool dst_beside, strips *out)
+{
+    if (row_stride(src) == 1) return false;
+    for (int d = 0; d + 1 < src->ndim; d++) {
+        if (src->stride[d] != 1 || src->shape[d] < FEWEST || (dst_beside && dst->stride[d] != 1)) continue;
+        *out = (strips){.src = *src, .dst = *dst, .rows = src->shape[d], .src_step = 1, .dst_step = dst->stride[d]};
+        out->across = (out->rows + WIDTH - 1) / WIDTH;
+        take_out(&out->src, d);
+        take_out(&out->dst, d);
+        return true;
+    }
+    return false;
+}
+
+static int64_t strip_count(const strips *s)
+{
+    int64_t outer = 1;
+    for (int i = 0; i + 1 < s->src.ndim; i++) outer *= s->src.shape[i];
+    return outer * s->across;
+}
+
+/* Strip `unit`: how many rows are in it, and where their first elements and results are. */
+static int64_t strip_at(const strips *s, int64_t unit, const char **from, char **to)
+{
+    int64_t first = unit % s->across * WIDTH, outer = unit / s->across;
+    int     dims = s->src.ndim - 1;
+    *from = te_element(s->src.data, s->src.dtype, te_offset_of(&s->src, dims, outer) + first);
+    *to = te_element(s->dst.data, s->dst.dtype, te_offset_of(&s->dst, dims, outer) + first * s->dst_step);
+    return s->rows - first < WIDTH ? s->rows - first : WIDTH;
+}
 
 static int threads_for(te_exec *exec, int64_t rows, int64_t elements)
 {
@@ -105,14 +161,90 @@ static int64_t best_of_row(te_exec *exec, const te_copy_blocks *blocks, const te
     return where;
 }
 
+/* Position of the first of the n values that is equal, or NaN where that is wanted. */
+static int64_t first_equal(const float *v, int64_t n, float value)
+{
+    int64_t i = 0;
+    while (i < n && !(v[i] == value) && !(value != value && v[i] != v[i])) i++;
+    return i;
+}
+
+/* The extreme of values whose sign is turned where the smallest is wanted; NaN when there is one. */
+static float largest_of(float *v, int64_t n, float sign)
+{
+    float most = -TE_INFINITY;
+    int   is_nan = 0;
+    _Pragma("omp simd reduction(max : most) reduction(| : is_nan)") for (int64_t i = 0; i < n; i++)
+    {
+        float x = v[i] * sign;
+        v[i] = x;
+        most = x > most ? x : most;
+        is_nan |= x != x;
+    }
+    return is_nan ? TE_NAN : most;
+}
+
+static int64_t best_float_of_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *src, int64_t row,
+                                 bool largest)
+{
+    float values[TE_COPY_BLOCK], best = 0;
+    int64_t where = 0, n = row_length(src);
+    const char *data = row_at(src, row);
+    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
+        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
+        blocks->load[src->dtype](values, te_element(data, src->dtype, at * row_stride(src)), row_stride(src), count);
+        float most = largest_of(values, count, largest ? 1.0f : -1.0f);
+        if (at > 0 && most <= best) continue;
+        best = most;
+        where = at + first_equal(values, count, most);
+        if (most != most) break;
+    }
+    return where;
+}
+
 static void find_best(void *context, int64_t first, int64_t end, int thread)
 {
     const rows_job *job = context;
     int64_t        *index = job->index->data;
+    bool            floats = te_value_class_of(job->src->dtype) == TE_CLASS_F32;
     (void)thread;
     for (int64_t row = first; row < end; row++)
         index[te_offset_of(job->index, job->index->ndim, row)] =
-            best_of_row(job->exec, job->blocks, job->src, row, job->flag);
+            floats ? best_float_of_row(job->exec, job->blocks, job->src, row, job->flag)
+                   : best_of_row(job->exec, job->blocks, job->src, row, job->flag);
+}
+
+/* What element `at` of each row changes: a NaN is larger than all but an earlier one. */
+static void keep_larger(float *best, int32_t *where, const float *v, int32_t at, int64_t n, float sign)
+{
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++)
+    {
+        float x = v[i] * sign;
+        int   larger = (x > best[i]) | ((x != x) & (best[i] == best[i]));
+        best[i] = larger ? x : best[i];
+        where[i] = larger ? at : where[i];
+    }
+}
+
+static void find_best_in_strips(void *context, int64_t first, int64_t end, int thread)
+{
+    const rows_job *job = context;
+    const strips   *s = job->strips;
+    te_dtype        dtype = s->src.dtype;
+    float           best[WIDTH], values[WIDTH], sign = job->flag ? 1.0f : -1.0f;
+    int32_t         where[WIDTH];
+    (void)thread;
+    for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) {
+        const char *from;
+        char       *to;
+        int64_t     rows = strip_at(s, unit, &from, &to), n = row_length(&s->src);
+        for (int64_t i = 0; i < rows; i++) best[i] = -TE_INFINITY, where[i] = 0;
+        for (int64_t at = 0; at < n; at++) {
+            job->blocks->load[dtype](values, te_element(from, dtype, at * row_stride(&s->src)), 1, rows);
+            keep_larger(best, where, values, (int32_t)at, rows, sign);
+        }
+        for (int64_t i = 0; i < rows; i++) ((int64_t *)(void *)to)[i * s->dst_step] = where[i];
+    }
 }
 
 te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
@@ -121,8 +253,14 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     if (status != TE_OK) return status;
     int64_t rows = row_count(src), n = row_length(src);
     int threads = threads_for(exec, rows, rows * n);
+    strips s;
     rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .index = index, .flag = largest};
-    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), find_best, &job);
+    if (te_value_class_of(src->dtype) == TE_CLASS_F32 && n <= INT32_MAX && find_strips(src, index, false, &s)) {
+        job.strips = &s;
+        te_cpu_loop(exec, threads, strip_count(&s), 1, find_best_in_strips, &job);
+    } else {
+        te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), find_best, &job);
+    }
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -215,7 +353,7 @@ te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indic
     int threads = threads_for(exec, rows, rows * row_length(src));
     candidate *heaps = exec->scratch(exec, (size_t)threads * (size_t)k * sizeof(candidate));
     if (!heaps) return TE_ERROR_MEMORY;
-    rows_job job = {exec, te_copy_blocks_of(exec), src, values, indices, heaps, largest};
+    rows_job job = {exec, te_copy_blocks_of(exec), src, values, indices, heaps, largest, NULL};
     te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), take_topk, &job);
     exec->scratch_free(exec, heaps);
     return te_cpu_finish(exec, TE_OK);
@@ -262,6 +400,34 @@ static void sum_rows(void *context, int64_t first, int64_t end, int thread)
         cumsum_row(job->exec, job->blocks, job->dst, job->src, row, job->flag);
 }
 
+/* The same for rows side by side, whose sums go on together. */
+static void sum_strip(const rows_job *job, const char *from, char *to, int64_t rows)
+{
+    const strips *s = job->strips;
+    double        sums[WIDTH] = {0}, values[WIDTH];
+    int64_t       n = row_length(&s->src);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t at = job->flag ? n - 1 - k : k;
+        te_convert(job->blocks, values, TE_F64, 1, te_element(from, s->src.dtype, at * row_stride(&s->src)),
+                   s->src.dtype, 1, rows);
+        for (int64_t i = 0; i < rows; i++) sums[i] += values[i];
+        te_convert(job->blocks, te_element(to, s->dst.dtype, at * row_stride(&s->dst)), s->dst.dtype, s->dst_step,
+                   sums, TE_F64, 1, rows);
+    }
+}
+
+static void sum_strips(void *context, int64_t first, int64_t end, int thread)
+{
+    const rows_job *job = context;
+    (void)thread;
+    for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) {
+        const char *from;
+        char       *to;
+        int64_t     rows = strip_at(job->strips, unit, &from, &to);
+        sum_strip(job, from, to, rows);
+    }
+}
+
 te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
     te_status status = te_check_rows(exec, "cumsum", dst, src);
@@ -271,8 +437,14 @@ te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, b
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cumsum: rows of %lld sums for rows of %lld elements",
                             (long long)row_length(dst), (long long)n);
     int threads = threads_for(exec, rows, rows * n);
+    strips s;
     rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .dst = dst, .flag = reverse};
-    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), sum_rows, &job);
+    if (te_value_class_of(src->dtype) != TE_CLASS_I64 && find_strips(src, dst, true, &s)) {
+        job.strips = &s;
+        te_cpu_loop(exec, threads, strip_count(&s), 1, sum_strips, &job);
+    } else {
+        te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), sum_rows, &job);
+    }
     return te_cpu_finish(exec, TE_OK);
 }
 

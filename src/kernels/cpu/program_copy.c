@@ -1,5 +1,7 @@
-/* program_copy.c - programs that compute nothing: y = x, and y = a number. copy.c moves whole lines of bytes, turns tiles
- * and writes what is large past the caches, so such a run is handed to it.
+/* program_copy.c - programs that compute nothing: y = x, and y = a number.
+ *
+ * copy.c moves whole lines of bytes, turns tiles and writes what is large past the caches, so such a run is handed to
+ * it.
  */
 #include "program_exec.h"
 

@@ -27,9 +27,9 @@ static size_t live_bytes(const te_context *ctx)
     return bytes;
 }
 
-/* A collection takes some 0.2 ns a byte of Lua's heap; a result that is written to memory which the caches do not hold
- * takes some 20 us a megabyte more than one that is. So the smaller the heap, the sooner it pays to collect: then memory
- * of garbage is used again while the caches hold it. A large heap is not walked for little. */
+/* A collection takes some 0.2 ns a byte of Lua's heap; a result written to memory that the caches do not hold takes
+ * some 20 us a megabyte more than one that is in them. So the smaller the heap, the sooner it pays to collect: then
+ * memory of garbage is used again while the caches hold it. A large heap is not walked for little. */
 static void set_threshold(te_lua *rt, lua_State *L)
 {
     enum { LEAST = 2 << 20, MOST = 32 << 20, GROWTH_PER_HEAP = 28 };

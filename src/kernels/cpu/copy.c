@@ -10,10 +10,10 @@
  * A destination larger than the caches is written past them, line by line from a block in L1: its lines need not be
  * read first, and nobody would find them later. Measured, that pays where half of what is read is written, and not
  * where nothing is read but one element. Tiles go past the caches where they are converted, thus go through such a
- * block anyway, or where squares can be turned in registers, whose rows are whole lines. Where they can, past the caches
- * or not, tiles are long, eight lines of a destination's row and more one behind the other, and follow the rows of the
- * source. The work is cut into units by shape alone; each element has one writer, so the number of threads changes
- * nothing.
+ * block anyway, or where squares can be turned in registers, whose rows are whole lines. Where they can, past the
+ * caches or not, tiles are long, eight lines of a destination's row and more one behind the other, and follow the rows
+ * of the source. The work is cut into units by shape alone; each element has one writer, so the number of threads
+ * changes nothing.
  */
 #include "copy.h"
 #include "workers.h"

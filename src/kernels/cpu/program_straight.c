@@ -1,7 +1,7 @@
 /* program_straight.c - inputs whose rows run across memory, turned before a program reads them.
  *
- * The interpreter goes along rows. Where the elements of a row lie apart and those of neighbouring rows side by side, as
- * in x:max(1) or a transposed view, it would use one element of every line that it fetches, and lines that are a
+ * The interpreter goes along rows. Where the elements of a row lie apart and those of neighbouring rows side by side,
+ * as in x:max(1) or a transposed view, it would use one element of every line that it fetches, and lines that are a
  * multiple of some power of two apart throw each other out of the cache before their next element is due. Turning such
  * an input tile by tile first reads and writes it once.
  */

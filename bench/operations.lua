@@ -1,8 +1,8 @@
 --- Times single operations as somebody at the prompt calls them, see bench/operations.txt; the peer is
 --- bench/peers/operations.py. Prints one JSON line a case.
 ---
----     tetrain bench/operations.lua [--only=PATTERN[|PATTERN…]] [--dtypes="fp32 bf16"] [--sizes="16x64 …"] [--threads=2]
----                                  [--seconds=0.03]
+---     tetrain bench/operations.lua [--only="sum|max"] [--dtypes="fp32 bf16"] [--sizes="16x64 1024x768 4096x3072"]
+---                                  [--threads=2] [--seconds=0.03]
 ---
 --- A figure is the time of a call in the fastest of several rounds; what the collector takes is in it.
 
@@ -59,6 +59,10 @@ local function environment(dtype)
             for _, parameter in ipairs(module:parameters()) do leaves[#leaves + 1] = parameter end
             return module
         end),
+        causal = true,
+        attend = function(q, k, v, causal)
+            return te.scaled_dot_product_attention(q, k, v, { causal = causal or false })
+        end,
         back = function(y, dy)
             y:backward(dy)
             for _, tensor in ipairs(leaves) do tensor.grad = nil end
@@ -93,19 +97,33 @@ local function wanted(name)
     return false
 end
 
-for dtype in options.dtypes:gmatch("%S+") do
+--- Names and the expressions below them.
+local function cases()
+    local list = {}
     for line in io.lines(here .. "/operations.txt") do
-        local name, expression = line:match("^([^#|]-) | (.-) | ")
-        local sized = name and expression:find("%f[%w][RC]%f[%W]")
-        for size in (sized and options.sizes or name and "-" or ""):gmatch("%S+") do
+        local expression = line:match("^    (.*)$")
+        if expression then
+            local last = list[#list]
+            last.expression = last.expression or expression
+        elseif not line:find("^#") then
+            list[#list + 1] = { name = line }
+        end
+    end
+    return list
+end
+
+for dtype in options.dtypes:gmatch("%S+") do
+    for _, case in ipairs(cases()) do
+        local sized = case.expression:find("%f[%w][RC]%f[%W]")
+        for size in (sized and options.sizes or "-"):gmatch("%S+") do
             local rows, columns = size:match("(%d+)x(%d+)")
-            local filled = expression:gsub("%f[%w]R%f[%W]", rows or "R"):gsub("%f[%w]C%f[%W]", columns or "C")
-            if wanted(name) then
+            local expression = case.expression:gsub("%f[%w]R%f[%W]", rows or "R"):gsub("%f[%w]C%f[%W]", columns or "C")
+            if wanted(case.name) then
                 local names = environment(assert(NAMES[dtype], "operations.lua: no dtype " .. dtype))
-                if name:find("backward") then
-                    run(name, size, dtype, filled, names)
+                if case.name:find("backward") then
+                    run(case.name, size, dtype, expression, names)
                 else
-                    te.no_grad(function() run(name, size, dtype, filled, names) end)
+                    te.no_grad(function() run(case.name, size, dtype, expression, names) end)
                 end
             end
         end

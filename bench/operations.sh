@@ -1,6 +1,6 @@
 #!/bin/sh
-# Single operations beside PyTorch's, as they are called at a prompt: with results that become garbage, forward alone and
-# with backward, small, in the caches and beyond them.
+# Single operations beside PyTorch's, as they are called at a prompt: with results that become garbage, forward alone
+# and with backward, small, in the caches and beyond them.
 #
 #     PYTHON=venv/bin/python bench/operations.sh [--only="sum|max"] [--dtypes="fp32 bf16"] [--rounds=1] [--seconds=0.03]
 #                                                [--sizes="16x64 1024x768 4096x3072"] [--threads=2] [--keep=NAME]

@@ -46,7 +46,10 @@ def environment(dtype):
         a, b = x.chunk(2, -1)
         return activation(a) * b
 
-    return {"torch": torch, "F": F, "gated": gated, "back": back,
+    def attend(q, k, v, is_causal=False):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    return {"torch": torch, "F": F, "gated": gated, "back": back, "attend": attend, "causal": True,
             "other": torch.bfloat16 if dtype == torch.float32 else torch.float32,
             "r": maker("r", normal), "r2": maker("r2", normal), "w": maker("w", normal), "g": maker("g", leaf),
             "p": maker("p", lambda *shape: (torch.randn(shape).abs() + 0.5).to(dtype)),
@@ -72,6 +75,17 @@ def time_of(call, seconds):
     return best
 
 
+def cases():
+    """Names and the last of the expressions below each."""
+    found = {}
+    for line in (pathlib.Path(__file__).parent.parent / "operations.txt").read_text().splitlines():
+        if line.startswith("    "):
+            found[name] = line.strip()
+        elif not line.startswith("#"):
+            name = line
+    return found.items()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="parts of names, with | between them")
@@ -82,10 +96,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
-    lines = (pathlib.Path(__file__).parent.parent / "operations.txt").read_text().splitlines()
-    cases = [[part.strip() for part in line.split(" | ")] for line in lines if not line.startswith("#")]
     for dtype in options.dtypes.split():
-        for name, _, expression in cases:
+        for name, expression in cases():
             if not any(part in name for part in options.only.split("|")):
                 continue
             for size in options.sizes.split() if re.search(r"\b[RC]\b", expression) else ["-"]:

@@ -85,7 +85,8 @@ describe("copying", function()
         for dtype, value in pairs(held) do
             for _, shape in ipairs(sizes) do
                 local whole = te.zeros({ shape[1], shape[2] + 1 }, { dtype = dtype })
-                for _, x in ipairs { te.full(shape, 1.3, { dtype = dtype }), te.zeros(shape, { dtype = dtype }):fill_(1.3),
+                local filled = te.zeros(shape, { dtype = dtype }):fill_(1.3)
+                for _, x in ipairs { te.full(shape, 1.3, { dtype = dtype }), filled,
                     whole:narrow(2, 1, shape[2]):fill_(1.3) } do
                     local wide = x:to("float64")
                     assert.equal(value, wide:min():item(), dtype)

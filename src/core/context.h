@@ -17,6 +17,7 @@ typedef struct te_variants te_variants;
 
 enum { TE_MAX_DEVICES = 9 }; /* cpu and eight accelerators */
 enum { TE_MAX_THREADS = 1024 };
+enum { TE_OP_HASHES = 512 }; /* about twice as many as there are operations */
 
 /* A device that this context has opened. */
 typedef struct te_device {
@@ -68,6 +69,7 @@ struct te_context {
 
     te_op       *ops; /* parsed declarations */
     int          n_ops;
+    const te_op *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
     te_variants *variants; /* compiled programs of program ops */
 
     void (*reclaim)(void *user);

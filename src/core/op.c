@@ -114,6 +114,20 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
 
 /* --- registry ----------------------------------------------------------------------------------------------------- */
 
+static unsigned hash_of(const char *name)
+{
+    uint32_t h = 2166136261u; /* FNV-1a */
+    for (; *name; name++) h = (h ^ (unsigned char)*name) * 16777619u;
+    return (h ^ h >> 15) % TE_OP_HASHES;
+}
+
+static void enter_op(te_context *ctx, te_op *op)
+{
+    const te_op **head = &ctx->ops_by_name[hash_of(op->name)];
+    op->next = *head;
+    *head = op;
+}
+
 te_status te_ops_open(te_context *ctx)
 {
     int n = 0;
@@ -128,6 +142,7 @@ te_status te_ops_open(te_context *ctx)
             te_status status = te_op_parse(ctx, def, op);
             if (status != TE_OK) return status;
             op->group = group->name;
+            enter_op(ctx, op);
         }
     }
     return te_variants_open(ctx);
@@ -138,13 +153,14 @@ void te_ops_close(te_context *ctx)
     te_variants_close(ctx);
     if (ctx->ops) te_mem_free(&ctx->mem, ctx->ops, (size_t)ctx->n_ops * sizeof *ctx->ops);
     ctx->ops = NULL;
+    memset(ctx->ops_by_name, 0, sizeof ctx->ops_by_name);
 }
 
 const te_op *te_op_find(te_context *ctx, const char *name)
 {
     if (!ctx) return NULL;
-    for (int i = 0; name && i < ctx->n_ops; i++)
-        if (strcmp(ctx->ops[i].name, name) == 0) return &ctx->ops[i];
+    for (const te_op *op = name ? ctx->ops_by_name[hash_of(name)] : NULL; op; op = op->next)
+        if (strcmp(op->name, name) == 0) return op;
     te_fail(ctx, TE_ERROR_ARGUMENT, "no operation \"%s\"", name ? name : "NULL");
     return NULL;
 }

@@ -17,6 +17,9 @@
  *
  *      panel of a:  word [w][i], i < mr        panel of b:  word [w][j], j < nr        tile of sums:  [i][j]
  *
+ * Products too small for panels, as batches have them by the thousand, are computed from a and b as they lie, where the
+ * instruction set has masks (isa/gemm_small.c).
+ *
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
  * together. oneDNN has one, too; which of them takes a product is said in gemm.c.
  *
@@ -138,10 +141,22 @@ typedef struct te_gemm_dots {
     float  *sums;
 } te_gemm_dots;
 
+/* A small product: c = a b, or c += a b where c is float32. Strides in bytes; columns of b and c lie side by side. */
+typedef struct te_gemm_small {
+    te_dtype    in, out;
+    const char *a, *b;
+    char       *c;
+    int64_t     a_row, a_step, b_row, c_row;
+    int         m, n, k;
+    bool        panel; /* b is float32 already */
+    bool        add;
+} te_gemm_small;
+
 typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
     void (*dots_f32)(const te_gemm_dots *);
     void (*dots_bf16)(const te_gemm_dots *);
+    void (*small)(const te_gemm_small *); /* or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
     /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
     void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
@@ -157,6 +172,7 @@ void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, 
 void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int64_t, int64_t);
 #endif
 
+void te_gemm_small_avx512(const te_gemm_small *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
 /* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
@@ -208,6 +224,8 @@ typedef struct te_gemm_product {
     te_gemm_matrix a, b, c, aux;
 } te_gemm_product;
 
+/* Where its operands a, b, c and aux begin, in bytes. */
+void te_gemm_offsets_of(const te_gemm_problem *problem, int64_t batch, int64_t offsets[4]);
 te_gemm_product te_gemm_product_of(const te_gemm_problem *problem, int64_t batch);
 
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *gemm, te_gemm_problem *problem);

@@ -306,6 +306,7 @@ static const char *decline_nothing(te_exec *exec, const te_gemm_problem *p)
 
 const te_gemm_impl te_gemm_impls[] = {
     {"rows", te_gemm_rows_decline, te_gemm_rows_run},
+    {"sweep", te_gemm_sweep_decline, te_gemm_sweep_run},
     {"small", decline_large, te_gemm_blocked_run},
 #ifdef TE_WITH_ONEDNN
     {"own", decline_slower, te_gemm_blocked_run},

@@ -205,16 +205,26 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     return TE_OK;
 }
 
+void te_gemm_offsets_of(const te_gemm_problem *p, int64_t batch, int64_t offsets[4])
+{
+    int32_t sizes[4] = {p->a.size, p->b.size, p->c.size, p->aux.size};
+    for (int i = 0; i < 4; i++) offsets[i] = 0;
+    for (int d = p->batch_dims - 1; d >= 0; d--) {
+        int64_t index = d == 0 ? batch : batch % p->batch_shape[d];
+        if (d > 0) batch /= p->batch_shape[d];
+        for (int i = 0; i < 4; i++) offsets[i] += index * p->batch_stride[i][d] * sizes[i];
+    }
+}
+
 te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
 {
     te_gemm_product t = {p->a, p->b, p->c, p->aux};
-    te_gemm_matrix *matrices[4] = {&t.a, &t.b, &t.c, p->aux.data ? &t.aux : NULL};
-    for (int d = p->batch_dims - 1; d >= 0; d--) {
-        int64_t index = batch % p->batch_shape[d];
-        batch /= p->batch_shape[d];
-        for (int i = 0; i < 4; i++)
-            if (matrices[i]) matrices[i]->data += index * p->batch_stride[i][d] * matrices[i]->size;
-    }
+    int64_t offsets[4];
+    te_gemm_offsets_of(p, batch, offsets);
+    t.a.data += offsets[0];
+    t.b.data += offsets[1];
+    t.c.data += offsets[2];
+    if (t.aux.data) t.aux.data += offsets[3];
     return t;
 }
 
@@ -296,6 +306,7 @@ static const char *decline_nothing(te_exec *exec, const te_gemm_problem *p)
 
 const te_gemm_impl te_gemm_impls[] = {
     {"rows", te_gemm_rows_decline, te_gemm_rows_run},
+    {"sweep", te_gemm_sweep_decline, te_gemm_sweep_run},
     {"small", decline_large, te_gemm_blocked_run},
 #ifdef TE_WITH_ONEDNN
     {"own", decline_slower, te_gemm_blocked_run},

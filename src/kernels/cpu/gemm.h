@@ -3,6 +3,7 @@
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in
  *                             slices
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
+ *        sweep                few rows times contiguous rows, as they lie (gemm_sweep.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
  *        own                  our own kernel where it is the faster one (rule in gemm.c)
  *        onednn               the library, where it is there (gemm_onednn.c)
@@ -16,6 +17,9 @@
  * consumes per row of a and column of b: one float, one double, or a pair of bfloat16 that are neighbours along k.
  *
  *      panel of a:  word [w][i], i < mr        panel of b:  word [w][j], j < nr        tile of sums:  [i][j]
+ *
+ * Products too small for panels, as batches have them by the thousand, are computed from a and b as they lie, where the
+ * instruction set has masks (isa/gemm_small.c).
  *
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
  * together. oneDNN has one, too; which of them takes a product is said in gemm.c.
@@ -138,10 +142,35 @@ typedef struct te_gemm_dots {
     float  *sums;
 } te_gemm_dots;
 
+/* sums[i * pitch + j] for `rows` rows of a and `cols` columns of b, whose rows are contiguous. Strides in bytes; pitch
+ * is cols rounded up to TE_GEMM_SWEEP_COLS. */
+enum { TE_GEMM_SWEEP_ROWS = 8, TE_GEMM_SWEEP_COLS = 32 };
+
+typedef struct te_gemm_sweep {
+    te_dtype    dtype;
+    const char *a, *b;
+    int64_t     a_row, a_step, b_line, k, pitch;
+    int         rows, cols;
+    float      *sums;
+} te_gemm_sweep;
+
+/* A small product: c = a b, or c += a b where c is float32. Strides in bytes; columns of b and c lie side by side. */
+typedef struct te_gemm_small {
+    te_dtype    in, out;
+    const char *a, *b;
+    char       *c;
+    int64_t     a_row, a_step, b_row, c_row;
+    int         m, n, k;
+    bool        panel; /* b is float32 already */
+    bool        add;
+} te_gemm_small;
+
 typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
     void (*dots_f32)(const te_gemm_dots *);
     void (*dots_bf16)(const te_gemm_dots *);
+    void (*sweep)(const te_gemm_sweep *);
+    void (*small)(const te_gemm_small *); /* or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
     /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
     void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
@@ -150,6 +179,7 @@ typedef struct te_gemm_isa {
 #ifdef TE_ISA
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *);
+void TE_ISA_NAME(te_gemm_sweep)(const te_gemm_sweep *);
 void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
@@ -157,6 +187,7 @@ void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, 
 void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int64_t, int64_t);
 #endif
 
+void te_gemm_small_avx512(const te_gemm_small *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
 /* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
@@ -200,7 +231,7 @@ typedef struct te_gemm_impl {
 /* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
  * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
-enum { TE_GEMM_IMPLS = 5 };
+enum { TE_GEMM_IMPLS = 6 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
 /* The operands of one product of the batch. */
@@ -208,6 +239,8 @@ typedef struct te_gemm_product {
     te_gemm_matrix a, b, c, aux;
 } te_gemm_product;
 
+/* Where its operands a, b, c and aux begin, in bytes. */
+void te_gemm_offsets_of(const te_gemm_problem *problem, int64_t batch, int64_t offsets[4]);
 te_gemm_product te_gemm_product_of(const te_gemm_problem *problem, int64_t batch);
 
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *gemm, te_gemm_problem *problem);
@@ -225,6 +258,8 @@ bool te_gemm_reads_rows(const te_gemm_matrix *a);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);
+const char *te_gemm_sweep_decline(te_exec *exec, const te_gemm_problem *problem);
+te_status te_gemm_sweep_run(te_exec *exec, const te_gemm_problem *problem);
 
 /* The bias as a dense array of float64, if `wide`, or float32: NULL where there is none, its own data where that
  * will do, else written to `buffer`, which te_gemm_bias_bytes says the size of. */

@@ -145,9 +145,33 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     }
 }
 
+/* All of a product, without tiles. */
+static void run_small(const gemm_unit *u)
+{
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_problem *p = plan->p;
+    te_gemm_small s = {.in = p->a.dtype, .out = p->c.dtype, .a = u->a.data, .b = u->b.data, .c = u->finish.c.data,
+                       .a_row = u->a.row, .a_step = u->a.col, .b_row = u->b.row, .c_row = p->c.rs * p->c.size,
+                       .m = (int)p->m, .n = (int)p->n, .k = (int)p->k, .panel = plan->small_panel,
+                       .add = p->accumulate};
+    if (plan->small_panel) {
+        te_gemm_pack pack = {.word = p->a.dtype == TE_BF16 ? TE_GEMM_WORD_BF16 : plan->word, .src = u->b.data,
+                             .line_stride = u->b.col, .k_stride = u->b.row, .k = p->k, .extent = (int)p->n,
+                             .width = (int)round_up(p->n, 16)};
+        plan->isa->pack(&pack, u->b_room);
+        s.b = u->b_room;
+        s.b_row = pack.width * (int64_t)sizeof(float);
+    }
+    plan->isa->small(&s);
+}
+
 static void run_unit(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
+    if (plan->small) {
+        run_small(u);
+        return;
+    }
     for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += plan->kernel->slice_words) {
         u->words = at_most(plan->words - u->first, plan->kernel->slice_words);
         u->filled = round_up(u->words, plan->kernel->step);
@@ -190,16 +214,48 @@ typedef struct gemm_units {
     char *work; /* a part per thread */
 } gemm_units;
 
+/* Products that are one unit each differ in where their operands lie, and that alone is set anew: there may be
+ * thousands, of some multiplications each. */
+static void run_whole_products(gemm_unit *u, int64_t first, int64_t end)
+{
+    const te_gemm_problem *p = u->plan->p;
+    for (int64_t i = first;;) {
+        run_unit(u);
+        if (++i == end) return;
+        int64_t offsets[4];
+        te_gemm_offsets_of(p, i, offsets);
+        u->a.data = p->a.data + offsets[0];
+        u->b.data = p->b.data + offsets[1];
+        u->finish.c.data = p->c.data + offsets[2];
+        if (p->aux.data) u->finish.aux.data = p->aux.data + offsets[3];
+    }
+}
+
 static void run_units(void *context, int64_t first, int64_t end, int thread)
 {
     const gemm_units *units = context;
-    const te_gemm_kernel *kernel = units->plan->kernel;
+    const te_gemm_plan *plan = units->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    char *room = units->work + (size_t)thread * te_gemm_thread_bytes(plan);
+    bool whole = plan->blocks * plan->groups == 1;
     if (kernel->enter) kernel->enter();
-    for (int64_t i = first; i < end; i++) {
-        gemm_unit u = unit_make(units->plan, i, units->work + (size_t)thread * te_gemm_thread_bytes(units->plan));
-        run_unit(&u);
+    for (int64_t i = first; i < end; i = whole ? end : i + 1) {
+        gemm_unit u = unit_make(plan, i, room);
+        if (whole) run_whole_products(&u, i, end);
+        else run_unit(&u);
     }
     if (kernel->leave) kernel->leave();
+}
+
+enum { PIECE_MACS = 16 << 10, PIECE_PRODUCT = 256 /* multiplications that take as long as all else about a product */ };
+
+/* Units that a thread takes at once. */
+static int64_t grain_of(const te_gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    if (plan->blocks * plan->groups > 1) return 1;
+    double macs = (double)p->m * (double)p->n * (double)p->k + PIECE_PRODUCT;
+    return macs < PIECE_MACS ? (int64_t)(PIECE_MACS / macs) : 1;
 }
 
 size_t te_gemm_bias_bytes(const te_gemm_problem *p, bool wide)
@@ -233,7 +289,7 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     if (!work) return TE_ERROR_MEMORY;
     plan.bias = te_gemm_bias_array(problem, wide, work);
     gemm_units units = {&plan, work + bias};
-    te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, 1, run_units, &units);
+    te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, grain_of(&plan), run_units, &units);
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;
 }

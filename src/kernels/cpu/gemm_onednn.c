@@ -42,7 +42,7 @@ enum {
     FINE_TURNED_ROWS = 72,
     FINE_COLS = 384,
     PACK_ROWS = 128,        /* up to here b is worth a packed copy */
-    BATCH_MACS = 128 << 10,
+    BATCH_MACS = 1 << 20,
     SHAPES = 4
 };
 

@@ -5,7 +5,12 @@
 
 enum {
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
+    PRODUCT_MACS = 256,      /* that take as long as all else about a product */
     MATRIX_K = 32,           /* elements of a row of its registers */
+    SMALL_K = 64,
+    SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
+    SMALL_PANEL_MACS = 16 << 10, /* … where b is packed nevertheless, … */
+    SMALL_PAIR_MACS = 2 << 10,   /* … and where tiles would take two elements at a time */
     FEW_UNITS = 16           /* that are gone through one by one */
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
@@ -57,6 +62,21 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
         return TE_GEMM_OUT_KEEP;
     if (p->c.dtype == sum) return p->accumulate ? TE_GEMM_OUT_ADD : TE_GEMM_OUT_STORE;
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
+}
+
+/* Whether products are so small that what packing and tiles take on top of multiplying counts for more. */
+static void plan_small(te_gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    double macs = (double)p->m * (double)p->n * (double)p->k;
+    bool plain = p->alpha == 1 && !te_view_present(&p->bias) && !p->aux.data && p->activation == TE_ACT_NONE &&
+                 p->c.cs == 1 && !(p->accumulate && p->c.dtype != TE_F32);
+    bool panel = p->b.cs != 1 && p->n > 1;
+    int most = plan->word == TE_GEMM_WORD_BF16PAIR ? SMALL_PAIR_MACS : panel ? SMALL_PANEL_MACS : SMALL_MACS;
+    if (!plan->isa->small || !plain || p->a.dtype == TE_F64 || p->k > SMALL_K || macs > most) return;
+    if (panel && p->n > plan->kernel->nr) return;
+    plan->small = true;
+    plan->small_panel = panel;
 }
 
 /* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word
@@ -195,6 +215,10 @@ static void plan_one_unit(te_gemm_plan *plan)
 
 static void plan_workspace(te_gemm_plan *plan)
 {
+    if (plan->small) {
+        plan->b_bytes = plan->small_panel ? align_up(plan->p->k * round_up(plan->p->n, 16) * sizeof(float)) : 0;
+        return;
+    }
     const te_gemm_kernel *kernel = plan->kernel;
     size_t slice = round_up(at_most(plan->words, kernel->slice_words), kernel->step) * kernel->word_bytes;
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
@@ -244,14 +268,16 @@ static void plan_division(te_gemm_state *state, te_gemm_plan *plan)
 void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan)
 {
     *plan = (te_gemm_plan){.p = p};
-    double macs = (double)p->m * p->n * at_least(p->k, 1) * p->batches;
+    double macs = ((double)p->m * p->n * at_least(p->k, 1) + PRODUCT_MACS) * p->batches;
     plan->threads = (int)at_most(at_least(exec->threads, 1), 1 + (int64_t)(macs / THREAD_MACS));
     plan_arithmetic(plan, state);
     plan->width = plan->kernel->nr;
     plan->panels = divide_up(p->n, plan->width);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
-    if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
+    plan_small(plan);
+    if (plan->small) plan->unit_panels = plan->panels, plan->unit_rows = p->m;
+    else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
         plan_one_unit(plan);
     else plan_division(state, plan);
     plan->panels = divide_up(p->n, plan->width);

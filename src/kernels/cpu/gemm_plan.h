@@ -20,6 +20,8 @@ typedef struct te_gemm_plan {
     int64_t width;                          /* columns of a panel */
     int64_t panels, unit_panels, groups;    /* of b */
     int     threads;
+    bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
+    bool    small_panel;
     bool    direct_a;                       /* rows of a serve as they are */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */

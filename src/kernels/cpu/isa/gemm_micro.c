@@ -154,9 +154,11 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .f64 = KERNEL(f64, double, double, 1, f64, false),
 #if defined(TE_ISA_avx512)
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, true),
+    .small = te_gemm_small_avx512,
 #endif
     .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),
     .dots_bf16 = TE_ISA_NAME(te_gemm_dots_bf16),
+    .sweep = TE_ISA_NAME(te_gemm_sweep),
     .pack = TE_ISA_NAME(te_gemm_pack_panels),
     .activate = TE_ISA_NAME(te_gemm_activate),
 };

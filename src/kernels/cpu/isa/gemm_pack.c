@@ -289,13 +289,19 @@ static void pack_f64(const te_gemm_pack *p, double *panel)
             memcpy(panel + w * p->width + i, p->src + i * p->line_stride + w * p->k_stride, sizeof(double));
 }
 
+/* A few words. */
+static inline void fill_zeros(char *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 4) memset(p + i, 0, 4);
+}
+
 static void pack_panel(const te_gemm_pack *p, void *panel)
 {
     int64_t steps = p->word == TE_GEMM_WORD_BF16PAIR ? (p->k + 1) / 2 : p->k;
     size_t word = p->word == TE_GEMM_WORD_F64 ? 8 : 4;
     if (p->extent < p->filled)
         for (int64_t w = 0; w < steps; w++)
-            memset((char *)panel + (w * p->width + p->extent) * word, 0, (p->filled - p->extent) * word);
+            fill_zeros((char *)panel + (w * p->width + p->extent) * word, (p->filled - p->extent) * word);
     switch (p->word) {
     case TE_GEMM_WORD_F32: pack_words(TE_GEMM_WORD_F32, 4, p, panel); break;
     case TE_GEMM_WORD_BF16: pack_words(TE_GEMM_WORD_BF16, 2, p, panel); break;

@@ -68,6 +68,7 @@ struct te_context {
 
     te_op       *ops; /* parsed declarations */
     int          n_ops;
+    uint16_t    *op_places; /* from a name's hash to its position + 1, 0: none; see op.c */
     te_variants *variants; /* compiled programs of program ops */
 
     void (*reclaim)(void *user);

@@ -114,6 +114,33 @@ te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
 
 /* --- registry ----------------------------------------------------------------------------------------------------- */
 
+/* Operations that are made of others look these up by name in every call: in a table where a name that finds its place
+ * taken is in the next free one. */
+enum { OP_PLACES = 1024 };
+
+static size_t place_of(const char *name)
+{
+    uint32_t hash = 2166136261u;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return (hash ^ hash >> 16) % OP_PLACES;
+}
+
+static size_t next_place(size_t place) { return (place + 1) % OP_PLACES; }
+
+/* Of two operations with one name the first is found. */
+static te_status enter_ops(te_context *ctx)
+{
+    if (ctx->n_ops > OP_PLACES / 2) return te_fail(ctx, TE_ERROR_INTERNAL, "more than %d operations", OP_PLACES / 2);
+    ctx->op_places = te_mem_zalloc(&ctx->mem, OP_PLACES * sizeof *ctx->op_places);
+    if (!ctx->op_places) return te_fail_memory(ctx, "te_context_open");
+    for (int i = 0; i < ctx->n_ops; i++) {
+        size_t place = place_of(ctx->ops[i].name);
+        while (ctx->op_places[place]) place = next_place(place);
+        ctx->op_places[place] = (uint16_t)(i + 1);
+    }
+    return TE_OK;
+}
+
 te_status te_ops_open(te_context *ctx)
 {
     int n = 0;
@@ -130,21 +157,28 @@ te_status te_ops_open(te_context *ctx)
             op->group = group->name;
         }
     }
-    return te_variants_open(ctx);
+    te_status status = enter_ops(ctx);
+    return status == TE_OK ? te_variants_open(ctx) : status;
 }
 
 void te_ops_close(te_context *ctx)
 {
     te_variants_close(ctx);
     if (ctx->ops) te_mem_free(&ctx->mem, ctx->ops, (size_t)ctx->n_ops * sizeof *ctx->ops);
+    if (ctx->op_places) te_mem_free(&ctx->mem, ctx->op_places, OP_PLACES * sizeof *ctx->op_places);
     ctx->ops = NULL;
+    ctx->op_places = NULL;
 }
 
 const te_op *te_op_find(te_context *ctx, const char *name)
 {
     if (!ctx) return NULL;
-    for (int i = 0; name && i < ctx->n_ops; i++)
-        if (strcmp(ctx->ops[i].name, name) == 0) return &ctx->ops[i];
+    bool   known = name && ctx->op_places;
+    size_t place = known ? place_of(name) : 0;
+    for (; known && ctx->op_places[place]; place = next_place(place)) {
+        const te_op *op = &ctx->ops[ctx->op_places[place] - 1];
+        if (strcmp(op->name, name) == 0) return op;
+    }
     te_fail(ctx, TE_ERROR_ARGUMENT, "no operation \"%s\"", name ? name : "NULL");
     return NULL;
 }

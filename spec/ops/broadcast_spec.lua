@@ -205,4 +205,35 @@ describe("rows that run across memory", function()
         assert.equal(0, te.full({ 300, 20 }, -inf):argmax(1):max():item())
         assert.equal(0, te.full({ 300, 20 }, inf):argmin(1):max():item())
     end)
+
+    it("give the same largest as wider numbers do", function()
+        for _, n in ipairs { 1, 31, 32, 33, 255, 257, 300, 1000 } do
+            for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+                for _, k in ipairs { 1, 10, 33, 1000 } do
+                    local x = some({ 9, n }, dtype, n % 2 == 1)
+                    for _, largest in ipairs(k <= n and { true, false } or {}) do
+                        local values, where = te.topk(x, k, -1, { largest = largest })
+                        local wide, at = te.topk(x:to("float64"), k, -1, { largest = largest })
+                        local what = ("%s, %d of %d, %s"):format(dtype, k, n, largest)
+                        assert_equal_bits(at, where, what)
+                        assert_equal_bits(wide:to(dtype), values, what)
+                    end
+                end
+            end
+        end
+    end)
+
+    it("give sums and extremes of bfloat16 as of the same float32", function()
+        for _, shape in ipairs { { 1 }, { 17 }, { 70 }, { 8191 }, { 16385 }, { 100001 }, { 3, 64 }, { 40, 1000 } } do
+            for strewn = 0, 1 do
+                local x = some(shape, "bfloat16", strewn == 1 and shape[1] > 1)
+                local wide, last = x:to("float32"), #shape
+                for _, name in ipairs { "sum", "max", "min", "norm" } do
+                    assert_equal_bits(wide[name](wide):to("bfloat16"), x[name](x), name)
+                    assert_equal_bits(wide[name](wide, last):to("bfloat16"), x[name](x, last), name)
+                end
+                assert_equal_bits(te.softmax(wide, last):to("bfloat16"), te.softmax(x, last), "softmax")
+            end
+        end
+    end)
 end)

@@ -69,7 +69,7 @@ struct te_context {
 
     te_op       *ops; /* parsed declarations */
     int          n_ops;
-    const te_op *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
+    te_op       *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
     te_variants *variants; /* compiled programs of program ops */
 
     void (*reclaim)(void *user);

@@ -123,9 +123,9 @@ static unsigned hash_of(const char *name)
 
 static void enter_op(te_context *ctx, te_op *op)
 {
-    const te_op **head = &ctx->ops_by_name[hash_of(op->name)];
-    op->next = *head;
-    *head = op;
+    te_op **end = &ctx->ops_by_name[hash_of(op->name)];
+    while (*end) end = &(*end)->next; /* of two with one name the first is found */
+    *end = op;
 }
 
 te_status te_ops_open(te_context *ctx)

@@ -87,7 +87,7 @@ typedef struct te_fold_rows {
     void       *also;
     int64_t     src_step, by_step, about_step, times_step;
     size_t      rows, columns;
-    bool        src_half, by_half, times_half; /* are bfloat16, of sums */
+    bool        src_half, by_half, times_half; /* are bfloat16; of amaxes never */
     const te_fold_columns *beside;
 } te_fold_rows;
 
@@ -126,9 +126,10 @@ typedef struct te_blocks {
 
     void (*fold_start)(te_fold *fold, te_fold_kind kind);
     /* Sums only: where `by` is not NULL, the products src[i] * by[i] are added; where `about` is not, a number, the
-     * distance src[i] - *about takes the place of src[i] and, without `by`, of both factors. */
-    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
-                     te_ahead ahead);
+     * distance src[i] - *about takes the place of src[i] and, without `by`, of both factors. What is summed without
+     * either may be bfloat16. */
+    void (*fold_add)(te_fold *fold, te_fold_kind kind, const void *src, bool half, const void *by, const void *about,
+                     size_t n, te_ahead ahead);
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
     void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
     void (*fold_columns)(const te_fold_columns *fold, te_ahead ahead);

@@ -168,19 +168,20 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         TE_TREE(JOIN, h[0])                                                                              \
         return h[0][0];                                                                                  \
     }                                                                                                    \
-    static inline void add_##name(te_real *lane, const te_real *src, const te_real *by, te_real about,   \
-                                  size_t n, te_ahead ahead)                                              \
+    TE_ALWAYS void add_##name(te_real *lane, const void *s, bool half, const te_real *by, te_real about, \
+                              size_t n, te_ahead ahead)                                                  \
     {                                                                                                    \
         te_vec *l = (te_vec *)lane, h[PARTS];                                                            \
+        size_t  i = 0;                                                                                   \
         TE_EACH_PART(PARTS) h[k] = l[k];                                                                 \
-        for (; n >= TE_FOLD_LANES; n -= TE_FOLD_LANES, src += TE_FOLD_LANES, by += TE_FOLD_LANES) {      \
-            const te_vec *v = (const te_vec *)src, *u = (const te_vec *)by;                              \
-            (void)u, (void)about;                                                                        \
+        for (; i + TE_FOLD_LANES <= n; i += TE_FOLD_LANES) {                                             \
+            (void)by, (void)about;                                                                       \
             fetch_ahead(&ahead);                                                                         \
-            TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(v[k], u[k], about));                             \
+            TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, false, k), about)); \
         }                                                                                                \
         TE_EACH_PART(PARTS) l[k] = h[k];                                                                 \
-        TE_EACH lane[i] = JOIN1(lane[i], VALUE(src[i], by[i], about));                                   \
+        _Pragma("omp simd") for (size_t j = 0; j < n - i; j++)                                           \
+            lane[j] = JOIN1(lane[j], VALUE(value_at(s, half, i + j), by[i + j], about));                 \
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
@@ -248,8 +249,8 @@ TE_FOLD(sum, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PLAIN, TE_REAL_IS_F32)
 TE_FOLD(dot, TE_JOIN_SUM, TE_JOIN1_SUM, TE_PRODUCT, 2 * TE_REAL_IS_F32)
 TE_FOLD(square, TE_JOIN_SUM, TE_JOIN1_SUM, TE_SQUARE, TE_REAL_IS_F32)
 TE_FOLD(distance, TE_JOIN_SUM, TE_JOIN1_SUM, TE_DISTANCE, 2 * TE_REAL_IS_F32)
-TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN, 0)
-TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN, 0)
+TE_FOLD(max, TE_JOIN_MAX, TE_JOIN1_MAX, TE_PLAIN, TE_REAL_IS_F32)
+TE_FOLD(min, TE_JOIN_MIN, TE_JOIN1_MIN, TE_PLAIN, TE_REAL_IS_F32)
 TE_FOLD(amax, TE_JOIN_AMAX, TE_JOIN1_AMAX, TE_PLAIN, 0)
 
 /* --- two sums at once --------------------------------------------------------------------------------------------- */
@@ -449,20 +450,21 @@ static te_real join_lanes(te_fold *fold, te_fold_kind kind)
     }
 }
 
-static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, const void *by, const void *about, size_t n,
-                     te_ahead ahead)
+static void fold_add(te_fold *fold, te_fold_kind kind, const void *src, bool half, const void *by, const void *about,
+                     size_t n, te_ahead ahead)
 {
     te_real *lane = (te_real *)fold->lane, centre = about ? *(const te_real *)about : 0;
     switch (kind) {
     case TE_FOLD_SUM:
-        if (by && about) add_distance(lane, src, by, centre, n, ahead);
-        else if (about) add_square(lane, src, src, centre, n, ahead);
-        else if (by) add_dot(lane, src, by, 0, n, ahead);
-        else add_sum(lane, src, src, 0, n, ahead);
+        if (by && about) add_distance(lane, src, false, by, centre, n, ahead);
+        else if (about) add_square(lane, src, false, src, centre, n, ahead);
+        else if (by) add_dot(lane, src, false, by, 0, n, ahead);
+        else if (TE_REAL_IS_F32 && half) add_sum(lane, src, true, src, 0, n, ahead);
+        else add_sum(lane, src, false, src, 0, n, ahead);
         break;
-    case TE_FOLD_MAX: add_max(lane, src, src, 0, n, ahead); return;
-    case TE_FOLD_MIN: add_min(lane, src, src, 0, n, ahead); return;
-    case TE_FOLD_AMAX: add_amax(lane, src, src, 0, n, ahead); return;
+    case TE_FOLD_MAX: add_max(lane, src, false, src, 0, n, ahead); return;
+    case TE_FOLD_MIN: add_min(lane, src, false, src, 0, n, ahead); return;
+    case TE_FOLD_AMAX: add_amax(lane, src, false, src, 0, n, ahead); return;
     }
     fold->held += n;
     if (fold->held < TE_FOLD_SPAN) return;

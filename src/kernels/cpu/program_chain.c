@@ -166,14 +166,21 @@ static int uses_of(const te_step *step, int32_t slot)
     return uses;
 }
 
-/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as sums of rows where
- * these do. `last`: the end of the chain at hand. */
+/* Whether a step adds up rows, or the whole space, or finds the extremes of rows, and takes bfloat16. */
+static bool folds_halves(const te_step *step)
+{
+    if (step->kind == TE_STEP_SUM) return step->op == TE_FOLD_SUM && step->arg[1] < 0;
+    return step->kind == TE_STEP_FOLD && step->op != TE_FOLD_AMAX;
+}
+
+/* Whether steps of [from, end) but for stores read the slot only as links that take bfloat16, or as folds where these
+ * do. `last`: the end of the chain at hand. */
 static bool only_links_read(const te_plan *plan, int32_t slot, int from, int last, int end, bool folds)
 {
     for (int s = from; s < end; s++) {
         const te_step *step = &plan->steps[s];
         if (step->chain_end) last = step->chain_end;
-        bool sums = folds && step->kind == TE_STEP_FOLD && step->op == TE_FOLD_SUM;
+        bool sums = folds && folds_halves(step);
         if (!uses_of(step, slot) || step->apart || sums || step->kind == TE_STEP_STORE) continue;
         if (s >= last) return false;
         if (step->kind == TE_STEP_COLSUM) continue;

@@ -280,8 +280,9 @@ static void step_sum(te_walker *w, const te_step *step)
     size_t      pieces = w->tile_columns % TE_FOLD_LANES == 0 ? w->tile_rows : 1;
     size_t      n = w->tile_rows * w->tile_columns / (pieces ? pieces : 1);
     const char *src = w->slot[step->arg[0]], *by = factor(w, step);
+    bool        half = w->form[step->arg[0]] & TE_FORM_HALF;
     for (size_t r = 0; r < pieces; r++) {
-        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, src, by, NULL, n, (te_ahead){0});
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, src, half, by, NULL, n, (te_ahead){0});
         src += row_step(w, step->arg[0]);
         if (by) by += row_step(w, step->arg[1]);
     }
@@ -331,7 +332,7 @@ static void step_fold(te_walker *w, const te_step *step, size_t n)
     const char *src = w->slot[step->arg[0]], *by = factor(w, step), *about = argument(w, step, 2);
     te_ahead    ahead = ahead_of(w, step, n / TE_FOLD_LANES);
     if (w->job->kind > TE_PLAN_ROWS) {
-        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, by, about, n, ahead);
+        w->blocks->fold_add(&w->folds[step->number], (te_fold_kind)step->op, src, false, by, about, n, ahead);
         return;
     }
     te_fold_rows rows = {.src = src, .by = by, .about = about, .rows = w->tile_rows, .columns = w->tile_columns};

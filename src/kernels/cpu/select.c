@@ -288,28 +288,89 @@ static void sift_down(candidate *heap, int64_t n, int64_t i)
     heap[i] = moving;
 }
 
+/* The next candidate: the first k make the heap, which others enter in place of the worst. */
+static void take_candidate(te_exec *exec, candidate *heap, int64_t k, candidate c)
+{
+    if (c.index < k) {
+        heap[c.index] = c;
+        if (c.index < k - 1) return;
+        for (int64_t j = k / 2; j-- > 0 && !(j % POLL == 0 && te_cpu_stopping(exec));) sift_down(heap, k, j);
+    } else if (worse(heap[0], c)) {
+        heap[0] = c;
+        sift_down(heap, k, 0);
+    }
+}
+
+/* The number behind a key of one that is larger the larger it is. */
+static float float_of_key(uint64_t key)
+{
+    if (key == UINT64_MAX) return TE_NAN;
+    union {
+        uint64_t bits;
+        double   value;
+    } u = {key >> 63 ? key & ~((uint64_t)1 << 63) : ~key};
+    return (float)u.value;
+}
+
+/* Whether some of the n values are not below or at `worst`; a NaN is not, nor is any of them where that is NaN. */
+static bool any_above(const float *v, int64_t n, float worst)
+{
+    int above = 0;
+    _Pragma("omp simd reduction(| : above)") for (int64_t i = 0; i < n; i++) above |= !(v[i] <= worst);
+    return above != 0;
+}
+
+/* Elements `at` and following, whose sign is turned where the smallest are wanted. Once there is a heap hardly any of
+ * them enters it, so they are looked through as numbers, some at a time. */
+static void take_floats(te_exec *exec, candidate *heap, int64_t k, float *v, int64_t at, int64_t n, bool largest)
+{
+    enum { GROUP = 32 };
+    float sign = largest ? 1.0f : -1.0f;
+    for (int64_t i = 0; i < n; i++) v[i] *= sign;
+    for (int64_t i = 0; i < n; i += GROUP) {
+        int64_t end = n - i < GROUP ? n : i + GROUP, j = i;
+        for (; j < end && at + j < k; j++)
+            take_candidate(exec, heap, k, (candidate){key_of_double(v[j], true), at + j});
+        if (j == end) continue;
+        float worst = float_of_key(heap[0].key);
+        if (!any_above(v + j, end - j, worst)) continue;
+        for (; j < end; j++) {
+            if (v[j] <= worst) continue;
+            take_candidate(exec, heap, k, (candidate){key_of_double(v[j], true), at + j});
+            worst = float_of_key(heap[0].key);
+        }
+    }
+}
+
+/* Puts the elements of a row into the heap. */
+static void take_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src,
+                     int64_t row, bool largest)
+{
+    union {
+        uint64_t keys[TE_COPY_BLOCK];
+        float    values[TE_COPY_BLOCK];
+    } block;
+    int64_t     n = row_length(src);
+    const char *data = row_at(src, row);
+    bool        floats = te_value_class_of(src->dtype) == TE_CLASS_F32;
+    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
+        int64_t     count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
+        const char *from = te_element(data, src->dtype, at * row_stride(src));
+        if (floats) {
+            blocks->load[src->dtype](block.values, from, row_stride(src), count);
+            take_floats(exec, heap, k, block.values, at, count, largest);
+            continue;
+        }
+        load_keys(blocks, block.keys, src, from, count, largest);
+        for (int64_t i = 0; i < count; i++) take_candidate(exec, heap, k, (candidate){block.keys[i], at + i});
+    }
+}
+
 /* Leaves the k best of a row in heap, best first; false when it was interrupted, with anything there. */
 static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src,
                      int64_t row, bool largest)
 {
-    uint64_t keys[TE_COPY_BLOCK];
-    int64_t n = row_length(src);
-    const char *data = row_at(src, row);
-    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
-        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
-        load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
-        for (int64_t i = 0; i < count; i++) {
-            candidate c = {keys[i], at + i};
-            if (c.index < k) {
-                heap[c.index] = c;
-                if (c.index < k - 1) continue;
-                for (int64_t j = k / 2; j-- > 0 && !(j % POLL == 0 && te_cpu_stopping(exec));) sift_down(heap, k, j);
-            } else if (worse(heap[0], c)) {
-                heap[0] = c;
-                sift_down(heap, k, 0);
-            }
-        }
-    }
+    take_row(exec, blocks, heap, k, src, row, largest);
     for (int64_t left = k - 1; left > 0; left--) {
         if (left % POLL == 0 && te_cpu_stopping(exec)) return false;
         candidate worst = heap[0];

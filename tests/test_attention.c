@@ -170,6 +170,25 @@ static void test_random_problems(void)
     }
 }
 
+/* Generation with a cache: keys and values are taken as they lie where they are float32 and whole vectors. */
+static void test_one_query(void)
+{
+    static const int64_t dims[4] = {16, 48, 80, 128}, keys[5] = {17, 63, 64, 65, 300};
+    uint64_t seed = 77;
+    for (int n = 0; n < 40; n++) {
+        shape s = {.batch = 1 + n % 2, .kv_heads = 2, .heads = 2 + 2 * (n % 3), .seq_q = 1, .seq_kv = keys[n % 5],
+                   .dim = dims[n % 4], .dim_v = dims[n / 4 % 4]};
+        problem p = problem_new(n % 8 ? TE_F32 : TE_BF16, s, &seed);
+        te_attention *a = &p.g.forward;
+        a->bottom_right = n % 7 != 0 || n % 3 == 0;
+        if (n % 3 == 0) a->window_right = 0, a->window_left = n % 2 ? -1 : 20;
+        if (n % 4 == 1) a->dropout = 0.3;
+        if (n % 5 == 2) add_bias(&p, TE_F32, n % 2, true, false, &seed);
+        check_problem("one query", &p);
+        problem_free(&p);
+    }
+}
+
 static void test_shapes(void)
 {
     uint64_t seed = 99;
@@ -417,5 +436,6 @@ int main(void)
     test_dropout_mean();
     test_refusals();
     test_random_problems();
+    test_one_query();
     return TEST_END();
 }

@@ -4,6 +4,8 @@
  * weighted values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the
  * block; where masks cut through it, tiles are low, so that little is computed in vain.
  *
+ * A sequence of one query, as in generation with a cache, takes keys and values as they lie.
+ *
  * One walk over the keys does: weights are relative to the largest score so far. Weights that are rounded take two
  * walks (attention_rounded.h), of which the first finds maxima and sums alone.
  */
@@ -128,6 +130,41 @@ static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t ro
     if (!exact) T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
 }
 
+#ifdef IN_PLACE
+/* Whether keys and values can be taken as they lie. */
+static bool T(lie_well)(const te_attention *a)
+{
+    return a->k.dtype == IN_PLACE && a->v.dtype == IN_PLACE && a->k.shape[3] % 16 == 0 && a->v.shape[3] % 16 == 0;
+}
+
+/* The only query of a sequence against keys key … key + n: rearranging them would take longer than to multiply them. */
+static void T(forward_alone)(T(forward_state) *s, int64_t query, int64_t key, int n)
+{
+    const te_attention *a = s->a;
+    const te_attention_seq *seq = s->seq;
+    int64_t kv_head = s->head / (a->q.shape[1] / a->k.shape[1]), k_row, v_row;
+    block_ranges ranges;
+    find_ranges(&ranges, seq, query, 1, key, n);
+    int low = ranges.low[0], high = ranges.high[0];
+    T(tile_range) range = T(range_of)(&low, &high, 1);
+    if (low >= high) return;
+    int64_t first = seq->kv_start + key + low;
+    const char *k = T(rows_at)(&a->k, seq->batch, kv_head, first, &k_row);
+    const char *v = T(rows_at)(&a->v, seq->batch, kv_head, first, &v_row);
+    REAL *p = s->scores;
+    for (int j = range.column; j < range.column + range.columns; j++) p[j] = -(REAL)INFINITY;
+    T(dot_rows)(p + low, s->q, a->k.shape[3], k, k_row, high - low);
+    if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
+    T(softmax_tile)(s, 1, p + range.column, range.columns, 0);
+    if (a->dropout > 0) {
+        float keep[TE_ATTENTION_KEYS];
+        dropout_row(a, seq, s->head, query, key + range.column, range.columns, keep);
+        T(drop)(p + range.column, keep, range.columns, a->dropout);
+    }
+    T(add_rows)(s->out, s->dim_v, p + low, v, v_row, high - low);
+}
+#endif
+
 /* All queries of the task against keys key … key + n of the sequence. */
 static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t first, int64_t end, int64_t key, int n)
 {
@@ -136,6 +173,12 @@ static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t f
     int64_t kv_head = s->head / (a->q.shape[1] / a->k.shape[1]);
     const REAL *v = NULL;
     bool finite = true;
+#ifdef IN_PLACE
+    if (walk == WALK_ONCE && seq->n_q == 1 && T(lie_well)(a)) {
+        T(forward_alone)(s, first, key, n);
+        return;
+    }
+#endif
     T(load_rows)(s->k, &a->k, seq->batch, kv_head, seq->kv_start + key, n, 1);
     T(transpose_tile)(s->k_across, s->k, s->width, n);
     if (walk != WALK_SUMS) {

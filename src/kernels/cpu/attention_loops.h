@@ -6,6 +6,7 @@
  *      REAL_NAME                   name of the exported table
  *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it; V_DOT is the step of products
  *      PAIRS                       defined: products are of pairs of bfloat16
+ *      IN_PLACE                    optional: the dtype of operands that are REAL as they lie
  *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
  *      ROUNDED                     defined: also forward with probabilities rounded to E4M3
  *      MICRO_ROWS                  rows of the register block: MICRO_ROWS x 2 vectors of sums must fit the registers
@@ -62,3 +63,4 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef TRANSPOSE_BLOCK
 #undef MICRO_ROWS
 #undef TOGETHER
+#undef IN_PLACE

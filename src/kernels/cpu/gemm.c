@@ -182,6 +182,17 @@ static void transpose_problem(te_gemm_problem *p)
     p->bias_by_row = !p->bias_by_row;
 }
 
+enum { FEW_COLUMNS = 8, MANY_ROWS = 32 };
+
+/* Few columns become few rows where these are taken as they lie. */
+static void turn_few_columns(te_exec *exec, te_gemm_problem *p)
+{
+    if (p->n > FEW_COLUMNS || p->m < MANY_ROWS) return;
+    transpose_problem(p);
+    if (!te_gemm_rows_decline(exec, p) || !te_gemm_sweep_decline(exec, p)) return;
+    transpose_problem(p);
+}
+
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem *p)
 {
     te_status status = check_shapes(exec, g);
@@ -202,6 +213,7 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     merge_batch_into_rows(p);
     bool one_column = p->n == 1 && p->m > 1;
     if (p->c.rs == 1 && (p->c.cs != 1 || one_column) && p->m > 1) transpose_problem(p);
+    else turn_few_columns(exec, p);
     return TE_OK;
 }
 

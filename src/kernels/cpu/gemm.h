@@ -1,7 +1,7 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
- *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), cuts a large one in
- *                             slices
+ *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), where few columns become
+ *                             few rows, cuts a large one in slices
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        sweep                few rows times contiguous rows, as they lie (gemm_sweep.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
@@ -169,6 +169,7 @@ typedef struct te_gemm_isa {
     te_gemm_kernel f32, f64, bf16; /* bf16.mr 0: no arithmetic on pairs */
     void (*dots_f32)(const te_gemm_dots *);
     void (*dots_bf16)(const te_gemm_dots *);
+    void (*dots_f16)(const te_gemm_dots *);
     void (*sweep)(const te_gemm_sweep *);
     void (*small)(const te_gemm_small *); /* or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
@@ -179,6 +180,7 @@ typedef struct te_gemm_isa {
 #ifdef TE_ISA
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *);
+void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_sweep)(const te_gemm_sweep *);
 void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);

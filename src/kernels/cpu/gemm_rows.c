@@ -3,14 +3,17 @@
  * Such a product reads b once and does next to nothing with it, so packing b, or reading it in tiles that hop from
  * column to column, would be most of the time. Where columns of b are contiguous, as those of weights are, a thread
  * goes through its share of them from the first byte to the last and every element of c is one sum over two lines
- * (isa/gemm_dots.c).
+ * (isa/gemm_dots.c). Rows of a that are not contiguous are copied, one product's.
  */
 #include "gemm.h"
 #include "workers.h"
 
+#include <string.h>
+
 enum {
     MOST_ROWS = 8,             /* with more of them, tiles use what they loaded more often, … */
-    LARGE_BYTES = 1 << 20,     /* … and with more than one where all of b stays near */
+    SMALL_BYTES = 128 << 10,   /* … and with fewer where all of b stays near, */
+    LARGE_BYTES = 1 << 20,     /* earlier where registers hold the sums of one row alone */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
@@ -22,17 +25,26 @@ typedef struct rows_work {
     const te_gemm_problem *p;
     const te_gemm_isa *isa;
     const void *bias;
+    const char *lines;   /* rows of a, where they had to be made contiguous; or NULL */
     int64_t columns; /* of a piece */
     int64_t pieces;  /* of a product */
 } rows_work;
 
+/* Up to how many rows this is the faster way. */
+static int most_rows(te_exec *exec, const te_gemm_problem *p)
+{
+    double bytes = (double)p->n * (double)p->k * p->b.size;
+    if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : MOST_ROWS;
+    if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return MOST_ROWS;
+    return p->a.dtype == TE_BF16 ? 2 : 4;
+}
+
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *p)
 {
-    (void)exec;
-    if (p->m > MOST_ROWS) return "many rows";
-    if (p->m > 1 && (double)p->n * (double)p->k * p->b.size < LARGE_BYTES) return "b is small";
-    if (p->a.dtype != TE_F32 && p->a.dtype != TE_BF16) return "neither float32 nor bfloat16";
-    if (p->b.rs != 1 || p->a.cs != 1) return "its lines are not contiguous";
+    if (p->m > most_rows(exec, p)) return "many rows";
+    if (p->a.dtype == TE_F64) return "float64";
+    if (p->b.rs != 1) return "columns of b are not contiguous";
+    if (p->a.cs != 1 && p->batches > 1) return "rows of a are not contiguous";
     return NULL;
 }
 
@@ -45,7 +57,9 @@ static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
     te_gemm_dots dots = {.a = t.a.data, .b = te_gemm_element(&t.b, 0, col), .a_line = t.a.rs * t.a.size,
                          .b_line = t.b.cs * t.b.size, .bytes = p->k * t.a.size, .rows = (int)p->m,
                          .cols = (int)(left < w->columns ? left : w->columns), .pitch = PITCH, .sums = sums};
+    if (w->lines) dots.a = w->lines, dots.a_line = dots.bytes;
     if (p->a.dtype == TE_F32) w->isa->dots_f32(&dots);
+    else if (p->a.dtype == TE_F16) w->isa->dots_f16(&dots);
     else w->isa->dots_bf16(&dots);
     te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
@@ -59,15 +73,33 @@ static void run_pieces(void *context, int64_t first, int64_t end, int thread)
     for (int64_t i = first; i < end; i++) run_piece(w, i / w->pieces, i % w->pieces);
 }
 
+static size_t lines_bytes(const te_gemm_problem *p)
+{
+    return p->a.cs == 1 ? 0 : (size_t)p->m * (size_t)p->k * (size_t)p->a.size;
+}
+
+static const char *copy_lines(const te_gemm_problem *p, char *to)
+{
+    if (p->a.cs == 1) return NULL;
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t w = 0; w < p->k; w++) {
+            const char *from = te_gemm_element(&p->a, i, w);
+            if (p->a.size == 4) memcpy(to + (i * p->k + w) * 4, from, 4);
+            else memcpy(to + (i * p->k + w) * 2, from, 2);
+        }
+    return to;
+}
+
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return TE_ERROR_MEMORY;
     _Alignas(64) char stack[STACK_BYTES];
-    size_t bytes = te_gemm_bias_bytes(p, false);
+    size_t bias = te_gemm_bias_bytes(p, false), bytes = bias + lines_bytes(p);
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
-    rows_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room), .columns = COLUMNS};
+    rows_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room),
+                      .lines = copy_lines(p, room + bias), .columns = COLUMNS};
     double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
     int     threads = pay < exec->threads ? (int)pay : exec->threads;
     while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;

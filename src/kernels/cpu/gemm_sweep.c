@@ -27,8 +27,10 @@ typedef struct sweep_work {
 
 /* Up to how many rows this is the faster way: tiles use what they loaded more often, and multiply two bfloat16 at a
  * time, while oneDNN asks for a b that comes from memory in the order in which one row takes it best. */
-static int most_rows(te_dtype dtype, double bytes)
+static int most_rows(const te_gemm_problem *p, double bytes)
 {
+    te_dtype dtype = p->a.dtype;
+    if (p->c.cs != 1) return TE_GEMM_SWEEP_ROWS; /* few columns that became rows: the others are slow with them */
     if (dtype == TE_F16 || bytes > LARGE_BYTES) return TE_GEMM_SWEEP_ROWS;
     if (bytes < SMALL_BYTES) return dtype == TE_F32 ? TE_GEMM_SWEEP_ROWS : 2;
     if (bytes < MEDIUM_BYTES) return 4;
@@ -42,7 +44,7 @@ const char *te_gemm_sweep_decline(te_exec *exec, const te_gemm_problem *p)
     if (p->a.dtype == TE_F64) return "float64";
     if (p->b.cs != 1) return "rows of b are not contiguous";
     if (p->n < TE_GEMM_SWEEP_COLS) return "few columns";
-    if (p->m > most_rows(p->a.dtype, bytes)) return "many rows";
+    if (p->m > most_rows(p, bytes)) return "many rows";
     if (p->m == 1 && bytes > LARGE_BYTES && p->a.dtype != TE_F16) return "b comes from memory";
     return NULL;
 }

@@ -119,6 +119,7 @@ static inline float exp_of_score(float x)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        8
 #define TOGETHER          4
+#define IN_PLACE          TE_F32
 #elif defined(TE_ISA_avx2)
 static inline float top_of_f32(__m256 a)
 {
@@ -146,6 +147,7 @@ static inline float sum_of_f32(__m256 a)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        4
 #define TOGETHER          4
+#define IN_PLACE          TE_F32
 #else
 typedef float portable_f32 __attribute__((vector_size(16)));
 static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)

@@ -7,6 +7,7 @@
  * first byte to the last by prefetches some KiB ahead; to the processor's own prefetching four short lines at a time
  * are no stream, and half as fast.
  */
+#include "../../dtype.h"
 #include "../gemm.h"
 
 #include <string.h>
@@ -47,17 +48,46 @@ INLINE vector load(const char *p)
     return v;
 }
 
-/* Adds the products of one step's words to a vector of sums. */
-INLINE vector add_f32(const char *a, const char *b, vector sum) { return MADD(load(a), load(b), sum); }
+/* Adds to sums of part v the products of its words of one step, whose lines begin at a and b. */
+INLINE vector add_f32(const char *a, const char *b, int v, vector sum)
+{
+    int at = v * (int)sizeof(vector);
+    return MADD(load(a + at), load(b + at), sum);
+}
 
 /* The first of each pair of bfloat16 as float32, and the second. */
 INLINE vector first_of(vector pairs) { return (vector)((words)pairs << 16); }
 INLINE vector second_of(vector pairs) { return (vector)((words)pairs & 0xffff0000u); }
 
-INLINE vector add_bf16(const char *a, const char *b, vector sum)
+INLINE vector add_bf16(const char *a, const char *b, int v, vector sum)
 {
-    vector x = load(a), y = load(b);
+    vector x = load(a + v * (int)sizeof(vector)), y = load(b + v * (int)sizeof(vector));
     return MADD(second_of(x), second_of(y), MADD(first_of(x), first_of(y), sum));
+}
+
+INLINE vector widen_f16(const char *p)
+{
+#if defined(TE_ISA_avx512)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+#elif defined(TE_ISA_avx2)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+#else
+    vector v = {0};
+    for (int i = 0; i < (int)(sizeof v / sizeof(float)); i++) {
+        uint16_t half;
+        memcpy(&half, p + 2 * i, sizeof half);
+        v[i] = te_f16_to_f32(half);
+    }
+    return v;
+#endif
+}
+
+/* Element e of 32 is added in lane e % 16. */
+INLINE vector add_f16(const char *a, const char *b, int v, vector sum)
+{
+    int at = v * (int)sizeof(vector) / 2;
+    sum = MADD(widen_f16(a + at), widen_f16(b + at), sum);
+    return MADD(widen_f16(a + LINE / 2 + at), widen_f16(b + LINE / 2 + at), sum);
 }
 
 typedef float quad __attribute__((vector_size(16)));
@@ -84,7 +114,7 @@ INLINE void fold(vector sum[BLOCK_COLS][PARTS], float *sums)
     memcpy(sums, &folded, sizeof folded);
 }
 
-typedef vector add_fn(const char *a, const char *b, vector sum);
+typedef vector add_fn(const char *a, const char *b, int v, vector sum);
 
 /* What is left of some lines behind their whole steps, filled up with zeros. */
 INLINE void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes, char rest[][LINE])
@@ -107,10 +137,7 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < BLOCK_COLS; j++)
                     UNROLL for (int v = 0; v < (int)PARTS; v++)
-                    {
-                        int64_t part = at + v * (int64_t)sizeof(vector);
-                        sum[i][j][v] = add(a + i * row + part, b + j * col + part, sum[i][j][v]);
-                    }
+                        sum[i][j][v] = add(a + i * row + at, b + j * col + at, v, sum[i][j][v]);
         }
         if (!rest) break;
         a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
@@ -145,3 +172,4 @@ INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
 
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *d) { dots_all(add_f32, d); }
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *d) { dots_all(add_bf16, d); }
+void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *d) { dots_all(add_f16, d); }

@@ -158,6 +158,7 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
 #endif
     .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),
     .dots_bf16 = TE_ISA_NAME(te_gemm_dots_bf16),
+    .dots_f16 = TE_ISA_NAME(te_gemm_dots_f16),
     .sweep = TE_ISA_NAME(te_gemm_sweep),
     .pack = TE_ISA_NAME(te_gemm_pack_panels),
     .activate = TE_ISA_NAME(te_gemm_activate),

@@ -253,6 +253,25 @@ describe("rows that run across memory", function()
         assert.equal(x.grad:max():item(), x.grad:min():item())
     end)
 
+    it("give the same alone and among others", function()
+        for _, shape in ipairs { { 3, 64 }, { 200, 128 }, { 37, 3072 }, { 17, 4096 }, { 5, 4160 } } do
+            for _, dtype in ipairs { "float32", "bfloat16" } do
+                local rows, columns = shape[1], shape[2]
+                local wide = te.randn({ rows, columns + 24 }):to(dtype)
+                local apart = wide:narrow(2, 9, columns)
+                for _, x in ipairs { apart, apart:contiguous(), wide:narrow(2, 1, columns) } do
+                    for _, name in ipairs { "sum", "mean", "max", "min", "norm" } do
+                        local all = x[name](x, 2)
+                        for i = 1, rows, 7 do
+                            local row = x:narrow(1, i, 1)
+                            assert_equal_bits(row[name](row, 2), all:narrow(1, i, 1), name .. columns .. dtype)
+                        end
+                    end
+                end
+            end
+        end
+    end)
+
     it("give sums and extremes of bfloat16 as of the same float32", function()
         for _, shape in ipairs { { 1 }, { 17 }, { 70 }, { 8191 }, { 16385 }, { 100001 }, { 3, 64 }, { 40, 1000 } } do
             for strewn = 0, 1 do

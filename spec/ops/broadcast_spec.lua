@@ -223,6 +223,56 @@ describe("rows that run across memory", function()
         end
     end)
 
+    it("have their extreme where argmax and argmin find it, however long they are", function()
+        for n, length in ipairs { 4096, 32767, 32768, 32769, 36864, 40001, 300007 } do
+            for _, dtype in ipairs { "float32", "bfloat16", "float16", "float64", "int64" } do
+                local pairs_of = some({ length, 2 }, dtype, false)
+                pairs_of[length][1] = -77 -- in what is left behind whole pieces
+                pairs_of[length][2] = 77
+                for column = 1, 2 do
+                    local x = pairs_of:select(2, column)
+                    for _, row in ipairs { x, x:contiguous() } do
+                        assert.equal(row[row:argmax():item() + 1]:item(), row:max():item())
+                        assert.equal(row[row:argmin():item() + 1]:item(), row:min():item())
+                    end
+                end
+                assert.equal(77, pairs_of:max():item())
+                assert.equal(-77, pairs_of:min():item())
+                if dtype ~= "int64" then
+                    pairs_of[(n * 4095) % length + 1][1] = inf - inf
+                    local x = pairs_of:max():item()
+                    assert.is_true(x ~= x)
+                    x = pairs_of:view { 1, 2 * length }:min(2):item()
+                    assert.is_true(x ~= x)
+                end
+            end
+        end
+        local x = te.zeros { 40000 }
+        x.requires_grad = true
+        x:max():backward()
+        assert.near(1, x.grad:sum():item(), 1e-5)
+        assert.equal(x.grad:max():item(), x.grad:min():item())
+    end)
+
+    it("give the same alone and among others", function()
+        for _, shape in ipairs { { 3, 64 }, { 200, 128 }, { 37, 3072 }, { 17, 4096 }, { 5, 4160 } } do
+            for _, dtype in ipairs { "float32", "bfloat16" } do
+                local rows, columns = shape[1], shape[2]
+                local wide = te.randn({ rows, columns + 24 }):to(dtype)
+                local apart = wide:narrow(2, 9, columns)
+                for _, x in ipairs { apart, apart:contiguous(), wide:narrow(2, 1, columns) } do
+                    for _, name in ipairs { "sum", "mean", "max", "min", "norm" } do
+                        local all = x[name](x, 2)
+                        for i = 1, rows, 7 do
+                            local row = x:narrow(1, i, 1)
+                            assert_equal_bits(row[name](row, 2), all:narrow(1, i, 1), name .. columns .. dtype)
+                        end
+                    end
+                end
+            end
+        end
+    end)
+
     it("give sums and extremes of bfloat16 as of the same float32", function()
         for _, shape in ipairs { { 1 }, { 17 }, { 70 }, { 8191 }, { 16385 }, { 100001 }, { 3, 64 }, { 40, 1000 } } do
             for strewn = 0, 1 do

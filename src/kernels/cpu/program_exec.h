@@ -105,6 +105,19 @@ typedef struct te_straight {
 te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
 void te_program_straight_free(te_exec *exec, te_straight *straight);
 
+/* One long row's extreme in pieces: the first `n` runs, and then the last one. `room` is freed by who ran them.
+ * program_pieces.c */
+enum { TE_PIECES_LAST = 2 };
+typedef struct te_pieces {
+    te_run     runs[TE_PIECES_LAST + 1];
+    te_operand in[TE_PIECES_LAST + 1], out[TE_PIECES_LAST + 1];
+    int        n;
+    void      *room;
+} te_pieces;
+
+/* false: the run is not like that, or there is no memory. */
+bool te_program_cut(te_exec *exec, const te_program *program, const te_run *run, te_pieces *p);
+
 /* Joins the parts of all chunks into the outputs. */
 void te_job_join(const te_job *job, void *parts, int threads);
 

@@ -13,6 +13,9 @@ enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES
 /* Where columns are added up, and nothing else is done. */
 enum { ADDED_ELEMENTS = 32 << 10, ADDED_WIDEST = 4 << 10 };
 
+/* Where each row becomes a number and nothing else is done. */
+enum { FOLDED_ELEMENTS = 32 << 10 };
+
 /* --- shape ------------------------------------------------------------------------------------------------------ */
 
 /* Whether stepping over dimension a is stepping over the whole of b for this operand. */
@@ -124,6 +127,19 @@ static bool stores_wait(const te_job *job)
     return job->bytes >= (job->compiled->dear ? 16 << 20 : 32 << 20);
 }
 
+/* Whether rows become numbers in one go, straight from a tensor. Then nothing has to stay in a cache, and the fewer
+ * stops there are between rows, the better memory is used. */
+static bool folds_once(const te_job *job)
+{
+    const te_program *p = job->program;
+    const te_operand *in = job->run->inputs;
+    if (p->n_inputs != 1 || !job->compiled->reduces_rows || job->plan->n_turns != 1 || job->plan->n_registers > 1)
+        return false;
+    for (int o = 0; o < p->n_outputs; o++)
+        if (p->outputs[o].kind != TE_OUT_ROW) return false;
+    return (in->dtype == TE_F32 || in->dtype == TE_BF16) && in->stride[job->column_axis] == 1 && !in->block;
+}
+
 /* Rows of a band, whose tensors and registers may leave L1 but not L2. */
 static int64_t band_rows(const te_job *job)
 {
@@ -144,8 +160,10 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
-    if (job->columns > BAND_WIDEST && !adds) return true;
-    int64_t rows = band_rows(job);
+    bool once = folds_once(job);
+    if (job->columns > (once ? ADDED_WIDEST : BAND_WIDEST) && !adds) return true;
+    int64_t rows = once ? FOLDED_ELEMENTS / job->columns : band_rows(job);
+    if (rows > job->rows) rows = job->rows;
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;
     job->tile_rows = rows;
@@ -213,7 +231,7 @@ static void choose_chunks(te_job *job)
     job->chunk_columns = columns;
     if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
         job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
-    job->chunk_rows = TE_CHUNK / job->chunk_columns;
+    job->chunk_rows = job->band && folds_once(job) ? job->tile_rows : TE_CHUNK / job->chunk_columns;
     int64_t least = 1;
     if (job->compiled->columns_summed) { /* a chunk's sums are cleared, read and written as often as it has columns */
         least = (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS;

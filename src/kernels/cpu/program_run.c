@@ -148,12 +148,24 @@ static te_status run_long(te_exec *exec, te_program *program, const te_run *runs
     return status;
 }
 
-/* One run after inputs that lie across are turned. */
+/* One run, a long row perhaps in pieces. */
+static te_status run_alone(te_exec *exec, te_program *program, const te_run *run)
+{
+    te_pieces pieces;
+    if (!te_program_cut(exec, program, run, &pieces)) return run_long(exec, program, run, 1);
+    te_status status = run_long(exec, program, pieces.runs, pieces.n);
+    if (status == TE_OK && !te_cpu_stopped(exec))
+        status = run_long(exec, program, &pieces.runs[TE_PIECES_LAST], 1);
+    exec->scratch_free(exec, pieces.room);
+    return status;
+}
+
+/* The same after inputs that lie across are turned. */
 static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
 {
     te_straight straight;
     te_status   status = te_program_straighten(exec, program, run, &straight);
-    if (status == TE_OK) status = run_long(exec, program, &straight.run, 1);
+    if (status == TE_OK) status = run_alone(exec, program, &straight.run);
     te_program_straight_free(exec, &straight);
     return status;
 }

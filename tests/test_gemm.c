@@ -326,6 +326,20 @@ static void test_large_products(void)
         }
 }
 
+/* Batches of hundreds, which threads take in pieces. */
+static void test_small_products(void)
+{
+    static const int64_t shapes[][3] = {{4, 4, 4}, {3, 7, 5}, {9, 33, 6}, {1, 40, 17}, {20, 18, 30}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (int t = 0; t < TYPE_PAIRS; t++) {
+            if (type_pairs[t].out == TE_F16) continue; /* some of so many sums are too near 0 for its precision */
+            product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 2, (int64_t[2]){101, 3});
+            if (t % 3 == 0) add_epilogue(&p);
+            run_all(&p);
+            release(&p);
+        }
+}
+
 /* However many threads share c, the units of our own kernel cover it once, and its bits are those of one thread. */
 static void test_many_threads(void)
 {
@@ -633,6 +647,7 @@ int main(void)
     execs[1] = open_exec(2);
     test_random_products();
     test_large_products();
+    test_small_products();
     test_few_rows();
     test_many_threads();
     test_pieces_for_many_threads();

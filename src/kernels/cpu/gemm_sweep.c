@@ -26,7 +26,7 @@ typedef struct sweep_work {
 } sweep_work;
 
 /* Up to how many rows this is the faster way: tiles use what they loaded more often, and multiply two bfloat16 at a
- * time, while oneDNN asks for a b that comes from memory in the order in which one row takes it best. */
+ * time. A b that comes from memory is different: only for one row oneDNN reads it faster. */
 static int most_rows(const te_gemm_problem *p, double bytes)
 {
     te_dtype dtype = p->a.dtype;

@@ -128,13 +128,13 @@ static bool stores_wait(const te_job *job)
 }
 
 /* Whether rows become numbers in one go, straight from a tensor. Then nothing has to stay in a cache, and the fewer
- * stops there are between rows, the better memory is used. */
+ * stops there are between rows, the better the caches are used; from memory it is slower. */
 static bool folds_once(const te_job *job)
 {
     const te_program *p = job->program;
     const te_operand *in = job->run->inputs;
-    if (p->n_inputs != 1 || !job->compiled->reduces_rows || job->plan->n_turns != 1 || job->plan->n_registers > 1)
-        return false;
+    if (job->bytes > TE_PAST_CACHES || p->n_inputs != 1 || !job->compiled->reduces_rows) return false;
+    if (job->plan->n_turns != 1 || job->plan->n_registers > 1) return false;
     for (int o = 0; o < p->n_outputs; o++)
         if (p->outputs[o].kind != TE_OUT_ROW) return false;
     return (in->dtype == TE_F32 || in->dtype == TE_BF16) && in->stride[job->column_axis] == 1 && !in->block;

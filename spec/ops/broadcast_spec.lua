@@ -137,13 +137,15 @@ describe("copying", function()
                 assert.is_true((gradients[1] - gradients[2]):abs():max():item() < 1e-5)
             end
         end
-        local x = te.ones { 5, 2 }
-        assert.error_matches(function() te.index_select(x, 1, te.tensor({ 1, 5, -1 }):to("int64")) end,
-            "index 5 at position 2 is outside 0 to 4")
-        assert.error_matches(function() te.index_select(x, 1, te.tensor({ 1, -1 }):to("int32")) end,
-            "index %-1 at position 2 is outside 0 to 4")
-        assert.error_matches(function() te.index_select(x, 2, te.tensor({ 1, 0, 2 }):to("int64")) end,
-            "index 2 at position 3 is outside 0 to 1")
+        local here = { device = "cpu" } -- others say so when the values are read
+        local x = te.ones({ 5, 2 }, here)
+        local function refuses(dim, index, dtype, message)
+            index = te.tensor(index, here):to(dtype)
+            assert.error_matches(function() te.index_select(x, dim, index) end, message, 1, true)
+        end
+        refuses(1, { 1, 5, -1 }, "int64", "index 5 at position 2 is outside 0 to 4")
+        refuses(1, { 1, -1 }, "int32", "index -1 at position 2 is outside 0 to 4")
+        refuses(2, { 1, 0, 2 }, "int64", "index 2 at position 3 is outside 0 to 1")
     end)
 end)
 

@@ -181,7 +181,10 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         }                                                                                                \
         TE_EACH_PART(PARTS) l[k] = h[k];                                                                 \
         _Pragma("omp simd") for (size_t j = 0; j < n - i; j++)                                           \
-            lane[j] = JOIN1(lane[j], VALUE(value_at(s, half, i + j), by[i + j], about));                 \
+        {                                                                                                \
+            te_real value = VALUE(value_at(s, half, i + j), by[i + j], about);                           \
+            lane[j] = JOIN1(lane[j], value);                                                             \
+        }                                                                                                \
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \

@@ -239,7 +239,7 @@ static void find_best_in_strips(void *context, int64_t first, int64_t end, int t
         char       *to;
         int64_t     rows = strip_at(s, unit, &from, &to), n = row_length(&s->src);
         for (int64_t i = 0; i < rows; i++) best[i] = -TE_INFINITY, where[i] = 0;
-        for (int64_t at = 0; at < n; at++) {
+        for (int64_t at = 0; at < n && !(at % POLL == 0 && te_cpu_stopping(job->exec)); at++) {
             job->blocks->load[dtype](values, te_element(from, dtype, at * row_stride(&s->src)), 1, rows);
             keep_larger(best, where, values, (int32_t)at, rows, sign);
         }
@@ -467,7 +467,7 @@ static void sum_strip(const rows_job *job, const char *from, char *to, int64_t r
     const strips *s = job->strips;
     double        sums[WIDTH] = {0}, values[WIDTH];
     int64_t       n = row_length(&s->src);
-    for (int64_t k = 0; k < n; k++) {
+    for (int64_t k = 0; k < n && !(k % POLL == 0 && te_cpu_stopping(job->exec)); k++) {
         int64_t at = job->flag ? n - 1 - k : k;
         te_convert(job->blocks, values, TE_F64, 1, te_element(from, s->src.dtype, at * row_stride(&s->src)),
                    s->src.dtype, 1, rows);

@@ -7,39 +7,16 @@
  * first byte to the last by prefetches some KiB ahead; to the processor's own prefetching four short lines at a time
  * are no stream, and half as fast.
  */
-#include "../../dtype.h"
 #include "../gemm.h"
-
-#include <string.h>
-#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
-#include <immintrin.h>
-#endif
-
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "gemm_vectors.h"
 
 #if defined(TE_ISA_avx512)
 enum { BLOCK_ROWS = 4 };
-typedef __m512 vector;
-#define MADD(a, b, sum) _mm512_fmadd_ps(a, b, sum)
-#elif defined(TE_ISA_avx2)
-enum { BLOCK_ROWS = 1 };
-typedef __m256 vector;
-#define MADD(a, b, sum) _mm256_fmadd_ps(a, b, sum)
 #else
 enum { BLOCK_ROWS = 1 };
-typedef float vector __attribute__((vector_size(16)));
-#define MADD(a, b, sum) ((a) * (b) + (sum))
 #endif
 
 enum { BLOCK_COLS = 4, LINE = 64 /* bytes of a step */, PARTS = LINE / sizeof(vector), AHEAD = 8 << 10 };
-
-typedef uint32_t words __attribute__((vector_size(sizeof(vector))));
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE vector load(const char *p)
 {
@@ -56,30 +33,13 @@ INLINE vector add_f32(const char *a, const char *b, int v, vector sum)
 }
 
 /* The first of each pair of bfloat16 as float32, and the second. */
-INLINE vector first_of(vector pairs) { return (vector)((words)pairs << 16); }
-INLINE vector second_of(vector pairs) { return (vector)((words)pairs & 0xffff0000u); }
+INLINE vector first_of(vector pairs) { return (vector)((vector_u32)pairs << 16); }
+INLINE vector second_of(vector pairs) { return (vector)((vector_u32)pairs & 0xffff0000u); }
 
 INLINE vector add_bf16(const char *a, const char *b, int v, vector sum)
 {
     vector x = load(a + v * (int)sizeof(vector)), y = load(b + v * (int)sizeof(vector));
     return MADD(second_of(x), second_of(y), MADD(first_of(x), first_of(y), sum));
-}
-
-INLINE vector widen_f16(const char *p)
-{
-#if defined(TE_ISA_avx512)
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-#elif defined(TE_ISA_avx2)
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
-#else
-    vector v = {0};
-    for (int i = 0; i < (int)(sizeof v / sizeof(float)); i++) {
-        uint16_t half;
-        memcpy(&half, p + 2 * i, sizeof half);
-        v[i] = te_f16_to_f32(half);
-    }
-    return v;
-#endif
 }
 
 /* Element e of 32 is added in lane e % 16. */

@@ -5,17 +5,7 @@
  * in this library is contracted by the compiler.
  */
 #include "../gemm.h"
-
-#include <string.h>
-#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
-#include <immintrin.h>
-#endif
-
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
+#include "gemm_vectors.h"
 
 #if defined(TE_ISA_avx512)
 
@@ -63,14 +53,14 @@ static inline vector_f64 splat_f64(double x) { return (vector_f64){x, x}; }
 
 #endif
 
-static inline __attribute__((always_inline)) float load_f32(const char *p)
+INLINE float load_f32(const char *p)
 {
     float x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-static inline __attribute__((always_inline)) double load_f64(const char *p)
+INLINE double load_f64(const char *p)
 {
     double x;
     memcpy(&x, p, sizeof x);
@@ -118,13 +108,13 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 
 /* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
  * te_f32_to_bf16. */
-TILE_TARGET static inline __attribute__((always_inline)) void round_bf16(char *p, __m512 sums)
+TILE_TARGET INLINE void round_bf16(char *p, __m512 sums)
 {
     __m256bh half = _mm512_cvtneps_pbh(sums);
     memcpy(p, &half, sizeof half);
 }
 
-static inline __attribute__((always_inline)) int32_t load_i32(const char *p)
+INLINE int32_t load_i32(const char *p)
 {
     int32_t x;
     memcpy(&x, p, sizeof x);

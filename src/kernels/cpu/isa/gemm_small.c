@@ -7,15 +7,7 @@
 #include "../gemm.h"
 
 #if defined(TE_ISA_avx512)
-#include <immintrin.h>
-#include <string.h>
-
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "gemm_vectors.h"
 
 enum { ROWS = 4, VECTORS = 2, LANES = 16 };
 

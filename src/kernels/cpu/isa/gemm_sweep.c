@@ -6,36 +6,8 @@
  * Two bfloat16 are widened where they lie, the first of each pair and the second; so their sums stand in two vectors
  * until the end.
  */
-#include "../../dtype.h"
 #include "../gemm.h"
-
-#include <string.h>
-#if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
-#include <immintrin.h>
-#endif
-
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-#if defined(TE_ISA_avx512)
-typedef __m512 vector;
-#define MADD(a, b, sum) _mm512_fmadd_ps(a, b, sum)
-#define SPLAT(x)        _mm512_set1_ps(x)
-#elif defined(TE_ISA_avx2)
-typedef __m256 vector;
-#define MADD(a, b, sum) _mm256_fmadd_ps(a, b, sum)
-#define SPLAT(x)        _mm256_set1_ps(x)
-#else
-typedef float vector __attribute__((vector_size(16)));
-#define MADD(a, b, sum) ((a) * (b) + (sum))
-#define SPLAT(x)        ((vector){x, x, x, x})
-#endif
-
-typedef uint32_t words __attribute__((vector_size(sizeof(vector))));
+#include "gemm_vectors.h"
 
 enum {
 #if defined(TE_ISA_avx512)
@@ -54,28 +26,6 @@ typedef struct sweep_rows {
     int64_t     line;
 } sweep_rows;
 
-#if defined(TE_ISA_avx512) || defined(TE_ISA_avx2)
-INLINE vector widen_f16(const char *p)
-{
-#if defined(TE_ISA_avx512)
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-#else
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
-#endif
-}
-#else
-INLINE vector widen_f16(const char *p)
-{
-    vector v = {0};
-    for (int i = 0; i < LANES; i++) {
-        uint16_t half;
-        memcpy(&half, p + 2 * i, sizeof half);
-        v[i] = te_f16_to_f32(half);
-    }
-    return v;
-}
-#endif
-
 INLINE vector load(const void *p)
 {
     vector v;
@@ -92,7 +42,7 @@ INLINE void load_wide(te_dtype dtype, const char *p, vector y[2])
         y[0] = widen_f16(p);
         y[1] = widen_f16(p + 2 * LANES);
     } else {
-        words pairs = (words)load(p);
+        vector_u32 pairs = (vector_u32)load(p);
         y[0] = (vector)(pairs << 16);
         y[1] = (vector)(pairs & 0xffff0000u);
     }

@@ -256,6 +256,9 @@ static const struct {
     {"x = te.ones(1):expand(2^30)", "y = te.sin(x)"},
     {"x = te.ones(1):expand(2^30)", "y = te.softmax(x)"},
     {"x = te.ones(1, 1):expand(2, 2^29)", "y = te.cumsum(x, 2)"},
+    {"x = te.ones(1, 1):expand(2^26, 16)", "y = te.cumsum(x, 1)"},
+    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.argmax(x, 1)"},
+    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.max(x, 1)"},
     {"x = te.rand { 2^24 }", "y = te.topk(x, 2^24)"},
 };
 

@@ -215,13 +215,31 @@ TE_UNARY(cos, cos(x))
 TE_LOAD_STORE(f32, float, TE_SAME, TE_TO_F32)
 TE_LOAD_STORE(f64, double, TE_SAME, TE_TO_F64)
 TE_LOAD_STORE(bf16, uint16_t, te_bf16_to_f32, TE_REAL_FN(to_bf16))
+#if TE_REAL_IS_F32
+TE_LOAD_STORE(f16_each, uint16_t, te_f16_to_f32, TE_REAL_FN(to_f16))
+#else
 TE_LOAD_STORE(f16, uint16_t, te_f16_to_f32, TE_REAL_FN(to_f16))
+#endif
 TE_LOAD_STORE(f8e4m3, uint8_t, te_f8e4m3_to_f32, TE_REAL_FN(to_f8e4m3))
 TE_LOAD_STORE(f8e5m2, uint8_t, te_f8e5m2_to_f32, TE_REAL_FN(to_f8e5m2))
 TE_LOAD_STORE(i64, int64_t, TE_SAME, TE_REAL_FN(to_i64))
 TE_LOAD_STORE(i32, int32_t, TE_SAME, TE_REAL_FN(to_i32))
 TE_LOAD_STORE(u8, uint8_t, TE_SAME, TE_REAL_FN(to_u8))
 TE_LOAD_STORE(bool, uint8_t, TE_FROM_BOOL, TE_TO_BOOL)
+
+#if TE_REAL_IS_F32
+static void load_f16(void *dst, const void *src, int64_t stride, size_t n)
+{
+    size_t done = stride == 1 ? te_widen_halves(dst, src, n) : 0;
+    load_f16_each((te_real *)dst + done, (const uint16_t *)src + done, stride, n - done);
+}
+
+static void store_f16(void *dst, int64_t stride, const void *src, size_t n)
+{
+    size_t done = stride == 1 ? te_narrow_to_halves(dst, src, n) : 0;
+    store_f16_each((uint16_t *)dst + done, stride, (const te_real *)src + done, n - done);
+}
+#endif
 
 static void   set_value(void *dst, double value) { *(te_real *)dst = (te_real)value; }
 static double get_value(const void *src) { return (double)*(const te_real *)src; }

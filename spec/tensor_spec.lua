@@ -241,6 +241,7 @@ end)
 describe("memory", function()
     it("is given back by release", function()
         collectgarbage()
+        collectgarbage()
         local before = te.memory_stats().current
         local x = te.zeros(1000, 1000)
         assert.is_true(te.memory_stats().current >= before + 4e6)

@@ -18,7 +18,7 @@ local command_line = train.command_line {
     { "top-k", "integer", 40, min = 0, help = "choose among so many likeliest tokens; 0: among all" },
     { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
     { "seed", "integer", 1, min = 0, help = "of the choices" },
-    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
 local function load(o)

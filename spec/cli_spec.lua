@@ -185,6 +185,9 @@ describe("tetrain", function()
 
     it("passes device, threads and seed on", function()
         assert.equal("1\n", (run [[--threads 1 -e 'print(require("te").get_num_threads())']]))
+        local command = ([[OMP_NUM_THREADS=5 '%s' %%s -e 'print(require("te").get_num_threads())']]):format(TETRAIN)
+        assert.equal("5\n", (shell(command:format "")))
+        assert.equal("3\n", (shell(command:format "--threads=3")))
         local a = run [[--seed 5 -e 'print(require("te").rand(3))']]
         assert.equal(a, (run [[--seed=5 -e 'print(require("te").rand(3))']]))
         assert.are_not.equal(a, (run [[--seed=6 -e 'print(require("te").rand(3))']]))

@@ -26,11 +26,33 @@ static void check_leaving(const cpu_set_t *all)
     CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(all, &after));
 }
 
+/* Where OMP_NUM_THREADS is a number, or a list of them, its first one; otherwise the processors. */
+static void check_wanted(void)
+{
+    static const struct {
+        const char *asked;
+        int         threads; /* 0: the processors */
+    } cases[] = {{"1", 1}, {"7", 7}, {" 3 ", 3}, {"5,2", 5}, {"4 , 2", 4}, {"99999", 1024},
+                 {"99999999999999999999", 1024}, {"", 0}, {"0", 0}, {"-2", 0}, {"many", 0}, {"2x", 0}, {"2x,3", 0},
+                 {",2", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setenv("OMP_NUM_THREADS", cases[i].asked, 1);
+        int threads = cases[i].threads ? cases[i].threads : te_cores();
+        CHECK_MSG(te_cores_wanted() == threads, "\"%s\": %d threads", cases[i].asked, te_cores_wanted());
+        te_context *ctx = te_context_open(NULL);
+        CHECK(te_context_threads(ctx) == threads);
+        te_context_release(ctx);
+    }
+    unsetenv("OMP_NUM_THREADS");
+    CHECK(te_cores_wanted() == te_cores());
+}
+
 int main(void)
 {
     cpu_set_t all, one;
     if (sched_getaffinity(0, sizeof all, &all) != 0) abort();
     check_leaving(&all);
+    check_wanted();
     CHECK(te_cores() >= 1 && te_cores() <= CPU_COUNT(&all));
     CPU_ZERO(&one);
     for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)

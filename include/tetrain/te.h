@@ -32,7 +32,7 @@ typedef struct te_optimizer te_optimizer;
 
 typedef struct te_context_options {
     size_t struct_size;         /* sizeof(te_context_options): lets the struct grow */
-    int    threads;             /* CPU threads for kernels, 1024 at most; 0: all cores */
+    int    threads;             /* CPU threads for kernels, 1024 at most; 0: OMP_NUM_THREADS, or all cores */
     size_t tensor_memory_limit; /* bytes of tensor memory per device, 0: none */
     /* Host memory hook with lua_Alloc's contract, NULL: the C library. */
     void *(*realloc)(void *user, void *ptr, size_t old_size, size_t new_size);

@@ -46,7 +46,7 @@ const char *te_context_error(const te_context *ctx) { return ctx ? ctx->message 
 
 static int thread_count(int asked)
 {
-    if (asked <= 0) return te_cores();
+    if (asked <= 0) return te_cores_wanted();
     return asked < TE_MAX_THREADS ? asked : TE_MAX_THREADS;
 }
 

@@ -5,6 +5,8 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MOST = 1024 };
@@ -70,6 +72,15 @@ int te_cores(void)
     double share = granted();
     if (share > 0 && share + 0.5 < cores) cores = (int)(share + 0.5);
     return cores < 1 ? 1 : cores > MOST ? MOST : cores;
+}
+
+int te_cores_wanted(void)
+{
+    const char *asked = getenv("OMP_NUM_THREADS");
+    char       *end;
+    long        threads = asked ? strtol(asked, &end, 10) : 0;
+    if (threads < 1 || end[strspn(end, " ")] != (strchr(end, ',') ? ',' : '\0')) return te_cores();
+    return threads < MOST ? (int)threads : MOST;
 }
 
 int te_cores_current(void) { return sched_getcpu(); }

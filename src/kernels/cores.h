@@ -7,6 +7,10 @@
  * OMP_PROC_BIND the OpenMP library holds the first thread on one processor; then those of all its places count. */
 int te_cores(void);
 
+/* How many threads to compute with where nobody says: what OMP_NUM_THREADS asks for (of a list, its first number), as
+ * with other libraries, otherwise te_cores. */
+int te_cores_wanted(void);
+
 /* The processor that the calling thread runs on; -1 where that is not known. */
 int te_cores_current(void);
 

@@ -81,7 +81,7 @@ static int empty_cache(lua_State *L)
     return 0;
 }
 
-/* te.set_num_threads(n): n threads for kernels, 0 for all cores. Results do not depend on it. */
+/* te.set_num_threads(n): n threads for kernels, 0 for OMP_NUM_THREADS or all cores. Results do not depend on it. */
 static int set_num_threads(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);

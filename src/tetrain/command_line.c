@@ -14,7 +14,7 @@ const option_row command_line_options[] = {
     {OPTION_REQUIRE, "-l", "MODULE", "require MODULE first; a global of its name holds it"},
     {OPTION_INTERACTIVE, "-i", NULL, "prompt after the script; also without script or code on a terminal"},
     {OPTION_DEVICE, "--device", "NAME", "where new tensors are made: cpu, cuda, cuda:N (default: $TE_DEVICE, or cpu)"},
-    {OPTION_THREADS, "--threads", "N", "CPU threads (default: all cores)"},
+    {OPTION_THREADS, "--threads", "N", "CPU threads (default: OMP_NUM_THREADS, or all cores)"},
     {OPTION_SEED, "--seed", "N", "seed of the random numbers (default: 0)"},
     {OPTION_MEM_LIMIT, "--mem-limit", "SIZE", "most memory for tensors, as in 512M or 8G (default: no limit)"},
     {OPTION_MAN, "--man", NULL, "print the manual page"},

@@ -14,7 +14,7 @@ local command_line = train.command_line {
     { "rows", "size", 16384, max = 2 ^ 20, help = "rows of the operands" },
     { "width", "size", 1024, max = 2 ^ 16, help = "columns" },
     { "seconds", "number", 0.2, min = 0.001, max = 60, help = "per kernel" },
-    { "threads", "integer", 0, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
 -- Seconds of the fastest call.

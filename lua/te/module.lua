@@ -96,10 +96,15 @@ function Module:register_parameter(name, tensor)
     return tensor
 end
 
---- Makes `tensor` a buffer: saved and moved with the module, never optimized.
-function Module:register_buffer(name, tensor)
-    options.argument(self.__name .. ":register_buffer", "name", name, { "string" })
-    self._registered[name] = "buffer"
+local BUFFER = { persistent = { "boolean", true } }
+
+--- Makes `tensor` a buffer: saved and moved with the module, never optimized. One that is not persistent follows from
+--- how the module was made: it moves between devices, keeps its dtype and is not saved.
+---@param opts table|nil  { persistent = true }
+function Module:register_buffer(name, tensor, opts)
+    local who = self.__name .. ":register_buffer"
+    options.argument(who, "name", name, { "string" })
+    self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
     return tensor
 end
@@ -208,8 +213,8 @@ end
 --- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
 function Module:state_dict()
     local state, seen = {}, {}
-    walk(self, "", function(name, tensor)
-        if not seen[tensor] then
+    walk(self, "", function(name, tensor, kind)
+        if not seen[tensor] and kind ~= "constant" then
             seen[tensor] = true
             if core.is_quantized(tensor) then
                 require("te.recipe.parameters").each_part(name, tensor, function(part, t) state[part] = t end)
@@ -265,7 +270,8 @@ function Module:load_state_dict(state, opts)
     options.argument(who, "state", state, { "table" })
     local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
     local known, names, source, absent, problem, steps = {}, {}, {}, {}, nil, {}
-    walk(self, "", function(name, tensor, _, _, _, module)
+    walk(self, "", function(name, tensor, kind, _, _, module)
+        if kind == "constant" then return end
         known[name] = true
         names[#names + 1] = name
         local given = state[name]
@@ -355,8 +361,8 @@ local function place(who, where)
 end
 
 --- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
---- device = }, or both in either order. Buffers of whole numbers keep their dtype. They become new tensors, so
---- optimizers are made after.
+--- device = }, or both in either order. Buffers of whole numbers, and those that are not persistent, keep their dtype.
+--- They become new tensors, so optimizers are made after.
 ---@param where string|table
 ---@param also string|nil
 function Module:to(where, also, ...)
@@ -373,13 +379,14 @@ function Module:to(where, also, ...)
         return where.dtype and self:to(where.dtype) or self
     end
     local dtype, moved = place(who, where), {}
-    walk(self, "", function(_, tensor, _, holder, key)
+    walk(self, "", function(_, tensor, kind, holder, key)
         local new = moved[tensor]
         if not new then
             if core.is_quantized(tensor) then
                 new = convert_quantized(tensor, where)
             else
-                new = dtype and not FLOATING[tensor.dtype] and tensor or tensor:detach():to(where)
+                local stays = dtype and (kind == "constant" or not FLOATING[tensor.dtype])
+                new = stays and tensor or tensor:detach():to(where)
             end
             new.requires_grad = tensor.requires_grad
             moved[tensor], moved[new] = new, new

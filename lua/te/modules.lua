@@ -21,6 +21,7 @@ local modules = {
     make_graphed_callables = "te.graph:make_graphed_callables",
     pointwise = "te.pointwise",
     KVCache = "te.kv_cache",
+    rope_frequencies = "te.rotary:frequencies",
     register_forward_fusion = "te.fuser.rules:register_forward_fusion",
     register_backward_fusion = "te.fuser.rules:register_backward_fusion",
     unregister_fusion = "te.fuser.rules:unregister_fusion",

@@ -38,6 +38,7 @@ local cases = {
     scaled_dot_product_attention = function(draw)
         return { draw { 2, 2, 3, 4 }, draw { 2, 2, 3, 4 }, draw { 2, 2, 3, 4 }, nil, { causal = true } }
     end,
+    rope = function(draw) return { draw { 2, 3, 6 }, te.tensor { 1, 0.1 } }, { 1 } end,
     self_attention = function(draw) return { draw { 2, 3, 12 }, nil, { heads = 2, causal = true } }, { 1 } end,
     stochastic_depth = function(draw) return { draw { 3, 2, 4 } } end,
     uniform = function(draw) return { draw { 3, 4 } } end,

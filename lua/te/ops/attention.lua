@@ -3,11 +3,13 @@
 -- The self-attention modules project x to Q, K and V in one product, attend, and project back. x is {tokens, hidden}
 -- for one sequence, {batch, seq, hidden}, or {tokens, hidden} with seq_lens {batch} for packed sequences. Grouped-query
 -- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is
--- the ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023).
+-- the ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023). With the
+-- option `rope` queries and keys are turned by their positions (te.rope).
 
 local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
+local rotary = require "te.rotary"
 local options = require "te.options"
 local declared = require "te.ops.declared"
 local operation = require "te.operation"
@@ -24,6 +26,7 @@ local SELF_ATTENTION = {
     scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
     window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
     window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
+    rope = { "any" },                            -- true or { base, scaling, size, interleaved, frequencies }
     bias = { "boolean", true },
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
@@ -60,7 +63,9 @@ end
 local SelfAttention = BasicOperation:extend("SelfAttention")
 
 SelfAttention.takes_seq_lens = true
-SelfAttention.plan_fields = { "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training" }
+SelfAttention.plan_fields = {
+    "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
+}
 
 -- What delayed scaling remembers of Q, K and V, which lie in one tensor, stands beside the two projections' own.
 SelfAttention.attention_key = "attention"
@@ -78,6 +83,12 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     opts = options.check(who, opts, SELF_ATTENTION)
     self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, hidden_size / num_heads
     set_fields(self, opts)
+    self.rope_interleaved = false
+    if opts.rope then
+        local frequencies, interleaved = rotary.of_option(who, opts.rope, self.head_size, opts.device)
+        self:register_buffer("rope_frequencies", frequencies, { persistent = false })
+        self.rope_interleaved = interleaved
+    end
 
     local function linear(inputs, outputs, init_method)
         return te.Linear(inputs, outputs, { bias = opts.bias, init_method = init_method,
@@ -88,7 +99,8 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
 end
 
 local function packed_attributes(self)
-    return attributes(self, { heads = self.num_heads, kv_heads = self.num_kv_heads })
+    return attributes(self, { heads = self.num_heads, kv_heads = self.num_kv_heads,
+        interleaved = self.rope_interleaved })
 end
 
 -- The rows of qkv attend to what the cache holds, themselves included.
@@ -102,9 +114,13 @@ local function attend_cached(self, cache, qkv, seq_lens)
     local heads, kv_heads = self.num_heads, self.num_kv_heads
     local batch = qkv:dim() == 3 and qkv:size(1) or 1
     local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
-    local k, v = parts:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads)
+    local qk = parts:narrow(2, 1, heads + kv_heads)
+    if self.rope_frequencies then
+        qk = te.rope(qk, self.rope_frequencies, nil, { interleaved = self.rope_interleaved, offset = cache.length })
+    end
+    local k, v = qk:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads)
     k, v = cache:append(self, k, v)
-    local y = attend(self, te.scaled_dot_product_attention, parts:narrow(2, 1, heads), k, v, nil,
+    local y = attend(self, te.scaled_dot_product_attention, qk:narrow(2, 1, heads), k, v, nil,
         attributes(self, { bottom_right = true }))
     local shape = qkv.shape
     shape[#shape] = heads * self.head_size
@@ -116,7 +132,7 @@ function SelfAttention:forward(x, seq_lens)
     if KVCache.active then
         attended = attend_cached(self, KVCache.active, qkv, seq_lens)
     else
-        attended = attend(self, te.self_attention, qkv, seq_lens, packed_attributes(self))
+        attended = attend(self, te.self_attention, qkv, seq_lens, self.rope_frequencies, packed_attributes(self))
     end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
@@ -129,7 +145,8 @@ function SelfAttention:lower(g, x)
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
     local attended, y
-    attended, reason = g:op("self_attention", { qkv, g:seq_lens() }, packed_attributes(self),
+    local frequencies = g:param(self, "rope_frequencies")
+    attended, reason = g:op("self_attention", { qkv, g:seq_lens(), frequencies }, packed_attributes(self),
         g:product(self, self.attention_key))
     if not attended then return nil, reason end
     y, reason = operation.lower_child(self.proj, g, attended)
@@ -138,7 +155,8 @@ function SelfAttention:lower(g, x)
 end
 
 function SelfAttention:describe()
-    return ("heads=%d, kv_heads=%d, causal=%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal))
+    return ("heads=%d, kv_heads=%d, causal=%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
+        self.rope_frequencies and ", rope" or "")
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")

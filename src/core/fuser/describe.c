@@ -182,6 +182,14 @@ static void forward_quantized_call(const te_describing *d, const te_unit *unit)
                          0, false);
 }
 
+/* Queries and keys are turned by their positions in a copy of the projection, and their gradients back. */
+static void describe_turning(const te_describing *d, const te_unit *unit, bool backward)
+{
+    double x = te_described_bytes(d, unit->x, 0);
+    if (unit->kind == TE_UNIT_CALL && te_plan_turns(&d->plan->nodes[unit->nodes[0]]))
+        te_describe_step(d, unit, TE_STEP_GATHER, "rope", x, x, 3 * te_described_elements(d, unit->x), backward);
+}
+
 static void forward_program(const te_describing *d, const te_unit *unit)
 {
     double read = 0, written = unit->gradient.n_rows * row_bytes(d, unit);
@@ -212,6 +220,7 @@ static void forward_unit(const te_describing *d, const te_unit *unit)
         te_describe_linear(d, unit);
         return;
     }
+    describe_turning(d, unit, false);
     if (unit->attention) {
         forward_quantized_call(d, unit);
         return;
@@ -318,6 +327,7 @@ static void backward_unit(const te_describing *d, const te_unit *unit)
                              true);
         te_describe_step(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name, x + 2 * y, x,
             2.5 * attention_flops(d, unit), true);
+        describe_turning(d, unit, true);
         return;
     }
     if (unit->kind == TE_UNIT_GATHER)

@@ -71,8 +71,8 @@ static void mark(te_fuse_plan *plan)
                          v->dtype == product->compute;
         } else if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_CALL)) {
             const te_unit *call = &plan->units[v->first_reader];
-            v->emitted =
-                emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved && v->dtype == call->compute;
+            v->emitted = emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved &&
+                         v->dtype == call->compute && !te_plan_turns(&plan->nodes[call->nodes[0]]);
         } else if (between(plan, v, TE_UNIT_LINEAR, TE_UNIT_PROGRAM)) {
             const te_unit *product = &plan->units[v->unit];
             bool bias = product->bias != TE_NO_VALUE && plan->values[product->bias].wanted && !product->bias_elsewhere;

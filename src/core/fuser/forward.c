@@ -180,7 +180,8 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     return status;
 }
 
-/* What only the tape still knows keeps no memory: quantized attention has its operands and its result as bytes. */
+/* What only the tape still knows keeps no memory: quantized attention has its operands and its result as bytes, and
+ * attention with positions has turned copies of its operands. */
 static te_status forget_values(te_tensor *t)
 {
     te_tensor *shell = te_tensor_new_unbacked(t->ctx, t->storage->device, t->dtype, t->ndim, t->shape);
@@ -249,7 +250,7 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
         if (!state->values[unit->result]) status = ctx->status;
         te_tensor_release(stored);
     }
-    if (status == TE_OK && wanted && unit->attention) status = forget_values(leaf);
+    if (status == TE_OK && wanted && (unit->attention || te_plan_turns(node))) status = forget_values(leaf);
     if (status == TE_OK && wanted && unit->attention && !handed) status = forget_values(y);
     te_tensor_release(y);
     te_tensor_release(leaf);

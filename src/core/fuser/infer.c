@@ -154,6 +154,11 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
     return TE_OK;
 }
 
+bool te_plan_turns(const te_group_node *node)
+{
+    return strcmp(node->call.op->name, "self_attention") == 0 && node->in[2] != TE_NO_VALUE;
+}
+
 static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *table = input_of(plan, node, 0), *ids = input_of(plan, node, 1);

@@ -8,6 +8,7 @@
  */
 #include "attention_quantized.h"
 #include "ops.h"
+#include "rope.h"
 
 #include "../autograd.h"
 
@@ -253,7 +254,8 @@ static te_status sdpa_backward(te_call *call)
 
 /* --- one packed projection ---------------------------------------------------------------------------------------- */
 
-enum { HEADS = N_SHARED, KV_HEADS };
+enum { HEADS = N_SHARED, KV_HEADS, PAIRS_INTERLEAVED };
+enum { LENGTHS = 1, FREQUENCIES, SAVED_POSITIONS = 3, SAVED_FREQUENCIES };
 
 /* q, k, v (or their gradients) inside qkv {.., (heads + 2 kv_heads) dim}: blocks Q | K | V. */
 static void packed_views(const te_tensor *qkv, int64_t heads, int64_t kv_heads, te_view *q, te_view *k, te_view *v)
@@ -335,10 +337,93 @@ static te_status read_lengths(te_call *call, te_attention_state *s, te_tensor *l
     return status;
 }
 
+/* --- its queries and keys turned by their positions --------------------------------------------------------------- */
+
+/* The first heads of every row, [batch, heads, seq, dim]. */
+static te_view first_heads(const te_tensor *rows, int64_t heads, int64_t dim)
+{
+    te_view q, k, v;
+    packed_views(rows, rows->shape[rows->ndim - 1] / dim, 0, &q, &k, &v);
+    q.shape[1] = heads;
+    return q;
+}
+
+/* Positions on the host where the lengths are read there. */
+static te_tensor *positions_in(te_call *call, const te_attention_state *s, const te_tensor *qkv)
+{
+    te_device *device = qkv->storage->device;
+    int64_t n = qkv->shape[qkv->ndim - 2];
+    if (s->packed) return te_rope_packed_positions(call->ctx, s->packed, n);
+    if (!s->n_offsets) return te_rope_positions(call->ctx, device, n);
+    te_tensor *positions = te_tensor_new(call->ctx, device, TE_F32, 1, &n);
+    float *p = positions ? te_tensor_pointer(positions) : NULL;
+    for (int i = 1; p && i < s->n_offsets; i++)
+        for (int32_t t = s->offsets[i - 1]; t < s->offsets[i]; t++) p[t] = (float)(t - s->offsets[i - 1]);
+    return positions;
+}
+
+/* A copy of the projection in which they are turned, in *qkv's place; *positions for backward. */
+static te_status turn_projection(te_call *call, const te_attention_state *s, int64_t heads, int64_t kv_heads,
+                                 te_tensor **qkv, te_tensor **positions)
+{
+    te_tensor *from = *qkv, *frequencies = call->in[FREQUENCIES];
+    int64_t width = from->shape[from->ndim - 1], dim = width / (heads + 2 * kv_heads);
+    te_status status = te_rope_check(call, frequencies, from->storage->device, dim);
+    if (status != TE_OK) return status;
+    te_tensor *to = te_tensor_new_like(from);
+    *positions = to ? positions_in(call, s, from) : NULL;
+    status = *positions ? TE_OK : call->ctx->status;
+    if (status == TE_OK) {
+        te_rope rope = {*positions, frequencies, 0, call->attr[PAIRS_INTERLEAVED].number != 0};
+        te_view x = first_heads(from, heads + kv_heads, dim), y = first_heads(to, heads + kv_heads, dim);
+        status = te_rope_turn(call, &rope, &x, &y, false);
+    }
+    if (status == TE_OK) { /* values as they are */
+        int64_t shape[3], first = (heads + kv_heads) * dim;
+        memcpy(shape, from->shape, (size_t)from->ndim * sizeof *shape);
+        shape[from->ndim - 1] = kv_heads * dim;
+        te_tensor *v = te_tensor_alias(from, from->ndim, shape, from->stride, from->offset + first);
+        te_tensor *copy = v ? te_tensor_alias(to, to->ndim, shape, to->stride, to->offset + first) : NULL;
+        status = copy ? te_tensor_copy_data(copy, v) : call->ctx->status;
+        te_tensor_release(v);
+        te_tensor_release(copy);
+    }
+    if (status != TE_OK) {
+        te_tensor_release(to);
+        return status;
+    }
+    te_tensor_release(from);
+    *qkv = to;
+    return TE_OK;
+}
+
+/* Room for the gradients of turned queries and keys, to which the views then point. */
+static te_tensor *open_turned(te_call *call, const te_tensor *dqkv, te_attention_grad *g)
+{
+    int64_t heads = call->memo[0], kv_heads = call->memo[1], dim = g->dq.shape[3], shape[3];
+    memcpy(shape, dqkv->shape, (size_t)dqkv->ndim * sizeof *shape);
+    shape[dqkv->ndim - 1] = (heads + kv_heads) * dim;
+    te_tensor *turned = te_tensor_new(call->ctx, dqkv->storage->device, dqkv->dtype, dqkv->ndim, shape);
+    if (!turned) return NULL;
+    g->dq = g->dk = first_heads(turned, heads, dim);
+    g->dk.shape[1] = kv_heads;
+    g->dk.data = (char *)g->dk.data + (size_t)(heads * dim) * te_dtype_size(turned->dtype);
+    return turned;
+}
+
+static te_status turn_gradient_back(te_call *call, const te_tensor *turned, const te_tensor *dqkv, int64_t dim)
+{
+    int64_t heads = call->memo[0] + call->memo[1];
+    te_rope rope = {call->saved[SAVED_POSITIONS], call->saved[SAVED_FREQUENCIES], 0,
+                    call->attr[PAIRS_INTERLEAVED].number != 0};
+    te_view x = first_heads(turned, heads, dim), y = first_heads(dqkv, heads, dim);
+    return te_rope_turn(call, &rope, &x, &y, true);
+}
+
 static te_status self_attention_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor *lens = call->in[1], *out = NULL, *lse = NULL;
+    te_tensor *lens = call->in[LENGTHS], *positions = NULL, *out = NULL, *lse = NULL;
     int64_t heads = (int64_t)call->attr[HEADS].number,
             kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
     te_status status = check_packed(call, heads, kv_heads);
@@ -350,14 +435,16 @@ static te_status self_attention_forward(te_call *call)
         te_tensor_release(qkv);
         return ctx->status;
     }
-    status = te_attention_quantize(call, s, &qkv, 1);
+    if (lens) status = packs ? pack_lengths(call, s, lens) : read_lengths(call, s, lens);
+    if (status == TE_OK && call->in[FREQUENCIES])
+        status = turn_projection(call, s, heads, kv_heads, &qkv, &positions);
+    if (status == TE_OK) status = te_attention_quantize(call, s, &qkv, 1);
     if (status == TE_OK) {
         packed_views(s->n_operands ? s->operands[0].side[0].data : qkv, heads, kv_heads, &s->a.q, &s->a.k, &s->a.v);
         te_view *views[3] = {&s->a.q, &s->a.k, &s->a.v};
         for (int i = 0; i < 3 && s->n_operands; i++) te_attention_mark(s, 0, views[i]);
         status = read_options(call, &s->a);
     }
-    if (status == TE_OK && lens) status = packs ? pack_lengths(call, s, lens) : read_lengths(call, s, lens);
     if (status == TE_OK) status = run_forward(call, s, qkv->dtype, qkv->storage->device, &out, &lse);
     if (status == TE_OK) {
         int64_t shape[3];
@@ -367,10 +454,12 @@ static te_status self_attention_forward(te_call *call)
                                               : te_tensor_alias(out, qkv->ndim, shape, NULL, 0);
         if (!call->out[0]) status = ctx->status;
     }
-    te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse};
-    status = keep_for_backward(call, status, keep, 3);
+    te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse, positions,
+                         call->in[FREQUENCIES]};
+    status = keep_for_backward(call, status, keep, 5);
     call->memo[0] = heads;
     call->memo[1] = kv_heads;
+    te_tensor_release(positions);
     te_tensor_release(qkv);
     te_tensor_release(out);
     te_tensor_release(lse);
@@ -385,18 +474,21 @@ static te_status self_attention_backward(te_call *call)
     te_tensor *qkv = s->n_operands ? te_dequantize(call->ctx, &s->operands[0], 0) : te_tensor_retain(call->saved[0]);
     te_tensor *dqkv = qkv ? te_tensor_new(call->ctx, meta->device, qkv->dtype, meta->ndim, meta->shape) : NULL;
     te_tensor *out = dqkv ? te_attention_result_values(call, s, call->saved[1]) : NULL;
-    te_tensor *dout = out ? te_tensor_contiguous_copy(call->dout[0]) : NULL;
+    te_tensor *dout = out ? te_tensor_contiguous_copy(call->dout[0]) : NULL, *turned = NULL;
     te_status status = dout ? TE_OK : call->ctx->status;
+    te_attention_grad g = {.forward = s->a};
     if (status == TE_OK) {
-        te_attention_grad g = {.forward = s->a};
         if (s->packed) g.forward.cu_seqlens_q = g.forward.cu_seqlens_kv = te_tensor_pointer(s->packed);
         point_to_result(&g.forward, out);
         g.dout = g.forward.out;
         g.dout.data = te_tensor_pointer(dout);
         packed_views(qkv, call->memo[0], call->memo[1], &g.forward.q, &g.forward.k, &g.forward.v);
         packed_views(dqkv, call->memo[0], call->memo[1], &g.dq, &g.dk, &g.dv);
-        status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
+        if (call->saved[SAVED_POSITIONS] && !(turned = open_turned(call, dqkv, &g))) status = call->ctx->status;
     }
+    if (status == TE_OK) status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
+    if (status == TE_OK && turned) status = turn_gradient_back(call, turned, dqkv, g.dq.shape[3]);
+    te_tensor_release(turned);
     te_tensor_release(dout);
     te_tensor_release(out);
     te_tensor_release(qkv);
@@ -416,10 +508,20 @@ const te_op_def te_ops_attention[] = {
             "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient.",
      .forward = sdpa_forward,
      .backward = sdpa_backward},
-    {.signature = "self_attention(qkv, seq_lens = nil; " SHARED_OPTIONS ", heads: int = 1, kv_heads: int = nil)",
+    {.signature = "rope(x, frequencies, positions = nil; interleaved: bool = false, offset: int = 0)",
+     .doc = "Rotary position embedding (Su et al. 2021) of x {..., seq, dim}: pair k of a row's features turns by "
+            "(position + offset) frequencies[k]. frequencies {pairs} of float32, as te.rope_frequencies gives them, "
+            "turn the first 2 pairs features, k with k + pairs, or where interleaved is true 2k with 2k + 1. "
+            "positions, which broadcast to {..., seq}, count from 0 along seq unless given. Angles are float32.",
+     .flags = TE_OP_METHOD,
+     .forward = te_rope_forward,
+     .backward = te_rope_backward},
+    {.signature = "self_attention(qkv, seq_lens = nil, frequencies = nil; " SHARED_OPTIONS
+                  ", heads: int = 1, kv_heads: int = nil, interleaved: bool = false)",
      .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} "
             "with seq_lens {batch}; "
-            "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}.",
+            "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}. With frequencies Q and K "
+            "are turned by their position in the sequence, as te.rope does.",
      .forward = self_attention_forward,
      .backward = self_attention_backward},
     {0},

@@ -1,0 +1,98 @@
+--- te.rope_frequencies: how fast rotary position embeddings (te.rope, Su et al. 2021) turn each pair of features.
+--
+--     local f = te.rope_frequencies(64)                        -- {32}: 10000 ^ (-2 k / 64)
+--     local f = te.rope_frequencies(128, { base = 500000, scaling = { type = "llama3", factor = 8 } })
+--     local m = te.GroupedQueryAttention(512, 8, 2, { rope = { base = 500000 } })
+--
+-- They are a plain tensor, so other ways of stretching a context need no more than another tensor.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+
+local rotary = {}
+
+local FREQUENCIES = {
+    base = { "number", 10000, wrong = function(v) if v <= 0 then return "base: expected a number above 0" end end },
+    scaling = { "table" },
+    device = { "string" },
+}
+
+local SCALING = {
+    type = { "string", "linear", choices = { "linear", "llama3" } },
+    factor = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end },
+    low_freq_factor = { "number", 1 },
+    high_freq_factor = { "number", 4 },
+    original_max_position_embeddings = { "size", 8192 },
+}
+
+-- Scaled frequencies by type. linear: positions are divided (Chen et al. 2023). llama3: only pairs that turn less than
+-- low_freq_factor times in the original context are slowed down, those that turn more than high_freq_factor times are
+-- left alone, and in between goes a straight line (Llama 3.1's release).
+local scale = {}
+
+function scale.linear(f, o) return f / o.factor end
+
+function scale.llama3(f, o)
+    local turns = o.original_max_position_embeddings * f / (2 * math.pi)
+    local kept = (turns - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor)
+    kept = math.min(math.max(kept, 0), 1)
+    return (1 - kept) * f / o.factor + kept * f
+end
+
+--- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}; `scaling` stretches the context that a model was
+--- trained with: { type = "linear" or "llama3", factor = }, and for llama3 low_freq_factor, high_freq_factor,
+--- original_max_position_embeddings.
+---@param size integer     features that turn, even
+---@param opts table|nil   base (10000), scaling, device
+---@return userdata frequencies
+function rotary.frequencies(size, opts)
+    local who = "te.rope_frequencies"
+    options.argument(who, "size", size, { "size" })
+    if size % 2 ~= 0 then fail("%s: size: expected an even number, got %d", who, size) end
+    opts = options.check(who, opts, FREQUENCIES)
+    local scaling = opts.scaling and options.check(who .. ": scaling", opts.scaling, SCALING)
+    if scaling and scaling.type == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor then
+        fail("%s: scaling: high_freq_factor %g must be above low_freq_factor %g", who, scaling.high_freq_factor,
+            scaling.low_freq_factor)
+    end
+    local values = {}
+    for k = 0, size / 2 - 1 do
+        local f = opts.base ^ (-2 * k / size)
+        values[k + 1] = scaling and scale[scaling.type](f, scaling) or f
+    end
+    return te.tensor(values, { dtype = "float32", device = opts.device })
+end
+
+local MODULE = {
+    base = FREQUENCIES.base, scaling = FREQUENCIES.scaling,
+    size = { "size" },                    -- features of a head that turn, the first ones; all unless given
+    interleaved = { "boolean", false },   -- pairs are neighbours
+    frequencies = { "any" },              -- a tensor, instead of base, scaling and size
+}
+
+--- The option `rope` of attention modules, true or a table: frequencies, and whether pairs are neighbours.
+---@param who string
+---@param given any
+---@param head_size integer
+---@param device string|nil
+function rotary.of_option(who, given, head_size, device)
+    if given ~= true and (type(given) ~= "table" or getmetatable(given)) then
+        fail("%s: option rope: expected true or a table, got %s", who, options.shown(given))
+    end
+    local opts = options.check(who .. ": rope", given ~= true and given or nil, MODULE)
+    local own = opts.frequencies
+    if own == nil then
+        local size = opts.size or head_size
+        if size > head_size or size % 2 ~= 0 then
+            fail("%s: rope: size: expected an even number up to the head's %d features, got %d", who, head_size, size)
+        end
+        own = rotary.frequencies(size, { base = opts.base, scaling = opts.scaling, device = device })
+    elseif not te.is_tensor(own) or own:dim() ~= 1 or 2 * own:numel() > head_size then
+        fail("%s: rope: frequencies: expected a tensor {pairs} of at most %d, got %s", who, math.floor(head_size / 2),
+            te.is_tensor(own) and options.shape(own) or options.shown(own))
+    end
+    return own, opts.interleaved
+end
+
+return rotary

@@ -199,6 +199,7 @@ STAND_IN(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exe
          source_bytes(job) + side_bytes(job->quantizer, &job->side[side]))
 STAND_IN(copy, (te_exec * exec, const te_view *dst, const te_view *src), (exec, dst, src),
          view_bytes(dst) + view_bytes(src))
+STAND_IN(rotate, (te_exec * exec, const te_rotation *r), (exec, r), 2 * (view_bytes(&r->a) + view_bytes(&r->y)))
 STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, const te_view *ids),
          (exec, out, table, ids), 2 * view_bytes(out) + view_bytes(ids))
 STAND_IN(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids),
@@ -230,6 +231,7 @@ static void stand_in(profiled_device *p, te_device *device)
     p->table.quantize = quantize;
     p->table.dequantize = dequantize;
     p->table.copy = copy;
+    if (p->real->rotate) p->table.rotate = rotate;
     p->table.embedding = embedding;
     p->table.embedding_backward = embedding_backward;
     p->table.gather = gather;

@@ -123,6 +123,16 @@ typedef struct te_gemm {
                                    copy may be kept */
 } te_gemm;
 
+/* --- rotary positions ------------------------------------------------------------------------------------------- */
+
+/* Rows of pairs (a, b) turned by angles: y = a cos - b sin, z = b cos + a sin, or with `back` by their negatives. Views of
+ * one shape [.., pairs], any strides; a, b, y, z of one dtype, f32, bf16 or f16, y and z apart from a and b; cos and sin
+ * f32 with unit stride in the last dimension. */
+typedef struct te_rotation {
+    te_view a, b, y, z, cos, sin;
+    bool    back;
+} te_rotation;
+
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
@@ -235,6 +245,9 @@ struct te_backend {
     te_status (*pack)(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens);
     te_status (*attention)(te_exec *exec, const te_attention *attention);
     te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
+
+    /* NULL: a program does it. */
+    te_status (*rotate)(te_exec *exec, const te_rotation *rotation);
 
     /* A matrix to its quantized copies in one pass, and back from one of them: quantize.h. */
     te_status (*quantize)(te_exec *exec, const te_quantize_job *job);

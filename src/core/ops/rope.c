@@ -98,11 +98,20 @@ static te_status make_tables(te_call *call, const te_rope *rope, te_dtype dtype,
     return run_on(call->ctx, device, &tables_program, &run);
 }
 
+static te_view view_of(const te_operand *o, const te_run *run)
+{
+    te_view v = {.data = o->data, .dtype = o->dtype, .ndim = run->ndim};
+    memcpy(v.shape, run->shape, (size_t)run->ndim * sizeof *v.shape);
+    memcpy(v.stride, o->stride, (size_t)run->ndim * sizeof *v.stride);
+    return v;
+}
+
 static te_status turn_pairs(te_call *call, const te_rope *rope, te_tensor *const tables[2], const te_view *x,
                             const te_view *y, bool back)
 {
     int64_t pairs = rope->frequencies->shape[0], second = rope->interleaved ? 1 : pairs;
     int64_t every = rope->interleaved ? 2 : 1;
+    te_device *device = rope->positions->storage->device;
     te_operand in[4] = {part_of(x, 0, every), part_of(x, second, every), table_beside(tables[0], x->ndim),
                         table_beside(tables[1], x->ndim)};
     te_operand out[2] = {part_of(y, 0, every), part_of(y, second, every)};
@@ -111,7 +120,11 @@ static te_status turn_pairs(te_call *call, const te_rope *rope, te_tensor *const
     memcpy(run.shape, x->shape, (size_t)x->ndim * sizeof *run.shape);
     run.shape[x->ndim - 1] = pairs;
     order_dimensions(&run, all, 6);
-    return run_on(call->ctx, rope->positions->storage->device, back ? &back_program : &forth_program, &run);
+    if (!device->exec.backend->rotate || run.compute_f64)
+        return run_on(call->ctx, device, back ? &back_program : &forth_program, &run);
+    te_rotation rotation = {view_of(&in[0], &run),  view_of(&in[1], &run), view_of(&out[0], &run), view_of(&out[1], &run),
+                    view_of(&in[2], &run), view_of(&in[3], &run), back};
+    return te_call_kernel(call, &device->exec, device->exec.backend->rotate(&device->exec, &rotation));
 }
 
 static te_status copy_rest(te_call *call, const te_rope *rope, const te_view *x, const te_view *y)

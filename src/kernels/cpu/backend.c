@@ -90,6 +90,7 @@ const te_backend te_backend_cpu = {
     .gemm = te_cpu_gemm,
     .attention = te_cpu_attention,
     .attention_backward = te_cpu_attention_backward,
+    .rotate = te_cpu_rotate,
     .quantize = te_cpu_quantize,
     .dequantize = te_cpu_dequantize,
     .copy = te_cpu_copy,

@@ -63,6 +63,7 @@ te_status te_cpu_quantize(te_exec *, const te_quantize_job *);                  
 te_status te_cpu_dequantize(te_exec *, const te_quantize_job *, int side);                       /* dequantize.c */
 te_status te_cpu_attention(te_exec *, const te_attention *);                                     /* attention*.c */
 te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
+te_status te_cpu_rotate(te_exec *, const te_rotation *);                                         /* rotate.c */
 te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */
 te_status te_cpu_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids); /* embedding.c */
 te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);

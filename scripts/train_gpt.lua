@@ -23,15 +23,18 @@ local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 
 local command_line = train.command_line {
     script = "train_gpt.lua",
-    about = "Trains a GPT on a text file, a folder of text files, or token shards.",
+    about = "Trains a GPT, or a model as Llama's, on a text file, a folder of text files, or token shards.",
     { "data", "string", section = "Data",
         help = "text file, folder, or .bin shards; the project's own text unless given" },
     { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
     { "vocab-size", "size", 50304, help = "for shards, whose tokens are ids already" },
     { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "of the data, kept for validation" },
 
-    { "n-layer", "size", 4, section = "Model", help = "blocks" },
+    { "model", "string", "gpt", section = "Model", choices = { "gpt", "llama" },
+        help = "llama: rotary positions, RMSNorm, SwiGLU, a head of its own" },
+    { "n-layer", "size", 4, help = "blocks" },
     { "n-head", "size", 4, help = "attention heads" },
+    { "n-kv-head", "integer", 0, min = 0, help = "of llama, heads of keys and values; 0: as many" },
     { "n-embd", "size", 128, help = "width" },
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
@@ -85,12 +88,22 @@ local command_line = train.command_line {
 local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...)) end
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
-local MODEL = { "tokenizer", "vocab-size", "n-layer", "n-head", "n-embd", "dropout", "bias", "fp8-params" }
+local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-embd", "dropout", "bias",
+    "fp8-params" }
 
 -- What options alone cannot check.
 local function check_together(o, device)
     if o.fp8_params and o.recipe == "none" then refuse "--fp8-params needs a --recipe" end
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
+    if o.model == "llama" then
+        if o.bias then refuse "--bias: --model=llama has none" end
+        if o.n_embd / o.n_head % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", o.n_embd / o.n_head) end
+        if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
+            refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
+        end
+    elseif o.n_kv_head > 0 then
+        refuse "--n-kv-head needs --model=llama"
+    end
     local there, problem = pcall(te.empty, { 1 }, { device = device })
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
 end
@@ -147,15 +160,18 @@ local function open_run(o, given, script)
     run.tokenizer = run.set.tokenizer
     if saved then
         train.checkpoint.check_data(saved, run.set)
-        run.model = te.models.gpt.from_checkpoint(saved)
+        run.model = te.models.from_checkpoint(saved)
         local limit = run.model.config.block_size
         if o.block > limit then
             refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit)
         end
     else
-        run.model = te.models.gpt { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
+        local config = { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
-            bias = o.bias, init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
+            init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
+        if o.model == "gpt" then config.bias = o.bias end
+        if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
+        run.model = te.models[o.model](config)
     end
     run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,
         group = ranks.group }

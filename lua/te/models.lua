@@ -2,8 +2,15 @@
 
 local fail = require "te.fail"
 
-return setmetatable({}, {
-    __index = function(models, name)
+local models = {}
+
+--- The model of a checkpoint that te.train.checkpoint.load read.
+function models.from_checkpoint(saved)
+    return models[saved.metadata["model.kind"] or "gpt"].from_checkpoint(saved)
+end
+
+return setmetatable(models, {
+    __index = function(_, name)
         local found, model = pcall(require, "te.models." .. tostring(name))
         if not found then fail("te.models.%s: %s", tostring(name), tostring(model)) end
         models[name] = model

@@ -62,6 +62,10 @@ describe("train_gpt.lua", function()
         refuses("--device=gpu",
             '--device=gpu: device "gpu": no such device; known are "cpu", "cuda" and "cuda:1" to "cuda:7"')
         refuses("--fp8-params", "--fp8-params needs a --recipe")
+        refuses("--n-kv-head=1", "--n-kv-head needs --model=llama")
+        refuses("--model=llama --bias", "--bias: --model=llama has none")
+        refuses("--model=llama --n-kv-head=3", "--n-head=2 is no multiple of --n-kv-head=3")
+        refuses("--model=llama --n-embd=6", "--model=llama: heads of 3 features are odd")
         assert.equal(0, (train("kept", SMALL .. "--steps=2")))
         local code, _, err = train("kept", "--resume --n-embd=32 --steps=4")
         assert.equal(2, code)
@@ -150,6 +154,21 @@ describe("train_gpt.lua", function()
             assert.equal(0, (run("generate.lua", ("--out=%s/%s --tokens=3"):format(folder, parts))))
         end)
     end
+
+    it("trains a llama, goes on exactly where it stopped and generates", function()
+        local options = SMALL .. "--model=llama --n-kv-head=1 --dropout=0.1 --recipe=current --eval-interval=3 "
+        assert.equal(0, (train("llama", options .. "--steps=6")))
+        assert.equal(0, (train("llama_parts", options .. "--steps=6")))
+        os.remove(te.train.checkpoint.path(folder .. "/llama_parts", 6))
+        assert.equal(0, (train("llama_parts", "--resume")))
+        assert.same(losses "llama", losses "llama_parts")
+        local code, _, err = train("llama_parts", "--resume --steps=8 --model=gpt")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --resume: --model=gpt, but the model in the checkpoint has llama\n", err)
+        local status, text = run("generate.lua", ("--out=%s/llama --tokens=12 --prompt=the"):format(folder))
+        assert.equal(0, status)
+        assert.matches("^the", text)
+    end)
 
     it("stores weights quantized, and goes on exactly where it stopped", function()
         for _, recipe in ipairs { "delayed", "mxfp8" } do

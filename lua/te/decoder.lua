@@ -1,0 +1,179 @@
+--- What decoder-only language models share: logits and losses, generation, parameter groups, configurations as texts.
+--
+-- A model derives from this class and has
+--
+--     KIND                     its name among te.models
+--     CONFIG                   its declared options, numbers, texts and booleans alone (te.options): Decoder.shared and
+--                              its own
+--     config                   the checked ones
+--     self:embed(ids, before)  hidden states {batch, seq, n_embd} of ids that follow `before` tokens
+--     self:chain()             what stands between them and the head
+--     self:head()              the weight {vocab_size, n_embd} that makes logits
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local fuser = require "te.fuser"
+local KVCache = require "te.kv_cache"
+
+local Decoder = te.Module:extend("Decoder")
+
+local SHARED = {
+    vocab_size = { "size" },
+    n_layer = { "size", 12 },
+    n_head = { "size", 12 },
+    n_embd = { "size", 768 },
+    dropout = { "number", 0, min = 0, max = 1 },
+    init_std = { "number", 0.02, min = 0 },
+    quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
+        "MXFP8BlockScaling", "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
+}
+
+--- The options that all models take, with those of one.
+function Decoder.shared(own)
+    for name, declared in pairs(SHARED) do own[name] = declared end
+    return own
+end
+
+--- Checks the options that make the model.
+function Decoder:configure(config)
+    local who = "te.models." .. self.KIND
+    config = options.check(who, config, self.CONFIG)
+    if not config.vocab_size then fail("%s: vocab_size is needed", who) end
+    self.config = config
+    return config
+end
+
+--- Makes self.blocks, n_layer of Block(config).
+function Decoder:make_blocks(Block)
+    local config = self.config
+    self.blocks = te.Sequential()
+    local function append_blocks()
+        for _ = 1, config.n_layer do self.blocks:append(Block(config)) end
+    end
+    if config.quantized then
+        te.quantized_model_init({ recipe = te.recipe[config.quantized] {} }, append_blocks)
+    else
+        append_blocks() -- as whoever makes the model says
+    end
+end
+
+-- Hidden states {batch, seq, n_embd} after the chain.
+local function hidden_states(self, ids)
+    local before = KVCache.active and KVCache.active.length or 0
+    local seq = before + ids:size(2)
+    if seq > self.config.block_size then
+        fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
+    end
+    return fuser.run_chain(self, self:embed(ids, before))
+end
+
+--- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy. Without: the logits
+--- {batch, vocab_size} after the last token only. In a te.KVCache's run ids go on from the tokens that it holds.
+function Decoder:forward(ids, targets)
+    local x = hidden_states(self, ids)
+    if not targets then
+        return te.linear(x:select(2, -1), self:head())
+    end
+    local logits = te.linear(x:view({ -1, self.config.n_embd }), self:head())
+    return logits, te.cross_entropy(logits, targets:reshape({ -1 }))
+end
+
+local GENERATE = {
+    temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token
+    top_k = { "size" },                     -- choose among this many likeliest tokens
+    use_cache = { "boolean", true },        -- keep keys and values of the tokens before, up to block_size tokens
+    on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
+}
+
+--- The plan of everything between the embedding and the head, for ids of this shape.
+function Decoder:explain(ids)
+    local config = self.config
+    local x = te.empty({ ids:size(1), ids:size(2), config.n_embd }, { dtype = te._core.compute_dtype() or "float32" })
+    x.requires_grad = te._core.grad_enabled()
+    return fuser.explain_chain(self, x)
+end
+
+local function choose(logits, opts)
+    if opts.temperature == 0 then return te.argmax(logits, -1, true) end
+    logits = logits:to("float32") / opts.temperature
+    if opts.top_k and opts.top_k < logits:size(-1) then
+        local best = te.topk(logits, opts.top_k, -1)
+        logits = te.where(te.lt(logits, best:narrow(-1, opts.top_k, 1)), -math.huge, logits)
+    end
+    return te.multinomial(te.softmax(logits, -1), 1)
+end
+
+-- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
+-- then, so that nothing in a cache holds any more.
+local function next_logits(self, ids, cache)
+    local seq, limit = ids:size(2), self.config.block_size
+    if seq > limit then return self:forward(ids:narrow(2, seq - limit + 1, limit):contiguous()) end
+    if not cache then return self:forward(ids) end
+    return cache:run(self, ids:narrow(2, cache.length + 1, seq - cache.length):contiguous())
+end
+
+--- Continues ids {batch, seq} by `count` tokens, without gradients and dropout.
+---@return userdata ids  {batch, seq + count}
+function Decoder:generate(ids, count, opts)
+    opts = options.check(self.__name .. ":generate", opts, GENERATE)
+    local training = self.training
+    local cache = opts.use_cache and KVCache() or nil
+    self:eval()
+    local ok, result = pcall(te.no_grad, function()
+        for _ = 1, count do
+            local token = choose(next_logits(self, ids, cache), opts):to(ids.dtype)
+            ids = te.cat({ ids, token }, 2)
+            if opts.on_token and opts.on_token(token) == false then break end
+        end
+        return ids
+    end)
+    if training then self:train() end
+    if not ok then error(result, 0) end
+    return result
+end
+
+--- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
+function Decoder:flops_per_token()
+    local c = self.config
+    return 6 * self:num_multiplying() + 12 * c.n_layer * c.n_embd * c.block_size
+end
+
+--- How many parameters are in matrix products.
+function Decoder:num_multiplying() return self:num_parameters() end
+
+--- Parameters in groups for te.optim.AdamW: matrices decay, biases and norms do not.
+function Decoder:parameter_groups(weight_decay)
+    local matrices, vectors = {}, {}
+    for _, parameter in ipairs(self:parameters()) do
+        table.insert(parameter:dim() >= 2 and matrices or vectors, parameter)
+    end
+    return { { params = matrices, weight_decay = weight_decay }, { params = vectors, weight_decay = 0 } }
+end
+
+--- The configuration as texts by "model.<key>", for a checkpoint's metadata.
+function Decoder:texts()
+    local texts = { ["model.kind"] = self.KIND }
+    for key in pairs(self.CONFIG) do
+        if self.config[key] ~= nil then texts["model." .. key] = tostring(self.config[key]) end
+    end
+    return texts
+end
+
+local FROM_TEXT = {
+    size = tonumber, number = tonumber,
+    string = function(text) return text end,
+    boolean = function(text) return text == "true" end,
+}
+
+--- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
+function Decoder.restore(class, saved)
+    local config = {}
+    for key, declared in pairs(class.CONFIG) do
+        local text = saved.metadata["model." .. key]
+        if text then config[key] = FROM_TEXT[declared[1]](text) end
+    end
+    return te.train.checkpoint.restore_model(saved, class(config))
+end
+
+return Decoder

@@ -1,0 +1,134 @@
+--- te.models.llama: the decoder-only Transformer of Llama (Touvron et al. 2023; Llama 3, 2024).
+--
+--     local model = te.models.llama { vocab_size = 32000, n_layer = 8, n_head = 8, n_kv_head = 2, n_embd = 512 }
+--     local logits, loss = model(ids, targets)      -- {batch, seq}, ids count from 0
+--     model:load_hugging_face(te.load("model.safetensors"))
+--
+-- Pre-norm blocks with RMSNorm, rotary positions, grouped queries and SwiGLU, no biases; the head is a weight of its
+-- own unless `tie` is set. Weights start as N(0, init_std), those that end in a residual sum as
+-- N(0, init_std / sqrt(2 n_layer)).
+
+local te = require "te"
+local fail = require "te.fail"
+local initializers = require "te.initializers"
+local fuser = require "te.fuser"
+local Decoder = require "te.decoder"
+
+local Block = te.Module:extend("Block")
+Block.forward = fuser.forward
+
+local function rope_of(config)
+    local scaling = config.rope_scaling ~= "none" and { type = config.rope_scaling, factor = config.rope_factor,
+        low_freq_factor = config.rope_low_freq_factor, high_freq_factor = config.rope_high_freq_factor,
+        original_max_position_embeddings = config.rope_original_block_size } or nil
+    return { base = config.rope_base, scaling = scaling }
+end
+
+function Block:init(config)
+    local width, eps = config.n_embd, { eps = config.norm_eps }
+    local init = initializers.normal(0, config.init_std)
+    local residual_init = initializers.normal(0, config.init_std / math.sqrt(2 * config.n_layer))
+    self.attention = te.Residual(
+        te.RMSNorm(width, eps),
+        te.GroupedQueryAttention(width, config.n_head, config.n_kv_head, { bias = false, dropout = config.dropout,
+            rope = rope_of(config), init_method = init, output_layer_init_method = residual_init }),
+        te.Dropout(config.dropout))
+    self.mlp = te.Residual(
+        te.RMSNorm(width, eps),
+        te.Linear(width, 2 * config.n_inner, { bias = false, init_method = init }),
+        te.SwiGLU(),
+        te.Linear(config.n_inner, width, { bias = false, init_method = residual_init }),
+        te.Dropout(config.dropout))
+end
+
+function Block:chain() return { self.attention, self.mlp } end
+
+local Llama = Decoder:extend("Llama")
+
+Llama.KIND = "llama"
+Llama.CONFIG = Decoder.shared {
+    block_size = { "size", 2048 },
+    n_kv_head = { "size" },     -- heads of keys and values; n_head unless given
+    n_inner = { "size" },       -- width of the MLP; 8/3 n_embd, rounded up to a multiple of 64, unless given
+    norm_eps = { "number", 1e-5, min = 0 },
+    rope_base = { "number", 10000, min = 1 },
+    rope_scaling = { "string", "none", choices = { "none", "linear", "llama3" } }, -- te.rope_frequencies
+    rope_factor = { "number", 1 },
+    rope_low_freq_factor = { "number", 1 },
+    rope_high_freq_factor = { "number", 4 },
+    rope_original_block_size = { "size", 8192 },
+    tie = { "boolean", false }, -- the head shares the token embedding's table
+}
+
+function Llama:init(config)
+    config = self:configure(config)
+    config.n_kv_head = config.n_kv_head or config.n_head
+    config.n_inner = config.n_inner or 64 * math.ceil(config.n_embd * 8 / 3 / 64)
+    local init = initializers.normal(0, config.init_std)
+    self.wte = te.Embedding(config.vocab_size, config.n_embd, { init_method = init })
+    self.dropout = te.Dropout(config.dropout)
+    self:make_blocks(Block)
+    self.norm = te.RMSNorm(config.n_embd, { eps = config.norm_eps })
+    if not config.tie then
+        self.lm_head = te.Linear(config.n_embd, config.vocab_size, { bias = false, init_method = init })
+    end
+end
+
+function Llama:describe()
+    local c = self.config
+    return ("vocab_size=%d, block_size=%d, n_layer=%d, n_head=%d, n_kv_head=%d, n_embd=%d, n_inner=%d"):format(
+        c.vocab_size, c.block_size, c.n_layer, c.n_head, c.n_kv_head, c.n_embd, c.n_inner)
+end
+
+function Llama:chain() return { self.dropout, self.blocks, self.norm } end
+
+function Llama:embed(ids) return self.wte(ids) end
+
+function Llama:head() return (self.lm_head or self.wte).weight end
+
+function Llama:num_multiplying()
+    return self:num_parameters() - (self.lm_head and self.wte.weight:numel() or 0)
+end
+
+--- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
+--- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
+---@param tensors table<string, userdata>  of all the checkpoint's files
+function Llama:load_hugging_face(tensors)
+    local state, used = {}, {}
+    local function named(...)
+        local found = {}
+        for i, name in ipairs { ... } do
+            found[i] = tensors[name]
+            if not te.is_tensor(found[i]) then fail("Llama:load_hugging_face: there is no tensor %q", name) end
+            used[name] = true
+        end
+        return found[2] and te.no_grad(te.cat, found, 1) or found[1]
+    end
+    state["wte.weight"], state["norm.weight"] = named "model.embed_tokens.weight", named "model.norm.weight"
+    if self.lm_head then
+        state["lm_head.weight"] = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
+    end
+    for i = 1, self.config.n_layer do
+        local from = ("model.layers.%d."):format(i - 1)
+        local attention, mlp = ("blocks.%d.attention."):format(i), ("blocks.%d.mlp."):format(i)
+        local heads = from .. "self_attn."
+        state[attention .. "1.weight"] = named(from .. "input_layernorm.weight")
+        state[attention .. "2.qkv.weight"] =
+            named(heads .. "q_proj.weight", heads .. "k_proj.weight", heads .. "v_proj.weight")
+        state[attention .. "2.proj.weight"] = named(heads .. "o_proj.weight")
+        state[mlp .. "1.weight"] = named(from .. "post_attention_layernorm.weight")
+        state[mlp .. "2.weight"] = named(from .. "mlp.gate_proj.weight", from .. "mlp.up_proj.weight")
+        state[mlp .. "4.weight"] = named(from .. "mlp.down_proj.weight")
+    end
+    for name in pairs(tensors) do
+        local known = used[name] or name == "lm_head.weight" or name:find "rotary_emb%.inv_freq$"
+        if not known then fail("Llama:load_hugging_face: this model has no place for %q", name) end
+    end
+    self:load_state_dict(state)
+    return self
+end
+
+--- The model of a checkpoint that te.train.checkpoint.load read.
+function Llama.from_checkpoint(saved) return Decoder.restore(Llama, saved) end
+
+return Llama

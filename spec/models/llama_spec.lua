@@ -1,0 +1,168 @@
+local te = require "te"
+
+local CONFIG = { vocab_size = 11, block_size = 12, n_layer = 2, n_head = 4, n_kv_head = 2, n_embd = 16, n_inner = 24 }
+
+local function ids(rows) return te.tensor(rows, { dtype = "int32" }) end
+
+local function with(more)
+    local config = {}
+    for k, v in pairs(CONFIG) do config[k] = v end
+    for k, v in pairs(more or {}) do config[k] = v end
+    return config
+end
+
+-- Weights as Hugging Face's Transformers names and lays them out.
+local function checkpoint(dtype)
+    local tensors = {}
+    local function add(name, ...)
+        local shape = { ... }
+        local t = te.randn(shape) * (#shape == 1 and 0.1 or 0.2)
+        tensors[name] = (#shape == 1 and t + 1 or t):to(dtype)
+    end
+    add("model.embed_tokens.weight", 11, 16)
+    add("model.norm.weight", 16)
+    add("lm_head.weight", 11, 16)
+    for i = 0, 1 do
+        local layer = ("model.layers.%d."):format(i)
+        add(layer .. "input_layernorm.weight", 16)
+        add(layer .. "post_attention_layernorm.weight", 16)
+        add(layer .. "self_attn.q_proj.weight", 16, 16)
+        add(layer .. "self_attn.k_proj.weight", 8, 16)
+        add(layer .. "self_attn.v_proj.weight", 8, 16)
+        add(layer .. "self_attn.o_proj.weight", 16, 16)
+        add(layer .. "mlp.gate_proj.weight", 24, 16)
+        add(layer .. "mlp.up_proj.weight", 24, 16)
+        add(layer .. "mlp.down_proj.weight", 16, 24)
+    end
+    return tensors
+end
+
+-- The model in float64 from its definition, with loops for heads and positions. tokens: a list; logits of all.
+local function reference(tensors, tokens, base)
+    local seq, w = #tokens, {}
+    for name, t in pairs(tensors) do w[name] = t:to "float64" end
+    local function norm(x, weight) return x / ((x * x):mean(-1, true) + 1e-5):sqrt() * weight end
+    local function project(x, name) return te.matmul(x, w[name]:transpose(1, 2)) end
+    local function turn(x, heads)
+        local rows = x:totable()
+        for p = 1, seq do
+            for h = 0, heads - 1 do
+                for k = 1, 2 do
+                    local angle = (p - 1) * base ^ (-(k - 1) / 2)
+                    local i, j = 4 * h + k, 4 * h + k + 2
+                    local a, b = rows[p][i], rows[p][j]
+                    rows[p][i] = a * math.cos(angle) - b * math.sin(angle)
+                    rows[p][j] = b * math.cos(angle) + a * math.sin(angle)
+                end
+            end
+        end
+        return te.tensor(rows, { dtype = "float64" })
+    end
+    local x = te.index_select(w["model.embed_tokens.weight"], 1, te.tensor(tokens, { dtype = "int64" }))
+    local hidden = te.triu(te.ones { seq, seq }, 1)
+    for i = 0, 1 do
+        local layer = ("model.layers.%d."):format(i)
+        local y = norm(x, w[layer .. "input_layernorm.weight"])
+        local q, k = turn(project(y, layer .. "self_attn.q_proj.weight"), 4), turn(project(y, layer ..
+            "self_attn.k_proj.weight"), 2)
+        local v, heads = project(y, layer .. "self_attn.v_proj.weight"), {}
+        for h = 0, 3 do
+            local g = math.floor(h / 2)
+            local scores = te.matmul(q:narrow(2, 4 * h + 1, 4), k:narrow(2, 4 * g + 1, 4):transpose(1, 2)) / 2
+            scores = te.where(te.gt(hidden, 0), -math.huge, scores)
+            heads[h + 1] = te.matmul(te.softmax(scores, -1), v:narrow(2, 4 * g + 1, 4))
+        end
+        x = x + project(te.cat(heads, 2), layer .. "self_attn.o_proj.weight")
+        y = norm(x, w[layer .. "post_attention_layernorm.weight"])
+        local gate = project(y, layer .. "mlp.gate_proj.weight")
+        y = gate * te.sigmoid(gate) * project(y, layer .. "mlp.up_proj.weight")
+        x = x + project(y, layer .. "mlp.down_proj.weight")
+    end
+    return project(norm(x, w["model.norm.weight"]), "lm_head.weight")
+end
+
+describe("te.models.llama", function()
+    before_each(function() te.manual_seed(3) end)
+
+    it("computes what its definition says, with a checkpoint's weights", function()
+        local tokens = { 4, 0, 10, 7, 7, 2, 1, 9 }
+        for _, base in ipairs { 10000, 100 } do
+            local tensors = checkpoint "float32"
+            local model = te.models.llama(with { rope_base = base }):load_hugging_face(tensors)
+            local logits = model(ids { tokens }, ids { tokens })
+            local expected = reference(tensors, tokens, base)
+            assert.is_true((logits:to "float64" - expected):abs():max():item() < 1e-5)
+            local last = model(ids { tokens })
+            assert.is_true((last:to "float64" - expected:narrow(1, 8, 1)):abs():max():item() < 1e-5)
+        end
+    end)
+
+    it("takes checkpoints in 16 bits, without a head and with what follows from the options", function()
+        local tensors = checkpoint "bfloat16"
+        tensors["lm_head.weight"] = nil
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = te.ones { 2 }
+        local model = te.models.llama(CONFIG):load_hugging_face(tensors)
+        assert.equal("float32", model.wte.weight.dtype)
+        assert.same(tensors["model.embed_tokens.weight"]:totable(), model.lm_head.weight:totable())
+        local tied = te.models.llama(with { tie = true }):load_hugging_face(tensors)
+        local x = ids { { 1, 2, 3 } }
+        assert.same(model(x):totable(), tied(x):totable())
+    end)
+
+    it("says which tensor is missing, too many or too large, and changes nothing then", function()
+        local model = te.models.llama(CONFIG)
+        local before = model.wte.weight:clone():totable()
+        local function refuses(message, change)
+            local tensors = checkpoint "float32"
+            change(tensors)
+            assert.error_matches(function() model:load_hugging_face(tensors) end, message)
+            assert.same(before, model.wte.weight:totable())
+        end
+        refuses('there is no tensor "model.layers.1.mlp.up_proj.weight"', function(t)
+            t["model.layers.1.mlp.up_proj.weight"] = nil
+        end)
+        refuses('no place for "model.layers.2.mlp.up_proj.weight"', function(t)
+            t["model.layers.2.mlp.up_proj.weight"] = te.ones { 24, 16 }
+        end)
+        refuses("blocks.2.attention.2.proj.weight of Linear has shape {16,16}, the one given has {16,20}", function(t)
+            t["model.layers.1.self_attn.o_proj.weight"] = te.ones { 16, 20 }
+        end)
+    end)
+
+    it("generates from a cache what it generates without", function()
+        for _, more in ipairs { {}, { rope_scaling = "llama3", rope_factor = 4, rope_original_block_size = 4 } } do
+            local model = te.models.llama(with(more))
+            local start = ids { { 1, 2, 3 }, { 4, 5, 6 } }
+            local cached = model:generate(start, 9, { temperature = 0 })
+            assert.same({ 2, 12 }, cached.shape)
+            assert.same(model:generate(start, 9, { temperature = 0, use_cache = false }):totable(), cached:totable())
+        end
+    end)
+
+    it("learns, in bfloat16 and under a recipe", function()
+        for _, recipe in ipairs { false, te.recipe.Float8CurrentScaling {} } do
+            local model = te.models.llama(with { n_kv_head = 4, dropout = 0.1 })
+            local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-2 })
+            local x, y = ids { { 1, 2, 3, 4, 5, 6, 7, 8 } }, ids { { 2, 3, 4, 5, 6, 7, 8, 9 } }
+            local first, last
+            for step = 1, 60 do
+                local _, loss = te.autocast({ dtype = "bfloat16", recipe = recipe or nil }, model, x, y)
+                loss:backward()
+                optimizer:step()
+                optimizer:zero_grad()
+                first, last = first or loss:item(), loss:item()
+            end
+            assert.is_true(last < 0.5 * first, ("%g to %g"):format(first, last))
+        end
+    end)
+
+    it("has the width that is usual, and counts what multiplies", function()
+        local model = te.models.llama { vocab_size = 11, n_layer = 1, n_head = 2, n_embd = 96 }
+        assert.equal(256, model.config.n_inner)
+        local block = 96 * 96 * 4 + 3 * 96 * 256 + 2 * 96
+        assert.equal(block + 2 * 11 * 96 + 96, model:num_parameters())
+        assert.equal(6 * (block + 11 * 96 + 96) + 12 * 96 * 2048, model:flops_per_token())
+        assert.error_matches(function() te.models.llama {} end, "te.models.llama: vocab_size is needed")
+        assert.error_matches(function() te.models.llama { vocab_size = 3, n_heads = 2 } end, "n_head")
+    end)
+end)

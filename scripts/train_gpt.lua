@@ -97,7 +97,8 @@ local function check_together(o, device)
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
     if o.model == "llama" then
         if o.bias then refuse "--bias: --model=llama has none" end
-        if o.n_embd / o.n_head % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", o.n_embd / o.n_head) end
+        local size = o.n_embd / o.n_head
+        if size % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", size) end
         if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
             refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
         end

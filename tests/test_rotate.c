@@ -36,7 +36,8 @@ static te_view part(void *data, te_dtype dtype, int64_t n, int64_t first, int64_
 
 static te_view table(float *data, int64_t n)
 {
-    return (te_view){.data = data, .dtype = TE_F32, .ndim = 4, .shape = {BATCH, TOKENS, HEADS, n}, .stride = {0, n, 0, 1}};
+    return (te_view){.data = data, .dtype = TE_F32, .ndim = 4, .shape = {BATCH, TOKENS, HEADS, n},
+                     .stride = {0, n, 0, 1}};
 }
 
 static void check(te_exec *exec, te_dtype dtype, int64_t n, bool interleaved, bool back)

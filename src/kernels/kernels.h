@@ -125,9 +125,9 @@ typedef struct te_gemm {
 
 /* --- rotary positions ------------------------------------------------------------------------------------------- */
 
-/* Rows of pairs (a, b) turned by angles: y = a cos - b sin, z = b cos + a sin, or with `back` by their negatives. Views of
- * one shape [.., pairs], any strides; a, b, y, z of one dtype, f32, bf16 or f16, y and z apart from a and b; cos and sin
- * f32 with unit stride in the last dimension. */
+/* Rows of pairs (a, b) turned by angles: y = a cos - b sin, z = b cos + a sin, or with `back` by their negatives. Views
+ * of one shape [.., pairs], any strides; a, b, y, z of one dtype, f32, bf16 or f16, y and z apart from a and b; cos and
+ * sin f32 with unit stride in the last dimension. */
 typedef struct te_rotation {
     te_view a, b, y, z, cos, sin;
     bool    back;

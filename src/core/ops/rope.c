@@ -122,8 +122,8 @@ static te_status turn_pairs(te_call *call, const te_rope *rope, te_tensor *const
     order_dimensions(&run, all, 6);
     if (!device->exec.backend->rotate || run.compute_f64)
         return run_on(call->ctx, device, back ? &back_program : &forth_program, &run);
-    te_rotation rotation = {view_of(&in[0], &run),  view_of(&in[1], &run), view_of(&out[0], &run), view_of(&out[1], &run),
-                    view_of(&in[2], &run), view_of(&in[3], &run), back};
+    te_rotation rotation = {view_of(&in[0], &run), view_of(&in[1], &run), view_of(&out[0], &run),
+                            view_of(&out[1], &run), view_of(&in[2], &run), view_of(&in[3], &run), back};
     return te_call_kernel(call, &device->exec, device->exec.backend->rotate(&device->exec, &rotation));
 }
 

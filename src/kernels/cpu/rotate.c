@@ -1,5 +1,5 @@
-/* rotate.c - rows of pairs turned by angles (te_rotation). Threads share all dimensions but the last two: rows of the last
- * but one, the heads of a token, usually share their angles. */
+/* rotate.c - rows of pairs turned by angles (te_rotation). Threads share all dimensions but the last two: rows of the
+ * last but one, the heads of a token, usually share their angles. */
 #include "rotate.h"
 
 #include "copy.h"

@@ -1,4 +1,4 @@
-/* rotate_rows.c - a row of pairs turned by its angles, see rotate.h. Every operation rounds once, as in row programs. */
+/* rotate_rows.c - a row of pairs turned by its angles, see rotate.h. Operations round one by one, as in programs. */
 #include "kernels/cpu/rotate.h"
 
 #include "halves.h"
@@ -6,41 +6,36 @@
 
 #define SAME(x) (x)
 
-/* Pairs that lie one after the other, or every so many elements; heads have few, so lengths that are known become
+/* Pairs that lie one after the other, or every so many elements. Heads have few, so lengths that are known become
  * vectors without a loop. */
 #define DEFINE_ROTATE(name, element, load, store)                                                                     \
     static inline __attribute__((always_inline)) void rotate_##name##_some(const te_rotate_row *row, int64_t first,   \
-                                                                           int64_t n, int64_t in, int64_t out)        \
+                                                                           int64_t n)                                 \
     {                                                                                                                 \
-        const element *restrict a = (const element *)row->a + first * in;                                             \
-        const element *restrict b = (const element *)row->b + first * in;                                             \
-        element *restrict y = (element *)row->y + first * out;                                                        \
-        element *restrict z = (element *)row->z + first * out;                                                        \
+        const element *restrict a = (const element *)row->a + first;                                                  \
+        const element *restrict b = (const element *)row->b + first;                                                  \
+        element *restrict y = (element *)row->y + first;                                                              \
+        element *restrict z = (element *)row->z + first;                                                              \
         const float *restrict c = row->cos + first;                                                                   \
         const float *restrict s = row->sin + first;                                                                   \
         for (int64_t i = 0; i < n; i++) {                                                                             \
-            float p = load(a[i * in]), q = load(b[i * in]), sine = row->sign * s[i];                                  \
-            y[i * out] = store(p * c[i] - q * sine);                                                                  \
-            z[i * out] = store(q * c[i] + p * sine);                                                                  \
+            float p = load(a[i]), q = load(b[i]), sine = row->sign * s[i];                                            \
+            y[i] = store(p * c[i] - q * sine);                                                                        \
+            z[i] = store(q * c[i] + p * sine);                                                                        \
         }                                                                                                             \
-    }                                                                                                                 \
-    static inline __attribute__((always_inline)) void rotate_##name##_by(const te_rotate_row *row, int64_t in,        \
-                                                                         int64_t out)                                 \
-    {                                                                                                                 \
-        int64_t i = 0;                                                                                                \
-        for (; i + 32 <= row->n; i += 32) rotate_##name##_some(row, i, 32, in, out);                                  \
-        for (; i + 16 <= row->n; i += 16) rotate_##name##_some(row, i, 16, in, out);                                  \
-        for (; i + 8 <= row->n; i += 8) rotate_##name##_some(row, i, 8, in, out);                                     \
-        for (; i < row->n; i++) rotate_##name##_some(row, i, 1, in, out);                                             \
     }                                                                                                                 \
     static void rotate_##name(const te_rotate_row *row)                                                               \
     {                                                                                                                 \
-        if (row->in == 1 && row->out == 1)                                                                            \
-            rotate_##name##_by(row, 1, 1);                                                                            \
-        else if (row->in == 2 && row->out == 2)                                                                       \
-            rotate_##name##_by(row, 2, 2);                                                                            \
-        else                                                                                                          \
-            rotate_##name##_by(row, row->in, row->out);                                                               \
+        int64_t i = 0;                                                                                                \
+        bool    aside = row->in == 1 && row->out == 1;                                                                \
+        for (; aside && i + 16 <= row->n; i += 16) rotate_##name##_some(row, i, 16);                                  \
+        for (; aside && i + 8 <= row->n; i += 8) rotate_##name##_some(row, i, 8);                                     \
+        for (; i < row->n; i++) {                                                                                     \
+            float p = load(((const element *)row->a)[i * row->in]), q = load(((const element *)row->b)[i * row->in]); \
+            float sine = row->sign * row->sin[i];                                                                     \
+            ((element *)row->y)[i * row->out] = store(p * row->cos[i] - q * sine);                                    \
+            ((element *)row->z)[i * row->out] = store(q * row->cos[i] + p * sine);                                    \
+        }                                                                                                             \
     }
 
 DEFINE_ROTATE(f32, float, SAME, SAME)
@@ -59,8 +54,8 @@ static void rotate_f16(const te_rotate_row *row)
         if (n == 0) break;
         te_widen_halves(b, left.b, n);
         te_rotate_row part = {.a = a, .b = b, .y = y, .z = z, .cos = left.cos, .sin = left.sin, .n = (int64_t)n,
-                            .sign = left.sign};
-        rotate_f32_by(&part, 1, 1);
+                              .in = 1, .out = 1, .sign = left.sign};
+        rotate_f32(&part);
         te_narrow_to_halves(left.y, y, n);
         te_narrow_to_halves(left.z, z, n);
         left.a = (const uint16_t *)left.a + n;

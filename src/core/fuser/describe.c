@@ -185,9 +185,9 @@ static void forward_quantized_call(const te_describing *d, const te_unit *unit)
 /* Queries and keys are turned by their positions in a copy of the projection, and their gradients back. */
 static void describe_turning(const te_describing *d, const te_unit *unit, bool backward)
 {
+    if (unit->kind != TE_UNIT_CALL || !te_plan_turns(&d->plan->nodes[unit->nodes[0]])) return;
     double x = te_described_bytes(d, unit->x, 0);
-    if (unit->kind == TE_UNIT_CALL && te_plan_turns(&d->plan->nodes[unit->nodes[0]]))
-        te_describe_step(d, unit, TE_STEP_GATHER, "rope", x, x, 3 * te_described_elements(d, unit->x), backward);
+    te_describe_step(d, unit, TE_STEP_GATHER, "rope", x, x, 3 * te_described_elements(d, unit->x), backward);
 }
 
 static void forward_program(const te_describing *d, const te_unit *unit)

@@ -10,6 +10,7 @@ enum { PARALLEL_FROM = 1 << 13 /* pairs */ };
 static te_rotate_function *function_for(te_exec *exec, te_dtype dtype)
 {
     const te_rotate_rows *rows = &te_rotate_rows_portable;
+    (void)exec;
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) rows = &te_rotate_rows_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) rows = &te_rotate_rows_avx2;
